@@ -1,0 +1,109 @@
+"""Everything the choice of stages needs to know about a layout: linear terms per block, per end and per tuple.
+
+The step time and the memory of a layout are linear in the blocks each pipeline rank holds and recomputes,
+but for one maximum over ranks:
+
+    T_s    = sum_k n_sk * layer_s[k] + sum_k r_sk * recompute_s[k] + first_s [s = 0] + last_s [s = p - 1]
+    step   = m * max_s T_s + bubble_weight * (sum_s T_s - max_s T_s) + fixed_s
+    mem_s  = sum_k n_sk * layer_state_bytes[k]
+             + in_flight[s] * sum_k (n_sk * layer_activation_bytes[k]
+                                     - r_sk * (layer_activation_bytes[k] - recomputed_activation_bytes[k]))
+             + first_bytes [s = 0] + last_bytes [s = p - 1] + common_bytes
+             + recompute_transient_bytes [sum_k r_sk > 0]
+    fits   : mem_s <= capacity_bytes
+
+with n_sk blocks of kind k on rank s, r_sk <= n_sk of them fully recomputed, p ranks and m micro-batches.
+The bound, the CP-SAT model, the verification and ``evaluate`` all read these terms; none has a formula of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTerms:
+    """Terms of ``n`` layouts with ``K`` block kinds (the model's runs, in order).
+
+    Shapes: (n,) or (n, K); ``in_flight`` is (n, P) with P the largest pp, in micro-batches held at once
+    by rank s (a fraction counts chunks), 0 beyond a row's own pp. Seconds and bytes. ``first`` and ``last`` add up on one rank
+    when pp is 1. ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
+    ``bubble_weight`` is in [0, 1] and below ``micro_batches``.
+    """
+
+    pp: IntArray
+    vp: IntArray
+    micro_batches: IntArray
+    layer_s: FloatArray
+    recompute_s: FloatArray
+    first_s: FloatArray
+    last_s: FloatArray
+    bubble_weight: FloatArray
+    fixed_s: FloatArray
+    layer_state_bytes: FloatArray
+    layer_activation_bytes: FloatArray
+    recomputed_activation_bytes: FloatArray
+    first_bytes: FloatArray
+    last_bytes: FloatArray
+    common_bytes: FloatArray
+    recompute_transient_bytes: FloatArray
+    capacity_bytes: FloatArray
+    in_flight: FloatArray
+    may_recompute: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    def take(self, index: NDArray[Any]) -> StageTerms:
+        """Return the rows selected by an index or mask array."""
+        return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Result of ``price_stages``: per rank (n, P) and per layout (n,)."""
+
+    rank_time_s: FloatArray
+    rank_bytes: FloatArray
+    step_time_s: FloatArray
+    peak_bytes: FloatArray
+    fits: NDArray[np.bool_]
+
+
+def price_stages(terms: StageTerms, blocks: IntArray, recomputed: IntArray) -> StageCosts:
+    """Price given stages.
+
+    ``blocks`` and ``recomputed`` have shape (n, P, K): blocks of each kind on each rank (all its chunks),
+    and how many of them are fully recomputed; zeros beyond a row's pp.
+    """
+    ranks = np.arange(terms.in_flight.shape[1])
+    real = ranks < terms.pp[:, None]
+    last = ranks == terms.pp[:, None] - 1
+    first = ranks == 0
+    rank_time = np.einsum("npk,nk->np", blocks, terms.layer_s) + np.einsum("npk,nk->np", recomputed, terms.recompute_s)
+    rank_time += first * terms.first_s[:, None] + last * terms.last_s[:, None]
+    saved = terms.layer_activation_bytes - terms.recomputed_activation_bytes
+    held = np.einsum("npk,nk->np", blocks, terms.layer_activation_bytes) - np.einsum("npk,nk->np", recomputed, saved)
+    rank_bytes = np.einsum("npk,nk->np", blocks, terms.layer_state_bytes) + terms.in_flight * held
+    rank_bytes += first * terms.first_bytes[:, None] + last * terms.last_bytes[:, None] + terms.common_bytes[:, None]
+    rank_bytes += (recomputed.sum(axis=2) > 0) * terms.recompute_transient_bytes[:, None]
+    rank_time, rank_bytes = rank_time * real, rank_bytes * real
+    slowest, peak = rank_time.max(axis=1), rank_bytes.max(axis=1)
+    waiting = terms.bubble_weight * (rank_time.sum(axis=1) - slowest)
+    step = terms.micro_batches * slowest + waiting + terms.fixed_s
+    return StageCosts(
+        rank_time_s=rank_time,
+        rank_bytes=rank_bytes,
+        step_time_s=step,
+        peak_bytes=peak,
+        fits=peak <= terms.capacity_bytes,
+    )

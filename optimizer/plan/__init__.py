@@ -1,0 +1,1 @@
+"""Training budget, failures and checkpoints, and the rule-of-thumb recipe."""

@@ -1,0 +1,1 @@
+"""Terminal tables, JSON, HTML and plots."""

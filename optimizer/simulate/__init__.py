@@ -1,0 +1,1 @@
+"""Event simulation of pipeline schedules, and its trace."""

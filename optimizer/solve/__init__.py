@@ -1,0 +1,1 @@
+"""Bounds, the CP-SAT model, the certificate and its independent verification."""

@@ -1,0 +1,1 @@
+"""The declared space: axes, validity rules per framework, enumeration."""

@@ -1,0 +1,1 @@
+"""What users write and read: models, clusters, layouts, units, and exact errors."""

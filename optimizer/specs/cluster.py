@@ -1,0 +1,98 @@
+"""Where it is trained: GPUs, their NVLink domains, the network above them, and the machine room's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.specs.vocabulary import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One GPU model.
+
+    ``dense_flops`` maps each supported precision to dense FLOP/s (no sparsity). ``memory_bytes`` is what
+    the driver shows, ``nominal_memory_bytes`` what the datasheet says. Bandwidths are bytes/s, one way.
+    ``nvlink_domain`` is the number of GPUs that reach each other over NVLink in the reference system,
+    ``gpus_per_node`` the number in one host. ``architecture`` names the family of calibrated constants.
+    """
+
+    name: str
+    architecture: str
+    dense_flops: Mapping[Precision, float]
+    memory_bytes: float
+    nominal_memory_bytes: float
+    hbm_bytes_per_s: float
+    nvlink_bytes_per_s: float
+    nvlink_domain: int
+    gpus_per_node: int
+    nic_bytes_per_s: float
+    sm_count: int
+    tdp_w: float
+    host_link_bytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLevel:
+    """One switching level above the node, named from the node outward (leaf or rail, pod, spine).
+
+    ``gpus`` is the number of GPUs under one switch group of this level; the outermost level covers the
+    cluster. ``oversubscription`` is downlink over uplink capacity towards this level: traffic that crosses
+    this level gets NIC bandwidth / oversubscription. ``latency_s`` is one hop through it.
+    """
+
+    name: str
+    gpus: int
+    oversubscription: float = 1.0
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSpec:
+    """Checkpoint storage: sustained write bandwidth of the whole cluster and of one GPU's share, bytes/s."""
+
+    write_bytes_per_s: float
+    per_gpu_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureSpec:
+    """Hardware failures: mean GPU-hours between job interruptions, and the time to restart, seconds."""
+
+    gpu_hours_per_failure: float = 50_700.0
+    restart_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A cluster of equal nodes.
+
+    ``nvlink_domain`` may exceed ``gpus_per_node`` (NVL72: 4 and 72). ``nic_bytes_per_s`` is one NIC, one
+    way; ``nics_per_node`` may be less or more than ``gpus_per_node``. ``levels`` go from the node outward.
+    ``rail_optimized``: GPUs of the same index in their node share a leaf. ``reserve_bytes`` is kept free on
+    every GPU beside the modelled overhead. ``host_memory_bytes`` is RAM per node. ``graph`` is an explicit
+    node-link graph, None to build one from the levels. ``calibration`` overrides constants by name.
+    """
+
+    name: str
+    gpu: GpuSpec
+    gpu_count: int
+    gpus_per_node: int
+    nvlink_domain: int
+    nics_per_node: int
+    nic_bytes_per_s: float
+    levels: tuple[NetworkLevel, ...]
+    rail_optimized: bool = True
+    in_switch_reduction: bool = False
+    reserve_bytes: float = 0.0
+    host_memory_bytes: float | None = None
+    pue: float = 1.2
+    storage: StorageSpec | None = None
+    failures: FailureSpec = field(default_factory=FailureSpec)
+    graph: Mapping[str, Any] | None = None
+    calibration: Mapping[str, float] = field(default_factory=dict)

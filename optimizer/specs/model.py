@@ -1,0 +1,181 @@
+"""What is trained: the architecture of a decoder stack and the training run's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
+
+
+class Mixer(StrEnum):
+    """What mixes tokens in a layer."""
+
+    ATTENTION = "attention"
+    MAMBA = "mamba"
+    NONE = "none"
+
+
+class Mlp(StrEnum):
+    """What follows the mixer in a layer."""
+
+    DENSE = "dense"
+    MOE = "moe"
+    NONE = "none"
+
+
+class Norm(StrEnum):
+    """Normalisation: RMSNorm has one weight vector, LayerNorm two."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """One layer's kind.
+
+    ``window`` is the sliding-window or chunk length in tokens, None for attention over the whole
+    sequence. ``ffn`` is the width of one dense MLP matrix and 0 unless ``mlp`` is dense.
+    ``bidirectional`` marks encoder layers, whose attention is not causal.
+    """
+
+    mixer: Mixer = Mixer.ATTENTION
+    window: int | None = None
+    mlp: Mlp = Mlp.DENSE
+    ffn: int = 0
+    bidirectional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """``count`` equal blocks in a row; a block is one layer or one period of a repeating pattern.
+
+    A pipeline stage holds whole blocks. ``name`` is the kind reported in ``stages[].kinds``.
+    """
+
+    name: str
+    block: tuple[LayerShape, ...]
+    count: int
+
+    @property
+    def layers(self) -> int:
+        """Number of layers in the run."""
+        return self.count * len(self.block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """Routed and shared experts of the layers whose MLP is ``moe``.
+
+    ``shared_ffn`` is the total width of the shared experts (0: none). ``node_limit`` is the number of
+    nodes a token may reach (DeepSeek's node-limited routing), None for no limit. ``capacity_factor``
+    None means dropless. ``router_bias`` adds one bias per expert, ``shared_gate`` one gate vector.
+    """
+
+    experts: int
+    top_k: int
+    ffn: int
+    shared_ffn: int = 0
+    node_limit: int | None = None
+    capacity_factor: float | None = None
+    router_bias: bool = False
+    shared_gate: bool = False
+    expert_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaSpec:
+    """Multi-head latent attention. ``q_lora_rank`` 0 means a full query projection."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """Mamba-2 mixer: ``heads`` of ``head_dim``, ``state`` per head, ``groups`` of B and C, convolution width."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder stack.
+
+    ``runs`` lists the layers in order, contiguously split over pipeline stages. ``heads``, ``kv_heads``
+    and ``head_dim`` describe attention without MLA; with ``mla`` only ``heads`` is used.
+    ``learned_positions`` is the length of a learned position table (0: none).
+    """
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    runs: tuple[Run, ...]
+    gated: bool = True
+    tied_embeddings: bool = False
+    norm: Norm = Norm.RMS
+    attention_bias: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    learned_positions: int = 0
+    embedding_norm: bool = False
+    mtp_layers: int = 0
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    mamba: MambaSpec | None = None
+    published_parameters: float | None = None
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers, without MTP."""
+        return sum(run.layers for run in self.runs)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return self.moe is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """The numbers of the training run that decide cost.
+
+    ``global_batch`` in sequences. ``grad_bytes``, ``moment_bytes`` and ``master_bytes`` are bytes per
+    parameter of the gradient buffer, of each Adam moment, and of the master weights; None takes the
+    framework preset's value. ``pad_vocab`` rounds the vocabulary up to a multiple of 128*tp.
+    ``flash`` False materialises the attention scores. ``fused_loss`` keeps only the 16-bit logits.
+    ``moe_imbalance`` is the load of the fullest expert rank over the mean (>= 1); None takes the constant.
+    """
+
+    sequence_length: int
+    global_batch: int
+    precision: Precision
+    total_tokens: float | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    grad_bytes: int | None = None
+    moment_bytes: int | None = None
+    master_bytes: int | None = None
+    pad_vocab: bool | None = None
+    flash: bool = True
+    dropout: bool = False
+    fused_loss: bool | None = None
+    moe_imbalance: float | None = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.sequence_length * self.global_batch

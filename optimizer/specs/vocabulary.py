@@ -1,0 +1,104 @@
+"""The words that every room shares: axes, frameworks, precisions, schedules, verdicts."""
+
+from enum import StrEnum
+
+
+class Axis(StrEnum):
+    """A mesh axis. The value is the name used in YAML, JSON and mesh orders."""
+
+    TP = "tp"
+    CP = "cp"
+    EP = "ep"
+    DP = "dp"
+    PP = "pp"
+
+
+class Framework(StrEnum):
+    """The trainer that has to launch the layout; it decides validity rules and overlap presets."""
+
+    MEGATRON = "megatron"
+    MEGATRON_BRIDGE = "megatron-bridge"
+    MEGATRON_DEEPSPEED = "megatron-deepspeed"
+    TORCHTITAN = "torchtitan"
+    DEEPSPEED = "deepspeed"
+    NANOTRON = "nanotron"
+    LLM_FOUNDRY = "llm-foundry"
+    NEMO_AUTOMODEL = "nemo-automodel"
+    ACCELERATE = "accelerate"
+    META_INTERNAL = "meta-internal"
+    DEEPSEEK_INTERNAL = "deepseek-internal"
+    ANY = "any"
+
+
+FRAMEWORK_ALIASES: dict[str, Framework] = {
+    "megatron-lm": Framework.MEGATRON,
+    "nemo": Framework.MEGATRON_BRIDGE,
+    "deepspeed-zero3": Framework.DEEPSPEED,
+}
+
+
+class Precision(StrEnum):
+    """Number format of the linear layers' matrix multiplications."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+
+class Fp8Recipe(StrEnum):
+    """How FP8 scales are chosen (Transformer Engine recipes)."""
+
+    DELAYED = "delayed"
+    CURRENT = "current"
+    BLOCKWISE = "blockwise"
+    MX = "mx"
+    ROWWISE = "rowwise"
+
+
+class Granularity(StrEnum):
+    """Activation recomputation: nothing, chosen modules of every layer, or whole layers."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts")
+"""Modules that selective recomputation may name (Megatron-LM ``--recompute-modules``)."""
+
+
+class Schedule(StrEnum):
+    """Pipeline schedule."""
+
+    NONE = "none"
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZB_H1 = "zb-h1"
+    ZB_V = "zb-v"
+    DUALPIPE = "dualpipe"
+    DUALPIPE_V = "dualpipe-v"
+
+
+class CpComm(StrEnum):
+    """Communication of context parallelism."""
+
+    P2P = "p2p"
+    ALL_GATHER = "all_gather"
+    A2A = "a2a"
+    A2A_P2P = "a2a+p2p"
+
+
+class Verdict(StrEnum):
+    """What ``evaluate`` says about a given layout."""
+
+    FITS = "fits"
+    BORDERLINE = "borderline"
+    DOES_NOT_FIT = "does_not_fit"
+    INVALID = "invalid"
+
+
+DEFAULT_MESH_ORDER = "tp-cp-ep-dp-pp"
+"""Innermost axis first, as Megatron-LM builds it by default."""

@@ -1,0 +1,1 @@
+"""Many solves: executors, store, resume."""

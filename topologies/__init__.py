@@ -1,0 +1,1 @@
+"""Built-in cluster files, one YAML each."""
