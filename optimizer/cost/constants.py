@@ -1,0 +1,86 @@
+"""The cost model's constants: values with their meaning and source, from ``constants.yaml``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One documented constant: value, unit, physical bounds, meaning and source."""
+
+    value: float
+    unit: str
+    bounds: tuple[float, float]
+    meaning: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Values by name. A name with a dot belongs to one GPU architecture or precision family."""
+
+    values: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def of(self, name: str, family: str) -> float:
+        """Return ``name.family``; a missing family is an error that names the families there are."""
+        try:
+            return self.values[f"{name}.{family}"]
+        except KeyError:
+            known = sorted(key.partition(".")[2] for key in self.values if key.startswith(f"{name}."))
+            raise input_error(
+                f"no constant {name} for GPU family {family!r}", f"known: {', '.join(known)}", key="calibration"
+            ) from None
+
+    def with_values(self, changes: Mapping[str, float]) -> Constants:
+        """Return a copy with some values replaced; unknown names are an error."""
+        unknown = sorted(set(changes) - set(self.values))
+        if unknown:
+            raise input_error(
+                f"unknown constant {unknown[0]!r}", f"known: {', '.join(sorted(self.values))}", key="calibration"
+            )
+        return replace(self, values=MappingProxyType({**self.values, **changes}))
+
+
+@cache
+def constant_table() -> Mapping[str, Constant]:
+    """Read every documented constant of the package."""
+    import yaml
+
+    text = resources.files("layoutopt.optimizer.cost").joinpath("constants.yaml").read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    table = yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C where it is built)
+    return MappingProxyType(
+        {
+            name: Constant(
+                value=float(entry["value"]),
+                unit=entry["unit"],
+                bounds=(float(entry["bounds"][0]), float(entry["bounds"][1])),
+                meaning=entry["meaning"],
+                source=entry["source"],
+            )
+            for name, entry in table.items()
+        }
+    )
+
+
+def load_constants(calibration: Mapping[str, float] | None = None) -> Constants:
+    """Return the package's constants with a cluster's own calibrated values on top.
+
+    Names that belong to the network (see the topology room) are ignored here.
+    """
+    values = Constants(MappingProxyType({name: entry.value for name, entry in constant_table().items()}))
+    own = {name: value for name, value in (calibration or {}).items() if name in values.values}
+    return values.with_values(own)

@@ -1,0 +1,186 @@
+"""Parameter counts: per layer, per block, per end, and of the whole model.
+
+Counts are split by how ranks share them: ``sharded`` weights divide by tp, ``replicated`` ones are whole on
+every tensor-parallel rank, ``expert`` weights divide by etp*ep. Sources: NVIDIA/Megatron-LM
+megatron/training/theoretical_memory_usage.py and megatron/core/transformer modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
+
+VOCAB_MULTIPLE = 128
+"""Megatron-LM ``--make-vocab-size-divisible-by``; the padded vocabulary is a multiple of this times tp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Numbers of parameters by how they are shared; ``key_value`` is the part of ``sharded`` that belongs to KV heads."""
+
+    sharded: float = 0.0
+    replicated: float = 0.0
+    expert: float = 0.0
+    key_value: float = 0.0
+
+    def __add__(self, other: Parameters) -> Parameters:
+        return Parameters(
+            sharded=self.sharded + other.sharded,
+            replicated=self.replicated + other.replicated,
+            expert=self.expert + other.expert,
+            key_value=self.key_value + other.key_value,
+        )
+
+    @property
+    def total(self) -> float:
+        """All parameters."""
+        return self.sharded + self.replicated + self.expert
+
+
+def norm_width(model: ModelSpec) -> int:
+    """Weights per normalised feature: 1 for RMSNorm, 2 for LayerNorm."""
+    return 2 if model.norm is Norm.LAYER else 1
+
+
+def mlp_matrices(model: ModelSpec) -> int:
+    """Matrices of one MLP: 3 gated, 2 plain."""
+    return 3 if model.gated else 2
+
+
+def attention_parameters(model: ModelSpec) -> Parameters:
+    """Count one attention block (MHA, GQA or MLA) without its norm."""
+    if model.mla is not None:
+        return _mla_parameters(model)
+    h, e, a, k = model.hidden, model.head_dim, model.heads, model.kv_heads
+    bias = model.attention_bias or model.qkv_bias
+    key_value = 2 * k * e * (h + bias)
+    sharded = a * e * (h + bias) + key_value + a * e * h
+    replicated = (h if model.attention_bias else 0) + (2 * e if model.qk_norm else 0)
+    return Parameters(sharded=sharded, replicated=replicated, key_value=key_value)
+
+
+def _mla_parameters(model: ModelSpec) -> Parameters:
+    """Count multi-head latent attention; the down-projections are whole on every rank."""
+    mla = model.mla
+    assert mla is not None
+    h, a = model.hidden, model.heads
+    query_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    rank = mla.q_lora_rank
+    down = (rank * h + rank if rank else 0) + (mla.kv_lora_rank + mla.qk_rope_head_dim) * h + mla.kv_lora_rank
+    query_up = a * query_dim * (rank or h)
+    key_value_up = mla.kv_lora_rank * a * (mla.qk_nope_head_dim + mla.v_head_dim)
+    return Parameters(sharded=query_up + key_value_up + a * mla.v_head_dim * h, replicated=down)
+
+
+def mamba_parameters(model: ModelSpec) -> Parameters:
+    """Count one Mamba-2 mixer: input projection, convolution, A, D, dt bias, gated norm, output projection."""
+    mamba = model.mamba
+    assert mamba is not None
+    inner = mamba.heads * mamba.head_dim
+    groups = 2 * mamba.groups * mamba.state
+    projections = model.hidden * (2 * inner + groups + mamba.heads) + inner * model.hidden
+    small = (inner + groups) * (mamba.conv + 1) + 3 * mamba.heads + inner
+    return Parameters(sharded=projections + small)
+
+
+def dense_mlp_parameters(model: ModelSpec, ffn: int) -> Parameters:
+    """Count one dense MLP of width ``ffn``."""
+    up = (2 if model.gated else 1) * ffn
+    bias = model.mlp_bias
+    return Parameters(
+        sharded=model.hidden * (up + ffn) + (up if bias else 0), replicated=model.hidden if bias else 0
+    )
+
+
+def expert_parameters(model: ModelSpec) -> float:
+    """Count one routed expert."""
+    assert model.moe is not None
+    bias = model.hidden + (2 if model.gated else 1) * model.moe.ffn if model.moe.expert_bias else 0
+    return mlp_matrices(model) * model.hidden * model.moe.ffn + bias
+
+
+def moe_parameters(model: ModelSpec) -> Parameters:
+    """Count routed experts, shared experts and router of one layer."""
+    moe = model.moe
+    assert moe is not None
+    shared = mlp_matrices(model) * model.hidden * moe.shared_ffn
+    router = model.hidden * moe.experts + (moe.experts if moe.router_bias else 0)
+    gate = model.hidden if moe.shared_gate else 0
+    return Parameters(sharded=shared, replicated=router + gate, expert=moe.experts * expert_parameters(model))
+
+
+def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
+    """Count one layer with its norms."""
+    total = Parameters()
+    norm = Parameters(replicated=norm_width(model) * model.hidden)
+    if shape.mixer is Mixer.ATTENTION:
+        total += attention_parameters(model) + norm
+    elif shape.mixer is Mixer.MAMBA:
+        total += mamba_parameters(model) + norm
+    if shape.mlp is Mlp.DENSE:
+        total += dense_mlp_parameters(model, shape.ffn) + norm
+    elif shape.mlp is Mlp.MOE:
+        total += moe_parameters(model) + norm
+    return total
+
+
+def block_parameters(model: ModelSpec, run: Run) -> Parameters:
+    """Count one block of a run."""
+    return sum((layer_parameters(model, shape) for shape in run.block), Parameters())
+
+
+def mtp_parameters(model: ModelSpec) -> Parameters:
+    """Count one multi-token-prediction layer: the last layer's kind, a 2h x h projection and three norms."""
+    extra = Parameters(sharded=2 * model.hidden**2, replicated=3 * norm_width(model) * model.hidden)
+    return layer_parameters(model, model.runs[-1].block[-1]) + extra
+
+
+def padded_vocab(vocab: int, tp: int, pad: bool) -> int:
+    """Round the vocabulary up to a multiple of 128*tp (NVIDIA/Megatron-LM vocab_utils.py) when ``pad``."""
+    multiple = VOCAB_MULTIPLE * tp
+    return ceil(vocab / multiple) * multiple if pad else vocab
+
+
+def embedding_parameters(model: ModelSpec, vocab: int) -> Parameters:
+    """Count the input embedding (with learned positions) over ``vocab`` rows."""
+    norm = norm_width(model) * model.hidden if model.embedding_norm else 0
+    return Parameters(sharded=vocab * model.hidden, replicated=model.learned_positions * model.hidden + norm)
+
+
+def head_parameters(model: ModelSpec, vocab: int) -> Parameters:
+    """Count the final norm and the output matrix (0 weights when tied: it is the embedding)."""
+    return Parameters(
+        sharded=0 if model.tied_embeddings else vocab * model.hidden, replicated=norm_width(model) * model.hidden
+    )
+
+
+def model_parameters(model: ModelSpec, *, vocab: int | None = None, with_mtp: bool = False) -> float:
+    """Count the whole model; ``vocab`` overrides the vocabulary (e.g. a padded one)."""
+    rows = model.vocab if vocab is None else vocab
+    total = embedding_parameters(model, rows) + head_parameters(model, rows)
+    for run in model.runs:
+        block = block_parameters(model, run)
+        total += Parameters(
+            sharded=block.sharded * run.count, replicated=block.replicated * run.count, expert=block.expert * run.count
+        )
+    mtp = model.mtp_layers * mtp_parameters(model).total if with_mtp else 0.0
+    return total.total + mtp
+
+
+def active_parameters(model: ModelSpec, *, with_input_embedding: bool = False) -> float:
+    """Count the parameters that one token is multiplied with (top-k experts, shared experts, router, head)."""
+    total = float(model_parameters(model))
+    if not with_input_embedding and not model.tied_embeddings:
+        total -= model.vocab * model.hidden
+    if model.moe is None:
+        return total
+    idle = (model.moe.experts - model.moe.top_k) * expert_parameters(model)
+    bias = model.moe.experts if model.moe.router_bias else 0
+    layers = sum(run.count * sum(shape.mlp is Mlp.MOE for shape in run.block) for run in model.runs)
+    return total - layers * (idle + bias)

@@ -1,0 +1,124 @@
+"""What each framework and software release does by default: state dtypes, overlap, loss, host time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.vocabulary import CpComm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.specs.model import TrainingSpec
+    from layoutopt.optimizer.specs.vocabulary import Framework
+
+
+class EpOverlap(StrEnum):
+    """What hides expert all-to-all: nothing, the shared expert, the other micro-batch, or DualPipe's pairing."""
+
+    NONE = "none"
+    SHARED = "shared"
+    BATCH = "batch"
+    DUALPIPE = "dualpipe"
+
+
+class CudaGraph(StrEnum):
+    """How much of the step is replayed from CUDA graphs."""
+
+    NONE = "none"
+    PARTIAL = "partial"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkPreset:
+    """Switches and host times of one framework and release.
+
+    Bytes are per parameter. ``fsdp_weight_bytes`` is the sharded weight's size under ZeRO-3 (4 keeps fp32
+    weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
+    ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
+    ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
+    ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
+    """
+
+    weight_bytes: float
+    grad_bytes: float
+    master_bytes: float
+    moment_bytes: float
+    fsdp_weight_bytes: float
+    grad_comm_bytes: float
+    pad_vocab: bool
+    fused_loss: bool
+    dummy_wgrad: bool
+    compiled: bool
+    stored_fp8_inputs: bool
+    tp_overlap: bool
+    tp_async_backward: bool
+    dp_overlap: bool
+    param_overlap: bool
+    pp_overlap: bool
+    ep_overlap: EpOverlap
+    cp_comm: CpComm
+    reduce_each_micro_batch: bool
+    keep_gathered_with_pp: bool
+    dispatch_fp8: bool
+    cuda_graph: CudaGraph
+    host_layer_s: float
+    host_step_s: float
+    allocator_reserve: float
+    overhead_bytes: float
+    flash_attention_2: bool = False
+
+    def with_training(self, training: TrainingSpec) -> FrameworkPreset:
+        """Apply the dtypes and switches that the training spec states."""
+        own: dict[str, Any] = {
+            name: getattr(training, name)
+            for name in ("grad_bytes", "moment_bytes", "master_bytes", "pad_vocab", "fused_loss")
+            if getattr(training, name) is not None
+        }
+        if "grad_bytes" in own:
+            own["grad_comm_bytes"] = own["grad_bytes"]
+        return replace(self, **own)
+
+
+_ENUMS = {"ep_overlap": EpOverlap, "cp_comm": CpComm, "cuda_graph": CudaGraph}
+
+
+@cache
+def _preset_file() -> Mapping[str, Any]:
+    import yaml
+
+    text = resources.files("layoutopt.optimizer.cost").joinpath("presets.yaml").read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    table: Mapping[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C where it is built)
+    return table
+
+
+def releases(framework: Framework) -> tuple[str, ...]:
+    """Name the software releases with a preset of their own, oldest first."""
+    return tuple(_preset_file()["frameworks"][framework.value].get("releases", {}))
+
+
+def load_preset(framework: Framework, software: str | None = None) -> FrameworkPreset:
+    """Return a framework's preset; ``software`` picks a release (its longest listed prefix), else the default."""
+    table = _preset_file()
+    entry = table["frameworks"][framework.value]
+    values = {**table["base"], **_settings(table, entry)}
+    matches = [name for name in entry.get("releases", {}) if software and software.startswith(name)]
+    if matches:
+        values |= entry["releases"][max(matches, key=len)]
+    known = {field.name for field in fields(FrameworkPreset)}
+    values = {name: _ENUMS[name](value) if name in _ENUMS else value for name, value in values.items() if name in known}
+    return FrameworkPreset(**values)
+
+
+def _settings(table: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect an entry's own settings over those of the preset it builds on."""
+    parent = entry.get("like")
+    inherited = _settings(table, table["frameworks"][parent]) if parent else {}
+    own = {name: value for name, value in entry.items() if name not in ("like", "releases", "source")}
+    return inherited | own
