@@ -1,0 +1,206 @@
+"""Bytes that one layer keeps for its backward pass, by part, for one micro-batch on one GPU.
+
+Modern stack: flash attention, fused activation function, sequence parallelism. With materialised scores and
+dropout the same sum gives Korthikanti et al. 2022, Table 2: s*b*h*(34 + 5*a*s/h)/t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.compute import imbalance
+from layoutopt.optimizer.specs.model import Mixer, Mlp
+from layoutopt.optimizer.specs.vocabulary import CpComm
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.compute import ComputeContext, Keys
+    from layoutopt.optimizer.specs.model import LayerShape
+
+    FloatArray = NDArray[np.float64]
+
+SCALE_BYTES = 4 / 128
+"""One fp32 scale per 128 values of a blockwise-quantised tensor (DeepSeek-V3 report, section 3.3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """Bytes kept by one layer: all of them, what each recomputable module saves, and the largest transient.
+
+    ``checkpoint_bytes`` is what remains when the whole layer is recomputed: its input.
+    """
+
+    kept_bytes: FloatArray
+    saved_bytes: dict[str, FloatArray]
+    checkpoint_bytes: FloatArray
+    transient_bytes: FloatArray
+
+
+def gemm_input_bytes(ctx: ComputeContext) -> float:
+    """Bytes per element of a linear layer's stored input."""
+    narrow = ctx.rates.eight_bit and ctx.preset.stored_fp8_inputs
+    return 1 + SCALE_BYTES if narrow else 2.0
+
+
+def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> LayerActivations:
+    """Sum up one layer."""
+    zero = np.zeros_like(keys.tp)
+    parts, saved = _mixer_bytes(ctx, keys, shape)
+    mlp_parts, mlp_saved = _mlp_bytes(ctx, keys, shape)
+    norms = sum(shape_part is not unused for shape_part, unused in ((shape.mixer, Mixer.NONE), (shape.mlp, Mlp.NONE)))
+    stored = gemm_input_bytes(ctx)
+    elements = keys.local_tokens * ctx.model.hidden
+    norm_inputs = 2.0 * norms * elements
+    saved = saved | mlp_saved | {"layernorm": norms * stored * elements}
+    hidden = keys.tokens * ctx.model.hidden
+    return LayerActivations(
+        kept_bytes=norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero),
+        saved_bytes=saved,
+        checkpoint_bytes=2.0 * elements,
+        transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape)),
+    )
+
+
+def _widest(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Elements of the widest intermediate of a layer: an MLP's input and gradient, or queries, keys and values."""
+    gate = 2 if ctx.model.gated else 1
+    if shape.mlp is Mlp.DENSE:
+        return 2 * gate * keys.tokens * shape.ffn / keys.tp
+    if shape.mlp is Mlp.MOE and ctx.model.moe is not None:
+        moe = ctx.model.moe
+        return routed_rows(ctx, keys) * (moe.ffn * gate / keys.etp + ctx.model.hidden)
+    return 2 * keys.tokens * ctx.model.hidden / keys.tp
+
+
+def _mixer_bytes(
+    ctx: ComputeContext, keys: Keys, shape: LayerShape
+) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
+    """Return the mixer's kept bytes by part and what its modules save when recomputed."""
+    if shape.mixer is Mixer.NONE:
+        return {}, {}
+    if shape.mixer is Mixer.MAMBA:
+        return _mamba_bytes(ctx, keys), {}
+    if ctx.model.mla is not None:
+        return _mla_bytes(ctx, keys)
+    model = ctx.model
+    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
+    head_elements = keys.tokens * model.head_dim
+    parts = {
+        "input": gemm_input_bytes(ctx) * keys.local_tokens * model.hidden,
+        "qkv": 2.0 * head_elements * (heads + 2 * kv_heads),
+        "out": _output_bytes(ctx) * head_elements * heads,
+    }
+    scores = _score_bytes(ctx, keys, heads)
+    parts |= {"scores": scores} | _cp_bytes(ctx, keys, kv_heads)
+    if ctx.training.dropout:
+        parts["mask"] = keys.local_tokens * model.hidden
+    return parts, {"core_attn": scores}
+
+
+def _output_bytes(ctx: ComputeContext) -> float:
+    """Bytes per element of the attention output: kept for its backward, and as the projection's input.
+
+    One 16-bit tensor serves both, except where the projection keeps an 8-bit copy of its own.
+    """
+    return 2.0 if gemm_input_bytes(ctx) == 2.0 else 2.0 + gemm_input_bytes(ctx)
+
+
+def _score_bytes(ctx: ComputeContext, keys: Keys, heads: FloatArray) -> FloatArray:
+    """Softmax statistics of flash attention, or the materialised scores (5 bytes with dropout, else 2)."""
+    if ctx.training.flash:
+        return 4.0 * keys.tokens * heads
+    per_score = 5.0 if ctx.training.dropout else 2.0
+    return per_score * keys.tokens * ctx.training.sequence_length * heads
+
+
+def _cp_bytes(ctx: ComputeContext, keys: Keys, kv_heads: FloatArray) -> dict[str, FloatArray]:
+    """Buffers of context parallelism: two remote key-value chunks in a ring, all of them when gathered."""
+    chunk = 4.0 * keys.tokens * ctx.model.head_dim * kv_heads
+    if ctx.preset.cp_comm is CpComm.P2P:
+        return {"cp": np.where(keys.cp > 1, 2.0 * chunk, 0.0)}
+    return {}
+
+
+def _mla_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
+    """Multi-head latent attention: latents on sharded tokens, expanded Q, K and V per head."""
+    mla, stored = ctx.model.mla, gemm_input_bytes(ctx)
+    assert mla is not None
+    heads = ctx.model.heads / keys.tp
+    query_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    latents = (2.0 + stored) * (mla.q_lora_rank + mla.kv_lora_rank) + 2.0 * mla.qk_rope_head_dim
+    expanded = 2.0 * keys.tokens * heads * (2 * query_dim + mla.v_head_dim)
+    parts = {
+        "input": stored * keys.local_tokens * ctx.model.hidden,
+        "latents": latents * keys.local_tokens,
+        "qkv": expanded,
+        "out": _output_bytes(ctx) * keys.tokens * heads * mla.v_head_dim,
+        "scores": _score_bytes(ctx, keys, heads),
+    }
+    return parts, {"core_attn": parts["scores"], "mla_up_proj": 0.9 * expanded}
+
+
+def _mamba_bytes(ctx: ComputeContext, keys: Keys) -> dict[str, FloatArray]:
+    """Mamba-2: projection input, projected streams before and after the convolution, chunk states, gated output."""
+    mamba, stored = ctx.model.mamba, gemm_input_bytes(ctx)
+    assert mamba is not None
+    inner = mamba.heads * mamba.head_dim / keys.tp
+    streams = 2 * inner + (2 * mamba.groups * mamba.state + mamba.heads) / keys.tp
+    return {
+        "input": stored * keys.local_tokens * ctx.model.hidden,
+        "streams": 2.0 * keys.tokens * (2 * streams),
+        "out": (2.0 + stored) * keys.tokens * inner,
+    }
+
+
+def routed_rows(ctx: ComputeContext, keys: Keys) -> FloatArray:
+    """Token copies that arrive on the fullest expert rank; capacity padding replaces the imbalance."""
+    moe = ctx.model.moe
+    assert moe is not None
+    margin = moe.capacity_factor or max(imbalance(ctx), ctx.constants["moe_memory_imbalance"])
+    if ctx.rates.ideal:
+        margin = 1.0
+    return keys.local_tokens * moe.top_k * margin * keys.etp
+
+
+def _mlp_bytes(
+    ctx: ComputeContext, keys: Keys, shape: LayerShape
+) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
+    """Return the MLP's kept bytes by part and what its modules save when recomputed."""
+    if shape.mlp is Mlp.NONE:
+        return {}, {}
+    if shape.mlp is Mlp.MOE:
+        return _moe_bytes(ctx, keys)
+    inside = _gated_bytes(ctx) * keys.tokens * shape.ffn / keys.tp
+    parts = {"input": gemm_input_bytes(ctx) * keys.local_tokens * ctx.model.hidden, "mlp": inside}
+    if ctx.training.dropout:
+        parts["mask"] = keys.local_tokens * ctx.model.hidden
+    return parts, {"mlp": inside}
+
+
+def _gated_bytes(ctx: ComputeContext) -> float:
+    """Bytes per element of MLP width: the activation function's inputs and the second matrix's input."""
+    return (4.0 if ctx.model.gated else 2.0) + gemm_input_bytes(ctx)
+
+
+def _moe_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
+    """Routed rows inside the experts, their probabilities, shared experts, and the router's input."""
+    model, moe, stored = ctx.model, ctx.model.moe, gemm_input_bytes(ctx)
+    assert moe is not None
+    rows, width = routed_rows(ctx, keys), moe.ffn / keys.etp
+    activated = stored * rows * width
+    experts = rows * (stored * model.hidden + (4.0 if model.gated else 2.0) * width + 8.0) + activated
+    parts = {
+        "input": 2.0 * keys.local_tokens * model.hidden,
+        "experts": experts,
+        "scores": 4.0 * keys.local_tokens * moe.experts,
+    }
+    saved = {"moe_act": activated, "moe": experts + parts["scores"]}
+    if moe.shared_ffn:
+        shared = _gated_bytes(ctx) * keys.tokens * moe.shared_ffn / keys.tp
+        parts["shared"] = shared
+        saved["shared_experts"] = shared
+    return parts, saved

@@ -1,0 +1,282 @@
+"""Compute time of one layer, one micro-batch, on one GPU: forward, input gradient and weight gradient by part.
+
+Every function works on arrays of degree combinations (``Keys``) and returns ``Work`` per named part, so that
+selective recomputation can repeat a part's forward and a breakdown can name it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
+from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, memory_bound_s
+from layoutopt.optimizer.specs.model import Mixer, Mlp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.cost.hardware import Rates
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Degree combinations, float64 arrays of shape (n,), and the tokens they leave on a rank.
+
+    ``tokens`` of one micro-batch per rank before tensor parallelism; ``local_tokens`` where sequence
+    parallelism shards them too; ``sequence`` is the tokens of one sequence on a rank.
+    """
+
+    tp: FloatArray
+    sp: FloatArray
+    cp: FloatArray
+    micro_batch: FloatArray
+    ep: FloatArray
+    etp: FloatArray
+    sequence: FloatArray
+    tokens: FloatArray
+    local_tokens: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of a part of a layer: forward, input gradient (with kernels that have no weights), weight gradient."""
+
+    forward_s: FloatArray
+    dgrad_s: FloatArray
+    wgrad_s: FloatArray
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.forward_s + other.forward_s, self.dgrad_s + other.dgrad_s, self.wgrad_s + other.wgrad_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeContext:
+    """What compute time depends on beside the degrees."""
+
+    model: ModelSpec
+    training: TrainingSpec
+    preset: FrameworkPreset
+    constants: Constants
+    rates: Rates
+
+    @property
+    def traffic(self) -> float:
+        """Memory traffic of element-wise kernels over unfused ones."""
+        return self.constants["fused_traffic"] if self.preset.compiled else 1.0
+
+
+def make_keys(training: TrainingSpec, **degrees: FloatArray) -> Keys:
+    """Derive the token counts of degree combinations (tp, sp, cp, micro_batch, ep, etp)."""
+    sequence = training.sequence_length / degrees["cp"]
+    tokens = degrees["micro_batch"] * sequence
+    local = tokens / np.where(degrees["sp"] > 0, degrees["tp"], 1.0)
+    return Keys(**degrees, sequence=sequence, tokens=tokens, local_tokens=local)
+
+
+def linear(
+    ctx: ComputeContext,
+    rows: FloatArray,
+    columns: FloatArray,
+    inner: FloatArray,
+    *,
+    wide: bool = False,
+    groups: FloatArray | float = 1.0,
+) -> Work:
+    """Time a linear layer of ``rows`` tokens; the weight gradient accumulates into the gradient buffer."""
+    rates, grad = ctx.rates, 2.0 * ctx.preset.grad_bytes
+    forward = gemm_s(rates, rows, columns, inner, wide=wide, groups=groups)
+    dgrad = gemm_s(rates, rows, inner, columns, wide=wide, groups=groups)
+    wgrad = gemm_s(rates, columns, inner, rows, wide=wide, output_bytes=grad, groups=groups)
+    if rates.eight_bit and not wide:
+        cast_in, cast_out = ctx.constants["fp8_cast_forward"], ctx.constants["fp8_cast_backward"]
+        forward = forward + memory_bound_s(rates, groups * cast_in * rows * inner)
+        dgrad = dgrad + memory_bound_s(rates, groups * cast_out * rows * columns)
+    return Work(forward, dgrad, wgrad)
+
+
+def moved(ctx: ComputeContext, forward_bytes: FloatArray, backward_bytes: FloatArray) -> Work:
+    """Time element-wise kernels by the bytes they move."""
+    forward = memory_bound_s(ctx.rates, forward_bytes * ctx.traffic)
+    backward = memory_bound_s(ctx.rates, backward_bytes * ctx.traffic)
+    return Work(forward, backward, np.zeros_like(forward))
+
+
+def norm_work(ctx: ComputeContext, keys: Keys) -> Work:
+    """Time one normalisation, its residual addition and dropout, on sequence-sharded tokens.
+
+    Bytes per element: norm 4 forward and 8 backward, residual add 6 both ways, dropout 5 both ways.
+    """
+    dropout = 5.0 if ctx.training.dropout else 0.0
+    elements = keys.local_tokens * ctx.model.hidden
+    return moved(ctx, elements * (10 + dropout), elements * (14 + dropout))
+
+
+def mixer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
+    """Time the token mixer of a layer by part."""
+    if shape.mixer is Mixer.MAMBA:
+        return _mamba_work(ctx, keys, shape)
+    if shape.mixer is Mixer.NONE:
+        return {}
+    parts = {"norm": norm_work(ctx, keys), "core_attn": core_attention_work(ctx, keys, shape)}
+    parts |= _mla_projections(ctx, keys) if ctx.model.mla is not None else _projections(ctx, keys)
+    return parts
+
+
+def _projections(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
+    """Time query, key, value and output projections, rotary embedding and query-key norm."""
+    model = ctx.model
+    h, e = float(model.hidden), model.head_dim
+    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
+    width = e * (heads + 2 * kv_heads)
+    rotary = keys.tokens * e * (heads + kv_heads) * (8.0 + (4.0 if model.qk_norm else 0.0))
+    return {
+        "qkv": linear(ctx, keys.tokens, width, np.full_like(width, h)),
+        "rotary": moved(ctx, rotary, rotary),
+        "proj": linear(ctx, keys.tokens, np.full_like(width, h), e * heads),
+    }
+
+
+def _mla_projections(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
+    """Time the low-rank projections of multi-head latent attention; down-projections see sharded tokens."""
+    model, mla = ctx.model, ctx.model.mla
+    assert mla is not None
+    one, heads = np.ones_like(keys.tp), model.heads / keys.tp
+    query_dim, h = mla.qk_nope_head_dim + mla.qk_rope_head_dim, float(model.hidden)
+    down = linear(ctx, keys.local_tokens, one * (mla.kv_lora_rank + mla.qk_rope_head_dim), one * h)
+    up = linear(ctx, keys.tokens, heads * (mla.qk_nope_head_dim + mla.v_head_dim), one * mla.kv_lora_rank)
+    if mla.q_lora_rank:
+        down = down + linear(ctx, keys.local_tokens, one * mla.q_lora_rank, one * h)
+        up = up + linear(ctx, keys.tokens, heads * query_dim, one * mla.q_lora_rank)
+    else:
+        down = down + linear(ctx, keys.tokens, heads * query_dim, one * h)
+    # Rotary part, latent norms and the copies that assemble Q, K and V (one read and write of each).
+    assembled = keys.tokens * heads * (2 * query_dim + mla.v_head_dim) * 4.0
+    latent = keys.local_tokens * (mla.q_lora_rank + mla.kv_lora_rank) * 4.0
+    return {
+        "qkv": down,
+        "mla_up_proj": up + moved(ctx, assembled + latent, assembled + 2 * latent),
+        "proj": linear(ctx, keys.tokens, one * h, heads * mla.v_head_dim),
+    }
+
+
+def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
+    """Time attention scores and their product with V, fused or with materialised scores."""
+    if not ctx.training.flash and not ctx.rates.ideal:
+        return _unfused_attention_work(ctx, keys)
+    model, length = ctx.model, ctx.training.sequence_length
+    flops = attention_flops(model, shape, length, causal=not ctx.rates.ideal) * keys.tokens / keys.tp
+    heads = np.maximum(model.heads / keys.tp, 1.0)
+    tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
+    attended = np.minimum(keys.sequence, shape.window or length)
+    width = (model.mla.qk_nope_head_dim + model.mla.v_head_dim) / 2 if model.mla else model.head_dim
+    forward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width)
+    backward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width, backward=True)
+    return Work(forward, backward, np.zeros_like(forward))
+
+
+def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
+    """Time batched score multiplications and the softmax kernels that pass over them.
+
+    Forward passes per 16-bit score: write, softmax read and write, read for PV (8 bytes), dropout 5 more;
+    backward about twice as many (softmax backward reads two tensors and writes one).
+    """
+    model, length = ctx.model, float(ctx.training.sequence_length)
+    heads = keys.micro_batch * model.heads / keys.tp
+    scores = heads * keys.sequence * length
+    inner = np.full_like(scores, model.head_dim)
+    rows, full = np.broadcast_arrays(keys.sequence, np.full_like(scores, length))
+    one = gemm_s(ctx.rates, rows, full, inner, wide=True) + gemm_s(ctx.rates, rows, inner, full, wide=True)
+    dropout = 5.0 if ctx.training.dropout else 0.0
+    forward = heads * one + memory_bound_s(ctx.rates, scores * (8.0 + dropout))
+    backward = 2 * heads * one + memory_bound_s(ctx.rates, scores * (14.0 + dropout))
+    return Work(forward, backward, np.zeros_like(forward))
+
+
+def _mamba_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
+    """Time a Mamba-2 mixer: projections, convolution, chunked scan."""
+    model, mamba = ctx.model, ctx.model.mamba
+    assert mamba is not None
+    inner = mamba.heads * mamba.head_dim / keys.tp
+    width = 2 * inner + (2 * mamba.groups * mamba.state + mamba.heads) / keys.tp
+    h = np.full_like(inner, float(model.hidden))
+    scan_flops_s = scan_flops(model, shape) * keys.tokens / keys.tp / ctx.rates.attention_flops_per_s
+    passes = keys.tokens * inner * 2.0
+    scan = moved(ctx, passes * 6, passes * 12) + Work(scan_flops_s, 2.5 * scan_flops_s, np.zeros_like(scan_flops_s))
+    return {
+        "norm": norm_work(ctx, keys),
+        "qkv": linear(ctx, keys.tokens, width, h),
+        "core_attn": scan,
+        "proj": linear(ctx, keys.tokens, h, inner),
+    }
+
+
+def activation_function_work(ctx: ComputeContext, elements: FloatArray) -> Work:
+    """Time the activation function over ``elements`` (tokens times width); gated reads two inputs."""
+    forward, backward = (6.0, 10.0) if ctx.model.gated else (4.0, 6.0)
+    return moved(ctx, elements * forward, elements * backward)
+
+
+def dense_mlp_work(ctx: ComputeContext, keys: Keys, ffn: float) -> Work:
+    """Time a dense MLP of width ``ffn``, sharded over tp."""
+    width, h = ffn / keys.tp, np.full_like(keys.tp, float(ctx.model.hidden))
+    up = linear(ctx, keys.tokens, width * (2 if ctx.model.gated else 1), h)
+    return up + activation_function_work(ctx, keys.tokens * width) + linear(ctx, keys.tokens, h, width)
+
+
+def mlp_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
+    """Time the MLP of a layer by part."""
+    if shape.mlp is Mlp.NONE:
+        return {}
+    if shape.mlp is Mlp.DENSE:
+        return {"norm": norm_work(ctx, keys), "mlp": dense_mlp_work(ctx, keys, shape.ffn)}
+    return {"norm": norm_work(ctx, keys)} | _moe_work(ctx, keys)
+
+
+def imbalance(ctx: ComputeContext) -> float:
+    """Tokens on the fullest expert rank over the mean."""
+    stated = ctx.training.moe_imbalance
+    return ctx.constants["moe_imbalance"] if stated is None else stated
+
+
+def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
+    """Time router, permutation, grouped expert multiplications and shared experts."""
+    model, moe = ctx.model, ctx.model.moe
+    assert moe is not None
+    h = np.full_like(keys.tp, float(model.hidden))
+    rows = keys.local_tokens * moe.top_k * imbalance(ctx) * keys.etp
+    scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
+    permuted = 2 * rows * model.hidden * ctx.constants["permute_passes"]
+    parts = {
+        "router": linear(ctx, keys.local_tokens, np.full_like(h, moe.experts), h, wide=True) + moved(ctx, scores, scores),
+        "permute": moved(ctx, permuted, permuted),
+        "experts": _grouped(ctx, keys, rows),
+        "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp),
+    }
+    if moe.shared_ffn:
+        parts["shared_experts"] = dense_mlp_work(ctx, keys, moe.shared_ffn)
+    return parts
+
+
+def _grouped(ctx: ComputeContext, keys: Keys, rows: FloatArray) -> Work:
+    """Time the grouped multiplications of the local experts; few tokens per expert run slowly."""
+    model, moe = ctx.model, ctx.model.moe
+    assert moe is not None
+    local = moe.experts / keys.ep
+    per_expert = rows / local
+    width, h = moe.ffn / keys.etp, np.full_like(keys.tp, float(model.hidden))
+    up = linear(ctx, per_expert, width * (2 if model.gated else 1), h, groups=local)
+    down = linear(ctx, per_expert, h, width, groups=local)
+    half = 0.0 if ctx.rates.ideal else ctx.constants["grouped_gemm_half"]
+    slow = (per_expert + half) / per_expert
+    both = up + down
+    return Work(both.forward_s * slow, both.dgrad_s * slow, both.wgrad_s * slow)

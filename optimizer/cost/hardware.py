@@ -1,0 +1,140 @@
+"""Rates of one GPU at one precision, and the time of its three kinds of kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import Precision
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.specs.cluster import GpuSpec
+
+    FloatArray = NDArray[np.float64]
+
+TILE_ROWS, TILE_COLUMNS = 128, 256
+"""Output tile of a large cuBLAS multiplication on tensor cores (CUTLASS default for Ampere to Blackwell)."""
+
+ALIGNMENT = 64
+"""Elements to which N and K should align for full tensor-core speed."""
+
+EIGHT_BIT = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What one GPU sustains: FLOP/s of linear layers and of 16-bit kernels, attention, bytes/s of memory.
+
+    ``ideal`` turns every shape effect off (the simple model of a constant share of peak).
+    """
+
+    linear_flops_per_s: float
+    wide_flops_per_s: float
+    attention_flops_per_s: float
+    memory_bytes_per_s: float
+    optimizer_bytes_per_s: float
+    sm_count: int
+    eight_bit: bool
+    ideal: bool
+    constants: Constants
+
+
+def sustained_rates(gpu: GpuSpec, precision: Precision, constants: Constants, *, ideal: bool = False) -> Rates:
+    """Return the rates of ``gpu`` at ``precision``; an unsupported precision is an error naming the supported ones."""
+    wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
+    if precision not in gpu.dense_flops:
+        supported = ", ".join(item.value for item in gpu.dense_flops)
+        raise input_error(f"{gpu.name} has no {precision.value} arithmetic", f"supported: {supported}", key="precision")
+    cap = constants.of("gemm_cap", gpu.architecture)
+    gain = _narrow_gain(precision, gpu.architecture, constants)
+    return Rates(
+        linear_flops_per_s=gpu.dense_flops[precision] * cap * gain,
+        wide_flops_per_s=gpu.dense_flops[wide] * cap,
+        attention_flops_per_s=gpu.dense_flops[wide] * constants.of("attention_cap", gpu.architecture),
+        memory_bytes_per_s=gpu.hbm_bytes_per_s * constants["hbm_fraction"],
+        optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
+        sm_count=gpu.sm_count,
+        eight_bit=precision in EIGHT_BIT,
+        ideal=ideal,
+        constants=constants,
+    )
+
+
+def _narrow_gain(precision: Precision, architecture: str, constants: Constants) -> float:
+    """Share of the 16-bit cap that a narrower format reaches of its own peak."""
+    family = "blackwell" if architecture.startswith("blackwell") else "hopper"
+    if precision is Precision.NVFP4:
+        return constants.of("nvfp4_gain", family)
+    return constants.of("fp8_gain", family) if precision in EIGHT_BIT else 1.0
+
+
+def occupancy(tiles: FloatArray, sm_count: int, exponent: float) -> FloatArray:
+    """Wave quantisation: tiles over whole waves of SMs, softened by an exponent (split-K, stream-K)."""
+    waves = np.ceil(tiles / sm_count)
+    return np.asarray((tiles / (waves * sm_count)) ** exponent)
+
+
+def gemm_s(
+    rates: Rates,
+    rows: FloatArray,
+    columns: FloatArray,
+    inner: FloatArray,
+    *,
+    wide: bool = False,
+    output_bytes: float = 2,
+    groups: FloatArray | float = 1.0,
+) -> FloatArray:
+    """Time of ``groups`` (rows x inner) by (inner x columns) multiplications, bounded below by memory traffic.
+
+    ``wide`` multiplies in 16 bits whatever the precision; ``output_bytes`` is traffic per output element
+    (8 for an fp32 gradient that is read, added to and written). Groups share the SMs in one kernel.
+    """
+    flops = 2.0 * groups * rows * columns * inner
+    peak = rates.wide_flops_per_s if wide else rates.linear_flops_per_s
+    if rates.ideal:
+        return np.asarray(flops / peak)
+    constants = rates.constants
+    tiles = groups * np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
+    share = occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
+    share = share * inner / (inner + constants["gemm_inner_half"])
+    aligned = (columns % ALIGNMENT == 0) & (inner % ALIGNMENT == 0)
+    share = share * np.where(aligned, 1.0, constants["gemm_misaligned"])
+    operand = 1 if rates.eight_bit and not wide else 2
+    moved = groups * (operand * inner * (rows + columns) + output_bytes * rows * columns)
+    return np.maximum(flops / (peak * share), moved / rates.memory_bytes_per_s)
+
+
+def attention_s(
+    rates: Rates,
+    flops: FloatArray,
+    *,
+    tiles: FloatArray,
+    length: FloatArray,
+    head_dim: float,
+    backward: bool = False,
+) -> FloatArray:
+    """Time of a fused attention kernel over ``flops`` FLOPs (counted on computed scores only).
+
+    ``tiles`` is the number of query tiles over heads and sequences, ``length`` the attended keys.
+    The backward kernel does 2.5 times the FLOPs (five multiplications for two; FlashAttention-2, section 3).
+    """
+    work = 2.5 * flops if backward else flops
+    if rates.ideal:
+        return np.asarray((2.0 * flops if backward else flops) / rates.wide_flops_per_s)
+    constants = rates.constants
+    half = constants["attention_head_half"]
+    share = length / (length + constants["attention_sequence_half"]) * (head_dim / (head_dim + half)) * (128 + half) / 128
+    share = share * occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
+    speed = constants["attention_backward"] if backward else 1.0
+    return np.asarray(work / (rates.attention_flops_per_s * share * speed))
+
+
+def memory_bound_s(rates: Rates, moved_bytes: FloatArray) -> FloatArray:
+    """Time of element-wise kernels that move ``moved_bytes``; free in the ideal model."""
+    return np.zeros_like(moved_bytes) if rates.ideal else moved_bytes / rates.memory_bytes_per_s
