@@ -66,6 +66,7 @@ class FrameworkPreset:
     reduce_each_micro_batch: bool
     keep_gathered_with_pp: bool
     dispatch_fp8: bool
+    dispatch_dedup: bool
     cuda_graph: CudaGraph
     host_layer_s: float
     host_step_s: float

@@ -1,0 +1,222 @@
+"""Communication inside a layer: tensor, context and expert parallelism, and what of it compute cannot hide.
+
+Volumes and counts: NVIDIA/Megatron-LM megatron/core/tensor_parallel/layers.py (sequence-parallel gathers and
+scatters), Transformer Engine context_parallel.py, and the expert token dispatchers; prices from the topology room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.activations import SCALE_BYTES
+from layoutopt.optimizer.cost.compute import imbalance
+from layoutopt.optimizer.cost.presets import EpOverlap
+from layoutopt.optimizer.specs.model import Mixer, Mlp
+from layoutopt.optimizer.specs.vocabulary import CpComm
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.compute import ComputeContext, Keys, Work
+    from layoutopt.optimizer.specs.model import LayerShape
+    from layoutopt.optimizer.topology.mesh import MeshGroups
+    from layoutopt.optimizer.topology.prices import Topology
+
+    FloatArray = NDArray[np.float64]
+
+BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Exposed seconds of one kind of traffic: forward, backward, and what whole-layer recomputation adds."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    recompute_s: FloatArray
+
+    def __add__(self, other: Exposed) -> Exposed:
+        return Exposed(
+            self.forward_s + other.forward_s,
+            self.backward_s + other.backward_s,
+            self.recompute_s + other.recompute_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommContext:
+    """The network, the process groups of the degree combinations, and the compute that may hide traffic."""
+
+    compute: ComputeContext
+    keys: Keys
+    topology: Topology
+    groups: MeshGroups
+
+    @property
+    def tp_share(self) -> float:
+        """Share of the blocking tensor-parallel collectives that stays exposed."""
+        ctx = self.compute
+        return ctx.constants["tp_exposed_overlapped"] if ctx.preset.tp_overlap and not ctx.rates.ideal else 1.0
+
+    def nothing(self) -> Exposed:
+        """Return no traffic."""
+        zero = np.zeros_like(self.keys.tp)
+        return Exposed(zero, zero, zero)
+
+
+def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work]) -> Exposed:
+    """Price the tensor-parallel collectives of a layer.
+
+    Each pair of column- and row-parallel matrices needs, with sequence parallelism, a gather and a scatter forward
+    (exposed) and backward a gather of the output gradient (exposed), a second gather of the input that runs under
+    the input gradient, and a scatter that runs under the weight gradient. Without it: one all-reduce each way, the
+    backward one under the weight gradient where the framework launches it asynchronously.
+    """
+    pairs = _pairs(comm, shape)
+    if pairs == 0:
+        return comm.nothing()
+    keys, ctx = comm.keys, comm.compute
+    size = BF16_BYTES * keys.tokens * ctx.model.hidden
+    gather = comm.topology.all_gather_s(size, comm.groups.tp)
+    scatter = comm.topology.reduce_scatter_s(size, comm.groups.tp)
+    reduce = comm.topology.all_reduce_s(size, comm.groups.tp)
+    dgrad, wgrad = _cover(comm, work, pairs)
+    sharded, share = keys.sp > 0, comm.tp_share
+    forward = np.where(sharded, gather + scatter, reduce)
+    behind = np.maximum(gather - dgrad, 0.0) + np.maximum(scatter - wgrad, 0.0)
+    late = np.maximum(reduce - wgrad, 0.0) if ctx.preset.tp_async_backward else reduce
+    backward = np.where(sharded, share * gather + behind, late)
+    trailing = np.where(sharded, scatter, reduce)  # the last scatter of a recomputed layer is not repeated
+    return Exposed(share * pairs * forward, pairs * backward, share * np.maximum(pairs * forward - trailing, 0.0))
+
+
+def _pairs(comm: CommContext, shape: LayerShape) -> int:
+    """Column/row-parallel pairs of a layer that live on the tensor-parallel group."""
+    moe = comm.compute.model.moe
+    shared = shape.mlp is Mlp.MOE and moe is not None and moe.shared_ffn > 0
+    return int(shape.mixer is not Mixer.NONE) + int(shape.mlp is Mlp.DENSE or shared)
+
+
+def _cover(comm: CommContext, work: dict[str, Work], pairs: int) -> tuple[FloatArray, FloatArray]:
+    """Backward compute per pair that hides asynchronous collectives; none in the simple model."""
+    zero = np.zeros_like(comm.keys.tp)
+    if comm.compute.rates.ideal:
+        return zero, zero
+    linear = [work[part] for part in ("qkv", "proj", "mlp", "shared_experts") if part in work]
+    dgrad = sum((part.dgrad_s for part in linear), zero) / pairs
+    wgrad = sum((part.wgrad_s for part in linear), zero) / pairs
+    return dgrad, wgrad
+
+
+def context_parallel(comm: CommContext, shape: LayerShape, core: Work | None) -> Exposed:
+    """Price context parallelism of a layer's attention by the preset's method."""
+    if shape.mixer is not Mixer.ATTENTION or core is None or not (comm.keys.cp > 1).any():
+        return comm.nothing()
+    method = comm.compute.preset.cp_comm
+    if method is CpComm.A2A:
+        return _cp_all_to_all(comm)
+    if method is CpComm.ALL_GATHER:
+        return _cp_all_gather(comm)
+    return _cp_ring(comm, core)
+
+
+def _head_widths(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+    """Elements per token and rank of Q and O together, and of K and V together."""
+    model, keys = comm.compute.model, comm.keys
+    heads = model.heads / keys.tp
+    if model.mla is not None:
+        mla = model.mla
+        query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        return heads * (query + mla.v_head_dim), heads * (query + mla.v_head_dim)
+    return 2 * heads * model.head_dim, 2 * np.maximum(model.kv_heads / keys.tp, 1.0) * model.head_dim
+
+
+def _cp_ring(comm: CommContext, core: Work) -> Exposed:
+    """Ring attention: each step's key-value transfer runs under that step's attention."""
+    keys = comm.keys
+    chunk = BF16_BYTES * keys.tokens * _head_widths(comm)[1]
+    one = comm.topology.p2p_s(chunk, comm.groups.cp)
+    both = comm.topology.p2p_s(2 * chunk, comm.groups.cp)
+    steps = keys.cp - 1
+    forward = steps * np.maximum(one - core.forward_s / keys.cp, 0.0)
+    backward = steps * np.maximum(both - core.dgrad_s / keys.cp, 0.0)
+    return Exposed(forward, backward, forward)
+
+
+def _cp_all_gather(comm: CommContext) -> Exposed:
+    """Gathered keys and values (Llama 3): one gather forward, a gather and a scatter backward, exposed."""
+    size = BF16_BYTES * comm.keys.tokens * comm.keys.cp * _head_widths(comm)[1]
+    gather = comm.topology.all_gather_s(size, comm.groups.cp)
+    scatter = comm.topology.reduce_scatter_s(size, comm.groups.cp)
+    return Exposed(gather, gather + scatter, gather)
+
+
+def _cp_all_to_all(comm: CommContext) -> Exposed:
+    """Heads scattered over the group (DeepSpeed-Ulysses): all-to-all of Q, K, V and O each way, exposed."""
+    query, key_value = _head_widths(comm)
+    one = comm.topology.all_to_all_s(BF16_BYTES * comm.keys.tokens * (query + key_value), comm.groups.cp)
+    return Exposed(one, one, one)
+
+
+def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work]) -> Exposed:
+    """Price dispatch and combine of a mixture-of-experts layer and what the framework hides of them."""
+    if shape.mlp is not Mlp.MOE:
+        return comm.nothing()
+    ctx = comm.compute
+    width = 1 + SCALE_BYTES if ctx.preset.dispatch_fp8 else BF16_BYTES
+    dispatch, combine = _all_to_all(comm, width), _all_to_all(comm, BF16_BYTES)
+    inner = _expert_tensor_parallel(comm)
+    forward, backward = dispatch + combine, 2 * combine
+    hidden_f, hidden_b = _hidden_ep(comm, work, forward, backward)
+    return Exposed(forward - hidden_f + inner, backward - hidden_b + inner, forward + inner)
+
+
+def _all_to_all(comm: CommContext, element_bytes: float) -> FloatArray:
+    """One all-to-all of routed tokens. Deduplicated dispatch sends a token once per NVLink domain it reaches."""
+    keys, model, group = comm.keys, comm.compute.model, comm.groups.ep
+    moe = model.moe
+    assert moe is not None
+    row = element_bytes * model.hidden * keys.local_tokens * imbalance(comm.compute)
+    near = group.members_within(comm.topology.nvlink_domain)
+    domains = np.maximum(keys.ep / near, 1.0)
+    if not comm.compute.preset.dispatch_dedup:
+        return comm.topology.all_to_all_s(row * moe.top_k, group)
+    reached = domains * (1 - (1 - 1 / domains) ** moe.top_k)
+    if moe.node_limit is not None:
+        reached = np.minimum(reached, moe.node_limit)
+    remote = row * reached * (1 - 1 / domains)
+    return comm.topology.all_to_all_split_s(row * moe.top_k * (1 - 1 / near), remote, group)
+
+
+def _expert_tensor_parallel(comm: CommContext) -> FloatArray:
+    """Gather and scatter of routed rows over the expert-tensor group, exposed."""
+    model = comm.compute.model
+    assert model.moe is not None
+    rows = comm.keys.local_tokens * model.moe.top_k * comm.keys.etp
+    size = BF16_BYTES * rows * model.hidden
+    topology, group = comm.topology, comm.groups.etp
+    return topology.all_gather_s(size, group) + topology.reduce_scatter_s(size, group)
+
+
+def _hidden_ep(
+    comm: CommContext, work: dict[str, Work], forward: FloatArray, backward: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of expert traffic hidden forward and backward."""
+    overlap, zero = comm.compute.preset.ep_overlap, np.zeros_like(forward)
+    if overlap is EpOverlap.NONE or comm.compute.rates.ideal:
+        return zero, zero
+    if overlap is EpOverlap.SHARED:
+        shared = work.get("shared_experts")
+        if shared is None:
+            return zero, zero
+        return np.minimum(forward, shared.forward_s), np.minimum(backward, shared.dgrad_s + shared.wgrad_s)
+    if overlap is EpOverlap.BATCH:
+        share = comm.compute.constants["ep_hidden"]
+        return share * forward, share * backward
+    # DualPipe runs a forward and a backward together: traffic of both hides under the compute of both.
+    cover = sum((part.forward_s + part.dgrad_s + part.wgrad_s for part in work.values()), zero)
+    share = np.minimum(comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12), 1.0)
+    return share * forward, share * backward

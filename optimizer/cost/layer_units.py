@@ -1,0 +1,207 @@
+"""Time and activations of one block per micro-batch: compute, exposed communication, host time, recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.activations import LayerActivations, layer_activations
+from layoutopt.optimizer.cost.communication import (
+    Exposed,
+    context_parallel,
+    expert_parallel,
+    tensor_parallel,
+)
+from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
+from layoutopt.optimizer.cost.presets import CudaGraph
+from layoutopt.optimizer.specs.model import Mlp
+from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Granularity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.communication import CommContext
+    from layoutopt.optimizer.cost.compute import ComputeContext
+    from layoutopt.optimizer.specs.layout import Recompute
+    from layoutopt.optimizer.specs.model import LayerShape, Run
+
+    FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+
+LAYER_PARTS = ("forward", "backward", "recompute", "host", "tp", "cp", "ep")
+"""Where the time of a layer goes, in the order of a breakdown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockUnit:
+    """One block for one micro-batch, arrays (n,).
+
+    ``parts_s`` sums to forward and backward together, ``recompute_parts_s`` to what whole-block recomputation
+    adds. ``forward_s``, ``backward_s`` and ``wgrad_s`` split the same total for schedules and overlap.
+    """
+
+    parts_s: dict[str, FloatArray]
+    recompute_parts_s: dict[str, FloatArray]
+    forward_s: FloatArray
+    backward_s: FloatArray
+    wgrad_s: FloatArray
+    kept_bytes: FloatArray
+    checkpoint_bytes: FloatArray
+    transient_bytes: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Forward and backward seconds."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def recompute_s(self) -> FloatArray:
+        """Seconds added when the whole block is recomputed."""
+        return sum(self.recompute_parts_s.values(), np.zeros_like(self.forward_s))
+
+
+def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np.bool_]]:
+    """Tell, per module, which entries of a codebook recompute it selectively."""
+    return {
+        module: np.array([r.granularity is Granularity.SELECTIVE and module in r.modules for r in recomputes])
+        for module in RECOMPUTE_MODULES
+    }
+
+
+def block_unit(comm: CommContext, run: Run, recompute: IntArray, members: dict[str, NDArray[np.bool_]]) -> BlockUnit:
+    """Sum up the layers of one block; ``recompute`` is the codebook entry of each row."""
+    layers = [layer_unit(comm, shape, recompute, members) for shape in run.block]
+    first, *others = layers
+    for other in others:
+        first = _add(first, other)
+    return first
+
+
+def _add(left: BlockUnit, right: BlockUnit) -> BlockUnit:
+    """Add two layers; the transient of a block is its largest layer's."""
+    merged: dict[str, object] = {}
+    for field in fields(BlockUnit):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        if field.name == "transient_bytes":
+            merged[field.name] = np.maximum(a, b)
+        else:
+            merged[field.name] = {key: a[key] + b[key] for key in a} if isinstance(a, dict) else a + b
+    return BlockUnit(**merged)  # type: ignore[arg-type]  # every field is filled by name above
+
+
+def layer_unit(
+    comm: CommContext, shape: LayerShape, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
+) -> BlockUnit:
+    """Price one layer of a micro-batch."""
+    ctx, keys = comm.compute, comm.keys
+    mixer, mlp = mixer_work(ctx, keys, shape), mlp_work(ctx, keys, shape)
+    parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
+    norms = [side["norm"] for side in (mixer, mlp) if "norm" in side]
+    work = _total([*parts.values(), *norms], keys.tp)
+    traffic = {
+        "tp": tensor_parallel(comm, shape, parts),
+        "cp": context_parallel(comm, shape, mixer.get("core_attn")),
+        "ep": expert_parallel(comm, shape, parts),
+    }
+    modules = {**parts, "layernorm": _total(norms, keys.tp), "moe": _routed(parts, keys.tp)}
+    again = _selective(modules, traffic, recompute, members)
+    return _assemble(ctx, comm, shape, work, traffic, again, layer_activations(ctx, keys, shape), recompute, members)
+
+
+def _total(works: list[Work], like: FloatArray) -> Work:
+    zero = np.zeros_like(like)
+    total = Work(zero, zero, zero)
+    for work in works:
+        total = total + work
+    return total
+
+
+def _routed(parts: dict[str, Work], like: FloatArray) -> Work:
+    return _total([parts[name] for name in ("router", "permute", "experts", "moe_act") if name in parts], like)
+
+
+def _selective(
+    modules: dict[str, Work],
+    traffic: dict[str, Exposed],
+    recompute: IntArray,
+    members: dict[str, NDArray[np.bool_]],
+) -> FloatArray:
+    """Seconds of forward work and traffic that the selective modules of each row repeat in backward."""
+    again = np.zeros_like(traffic["tp"].forward_s)
+    for module, chosen in members.items():
+        if module not in modules or not chosen.any():
+            continue
+        cost = modules[module].forward_s
+        if module == "core_attn":
+            cost = cost + traffic["cp"].forward_s
+        elif module == "moe":
+            cost = cost + traffic["ep"].recompute_s
+        elif module == "mlp":
+            cost = cost + traffic["tp"].forward_s / 4  # the gather in front of the first matrix
+        again = again + chosen[recompute] * cost
+    return again
+
+
+def _saved(
+    activations: LayerActivations, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
+) -> FloatArray:
+    """Bytes that the selective modules of each row do not keep ("moe" covers "moe_act")."""
+    saved = np.zeros_like(activations.kept_bytes)
+    for module, amount in activations.saved_bytes.items():
+        chosen = members[module]
+        if module == "moe_act":
+            chosen = chosen & ~members["moe"]
+        if chosen.any():
+            saved = saved + chosen[recompute] * amount
+    return saved
+
+
+def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> FloatArray:
+    """Host time to launch one layer's forward kernels; CUDA graphs remove part or nearly all of it."""
+    constants, graph = ctx.constants, ctx.preset.cuda_graph
+    left = {
+        CudaGraph.NONE: 1.0,
+        CudaGraph.PARTIAL: constants["host_partial_graph"],
+        CudaGraph.FULL: constants["host_full_graph"],
+    }[graph]
+    if ctx.rates.ideal:
+        left = 0.0
+    moe = constants["host_moe"] if shape.mlp is Mlp.MOE else 1.0
+    return ctx.preset.host_layer_s * left * moe * np.where(tp > 1, constants["host_tp"], 1.0)
+
+
+def _assemble(
+    ctx: ComputeContext,
+    comm: CommContext,
+    shape: LayerShape,
+    work: Work,
+    traffic: dict[str, Exposed],
+    again: FloatArray,
+    activations: LayerActivations,
+    recompute: IntArray,
+    members: dict[str, NDArray[np.bool_]],
+) -> BlockUnit:
+    """Combine the pieces: a layer takes the longer of its device time and its host time, each way."""
+    zero = np.zeros_like(again)
+    device_f = work.forward_s + sum((t.forward_s for t in traffic.values()), zero)
+    device_b = work.dgrad_s + work.wgrad_s + again + sum((t.backward_s for t in traffic.values()), zero)
+    repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
+    host_f = host_forward_s(ctx, shape, comm.keys.tp)
+    host_b = host_f * ctx.constants["host_backward"]
+    idle_f, idle_b = np.maximum(host_f - device_f, 0.0), np.maximum(host_b - device_b, 0.0)
+    idle_both = np.maximum(host_f + host_b - device_b - repeat, 0.0)
+    parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
+    parts |= {"forward": work.forward_s, "backward": work.dgrad_s + work.wgrad_s, "recompute": again}
+    more = {name: t.recompute_s for name, t in traffic.items()} | {"forward": zero, "backward": zero}
+    return BlockUnit(
+        parts_s=parts | {"host": idle_f + idle_b},
+        recompute_parts_s=more | {"recompute": work.forward_s, "host": idle_both - idle_b},
+        forward_s=device_f + idle_f,
+        backward_s=device_b + idle_b,
+        wgrad_s=work.wgrad_s,
+        kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
+        checkpoint_bytes=activations.checkpoint_bytes,
+        transient_bytes=activations.transient_bytes,
+    )
