@@ -1,0 +1,260 @@
+"""The cost model: from a batch of layouts to the terms of their stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.communication import CommContext
+from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
+from layoutopt.optimizer.cost.data_parallel import DpContext, fsdp_layer_s, optimizer_bytes, step_exposed_s
+from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
+from layoutopt.optimizer.cost.grouping import distinct_rows
+from layoutopt.optimizer.cost.hardware import sustained_rates
+from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, recompute_members
+from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
+from layoutopt.optimizer.cost.parameters import block_parameters
+from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, in_flight
+from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
+from layoutopt.optimizer.cost.term_parts import TermParts, scatter_terms
+from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
+from layoutopt.optimizer.topology.mesh import mesh_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.cost.ends import EndUnit
+    from layoutopt.optimizer.cost.layer_units import BlockUnit
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+    from layoutopt.optimizer.topology.mesh import MeshGroups
+    from layoutopt.optimizer.topology.prices import Topology
+
+    FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """Per-micro-batch units of every row of a batch: one block per kind, embedding, head and MTP layer."""
+
+    blocks: list[BlockUnit]
+    embedding: EndUnit
+    head: EndUnit
+    mtp: EndUnit | None
+    inverse: IntArray
+
+    def blocks_of(self, name: str) -> FloatArray:
+        """Gather one array of every block kind, (n, K)."""
+        return np.stack([getattr(block, name) for block in self.blocks], axis=1)[self.inverse]
+
+    def parts_of(self, name: str) -> dict[str, FloatArray]:
+        """Gather one dictionary of arrays of every block kind, (n, K) each."""
+        first = getattr(self.blocks[0], name)
+        return {
+            part: np.stack([getattr(block, name)[part] for block in self.blocks], axis=1)[self.inverse]
+            for part in first
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Prices layouts of one workload on one cluster under one framework preset.
+
+    ``ideal`` is the simple model of a constant share of peak: no shape effects, no memory-bound kernels, no
+    latency, no host time, all tensor-parallel traffic exposed, data-parallel traffic hidden up to its cover.
+    """
+
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: ClusterSpec
+    preset: FrameworkPreset
+    constants: Constants
+    topology: Topology
+    ideal: bool = False
+
+    @property
+    def counts(self) -> IntArray:
+        """Blocks of each kind, (K,)."""
+        return np.array([run.count for run in self.model.runs], dtype=np.int64)
+
+    def terms(self, batch: LayoutBatch) -> StageTerms:
+        """Return the stage terms of every row."""
+        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch)])
+
+    def parts(self, batch: LayoutBatch) -> Iterator[tuple[IntArray, TermParts]]:
+        """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
+        first, inverse = distinct_rows([batch.order, batch.schedule, batch.precision])
+        for group in range(len(first)):
+            rows = np.flatnonzero(inverse == group)
+            yield rows, self._parts(batch.take(rows) if len(first) > 1 else batch)
+
+    def _parts(self, batch: LayoutBatch) -> TermParts:
+        """Price rows that share mesh order, schedule and precision."""
+        order = batch.codebook.orders[int(batch.order[0])]
+        groups = _groups(order, batch)
+        units = self._units(batch, order)
+        dp = DpContext(
+            batch=batch,
+            topology=self.topology,
+            groups=groups,
+            preset=self.preset,
+            constants=self.constants,
+            ideal=self.ideal,
+        )
+        return self._assemble(batch, units, dp)
+
+    def compute_context(self, batch: LayoutBatch) -> ComputeContext:
+        """Rates and switches at the precision of the batch's first row."""
+        precision = batch.codebook.precisions[int(batch.precision[0])]
+        rates = sustained_rates(self.cluster.gpu, precision, self.constants, ideal=self.ideal)
+        return ComputeContext(
+            model=self.model, training=self.training, preset=self.preset, constants=self.constants, rates=rates
+        )
+
+    def _units(self, batch: LayoutBatch, order: str) -> Units:
+        """Price one block of each kind and the ends, once per distinct combination of the degrees they depend on."""
+        columns = [batch.tp, batch.sp, batch.cp, batch.micro_batch, batch.ep, batch.etp, batch.recompute]
+        columns += [getattr(batch, axis) for axis in _inner_axes(order, self.model.is_moe)]
+        first, inverse = distinct_rows(columns)
+        rows = batch.take(first)
+        comm = self._comm(rows, order)
+        members = recompute_members(batch.codebook.recomputes)
+        blocks = [block_unit(comm, run, rows.recompute, members) for run in self.model.runs]
+        mtp = None
+        if self.model.mtp_layers:
+            mtp = mtp_unit(comm, layer_unit(comm, self.model.runs[-1].block[-1], rows.recompute, members))
+        head = head_unit(comm, passes=1 + self.model.mtp_layers)
+        return Units(blocks=blocks, embedding=embedding_unit(comm), head=head, mtp=mtp, inverse=inverse)
+
+    def _comm(self, rows: LayoutBatch, order: str) -> CommContext:
+        names = ("tp", "sp", "cp", "micro_batch", "ep", "etp")
+        keys = make_keys(self.training, **{name: getattr(rows, name).astype(np.float64) for name in names})
+        return CommContext(
+            compute=self.compute_context(rows), keys=keys, topology=self.topology, groups=_groups(order, rows)
+        )
+
+    def _assemble(self, batch: LayoutBatch, units: Units, dp: DpContext) -> TermParts:
+        """Add what depends on the whole row: data parallelism, pipeline, optimizer, states."""
+        held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
+        forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
+        layer_s = units.parts_of("parts_s")
+        layer_s["fsdp"] = np.stack(
+            [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))], axis=1
+        )
+        memory = memory_parts(self._memory_context(batch, units, held))
+        mean = self.counts / batch.pp[:, None]
+        stage_f, stage_b = (forward * mean).sum(axis=1), (backward * mean).sum(axis=1)
+        wgrad = (units.blocks_of("wgrad_s") * mean).sum(axis=1)
+        schedule = batch.codebook.schedules[int(batch.schedule[0])]
+        weight = bubble_weight(
+            schedule, stage_f, stage_b - wgrad, wgrad, batch.pp, batch.vp, batch.micro_batches
+        )
+        full = np.array([r.granularity is Granularity.FULL for r in batch.codebook.recomputes])
+        return TermParts(
+            batch=batch,
+            layer_s=layer_s,
+            recompute_s=units.parts_of("recompute_parts_s"),
+            first_s={part: value[units.inverse] for part, value in units.embedding.parts_s.items()},
+            last_s=self._last_parts(units),
+            fixed_s=self._fixed(batch, dp, held, stage_f, stage_b),
+            bubble_weight=weight,
+            may_recompute=full[batch.recompute],
+            **memory,
+        )
+
+    def _last_parts(self, units: Units) -> dict[str, FloatArray]:
+        """Seconds of the head and the MTP layers by part."""
+        parts = dict(units.head.parts_s)
+        for part, value in (units.mtp.parts_s if units.mtp else {}).items():
+            parts[part] = parts.get(part, 0.0) + self.model.mtp_layers * value
+        return {part: value[units.inverse] for part, value in parts.items()}
+
+    def _memory_context(self, batch: LayoutBatch, units: Units, held: list[RankParameters]) -> MemoryContext:
+        schedule = batch.codebook.schedules[int(batch.schedule[0])]
+        mtp = units.mtp.activation_bytes[units.inverse] if units.mtp else np.zeros(len(batch))
+        return MemoryContext(
+            model=self.model,
+            cluster=self.cluster,
+            preset=self.preset,
+            batch=batch,
+            held=held,
+            kept=units.blocks_of("kept_bytes"),
+            checkpoint=units.blocks_of("checkpoint_bytes"),
+            transient=units.blocks_of("transient_bytes").max(axis=1),
+            head_activation=units.head.activation_bytes[units.inverse],
+            mtp_activation=mtp,
+            in_flight=in_flight(schedule, batch.pp, batch.vp, batch.micro_batches),
+            copies=SCHEDULES[schedule].parameter_copies,
+            boundary_bytes=self._boundary_bytes(batch),
+            ideal=self.ideal,
+        )
+
+    def _boundary_bytes(self, batch: LayoutBatch) -> FloatArray:
+        """Bytes of one stage boundary's tensor on a rank."""
+        tokens = batch.micro_batch * self.training.sequence_length / batch.cp
+        return np.asarray(2.0 * tokens * self.model.hidden / np.where(batch.sp > 0, batch.tp, 1))
+
+    def _fixed(
+        self, batch: LayoutBatch, dp: DpContext, held: list[RankParameters], stage_f: FloatArray, stage_b: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Seconds per step outside the stages: pipeline transfers, data parallelism, optimizer, host."""
+        mean = RankParameters(np.zeros(len(batch)), np.zeros(len(batch)))
+        for count, block in zip(self.counts, held, strict=True):
+            mean = mean + block.scaled(count / batch.pp)
+        ends = MemoryContext.end_parameters(self.model, self.preset, batch)
+        tail, slowest = mean + ends[0], mean + RankParameters(np.maximum(ends[0].dense, ends[1].dense), ends[1].expert)
+        blocks = float(self.counts.sum())
+        shards = shard_sizes(batch)
+        moved = optimizer_bytes(dp, slowest, *shards)
+        rates = self.compute_context(batch).rates
+        return {
+            "pp": self._pipeline_s(batch, dp.groups),
+            "dp": step_exposed_s(dp, tail, held[-1], stage_f, stage_b, blocks) + self._tied_s(batch, dp.groups),
+            "optimizer": np.zeros(len(batch)) if self.ideal else moved / rates.optimizer_bytes_per_s,
+            "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
+        }
+
+    def _pipeline_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
+        """Exposed sends between stages: in every micro-batch, or in fill and drain where overlap hides the rest."""
+        if self.ideal:
+            return np.zeros(len(batch))
+        hop = self.topology.p2p_s(self._boundary_bytes(batch), groups.pp)
+        overlapped = self.preset.pp_overlap and batch.codebook.schedules[int(batch.schedule[0])] is not Schedule.ONE_F_ONE_B
+        hops = np.where(overlapped, batch.pp - 1, batch.micro_batches + batch.pp - 2) * batch.vp
+        return np.where(batch.pp > 1, 2.0 * hop * hops * self.constants["pp_exposed"], 0.0)
+
+    def _tied_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
+        """All-reduce of a tied embedding's gradient between first and last rank, after the flush."""
+        if not self.model.tied_embeddings or self.ideal:
+            return np.zeros(len(batch))
+        size = self.preset.grad_bytes * self.model.vocab * self.model.hidden / batch.tp
+        return np.where(batch.pp > 1, self.topology.p2p_s(size, groups.pp), 0.0)
+
+
+def _groups(order: str, batch: LayoutBatch) -> MeshGroups:
+    """Return the process groups of a batch under one mesh order."""
+    return mesh_groups(
+        order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
+    )
+
+
+def _inner_axes(order: str, is_moe: bool) -> list[str]:
+    """Name the axes beside tp and cp whose degree decides a stride inside a layer's groups.
+
+    An axis counts when tp or cp lie outside it; pp also when experts may fold across it (dp outside it).
+    """
+    position = {axis: order.split("-").index(axis) for axis in ("tp", "cp", "dp", "pp")}
+    reach = max(position["tp"], position["cp"])
+    inner = [axis for axis in (Axis.DP, Axis.PP) if position[axis] < reach]
+    if is_moe and position["pp"] < position["dp"] and Axis.PP not in inner:
+        inner.append(Axis.PP)
+    return [axis.value for axis in inner]

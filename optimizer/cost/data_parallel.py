@@ -1,0 +1,144 @@
+"""Data-parallel traffic: gradient reduction, weight gathering, FSDP per layer, and what compute hides of them.
+
+Priced on the mean stage (an equal share of the blocks, plus the embedding on the first rank, which finishes its
+backward last): moving one layer between stages changes these seconds by less than that layer's traffic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.states import keeps_gathered
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.cost.states import RankParameters
+    from layoutopt.optimizer.topology.mesh import GroupBatch, MeshGroups
+    from layoutopt.optimizer.topology.prices import Topology
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpContext:
+    """The network, groups and switches of data-parallel traffic for a batch."""
+
+    batch: LayoutBatch
+    topology: Topology
+    groups: MeshGroups
+    preset: FrameworkPreset
+    constants: Constants
+    ideal: bool
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of compute time that can cover traffic running beside it."""
+        return 1.0 if self.ideal else self.constants["dp_hidden"]
+
+    def shard_group(self) -> GroupBatch:
+        """The ranks that share sharded dense state."""
+        return self.groups.hsdp_inner(self.batch.hsdp_shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Seconds of moving parameters once: reduce-scatter of gradients, all-gather of weights, all-reduce."""
+
+    reduce_scatter_s: FloatArray
+    all_gather_s: FloatArray
+    all_reduce_s: FloatArray
+
+
+def traffic(ctx: DpContext, held: RankParameters) -> Traffic:
+    """Price one pass over the parameters a rank holds: dense ones on their group, experts on theirs."""
+    grad, weight = ctx.preset.grad_comm_bytes, ctx.preset.weight_bytes
+    top, shard, edp = ctx.topology, ctx.shard_group(), ctx.groups.edp
+    scatter = top.reduce_scatter_s(grad * held.dense, shard)
+    gather = top.all_gather_s(weight * held.dense, shard)
+    reduce = top.all_reduce_s(grad * held.dense, ctx.groups.dp_cp)
+    if held.expert.any():
+        scatter = scatter + top.reduce_scatter_s(grad * held.expert, edp)
+        gather = gather + top.all_gather_s(weight * held.expert, edp)
+        reduce = reduce + top.all_reduce_s(grad * held.expert, edp)
+    return Traffic(scatter, gather, reduce)
+
+
+def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
+    """All-reduce of gradient shards between HSDP replicas, once per step."""
+    inner = ctx.shard_group().size
+    return ctx.topology.all_reduce_s(
+        ctx.preset.grad_comm_bytes * held.dense / inner, ctx.groups.hsdp_outer(ctx.batch.hsdp_shard)
+    )
+
+
+def exposed_once_s(ctx: DpContext, seconds: FloatArray, cover_s: FloatArray, buckets: FloatArray, overlap: bool) -> FloatArray:
+    """What is left of traffic that runs once beside ``cover_s`` of compute; at least its last bucket."""
+    if not overlap:
+        return seconds
+    tail = 0.0 if ctx.ideal else seconds / buckets
+    return np.maximum(np.maximum(seconds - ctx.hidden_share * cover_s, 0.0), tail)
+
+
+def fsdp_layer_s(
+    ctx: DpContext, held: RankParameters, forward_s: FloatArray, backward_s: FloatArray
+) -> FloatArray:
+    """Exposed seconds per micro-batch of gathering and reducing one block's weights under ZeRO-3, else 0.
+
+    Forward: its gather runs under the previous block's compute. Backward: gather and reduce-scatter do.
+    """
+    one, share = traffic(ctx, held), ctx.hidden_share
+    active = (ctx.batch.zero == 3) & ~keeps_gathered(ctx.preset, ctx.batch)
+    cover_f = share * forward_s if ctx.preset.param_overlap else 0.0
+    cover_b = share * backward_s if ctx.preset.dp_overlap else 0.0
+    reduce = one.reduce_scatter_s if ctx.preset.reduce_each_micro_batch else 0.0
+    forward = np.maximum(one.all_gather_s - cover_f, 0.0)
+    backward = np.maximum(one.all_gather_s + reduce - cover_b, 0.0)
+    return np.where(active, forward + backward, 0.0)
+
+
+def step_exposed_s(
+    ctx: DpContext,
+    held: RankParameters,
+    unit: RankParameters,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    blocks: float,
+) -> FloatArray:
+    """Exposed seconds per step of everything but the per-layer FSDP traffic.
+
+    ``held`` are the mean stage's parameters, ``unit`` one block's; ``forward_s`` and ``backward_s`` are one
+    micro-batch on that stage. Under a pipeline a bucket is a virtual chunk, else a block.
+    """
+    batch, preset = ctx.batch, ctx.preset
+    whole, one = traffic(ctx, held), traffic(ctx, unit)
+    buckets = np.where(batch.pp > 1, batch.vp, blocks).astype(np.float64)
+    scatter = exposed_once_s(ctx, whole.reduce_scatter_s, backward_s, buckets, preset.dp_overlap)
+    reduce = exposed_once_s(ctx, whole.all_reduce_s, backward_s, buckets, preset.dp_overlap)
+    gather = exposed_once_s(ctx, whole.all_gather_s, forward_s, buckets, preset.param_overlap)
+    replicas = exposed_once_s(ctx, replica_reduce_s(ctx, held), backward_s, buckets, preset.dp_overlap)
+    repeats = batch.micro_batches if preset.reduce_each_micro_batch else 1
+    late = 0.0 if preset.reduce_each_micro_batch else scatter
+    streaming = (0.0 if ctx.ideal else one.all_gather_s + one.reduce_scatter_s) + late
+    by_stage = np.select(
+        [batch.zero == 0, batch.zero == 1, (batch.zero == 2) & (preset.master_bytes > 0)],
+        [reduce, scatter + gather, scatter * repeats + gather],
+        default=np.where(keeps_gathered(preset, batch) | (batch.zero == 2), scatter + gather, streaming),
+    )
+    return by_stage + np.where(batch.zero > 0, replicas, 0.0)
+
+
+def optimizer_bytes(ctx: DpContext, held: RankParameters, dense_shard: FloatArray, expert_shard: FloatArray) -> FloatArray:
+    """Memory traffic of one optimizer step: 4 bytes per local parameter and 38 per owned one, or 8 and 34 unsharded.
+
+    Zeroing gradients, norm, Adam's reads and writes, and the copy to 16 bits (MooreThreads/SimuMax perf_llm).
+    """
+    local = held.dense + held.expert
+    owned = held.dense / dense_shard + held.expert / expert_shard
+    return np.where(ctx.batch.zero == 0, 42.0 * local, 4.0 * local + 38.0 * owned)

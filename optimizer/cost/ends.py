@@ -1,0 +1,93 @@
+"""The two ends of the model: embedding on the first rank; final norm, logits, loss and MTP on the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.communication import BF16_BYTES
+from layoutopt.optimizer.cost.compute import linear, moved, norm_work
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.communication import CommContext
+    from layoutopt.optimizer.cost.layer_units import BlockUnit
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndUnit:
+    """One end for one micro-batch, arrays (n,): seconds by breakdown part and activation bytes."""
+
+    parts_s: dict[str, FloatArray]
+    activation_bytes: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Sum of the parts."""
+        return sum(self.parts_s.values(), np.zeros_like(self.activation_bytes))
+
+
+def vocabulary_rows(comm: CommContext) -> FloatArray:
+    """Vocabulary rows on a tensor-parallel rank, padded where the framework pads."""
+    vocab, tp = comm.compute.model.vocab, comm.keys.tp
+    multiple = 128.0 * tp
+    padded = np.ceil(vocab / multiple) * multiple if comm.compute.preset.pad_vocab else np.asarray(float(vocab))
+    return padded / tp
+
+
+def embedding_unit(comm: CommContext) -> EndUnit:
+    """Embedding look-up, its gradient scatter, and the collective that completes it."""
+    ctx, keys = comm.compute, comm.keys
+    elements = keys.tokens * ctx.model.hidden
+    work = moved(ctx, 4.0 * elements, 8.0 * elements)
+    parts = {"forward": work.forward_s, "backward": work.dgrad_s, "tp": _boundary_s(comm)}
+    if ctx.rates.ideal:  # the 6N rule counts the input embedding as a multiplication
+        flops = 2.0 * keys.tokens * ctx.model.hidden * vocabulary_rows(comm)
+        parts["forward"], parts["backward"] = (flops * k / ctx.rates.wide_flops_per_s for k in (1, 2))
+    return EndUnit(parts_s=parts, activation_bytes=np.zeros_like(keys.tp))
+
+
+def _boundary_s(comm: CommContext) -> FloatArray:
+    """Scatter (or all-reduce) of the embedding output forward and the gather of its gradient; same at the head."""
+    size = BF16_BYTES * comm.keys.tokens * comm.compute.model.hidden
+    if comm.compute.rates.ideal:
+        return np.zeros_like(size)
+    topology, group = comm.topology, comm.groups.tp
+    sharded = topology.reduce_scatter_s(size, group) + topology.all_gather_s(size, group)
+    return np.where(comm.keys.sp > 0, sharded, topology.all_reduce_s(size, group))
+
+
+def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
+    """Final norm, logits and cross-entropy; ``passes`` counts the logits of MTP too."""
+    ctx, keys = comm.compute, comm.keys
+    rows = vocabulary_rows(comm)
+    logits = linear(ctx, keys.tokens, rows, np.full_like(rows, float(ctx.model.hidden)), wide=True)
+    per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
+    loss = moved(ctx, keys.tokens * rows * per_logit / 2, keys.tokens * rows * per_logit / 2)
+    work = logits + loss + norm_work(ctx, keys)
+    reductions = 0.0 if ctx.rates.ideal else 3 * comm.topology.all_reduce_s(4.0 * keys.tokens, comm.groups.tp)
+    parts = {
+        "forward": passes * work.forward_s,
+        "backward": passes * (work.dgrad_s + work.wgrad_s),
+        "tp": passes * (_boundary_s(comm) + reductions),
+    }
+    per_logit_kept = 2.0 if ctx.preset.fused_loss else 6.0
+    kept = per_logit_kept * keys.tokens * rows + 4.0 * keys.local_tokens * ctx.model.hidden
+    return EndUnit(parts_s=parts, activation_bytes=0.0 * kept if ctx.rates.ideal else kept)
+
+
+def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:
+    """One multi-token-prediction layer: the last kind's layer and the 2h x h projection of two normed inputs."""
+    ctx, keys = comm.compute, comm.keys
+    h = float(ctx.model.hidden)
+    one = np.ones_like(keys.tp)
+    work = linear(ctx, keys.local_tokens, one * h, one * 2 * h) + norm_work(ctx, keys)
+    parts = dict(block.parts_s)
+    parts["forward"] = parts["forward"] + work.forward_s
+    parts["backward"] = parts["backward"] + work.dgrad_s + work.wgrad_s
+    return EndUnit(parts_s=parts, activation_bytes=block.kept_bytes + 8.0 * keys.local_tokens * h)

@@ -1,0 +1,133 @@
+"""Memory of every stage: states, activations in flight, ends, working sets, and what the GPU leaves usable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layoutopt.optimizer.cost.parameters import (
+    embedding_parameters,
+    expert_parameters,
+    head_parameters,
+    mtp_parameters,
+    padded_vocab,
+)
+from layoutopt.optimizer.cost.states import RankParameters, on_rank, state_bytes, working_set_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.cost.states import StateBytes
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryContext:
+    """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    preset: FrameworkPreset
+    batch: LayoutBatch
+    held: list[RankParameters]
+    kept: FloatArray
+    checkpoint: FloatArray
+    transient: FloatArray
+    head_activation: FloatArray
+    mtp_activation: FloatArray
+    in_flight: FloatArray
+    copies: int
+    boundary_bytes: FloatArray
+    ideal: bool
+
+    @staticmethod
+    def end_parameters(
+        model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch
+    ) -> tuple[RankParameters, RankParameters]:
+        """Parameters of the first and the last rank's ends. With pp > 1 tied or MTP stages hold their own embedding."""
+        vocab = np.array([padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float)
+        rows = vocab[np.searchsorted(np.unique(batch.tp), batch.tp)]
+        table = RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
+        fixed = on_rank(model, embedding_parameters(model, 0), batch)
+        first = table + fixed
+        last = on_rank(model, head_parameters(model, 0), batch)
+        if not model.tied_embeddings:
+            last = last + table
+        copies = int(model.tied_embeddings or model.mtp_layers > 0)
+        last = last + table.scaled((batch.pp > 1) * copies)
+        if model.mtp_layers:
+            last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
+        return first, last
+
+
+def memory_parts(ctx: MemoryContext) -> dict[str, Any]:
+    """Return the memory fields of ``TermParts``."""
+    states = state_bytes(ctx.preset, ctx.batch)
+    first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch)
+    blocks = [states.of(held.scaled(ctx.copies)) for held in ctx.held]
+    return {
+        "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
+        "first_states": states.of(first),
+        "last_states": states.of(last),
+        "layer_activation_bytes": ctx.kept,
+        "recomputed_activation_bytes": np.minimum(ctx.checkpoint, ctx.kept),
+        "last_activation_bytes": ctx.head_activation + _mtp_bytes(ctx) + _head_gradient_bytes(ctx),
+        "common_bytes": _common(ctx, states, first, last),
+        "recompute_transient_bytes": np.zeros(len(ctx.batch)) if ctx.ideal else ctx.kept.max(axis=1),
+        "capacity_bytes": np.full(len(ctx.batch), usable_bytes(ctx.cluster, ctx.preset, ideal=ctx.ideal)),
+        "in_flight": ctx.in_flight,
+    }
+
+
+def _mtp_bytes(ctx: MemoryContext) -> FloatArray:
+    """Activations of the MTP layers, in flight as on the last rank."""
+    last = np.take_along_axis(ctx.in_flight, ctx.batch.pp[:, None] - 1, axis=1)[:, 0]
+    return ctx.model.mtp_layers * ctx.mtp_activation * last
+
+
+def _head_gradient_bytes(ctx: MemoryContext) -> FloatArray:
+    """Transformer Engine's scratch weight gradient of the output matrix."""
+    if not ctx.preset.dummy_wgrad or ctx.ideal:
+        return np.zeros(len(ctx.batch))
+    return 2.0 * ctx.model.vocab * ctx.model.hidden / ctx.batch.tp
+
+
+def _common(
+    ctx: MemoryContext, states: StateBytes, first: RankParameters, last: RankParameters
+) -> dict[str, FloatArray]:
+    """Bytes that every rank needs beside its blocks: transients, scratch gradients, gathered units, receive buffers."""
+    if ctx.ideal:
+        return {}
+    held = [block.dense + block.expert for block in ctx.held]
+    unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
+    receive = np.where(ctx.batch.pp > 1, 2.0 * ctx.boundary_bytes, 0.0)
+    parts = {
+        "transient": ctx.transient,
+        "gathered": working_set_bytes(ctx.preset, ctx.batch, unit),
+        "receive": receive,
+    }
+    if ctx.preset.dummy_wgrad:
+        parts["scratch_gradients"] = 2.0 * np.max([_distinct_weights(ctx, block) for block in ctx.held], axis=0)
+    return parts
+
+
+def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:
+    """Parameters of the distinct weight shapes of a block: its dense ones and one expert."""
+    if ctx.model.moe is None:
+        return held.dense
+    return held.dense + np.minimum(held.expert, expert_parameters(ctx.model) / ctx.batch.etp)
+
+
+def usable_bytes(cluster: ClusterSpec, preset: FrameworkPreset, *, ideal: bool = False) -> float:
+    """Bytes that tensors may take on one GPU: visible memory less context, communication buffers, reserve and fragmentation."""
+    if ideal:
+        return cluster.gpu.nominal_memory_bytes - cluster.reserve_bytes
+    free = cluster.gpu.memory_bytes - preset.overhead_bytes - cluster.reserve_bytes
+    return free / (1 + preset.allocator_reserve)

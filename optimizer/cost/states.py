@@ -1,0 +1,118 @@
+"""Bytes of weights, gradients and optimizer state per parameter, and how ranks share the parameters.
+
+Schemes: NVIDIA/Megatron-LM docs dist_optimizer.md and megatron_fsdp.md, pytorch/torchtitan docs/fsdp.md,
+Rajbhandari et al. 2020 (ZeRO) section 3. Dense weights shard over dp*cp ranks, experts over expert data parallelism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.parameters import Parameters
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+    FloatArray = NDArray[np.float64]
+    BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RankParameters:
+    """Parameters that one rank holds, arrays (n,): the dense ones and the expert ones."""
+
+    dense: FloatArray
+    expert: FloatArray
+
+    def __add__(self, other: RankParameters) -> RankParameters:
+        return RankParameters(self.dense + other.dense, self.expert + other.expert)
+
+    def scaled(self, factor: FloatArray | float) -> RankParameters:
+        """Multiply both counts."""
+        return RankParameters(self.dense * factor, self.expert * factor)
+
+
+def on_rank(model: ModelSpec, counts: Parameters, batch: LayoutBatch) -> RankParameters:
+    """Split counts over tp and over experts' ranks; key-value heads repeat when tp exceeds their number."""
+    tp = batch.tp.astype(np.float64)
+    repeated = np.maximum(tp / max(model.kv_heads, 1), 1.0) if model.mla is None else 1.0
+    dense = (counts.sharded - counts.key_value) / tp + counts.key_value / tp * repeated + counts.replicated
+    return RankParameters(dense, counts.expert / (batch.ep * batch.etp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter, arrays (n,): whole on every rank, and divided by the shard size; by component."""
+
+    whole: dict[str, FloatArray]
+    sharded: dict[str, FloatArray]
+    dense_shard: FloatArray
+    expert_shard: FloatArray
+
+    def of(self, held: RankParameters) -> dict[str, FloatArray]:
+        """Bytes of weights, gradients and optimizer state of the parameters that a rank holds."""
+        parameters = held.dense + held.expert
+        share = held.dense / self.dense_shard + held.expert / self.expert_shard
+        return {name: self.whole[name] * parameters + self.sharded[name] * share for name in self.whole}
+
+    def total(self, held: RankParameters) -> FloatArray:
+        """Sum of the components."""
+        return sum(self.of(held).values(), np.zeros_like(self.dense_shard))
+
+
+def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
+    """Tell where ZeRO-3 weights stay gathered over the whole step."""
+    return (batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp
+
+
+def shard_sizes(batch: LayoutBatch) -> tuple[FloatArray, FloatArray]:
+    """Ranks that share one copy of sharded state: dense and expert."""
+    dense = np.where(batch.hsdp_shard > 0, batch.hsdp_shard, batch.dp * batch.cp).astype(np.float64)
+    expert = np.maximum(dense * batch.tp / (batch.ep * batch.etp), 1.0)
+    return dense, expert
+
+
+def state_bytes(preset: FrameworkPreset, batch: LayoutBatch) -> StateBytes:
+    """Bytes per parameter of every row's ZeRO stage.
+
+    Frameworks without a separate master copy (``master_bytes`` 0) hold the weights themselves at
+    ``fsdp_weight_bytes`` and gather 16-bit copies of them.
+    """
+    zero, gathered = batch.zero, keeps_gathered(preset, batch)
+    stored = preset.weight_bytes if preset.master_bytes else preset.fsdp_weight_bytes
+    optimizer = preset.master_bytes + 2 * preset.moment_bytes
+    grads = preset.grad_bytes
+    split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
+    whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, preset.weight_bytes, 0.0))
+    dense, expert = shard_sizes(batch)
+    return StateBytes(
+        whole={
+            "weights": whole_weights,
+            "gradients": np.where(zero < 2, grads, 0.0),
+            "optimizer": np.where(zero == 0, optimizer, 0.0),
+        },
+        sharded={
+            "weights": np.where(split_weights, preset.fsdp_weight_bytes, 0.0),
+            "gradients": np.where(zero >= 2, grads, 0.0),
+            "optimizer": np.where(zero >= 1, optimizer, 0.0),
+        },
+        dense_shard=dense,
+        expert_shard=expert,
+    )
+
+
+def working_set_bytes(preset: FrameworkPreset, batch: LayoutBatch, unit: FloatArray) -> FloatArray:
+    """Gathered weights and unsharded gradients that ZeRO-2 and ZeRO-3 need beside the shards.
+
+    ``unit`` is the largest unit's parameters on a rank. ZeRO-3 holds the current and the prefetched unit's weights
+    and two units of gradients; ZeRO-2 and gathered ZeRO-3 one unit of gradients (NVIDIA/Megatron-LM megatron_fsdp.md).
+    """
+    weights = np.where((batch.zero == 3) & ~keeps_gathered(preset, batch), 2 * preset.weight_bytes, 0.0)
+    grads = np.where(batch.zero == 3, 2.0, np.where(batch.zero == 2, 1.0, 0.0)) * preset.grad_comm_bytes
+    return (weights + grads) * unit
