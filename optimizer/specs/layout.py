@@ -19,7 +19,8 @@ class Recompute:
 class VirtualStage:
     """One model chunk: entry ``chunk * pp + rank`` of ``Layout.stages``.
 
-    ``kinds`` maps run names to numbers of layers and sums to ``layers``; ``recomputed`` counts fully recomputed layers.
+    ``kinds`` maps run names to numbers of layers and sums to ``layers``; ``recomputed`` counts fully recomputed
+    layers and ``recomputed_kinds`` says of which kinds (empty: the chunk's first ones, as Megatron-LM does).
     """
 
     rank: int
@@ -27,6 +28,7 @@ class VirtualStage:
     layers: int
     kinds: dict[str, int] = field(default_factory=dict)
     recomputed: int = 0
+    recomputed_kinds: dict[str, int] = field(default_factory=dict)
     embedding: bool = False
     head: bool = False
     mtp: int = 0
