@@ -27,6 +27,10 @@ SCALE_BYTES = 4 / 128
 """One fp32 scale per 128 values of a blockwise-quantised tensor (DeepSeek-V3 report, section 3.3)."""
 
 
+RULE_OF_THUMB_BYTES = 34.0
+"""Bytes per token and hidden element of a layer (Korthikanti et al. 2022, Table 2), used by the simple model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerActivations:
     """Bytes kept by one layer: all of them, what each recomputable module saves, and the largest transient.
@@ -49,6 +53,11 @@ def gemm_input_bytes(ctx: ComputeContext) -> float:
 def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> LayerActivations:
     """Sum up one layer."""
     zero = np.zeros_like(keys.tp)
+    if ctx.rates.ideal:
+        elements = keys.tokens * ctx.model.hidden / keys.tp
+        return LayerActivations(
+            kept_bytes=RULE_OF_THUMB_BYTES * elements, saved_bytes={}, checkpoint_bytes=2.0 * elements, transient_bytes=zero
+        )
     parts, saved = _mixer_bytes(ctx, keys, shape)
     mlp_parts, mlp_saved = _mlp_bytes(ctx, keys, shape)
     norms = sum(shape_part is not unused for shape_part, unused in ((shape.mixer, Mixer.NONE), (shape.mlp, Mlp.NONE)))
@@ -161,8 +170,6 @@ def routed_rows(ctx: ComputeContext, keys: Keys) -> FloatArray:
     moe = ctx.model.moe
     assert moe is not None
     margin = moe.capacity_factor or max(imbalance(ctx), ctx.constants["moe_memory_imbalance"])
-    if ctx.rates.ideal:
-        margin = 1.0
     return keys.local_tokens * moe.top_k * margin * keys.etp
 
 

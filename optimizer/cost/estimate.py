@@ -1,0 +1,202 @@
+"""One layout's price with its breakdown: step time, throughput, utilisation, and memory of every stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import fsum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
+from layoutopt.optimizer.cost.stage_counts import rank_blocks
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.term_parts import TermParts
+    from layoutopt.optimizer.specs.layout import Layout
+
+    FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+
+BREAKDOWN = (
+    "forward", "backward", "recompute", "host", "tp", "cp", "ep", "fsdp", "pp", "bubble", "dp", "optimizer", "step",
+)  # fmt: skip
+"""Names of the step-time components, in print order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Peak bytes of tensors on one pipeline rank, by component; they sum to ``total_bytes``."""
+
+    rank: int
+    components_bytes: dict[str, float]
+    total_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Memory of the fullest rank and of every rank.
+
+    ``peak_bytes`` counts tensors; ``reserved_bytes`` adds the allocator's reserve and ``device_bytes`` context and
+    communication buffers too (what nvidia-smi shows). ``capacity_bytes`` is what tensors may use.
+    """
+
+    peak_bytes: float
+    capacity_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+    stages: tuple[RankMemory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The price of one layout. ``breakdown_s`` sums to ``step_time_s``; ``rank_time_s`` is one micro-batch per rank."""
+
+    step_time_s: float
+    breakdown_s: dict[str, float]
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu_causal: float
+    mfu_full: float
+    hfu: float
+    memory: MemoryEstimate
+    rank_time_s: tuple[float, ...]
+
+
+def batch_of_one(layout: Layout) -> LayoutBatch:
+    """Turn a layout into a batch with one row and a codebook of its own choices."""
+    codes = Codebook(
+        recomputes=(layout.recompute,),
+        orders=(layout.mesh_order,),
+        schedules=(layout.schedule,),
+        precisions=(layout.precision,),
+    )
+    degrees = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")
+    columns = {name: np.array([getattr(layout, name)], dtype=np.int64) for name in degrees}
+    zero = np.zeros(1, dtype=np.int64)
+    return LayoutBatch(
+        codebook=codes,
+        sp=np.array([int(layout.sp)], dtype=np.int64),
+        hsdp_shard=np.array([layout.hsdp_shard or 0], dtype=np.int64),
+        recompute=zero,
+        order=zero,
+        schedule=zero,
+        precision=zero,
+        **columns,
+    )
+
+
+def estimate(cost: CostModel, layout: Layout) -> Estimate:
+    """Price a layout with explicit stages."""
+    blocks, recomputed = rank_blocks(layout, cost.model)
+    return estimate_row(cost, layout, batch_of_one(layout), blocks, recomputed)
+
+
+def estimate_row(
+    cost: CostModel, layout: Layout, batch: LayoutBatch, blocks: IntArray, recomputed: IntArray
+) -> Estimate:
+    """Price one row with its blocks and recomputed blocks, (pp, K) each."""
+    ((_, parts),) = cost.parts(batch)
+    ranks = _rank_parts(parts, blocks, recomputed)
+    rank_time = np.sum(list(ranks.values()), axis=0)
+    slowest = int(rank_time.argmax())
+    m = int(batch.micro_batches[0])
+    breakdown = {name: m * float(ranks[name][slowest]) if name in ranks else 0.0 for name in BREAKDOWN}
+    breakdown["bubble"] = float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
+    for name, value in parts.fixed_s.items():
+        breakdown[name] += float(value[0])
+    step = fsum(breakdown.values())
+    return _rates(cost, layout, step, breakdown, _memory(cost, parts, blocks, recomputed), rank_time, recomputed)
+
+
+def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dict[str, FloatArray]:
+    """Seconds of one micro-batch on every rank, by component."""
+    ranks: dict[str, FloatArray] = {}
+    zero = np.zeros(len(blocks))
+    for name, value in parts.layer_s.items():
+        ranks[name] = ranks.get(name, zero) + blocks @ value[0]
+    for name, value in parts.recompute_s.items():
+        ranks[name] = ranks.get(name, zero) + recomputed @ value[0]
+    for index, ends in ((0, parts.first_s), (len(blocks) - 1, parts.last_s)):
+        for name, end in ends.items():
+            ranks[name] = ranks.get(name, zero).copy()
+            ranks[name][index] += float(end[0])
+    return ranks
+
+
+def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: IntArray) -> MemoryEstimate:
+    """Memory of every rank by component."""
+    last = len(blocks) - 1
+    stages = []
+    for rank in range(len(blocks)):
+        components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
+        for at, ends in ((0, parts.first_states), (last, parts.last_states)):
+            if rank == at:
+                components = {name: value + float(ends[name][0]) for name, value in components.items()}
+        saved = parts.layer_activation_bytes[0] - parts.recomputed_activation_bytes[0]
+        held = float(blocks[rank] @ parts.layer_activation_bytes[0] - recomputed[rank] @ saved)
+        components["activations"] = held * float(parts.in_flight[0, rank])
+        components["logits"] = float(parts.last_activation_bytes[0]) if rank == last else 0.0
+        components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(recomputed[rank].any())
+        components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
+        stages.append(RankMemory(rank=rank, components_bytes=components, total_bytes=fsum(components.values())))
+    peak = max(stage.total_bytes for stage in stages)
+    reserved = peak if cost.ideal else peak * (1 + cost.preset.allocator_reserve)
+    return MemoryEstimate(
+        peak_bytes=peak,
+        capacity_bytes=float(parts.capacity_bytes[0]),
+        reserved_bytes=reserved,
+        device_bytes=reserved if cost.ideal else reserved + cost.preset.overhead_bytes,
+        stages=tuple(stages),
+    )
+
+
+def _rates(
+    cost: CostModel,
+    layout: Layout,
+    step: float,
+    breakdown: dict[str, float],
+    memory: MemoryEstimate,
+    rank_time: FloatArray,
+    recomputed: IntArray,
+) -> Estimate:
+    """Throughput and utilisation from the step time. The simple model counts the input embedding, as 6N does."""
+    model, length = cost.model, cost.training.sequence_length
+    tokens_per_s = cost.training.tokens_per_step / step / layout.gpus
+    causal = model_flops_per_token(model, length, causal=True)
+    full = model_flops_per_token(model, length, causal=False)
+    if cost.ideal:
+        causal, full = (value + 6.0 * model.hidden * model.vocab for value in (causal, full))
+    peak = cost.cluster.gpu.dense_flops[layout.precision]
+    again = _recomputed_flops(cost, layout, recomputed)
+    return Estimate(
+        step_time_s=step,
+        breakdown_s=breakdown,
+        tokens_per_s_per_gpu=tokens_per_s,
+        tflops_per_gpu=causal * tokens_per_s / 1e12,
+        mfu_causal=causal * tokens_per_s / peak,
+        mfu_full=full * tokens_per_s / peak,
+        hfu=(causal + again) * tokens_per_s / peak,
+        memory=memory,
+        rank_time_s=tuple(float(value) for value in rank_time),
+    )
+
+
+def _recomputed_flops(cost: CostModel, layout: Layout, recomputed: IntArray) -> float:
+    """Forward FLOPs per token that recomputation repeats: whole blocks, or selective attention and MLPs."""
+    length, extra = cost.training.sequence_length, 0.0
+    modules = layout.recompute.modules if layout.recompute.granularity is Granularity.SELECTIVE else ()
+    for kind, run in enumerate(cost.model.runs):
+        for shape in run.block:
+            whole = layer_flops(cost.model, shape, length, causal=True)
+            extra += float(recomputed[:, kind].sum()) * whole
+            if "core_attn" in modules:
+                extra += run.count * attention_flops(cost.model, shape, length, causal=True)
+            if "mlp" in modules or "moe" in modules:
+                extra += run.count * mlp_flops(cost.model, shape)
+    return extra
