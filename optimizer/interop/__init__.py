@@ -1,1 +1,1 @@
-"""Importers and exporters of other tools' files."""
+"""Files of other tools in, launch configurations out. Nothing is loaded before it is asked for."""

@@ -1,0 +1,1 @@
+"""Importer of Hugging Face ``config.json`` files."""

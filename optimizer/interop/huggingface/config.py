@@ -1,0 +1,251 @@
+"""Hugging Face ``config.json`` to a model; an architecture that is not known is refused, never guessed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.huggingface.family import ConfigReader, find_family
+from layoutopt.optimizer.interop.huggingface.layers import count_layers, layer_shapes
+from layoutopt.optimizer.interop.layer_runs import runs_of
+from layoutopt.optimizer.interop.reading import Fields, parse_json, shorten
+from layoutopt.optimizer.interop.records import ImportedModel
+from layoutopt.optimizer.specs.model import MambaSpec, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
+from layoutopt.optimizer.specs.vocabulary import Precision
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.model import LayerShape
+
+TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
+DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
+MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k")
+
+
+def import_config(text: str, file: str = "", name: str | None = None) -> ImportedModel:
+    """Read a ``config.json``.
+
+    Multimodal files are descended into (``text_config``, ``language_config``, ``llm_config``). Raises
+    ``InputError`` for architectures that are not known or whose layers have no cost in the model.
+    """
+    outer = Fields(parse_json(text, file), file=file)
+    fields = _language_part(outer)
+    reader = ConfigReader(fields, find_family(_model_type(outer, fields), file))
+    _refuse_nested_widths(fields)
+    _require_written_sizes(outer, fields, reader)
+    shapes = layer_shapes(reader, count_layers(reader))
+    model = _model(reader, outer, shapes, name or _name(outer))
+    length, length_notes = _sequence_length(reader)
+    return ImportedModel(
+        model=model,
+        sequence_length=length,
+        precision=_precision(fields, outer),
+        notes=(*reader.notes(), *length_notes, *_storage_notes(outer, fields)),
+    )
+
+
+def _language_part(outer: Fields) -> Fields:
+    key, value = outer.find(*TEXT_CONFIGS)
+    if isinstance(value, dict):
+        return outer.section(key)
+    return outer
+
+
+def _model_type(outer: Fields, fields: Fields) -> str:
+    stated = fields.text("model_type") or outer.text("model_type")
+    if stated is None:
+        classes = outer.words("architectures") or ("none stated",)
+        raise fields.fail("model_type", f"missing (architectures: {shorten(', '.join(classes))})", "needs a model_type")
+    return stated
+
+
+def _refuse_nested_widths(fields: Fields) -> None:
+    if fields.items("block_configs"):
+        raise fields.fail("block_configs", "Nemotron-NAS is not supported: widths differ from layer to layer")
+
+
+def _require_written_sizes(outer: Fields, fields: Fields, reader: ConfigReader) -> None:
+    # transformers always writes these at the top level; only nested configs drop values equal to the class default
+    if fields is outer and reader.family.moe != "blocks":
+        fields.required("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if fields is outer:
+        fields.required("hidden_size", "n_embd", "d_model")
+
+
+def _name(outer: Fields) -> str:
+    stated = outer.text("_name_or_path") or ""
+    return stated.rstrip("/").split("/")[-1] or (outer.text("model_type") or "imported")
+
+
+def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: str) -> ModelSpec:
+    family = reader.family
+    hidden = reader.size("hidden_size", "n_embd", "d_model")
+    heads = reader.size("num_attention_heads", "n_head", "n_heads")
+    mla = _mla(reader) if family.attention == "mla" else None
+    all_biases = reader.switch(family.attention_bias)
+    model = ModelSpec(
+        name=name,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if mla else _kv_heads(reader, heads),
+        head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(reader, hidden, heads),
+        vocab=reader.size("vocab_size"),
+        runs=runs_of(shapes),
+        gated=family.gated,
+        tied_embeddings=_tied(reader, outer),
+        norm=Norm.RMS if family.norm == "rms" else Norm.LAYER,
+        attention_bias=all_biases,
+        qkv_bias=all_biases or reader.switch(family.qkv_bias),
+        mlp_bias=reader.switch(family.mlp_bias),
+        qk_norm=reader.switch(family.qk_norm),
+        learned_positions=_positions(reader),
+        embedding_norm=family.embedding_norm,
+        mtp_layers=(reader.fields.integer(*MTP_KEYS, most=64) or 0) if family.mtp else 0,
+        mla=mla,
+        moe=_moe(reader) if any(shape.mlp is Mlp.MOE for shape in shapes) else None,
+        mamba=_mamba(reader) if any(shape.mixer.value == "mamba" for shape in shapes) else None,
+    )
+    return _checked(model, reader)
+
+
+def _checked(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
+    fields = reader.fields
+    if model.mla is None and model.heads % model.kv_heads:
+        raise fields.fail("num_key_value_heads", f"{model.heads} heads are not a multiple of {model.kv_heads} kv heads")
+    if model.moe is not None and model.moe.top_k > model.moe.experts:
+        raise fields.fail("num_experts_per_tok", f"top-{model.moe.top_k} of {model.moe.experts} experts")
+    word_width = fields.integer("word_embed_proj_dim")
+    if word_width is not None and word_width != model.hidden:
+        raise fields.fail("word_embed_proj_dim", "embeddings narrower than the hidden size are not supported")
+    return model
+
+
+def _tied(reader: ConfigReader, outer: Fields) -> bool:
+    inner = reader.fields.flag("tie_word_embeddings")
+    stated = inner if inner is not None else outer.flag("tie_word_embeddings")
+    if stated is None:
+        reader.defaulted.append(f"tie_word_embeddings={reader.family.tied}")
+        return reader.family.tied
+    return stated
+
+
+def _kv_heads(reader: ConfigReader, heads: int) -> int:
+    fields, kind = reader.fields, reader.family.attention
+    grouped = kind != "falcon" or fields.on("new_decoder_architecture")
+    # the class ignores the stated number of kv heads under multi_query
+    if not grouped or kind == "multi_query":
+        many = reader.switch("multi_query") if kind == "falcon" else fields.flag("multi_query") is not False
+        legacy = kind == "falcon" and fields.text("model_type") in {"RefinedWeb", "RefinedWebModel"}
+        if legacy and fields.integer("n_head_kv", least=1) is not None:
+            return fields.required("n_head_kv")
+        return 1 if many else heads
+    kv_heads = reader.optional("num_key_value_heads", "num_kv_heads", "n_head_kv", least=1)
+    return heads if kv_heads is None else kv_heads
+
+
+def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
+    stated = reader.optional("head_dim", "attention_head_dim", "kv_channels", least=1)
+    if stated is not None:
+        return stated
+    if reader.family.head_dim_required:
+        raise reader.fields.fail("head_dim", "missing", f"{reader.family.name}'s is not hidden_size / heads")
+    if hidden % heads:
+        raise reader.fields.fail(
+            "head_dim", f"missing, and hidden_size {hidden} is not a multiple of {heads} heads", "state head_dim"
+        )
+    return hidden // heads
+
+
+def _positions(reader: ConfigReader) -> int:
+    family = reader.family
+    return reader.size(*family.positions) + family.extra_positions if family.positions else 0
+
+
+def _mla(reader: ConfigReader) -> MlaSpec:
+    return MlaSpec(
+        q_lora_rank=reader.optional("q_lora_rank") or 0,
+        kv_lora_rank=reader.size("kv_lora_rank"),
+        qk_nope_head_dim=reader.size("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.size("qk_rope_head_dim"),
+        v_head_dim=reader.size("v_head_dim"),
+    )
+
+
+def _moe(reader: ConfigReader) -> MoeSpec:
+    family, fields = reader.family, reader.fields
+    width = reader.size(family.expert_width)
+    moe = MoeSpec(
+        experts=reader.size(*EXPERT_KEYS),
+        top_k=reader.size(*TOP_K_KEYS),
+        ffn=width,
+        shared_ffn=_shared_width(reader, width),
+        node_limit=_node_limit(reader),
+        router_bias=reader.switch(family.router_bias),
+        shared_gate=family.shared_gate,
+        expert_bias=family.expert_bias,
+    )
+    if fields.integer("moe_latent_size"):
+        raise fields.fail("moe_latent_size", "experts on a latent of another width are not supported")
+    return moe
+
+
+def _node_limit(reader: ConfigReader) -> int | None:
+    # groups of experts are placed one per node, so a limit on groups is a limit on nodes (DeepSeek-V3 report, 2.1.2)
+    groups, limit = reader.optional("n_group"), reader.optional("topk_group")
+    if groups is None or limit is None or not 0 < limit < groups:
+        return None
+    return limit
+
+
+def _shared_width(reader: ConfigReader, width: int) -> int:
+    rule = reader.family.shared
+    if reader.family.moe == "blocks":
+        return reader.size("moe_shared_expert_intermediate_size", least=0) * min(
+            1, reader.size("n_shared_experts", least=0)
+        )
+    if rule == "count":
+        return width * (reader.optional("n_shared_experts") or 0)
+    if rule == "width":
+        return reader.size("shared_expert_intermediate_size", least=0)
+    return width if rule == "one" else 0
+
+
+def _mamba(reader: ConfigReader) -> MambaSpec:
+    return MambaSpec(
+        heads=reader.size("mamba_num_heads"),
+        head_dim=reader.size("mamba_head_dim"),
+        state=reader.size("ssm_state_size"),
+        groups=reader.size("n_groups", "mamba_n_groups"),
+        conv=reader.size("conv_kernel", "mamba_d_conv"),
+    )
+
+
+def _sequence_length(reader: ConfigReader) -> tuple[int | None, tuple[str, ...]]:
+    fields = reader.fields
+    rope = fields.data.get("rope_scaling") or fields.data.get("rope_parameters")
+    inner = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
+    if isinstance(inner, int) and not isinstance(inner, bool) and inner > 0:
+        return inner, ("sequence length: the length before rope scaling",)
+    original = fields.integer("original_max_position_embeddings", "initial_context_length", least=1)
+    if original is not None:
+        return original, ("sequence length: the length before rope scaling",)
+    keys = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "max_seq_len")
+    length = reader.optional(*keys, least=1)
+    return length, () if length is None else ("sequence length: the longest context, training may use less",)
+
+
+def _precision(fields: Fields, outer: Fields) -> Precision | None:
+    for part in (fields, outer):
+        for key in ("dtype", "torch_dtype"):
+            value = part.data.get(key)
+            if isinstance(value, str):
+                return DTYPES.get(value.removeprefix("torch."))
+    return None
+
+
+def _storage_notes(outer: Fields, fields: Fields) -> tuple[str, ...]:
+    for part in (fields, outer):
+        method = part.section("quantization_config").data.get("quant_method")
+        if method:
+            return (f"quantization_config {shorten(method)} is how weights are stored, not how they are trained",)
+    return ()

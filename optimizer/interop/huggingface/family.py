@@ -1,0 +1,140 @@
+"""How each model class reads its configuration: ``families.yaml`` as data classes, and a reader on top."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.reading import LARGEST, Fields, parse_yaml, shorten
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One model class; the fields are documented in ``families.yaml``."""
+
+    name: str
+    gated: bool
+    tied: bool
+    norm: str
+    attention: str = "gqa"
+    attention_bias: bool | str = False
+    qkv_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool | str = False
+    router_bias: bool | str = False
+    expert_bias: bool = False
+    embedding_norm: bool = False
+    positions: tuple[str, ...] = ()
+    extra_positions: int = 0
+    window: str = "none"
+    moe: str = "none"
+    expert_width: str = ""
+    dense_width: str = "intermediate_size"
+    shared: str = "none"
+    shared_gate: bool = False
+    mtp: bool = False
+    head_dim_required: bool = False
+    ffn_is_4_hidden: bool = False
+    no_linear_attention: str = ""
+    notes: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = resources.files("layoutopt.optimizer.interop.huggingface").joinpath("families.yaml").read_text("utf-8")
+    return parse_yaml(text, "families.yaml")
+
+
+def _inherited(families: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    own = families[name]
+    base = _inherited(families, own["like"]) if "like" in own else {}
+    merged = {**base, **own}
+    merged["notes"] = [*base.get("notes", []), *own.get("notes", [])]
+    merged.pop("like", None)
+    return merged
+
+
+def find_family(model_type: str, file: str = "") -> Family:
+    """Return the family of a ``model_type``; refuse unknown ones by name, with the reason."""
+    table = _table()
+    families: dict[str, dict[str, Any]] = table["families"]
+    reason = table["refused"].get(model_type)
+    if reason:
+        raise input_error(
+            f"architecture {model_type} is not supported: {reason}", key="model_type", file=file
+        )
+    name = table["aliases"].get(model_type, model_type)
+    if name not in families:
+        near = difflib.get_close_matches(model_type, sorted(families), n=3)
+        allowed = f"nearest known: {', '.join(near)}" if near else "write the architecture as model YAML instead"
+        raise input_error(
+            f"architecture {shorten(model_type)!r} is not known", allowed, key="model_type", file=file
+        )
+    data = _inherited(families, name)
+    data["notes"] = tuple(data["notes"])
+    data["positions"] = tuple(data.get("positions", ()))
+    return Family(name=name, **data)
+
+
+def known_architectures() -> tuple[str, ...]:
+    """Return every ``model_type`` that imports, sorted."""
+    table = _table()
+    return tuple(sorted({*table["families"], *table["aliases"]}))
+
+
+class ConfigReader:
+    """Reads one config with its family's defaults and keeps a note for each default used.
+
+    A key that is absent has the class default, a key that is null has none: the two differ for windows.
+    """
+
+    def __init__(self, fields: Fields, family: Family) -> None:
+        self.fields = fields
+        self.family = family
+        self.defaulted: list[str] = []
+
+    def _default(self, *keys: str) -> Any:
+        for key in keys:
+            if key in self.family.defaults:
+                value = self.family.defaults[key]
+                self.defaulted.append(f"{key}={value}")
+                return value
+        return None
+
+    def optional(self, *keys: str, least: int = 0, most: int = LARGEST) -> int | None:
+        """Read a size that may be null; absent means the class default."""
+        if any(key in self.fields for key in keys):
+            return self.fields.integer(*keys, least=least, most=most)
+        value = self._default(*keys)
+        return None if value is None else int(value)
+
+    def size(self, *keys: str, least: int = 1, most: int = LARGEST) -> int:
+        """Read a size that must have a value, in the file or by class default."""
+        value = self.fields.integer(*keys, least=least, most=most)
+        if value is None:
+            value = self._default(*keys)
+        if value is None:
+            names = " or ".join(keys)
+            raise self.fields.fail(keys[0], "missing", f"{self.family.name} has no default for {names}")
+        return int(value)
+
+    def switch(self, rule: bool | str) -> bool:
+        """Read a flag that the family fixes or names a key for."""
+        if isinstance(rule, bool):
+            return rule
+        value = self.fields.flag(rule)
+        return bool(self._default(rule)) if value is None else value
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the family's notes and one note naming all class defaults used."""
+        used = tuple(dict.fromkeys(self.defaulted))
+        taken = (f"class defaults of {self.family.name}: {', '.join(used)}",) if used else ()
+        return (*self.family.notes, *taken)

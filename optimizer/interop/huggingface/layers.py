@@ -1,0 +1,195 @@
+"""Per-layer patterns: which layers are sparse, which look through a window, which are Mamba blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
+from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.interop.huggingface.family import ConfigReader
+
+LINEAR = ("linear_attention", "lightning_attention", "recurrent", "delta", "conv")
+BLOCK_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
+BLOCK_WORDS = {"linear_attention": "mamba", "mamba2": "mamba", "full_attention": "attention"}
+
+
+def count_layers(reader: ConfigReader) -> int:
+    """Number of decoder layers; hybrid stacks may only list their blocks."""
+    if reader.family.moe == "blocks":
+        return len(block_kinds(reader))
+    return reader.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS)
+
+
+def block_kinds(reader: ConfigReader) -> list[str]:
+    """Kinds of a hybrid stack's blocks: ``mamba``, ``mlp``, ``attention`` or ``moe``."""
+    fields = reader.fields
+    listed = fields.words("layers_block_type", "layer_types")
+    pattern = fields.text("hybrid_override_pattern")
+    if listed is not None:
+        kinds = [BLOCK_WORDS.get(word, word) for word in listed]
+    elif pattern is not None:
+        kinds = [BLOCK_LETTERS.get(letter, letter) for letter in pattern]
+    else:
+        raise fields.fail("hybrid_override_pattern", "missing", "or layers_block_type: the order of the blocks")
+    unknown = sorted({kind for kind in kinds if kind not in BLOCK_LETTERS.values()})
+    if unknown or not 1 <= len(kinds) <= MAX_LAYERS:
+        what = f"block kind {shorten(unknown[0])!r} is not known" if unknown else "no blocks"
+        raise fields.fail("hybrid_override_pattern", what, "M mamba, - mlp, * attention, E moe")
+    stated = fields.integer("num_hidden_layers")
+    if stated is not None and stated != len(kinds):
+        reader.defaulted.append(f"num_hidden_layers={len(kinds)} from the block list, not {stated}")
+    return kinds
+
+
+def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
+    """Return every layer's shape in order."""
+    if reader.family.moe == "blocks":
+        return _block_shapes(reader)
+    sparse = _sparse_layers(reader, layers)
+    seen = _windows(reader, layers)
+    width = 0 if all(sparse) else _dense_width(reader)
+    return [
+        LayerShape(mlp=Mlp.MOE, window=window) if is_moe else LayerShape(ffn=width, window=window)
+        for is_moe, window in zip(sparse, seen, strict=True)
+    ]
+
+
+def _block_shapes(reader: ConfigReader) -> list[LayerShape]:
+    width = reader.size("intermediate_size")
+    table = {
+        "mamba": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.NONE),
+        "attention": LayerShape(mixer=Mixer.ATTENTION, mlp=Mlp.NONE, window=reader.optional("sliding_window", least=1)),
+        "mlp": LayerShape(mixer=Mixer.NONE, mlp=Mlp.DENSE, ffn=width),
+        "moe": LayerShape(mixer=Mixer.NONE, mlp=Mlp.MOE),
+    }
+    return [table[kind] for kind in block_kinds(reader)]
+
+
+def _dense_width(reader: ConfigReader) -> int:
+    hidden = reader.size("hidden_size", "n_embd", "d_model")
+    if reader.family.ffn_is_4_hidden:
+        return 4 * hidden
+    key = reader.family.dense_width
+    width = reader.optional(key, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", least=1)
+    if width is None and reader.family.name in {"gpt2", "gpt_bigcode", "falcon"}:
+        return 4 * hidden  # n_inner and ffn_hidden_size null or absent mean four times the hidden size
+    if width is None:
+        raise reader.fields.fail(key, "missing", "width of one MLP matrix")
+    return width
+
+
+def _sparse_layers(reader: ConfigReader, layers: int) -> list[bool]:
+    rules: dict[str, Callable[[ConfigReader, int], list[bool]]] = {
+        "none": lambda _, count: [False] * count,
+        "all": lambda _, count: [True] * count,
+        "sparse_step": _by_sparse_step,
+        "first_dense": _after_first_dense,
+        "interleave": _interleaved,
+    }
+    return rules[reader.family.moe](reader, layers)
+
+
+def _by_sparse_step(reader: ConfigReader, layers: int) -> list[bool]:
+    step = reader.size("decoder_sparse_step", most=MAX_LAYERS)
+    dense = set(_indices(reader, "mlp_only_layers", layers) or [])
+    return [index not in dense and (index + 1) % step == 0 for index in range(layers)]
+
+
+def _after_first_dense(reader: ConfigReader, layers: int) -> list[bool]:
+    kinds = reader.fields.words("mlp_layer_types")
+    if kinds is not None:
+        return _exact([kind == "sparse" for kind in kinds], reader, "mlp_layer_types", layers)
+    first = reader.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
+    step = reader.fields.integer("moe_layer_freq", least=1, most=MAX_LAYERS) or 1
+    return [index >= first and index % step == 0 for index in range(layers)]
+
+
+def _interleaved(reader: ConfigReader, layers: int) -> list[bool]:
+    listed = _indices(reader, "moe_layers", layers)
+    if listed is not None:
+        return [index in set(listed) for index in range(layers)]
+    step = reader.size("interleave_moe_layer_step", most=MAX_LAYERS)
+    return [index % step == step - 1 for index in range(layers)]
+
+
+def _indices(reader: ConfigReader, key: str, layers: int) -> list[int] | None:
+    values = reader.fields.items(key)
+    if values is None:
+        return None
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < layers:
+            raise reader.fields.fail(key, f"{shorten(value)} is not a layer", f"0 to {layers - 1}")
+    return list(values)
+
+
+def _exact(values: list[bool], reader: ConfigReader, key: str, layers: int) -> list[bool]:
+    if len(values) != layers:
+        raise reader.fields.fail(key, f"{len(values)} entries for {layers} layers", "one entry per layer")
+    return values
+
+
+def _windows(reader: ConfigReader, layers: int) -> list[int | None]:
+    """Window or chunk length of every layer, None for the whole sequence."""
+    kinds = reader.fields.words("layer_types")
+    if reader.family.no_linear_attention and (kinds is None or any(kind in LINEAR for kind in kinds)):
+        raise reader.fields.fail(
+            "layer_types", f"architecture {reader.family.name} is not supported: {reader.family.no_linear_attention}"
+        )
+    if kinds is not None:
+        return _listed_windows(reader, kinds, layers)
+    windowed = _windowed_layers(reader, layers)
+    if not any(windowed):
+        return [None] * layers
+    length = _window_length(reader)
+    return [length if inside else None for inside in windowed]
+
+
+def _window_length(reader: ConfigReader) -> int | None:
+    key = "attention_chunk_size" if reader.family.window == "llama4" else "sliding_window"
+    return reader.optional(key, least=1)
+
+
+def _listed_windows(reader: ConfigReader, kinds: tuple[str, ...], layers: int) -> list[int | None]:
+    if len(kinds) != layers:
+        raise reader.fields.fail("layer_types", f"{len(kinds)} entries for {layers} layers", "one entry per layer")
+    windows: list[int | None] = []
+    for kind in kinds:
+        if kind in {"sliding_attention", "chunked_attention"}:
+            windows.append(_window_length(reader))
+        elif kind in {"full_attention", "attention", "indexed_attention"}:
+            windows.append(None)
+        else:
+            raise reader.fields.fail(
+                "layer_types", f"layer kind {shorten(kind)!r} is not supported", "full, sliding or chunked attention"
+            )
+    return windows
+
+
+def _windowed_layers(reader: ConfigReader, layers: int) -> list[bool]:
+    fields, rule = reader.fields, reader.family.window
+    if rule == "all":
+        return [True] * layers
+    if rule == "alternate":
+        return [index % 2 == 0 for index in range(layers)]
+    if rule == "gemma3":
+        period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", least=1, most=MAX_LAYERS) or 6
+        return [(index + 1) % period != 0 for index in range(layers)]
+    if rule == "llama4":
+        return _rotary_layers(reader, layers)
+    if rule in {"qwen2", "switch"} and fields.on("use_sliding_window"):
+        first = reader.size("max_window_layers", least=0, most=MAX_LAYERS) if rule == "qwen2" else 0
+        return [index >= first for index in range(layers)]
+    return [False] * layers
+
+
+def _rotary_layers(reader: ConfigReader, layers: int) -> list[bool]:
+    # layers with rotary positions attend within chunks, every fourth one has none and attends to everything
+    listed = reader.fields.items("no_rope_layers")
+    if listed:
+        return _exact([bool(value) for value in listed], reader, "no_rope_layers", layers)
+    interval = reader.size("no_rope_layer_interval", most=MAX_LAYERS)
+    return [(index + 1) % interval != 0 for index in range(layers)]

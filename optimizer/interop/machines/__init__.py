@@ -1,0 +1,1 @@
+"""Importers of what describes machines: schedulers, interconnects, collective benchmarks, graphs."""

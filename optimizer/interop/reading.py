@@ -1,0 +1,196 @@
+"""Parse untrusted text: syntax errors become one-line problems, and values are checked as they are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import InputError, input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LARGEST = 10**15
+"""Above any size, token count or rate in such a file; larger integers are typing errors."""
+
+MAX_LAYERS = 10_000
+MAX_DEGREE = 1_000_000
+MAX_SHOWN = 60
+
+
+def parse_json(text: str, file: str = "") -> dict[str, Any]:
+    """Parse a JSON object; anything else is an ``InputError`` with the line."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise input_error(f"not valid JSON: {error.msg}", "one JSON object", file=file, line=error.lineno) from None
+    except (ValueError, RecursionError):
+        raise input_error("not valid JSON: numbers too long or nested too deeply", file=file) from None
+    return _mapping(data, "JSON object", file)
+
+
+def parse_yaml(text: str, file: str = "") -> dict[str, Any]:
+    """Parse a YAML mapping; anything else is an ``InputError`` with the line."""
+    return _mapping(parse_yaml_value(text, file), "YAML mapping", file)
+
+
+def parse_yaml_value(text: str, file: str = "") -> Any:
+    """Parse any YAML document."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        what = " ".join(str(error.problem or "syntax error").split())
+        raise input_error(f"not valid YAML: {what}", file=file, line=line) from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        # the constructors of dates, numbers and merge keys raise these on malformed scalars
+        raise input_error("not valid YAML", file=file) from None
+
+
+def parse_toml(text: str, file: str = "") -> dict[str, Any]:
+    """Parse a TOML document."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise input_error(f"not valid TOML: {shorten(error)}", file=file) from None
+
+
+def shorten(value: object) -> str:
+    """One line of at most ``MAX_SHOWN`` characters that shows a value from a file."""
+    shown = " ".join(str(value).split())
+    return shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + "..."
+
+
+def _mapping(data: Any, kind: str, file: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise input_error(f"holds {type(data).__name__}, not a {kind}", file=file)
+    return {str(key): value for key, value in data.items()}
+
+
+class Fields:
+    """Typed reads from one mapping of a file.
+
+    ``prefix`` is the dotted path of the mapping in the file. Every getter takes alternative names, first
+    present wins; an absent or null value is None; a value of the wrong type raises ``InputError``.
+    """
+
+    def __init__(self, data: Mapping[str, Any], *, file: str = "", prefix: str = "") -> None:
+        self.data = data
+        self.file = file
+        self.prefix = prefix
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.data
+
+    def path(self, key: str) -> str:
+        """Dotted path of a key, for messages."""
+        return f"{self.prefix}.{key}" if self.prefix else key
+
+    def fail(self, key: str, what: str, allowed: str = "") -> InputError:
+        """Build the error of one key."""
+        return input_error(what, allowed, key=self.path(key), file=self.file)
+
+    def find(self, *keys: str) -> tuple[str, Any]:
+        """Return the first of the names that is present with a value, and the value (None if none is)."""
+        for key in keys:
+            if self.data.get(key) is not None:
+                return key, self.data[key]
+        return keys[0], None
+
+    def integer(self, *keys: str, least: int = 0, most: int = LARGEST) -> int | None:
+        """Read a whole number in [least, most]."""
+        key, value = self.find(*keys)
+        if value is None:
+            return None
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, f"{shorten(value)!r} is not a whole number", f"{least} or more")
+        if not least <= value <= most:
+            raise self.fail(key, f"{shorten(value)} is out of range", f"{least} to {most}")
+        return value
+
+    def count(self, *keys: str, default: int = 1) -> int:
+        """Read a degree or count of at least 1."""
+        value = self.integer(*keys, least=1, most=MAX_DEGREE)
+        return default if value is None else value
+
+    def required(self, *keys: str, least: int = 1, most: int = LARGEST) -> int:
+        """Read a whole number that must be there."""
+        value = self.integer(*keys, least=least, most=most)
+        if value is None:
+            names = " or ".join(keys)
+            raise self.fail(keys[0], "missing", f"needs {names}, a whole number of at least {least}")
+        return value
+
+    def number(self, *keys: str) -> float | None:
+        """Read a finite number."""
+        key, value = self.find(*keys)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.fail(key, f"{shorten(value)!r} is not a number")
+        return float(value)
+
+    def flag(self, *keys: str) -> bool | None:
+        """Read true or false."""
+        key, value = self.find(*keys)
+        if value is None:
+            return None
+        if isinstance(value, bool):
+            return value
+        raise self.fail(key, f"{shorten(value)!r} is not true or false")
+
+    def on(self, *keys: str) -> bool:
+        """Read a switch that is off when absent."""
+        return bool(self.flag(*keys))
+
+    def text(self, *keys: str) -> str | None:
+        """Read a string."""
+        key, value = self.find(*keys)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.fail(key, f"{shorten(value)!r} is not a string")
+
+    def choice(self, key: str, allowed: Sequence[str]) -> str | None:
+        """Read one of the given words, whatever its case."""
+        value = self.text(key)
+        if value is None:
+            return None
+        for word in allowed:
+            if word.lower() == value.lower():
+                return word
+        raise self.fail(key, f"{shorten(value)!r} is not known", "one of " + ", ".join(allowed))
+
+    def items(self, *keys: str) -> list[Any] | None:
+        """Read a list."""
+        key, value = self.find(*keys)
+        if value is None or isinstance(value, list):
+            return value
+        if isinstance(value, tuple):
+            return list(value)
+        raise self.fail(key, f"{shorten(value)!r} is not a list")
+
+    def words(self, *keys: str) -> tuple[str, ...] | None:
+        """Read a list of strings."""
+        values = self.items(*keys)
+        if values is None:
+            return None
+        if not all(isinstance(value, str) for value in values):
+            raise self.fail(keys[0], "holds something else than strings")
+        return tuple(values)
+
+    def section(self, *keys: str) -> Fields:
+        """Read a nested mapping; an absent one is empty."""
+        key, value = self.find(*keys)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.fail(key, f"{shorten(value)!r} is not a mapping")
+        inner = {str(name): item for name, item in value.items()}
+        return Fields(inner, file=self.file, prefix=self.path(key))

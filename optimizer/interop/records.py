@@ -1,0 +1,214 @@
+"""What importers give back and exporters hand out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import Framework
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.layout import Layout, VirtualStage
+    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedModel:
+    """A model read from a file.
+
+    ``sequence_length`` is a suggestion: the length it was pre-trained for where the file says so, else its
+    longest context, in tokens. ``notes`` say what was taken from class defaults and what is not modelled.
+    """
+
+    model: ModelSpec
+    sequence_length: int | None = None
+    precision: Precision | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLayout:
+    """The parallel layout as far as a launch file states it; None is unknown.
+
+    Degrees mean what they mean in ``Layout``. ``zero`` and ``hsdp_shard`` likewise. ``stages`` is empty when
+    the file leaves the split to the framework and the model is unknown. ``layer_counts`` are the decoder
+    layers of each virtual stage (chunk-major) where the file states them without a model.
+    """
+
+    tp: int | None = None
+    sp: bool | None = None
+    cp: int | None = None
+    pp: int | None = None
+    vp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    dp: int | None = None
+    zero: int | None = None
+    hsdp_shard: int | None = None
+    micro_batch: int | None = None
+    micro_batches: int | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    recompute_layers: int | None = None
+    schedule: Schedule | None = None
+    mesh_order: str | None = None
+    layer_counts: tuple[int, ...] = ()
+    stages: tuple[VirtualStage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTraining:
+    """The batch and number formats as far as a launch file states them; None is unknown.
+
+    ``global_batch`` in sequences; ``grad_bytes``, ``moment_bytes`` bytes per parameter.
+    """
+
+    sequence_length: int | None = None
+    global_batch: int | None = None
+    train_steps: int | None = None
+    precision: Precision | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    grad_bytes: int | None = None
+    moment_bytes: int | None = None
+    pad_vocab: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Switches that change a job's speed or memory but not its layout; None is the framework's default.
+
+    The first group has the names of the cost model's framework presets: gradient reduction (``dp``), parameter
+    gathering, pipeline sends, expert all-to-all (``none``, ``shared`` or ``batch``). ``optimizer_offload`` is the
+    fraction of the optimizer kept in host memory, ``checkpoint_interval`` counts steps.
+    """
+
+    tp_overlap: bool | None = None
+    dp_overlap: bool | None = None
+    param_overlap: bool | None = None
+    pp_overlap: bool | None = None
+    ep_overlap: str | None = None
+    cp_comm: CpComm | None = None
+    compiled: bool | None = None
+    moe_dispatcher: str | None = None
+    microbatch_group: int | None = None
+    optimizer_offload: float | None = None
+    activation_offload: bool | None = None
+    checkpoint_interval: int | None = None
+    checkpoint_async: bool | None = None
+
+    def preset_overrides(self) -> dict[str, object]:
+        """Return the stated switches under the names of the framework preset's fields."""
+        names = ("tp_overlap", "dp_overlap", "param_overlap", "pp_overlap", "ep_overlap", "cp_comm", "compiled")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedJob:
+    """Somebody's launch configuration.
+
+    ``model`` is None when the file only names it (``model_name``). ``gpus`` is the number of processes if
+    stated or derivable. ``notes`` say which values are the framework's defaults and why; ``missing`` names
+    what a price needs and the file does not state.
+    """
+
+    framework: Framework
+    layout: JobLayout
+    training: JobTraining
+    options: JobOptions = field(default_factory=JobOptions)
+    version: str | None = None
+    model: ModelSpec | None = None
+    model_name: str | None = None
+    gpus: int | None = None
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One measured run as columns of the measured-run table (``validate``), and what was assumed."""
+
+    columns: dict[str, str | int | float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The memory line of a torch out-of-memory message, bytes; None is not stated by that generation."""
+
+    tried_bytes: float
+    capacity_bytes: float
+    free_bytes: float | None = None
+    in_use_bytes: float | None = None
+    allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBlock:
+    """Nodes that share a switch or block, and the name of the level above, empty for none."""
+
+    name: str
+    nodes: tuple[str, ...]
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSet:
+    """Nodes of an allocation or of a whole cluster.
+
+    ``kind`` is ``flat``, ``tree``, ``block``, ``ring`` or ``torus``. ``block_size`` is the planning size of a block
+    in nodes. ``gpus_per_node`` None if the scheduler does not say.
+    """
+
+    nodes: tuple[str, ...]
+    gpus_per_node: int | None = None
+    kind: str = "flat"
+    blocks: tuple[NodeBlock, ...] = ()
+    block_size: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTopology:
+    """One node as ``nvidia-smi topo -m`` shows it.
+
+    ``nvlink_domain`` is the largest set of GPUs that reach each other over NVLink, ``nvlinks`` the fewest bonded
+    links between two of them (0: no NVLink). ``gpu_nics`` names, per GPU, the NICs usable with GPU-direct;
+    ``nics`` counts those that serve any GPU.
+    """
+
+    gpus: int
+    nvlink_domain: int
+    nvlinks: int
+    nics: int
+    gpu_nics: tuple[tuple[str, ...], ...]
+    other_nics: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSchedule:
+    """How often the exported job saves, in steps, and whether training goes on meanwhile."""
+
+    interval_steps: int
+    asynchronous: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedJob:
+    """A launch configuration.
+
+    ``files`` maps file names to their text, ``command`` starts the job from their folder. ``memory_check`` is a
+    command that confirms one rank's memory on a single GPU, or why there is none. ``notes`` are choices the
+    reader should know.
+    """
+
+    framework: Framework
+    version: str
+    files: dict[str, str]
+    command: str
+    memory_check: str
+    layout: Layout
+    notes: tuple[str, ...] = ()
