@@ -1,0 +1,118 @@
+"""What one pipeline rank may hold: numbers of blocks by kind, with their time, for the exact stage problem.
+
+Blocks are contiguous over virtual stages in chunk-major order, so the kinds on a rank depend on where each kind
+ends. For every kind but the last, its *cut*, fix the chunk that holds its last block. Then a rank is in one of three
+relations to the cut, which decides how many blocks of the kinds up to the cut it has: those of all earlier chunks, and
+of the cut's own chunk all (the cut comes at a later rank), some (here), or none (it came at an earlier rank).
+A rank's time and memory depend on nothing else, so that they are computed once for each option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layoutopt.optimizer.solve.exact_row import StageRow, bytes_used, least_recompute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.terms import FloatArray, IntArray
+
+LATER, HERE, EARLIER = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """``n`` options of all ranks, by rank.
+
+    ``cumulative`` (n, K) are the blocks of the kinds up to and including k, ``blocks`` and ``recomputed`` (n, K)
+    those of each kind. ``needs`` and ``leaves`` are bit sets of the cuts passed before and after the rank.
+    """
+
+    rank: IntArray
+    needs: IntArray
+    leaves: IntArray
+    cumulative: IntArray
+    blocks: IntArray
+    recomputed: IntArray
+    time_s: FloatArray
+
+    def take(self, index: NDArray[Any]) -> Options:
+        """Return the options selected by an index or mask array."""
+        return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+def stage_options(
+    row: StageRow, low: IntArray, high: IntArray, count: int | None, cuts: tuple[int, ...], limit_s: float
+) -> Options:
+    """List what each rank may hold with ``low`` to ``high`` (P,) blocks, fitting in memory and within ``limit_s``.
+
+    ``count`` blocks of each chunk are recomputed, or the quickest set that fits when it is None. ``cuts`` are
+    the chunks that hold the last block of each kind but the last.
+    """
+    width = high - low + 1
+    rank = np.repeat(np.arange(row.ranks), width)
+    held = np.arange(len(rank)) - np.repeat(np.cumsum(width) - width - low, width)
+    sizes = row.chunk_sizes(rank, held)
+    which, relation, part = _cross(sizes, cuts)
+    rank, held, sizes = rank[which], held[which], sizes[which]
+    cumulative = _up_to_cuts(sizes, cuts, part, held)
+    blocks = np.diff(cumulative, axis=1, prepend=0)
+    if count is None:
+        recomputed, fits = least_recompute(row, rank, blocks)
+    else:
+        capped = np.minimum(sizes, count)
+        recomputed = np.diff(_up_to_cuts(capped, cuts, np.minimum(part, count), capped.sum(axis=1)), axis=1, prepend=0)
+        fits = bytes_used(row, rank, blocks, recomputed) <= row.capacity_bytes
+    time = blocks @ row.layer_s + recomputed @ row.recompute_s + row.end_s[rank]
+    bits = 1 << np.arange(len(cuts))
+    options = Options(
+        rank=rank,
+        needs=(relation == EARLIER) @ bits,
+        leaves=(relation != LATER) @ bits,
+        cumulative=cumulative,
+        blocks=blocks,
+        recomputed=recomputed,
+        time_s=time,
+    )
+    return options.take(fits & (time <= limit_s))
+
+
+def _cross(sizes: IntArray, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray, IntArray]:
+    """Combine every rank's sizes (n, V) with every relation to the cuts.
+
+    Returns the row of ``sizes``, the relation (m, cuts) and the blocks of the cut's own chunk up to the cut (m, cuts).
+    """
+    which = np.arange(len(sizes))
+    relation = np.zeros((len(sizes), 0), dtype=np.int64)
+    part = np.zeros((len(sizes), 0), dtype=np.int64)
+    for position, chunk in enumerate(cuts):
+        size = sizes[which, chunk]
+        source = np.repeat(np.arange(len(which)), size + 2)
+        step = np.arange(len(source)) - np.repeat(np.cumsum(size + 2) - (size + 2), size + 2)
+        size = size[source]
+        here = np.where(step == 0, LATER, np.where(step <= size, HERE, EARLIER))
+        blocks = np.where(here == LATER, size, np.where(here == HERE, step, 0))
+        which = which[source]
+        relation = np.column_stack([relation[source], here])
+        part = np.column_stack([part[source], blocks])
+        if position and cuts[position - 1] == chunk:
+            keep = _in_order(relation[:, -2:], part[:, -2:])
+            which, relation, part = which[keep], relation[keep], part[keep]
+    return which, relation, part
+
+
+def _in_order(relation: IntArray, part: IntArray) -> NDArray[np.bool_]:
+    """Tell where two cuts of one chunk come in the order of their kinds, with a block between them."""
+    together = (relation == HERE).all(axis=1)
+    ordered: NDArray[np.bool_] = relation[:, 0] >= relation[:, 1]
+    return ordered & ~(together & (part[:, 0] >= part[:, 1]))
+
+
+def _up_to_cuts(sizes: IntArray, cuts: tuple[int, ...], part: IntArray, total: IntArray) -> IntArray:
+    """Return the blocks (n, K) of the kinds up to each cut, and all of them."""
+    columns = [sizes[:, :chunk].sum(axis=1) + part[:, a] for a, chunk in enumerate(cuts)]
+    return np.stack([*columns, total], axis=1)

@@ -1,0 +1,216 @@
+"""The exact stage search against plain enumeration of virtual stages."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.solve.exact_stages import boxes, solve_stages
+from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, Recomputation, Split, StageRule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
+
+
+def make_terms(**changes: object) -> StageTerms:
+    """One row; keyword arguments replace fields, lists become rows."""
+    values: dict[str, object] = {
+        "pp": 2, "vp": 1, "micro_batches": 8, "layer_s": [1.0], "recompute_s": [0.25], "first_s": 0.5, "last_s": 1.5,
+        "bubble_weight": 1.0, "fixed_s": 0.5, "layer_state_bytes": [4.0], "layer_activation_bytes": [3.0],
+        "recomputed_activation_bytes": [1.0], "first_bytes": 4.0, "last_bytes": 5.0, "common_bytes": 1.0,
+        "recompute_transient_bytes": 2.0, "capacity_bytes": np.inf, "in_flight": [2.0, 1.0], "may_recompute": True,
+    }  # fmt: skip
+    values |= changes
+    return StageTerms(**{name: np.asarray([value]) for name, value in values.items()})  # type: ignore[arg-type]
+
+
+def valid_sizes(ranks: int, chunks: int, blocks: int, split: Split) -> Iterator[tuple[int, ...]]:
+    """Enumerate virtual stage sizes straight from the wording of the stage rule."""
+    stages = ranks * chunks
+    for head in product(range(blocks + 1), repeat=stages - 1):
+        sizes = (*head, blocks - sum(head))
+        ends = {0, stages - 1} if ranks > 1 else set()
+        if any(size < (0 if j in ends else 1) for j, size in enumerate(sizes)):
+            continue
+        if all(chunks_ok(sizes[rank::ranks], rank == ranks - 1) for rank in range(ranks)) and split_ok(sizes, split):
+            yield sizes
+
+
+def chunks_ok(sizes: tuple[int, ...], last: bool) -> bool:
+    """The chunks of one rank differ by at most one block, smaller first, on the last rank smaller last."""
+    return max(sizes) - min(sizes) <= 1 and list(sizes) == sorted(sizes, reverse=last)
+
+
+def split_ok(sizes: tuple[int, ...], split: Split) -> bool:
+    """Near equal: within one block, but an end may hold one fewer than the smallest middle stage."""
+    middle = sizes[1:-1]
+    if split is Split.FREE or max(sizes) - min(sizes) <= 1:
+        return True
+    if not middle or max(middle) - min(middle) > 1:
+        return False
+    return all(min(middle) - 1 <= end <= min(middle) + 1 for end in (sizes[0], sizes[-1]))
+
+
+def brute_force(terms: StageTerms, counts: list[int], rule: StageRule) -> float:
+    """Price every split with every allowed recomputation; return the least step time, inf if none fits."""
+    ranks, chunks = int(terms.pp[0]), int(terms.vp[0])
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    blocks, recomputed = [], []
+    for sizes in valid_sizes(ranks, chunks, len(kinds), rule.split):
+        bounds = np.cumsum([0, *sizes])
+        stages = [kinds[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        held = rank_counts(stages, ranks, len(counts))
+        for choice in recomputations(stages, held, rule, bool(terms.may_recompute[0])):
+            blocks.append(held)
+            recomputed.append(choice)
+    if not blocks:
+        return np.inf
+    costs = price_stages(terms.take(np.zeros(len(blocks), dtype=int)), np.array(blocks), np.array(recomputed))
+    return float(np.min(costs.step_time_s, where=costs.fits, initial=np.inf))
+
+
+def rank_counts(stages: list[list[int]], ranks: int, kinds: int) -> np.ndarray:
+    """Blocks of each kind on each rank."""
+    held = np.zeros((ranks, kinds), dtype=np.int64)
+    for j, stage in enumerate(stages):
+        for kind in stage:
+            held[j % ranks, kind] += 1
+    return held
+
+
+def recomputations(
+    stages: list[list[int]], held: np.ndarray, rule: StageRule, allowed: bool
+) -> Iterator[np.ndarray]:
+    """Every recomputation the rule allows for given stages."""
+    if not allowed:
+        yield np.zeros_like(held)
+    elif rule.recomputation is Recomputation.PER_RANK:
+        for flat in product(*(range(n + 1) for n in held.ravel())):
+            yield np.array(flat).reshape(held.shape)
+    elif rule.recomputation is Recomputation.ALL_OR_NONE:
+        yield np.zeros_like(held)
+        yield held
+    else:
+        for count in range(max(map(len, stages)) + 1):
+            yield rank_counts([stage[:count] for stage in stages], *held.shape)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[StageTerms, list[int]]:
+    """Small integer terms, so that ties and memory limits are hit exactly."""
+    ranks, chunks = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)]))
+    counts = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(lambda c: 1 <= sum(c) <= 6))
+    kinds = len(counts)
+    per_kind = st.lists(st.integers(0, 9), min_size=kinds, max_size=kinds)
+    activation = draw(per_kind)
+    flights = sorted(draw(st.lists(st.integers(1, 12), min_size=ranks, max_size=ranks)), reverse=True)
+    terms = make_terms(
+        pp=ranks,
+        vp=chunks,
+        micro_batches=draw(st.integers(1, 12)) + 1,
+        bubble_weight=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+        layer_s=[float(x) + 1 for x in draw(per_kind)],
+        recompute_s=[float(x) for x in draw(per_kind)],
+        first_s=float(draw(st.integers(0, 9))),
+        last_s=float(draw(st.integers(0, 9))),
+        fixed_s=float(draw(st.integers(0, 3))),
+        layer_state_bytes=[float(x) for x in draw(per_kind)],
+        layer_activation_bytes=[float(x) for x in activation],
+        recomputed_activation_bytes=[float(draw(st.integers(0, x))) for x in activation],
+        first_bytes=float(draw(st.integers(0, 9))),
+        last_bytes=float(draw(st.integers(0, 9))),
+        common_bytes=float(draw(st.integers(0, 3))),
+        recompute_transient_bytes=float(draw(st.integers(0, 6))),
+        capacity_bytes=float(draw(st.integers(5, 140))),
+        in_flight=[x / 2 for x in flights],
+        may_recompute=draw(st.booleans()) or draw(st.booleans()),
+    )
+    return terms, counts
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.split}-{rule.recomputation}")
+@settings(max_examples=120, deadline=None)
+@given(row=rows())
+def test_equals_enumeration(rule: StageRule, row: tuple[StageTerms, list[int]]) -> None:
+    """The optimum, or that nothing fits, equals enumeration of all virtual stages and recomputations."""
+    terms, counts = row
+    expected = brute_force(terms, counts, rule)
+    found = solve_stages(terms, counts, rule)
+    assert (found.step_time_s if found else np.inf) == pytest.approx(expected, rel=1e-12)
+    if found:
+        costs = price_stages(terms, found.blocks[None], found.recomputed[None])
+        assert costs.fits[0]
+        assert costs.step_time_s[0] == pytest.approx(found.step_time_s, rel=1e-12)
+        assert found.blocks.sum(axis=0).tolist() == counts
+        assert solve_stages(terms, counts, rule, below_s=found.step_time_s) is None
+        assert solve_stages(terms, counts, rule, below_s=found.step_time_s * (1 + 1e-9)) is not None
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_boxes_are_the_rule(split: Split) -> None:
+    """The ranges of blocks per rank contain exactly the totals of the valid virtual stages."""
+    for ranks, chunks, blocks in product((1, 2, 3, 4), (1, 2, 3), range(1, 9)):
+        if ranks * chunks > 6:
+            continue
+        expected = {
+            tuple(sum(sizes[rank::ranks]) for rank in range(ranks))
+            for sizes in valid_sizes(ranks, chunks, blocks, split)
+        }
+        found = set()
+        for low, high in boxes(ranks, chunks, blocks, split):
+            spans = (range(a, b + 1) for a, b in zip(low, high, strict=True))
+            found |= {held for held in product(*spans) if sum(held) == blocks}
+        assert found == expected, (ranks, chunks, blocks)
+
+
+def test_uneven_ends() -> None:
+    """A heavy head moves blocks from the last rank to the others."""
+    found = solve_stages(make_terms(first_s=0.0, last_s=2.0), [10], FREE)
+    assert found is not None
+    assert found.blocks.ravel().tolist() == [6, 4]
+
+
+def test_recomputes_only_where_memory_binds() -> None:
+    """Free recomputation touches the first rank only; one number for all chunks touches both."""
+    terms = make_terms(capacity_bytes=48.0, first_s=1.5)
+    free, uniform = solve_stages(terms, [10], FREE), solve_stages(terms, [10], MEGATRON)
+    assert free is not None
+    assert uniform is not None
+    assert free.recomputed[1, 0] == 0 < free.recomputed[0, 0]
+    assert uniform.recomputed[0, 0] == uniform.recomputed[1, 0] > 0
+    assert free.step_time_s < uniform.step_time_s
+
+
+def test_does_not_fit() -> None:
+    """Nothing fits when the states alone exceed the capacity."""
+    assert solve_stages(make_terms(capacity_bytes=20.0), [10], FREE) is None
+
+
+@pytest.mark.parametrize("rule", [FREE, MEGATRON, TORCHTITAN])
+def test_too_few_blocks(rule: StageRule) -> None:
+    """Two chunks on each of three ranks need four blocks: only the ends may be empty."""
+    terms = make_terms(pp=3, vp=2, in_flight=[3.0, 2.0, 1.0])
+    assert solve_stages(terms, [3], rule) is None
+    assert solve_stages(terms, [4], rule) is not None
+
+
+def test_many_kinds_use_wide_states() -> None:
+    """With more kinds than fit into one integer key the answer is the same as with the kinds merged."""
+    kinds, counts = 12, [2] * 12
+    same = {name: [value] * kinds for name, value in {
+        "layer_s": 1.0, "recompute_s": 0.25, "layer_state_bytes": 4.0,
+        "layer_activation_bytes": 3.0, "recomputed_activation_bytes": 1.0,
+    }.items()}  # fmt: skip
+    apart = solve_stages(make_terms(capacity_bytes=110.0, **same), counts, MEGATRON)
+    merged = solve_stages(make_terms(capacity_bytes=110.0), [24], MEGATRON)
+    assert apart is not None
+    assert merged is not None
+    assert apart.step_time_s == merged.step_time_s
