@@ -68,6 +68,14 @@ class StageTerms:
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
+def _weighted(blocks: IntArray, values: FloatArray) -> FloatArray:
+    """Sum values (n, K) over the blocks (n, P, K) of each rank."""
+    total = blocks[:, :, 0] * values[:, None, 0]
+    for kind in range(1, values.shape[1]):
+        total += blocks[:, :, kind] * values[:, None, kind]
+    return total
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
     """Result of ``price_stages``: per rank (n, P) and per layout (n,)."""
@@ -87,15 +95,16 @@ def price_stages(terms: StageTerms, blocks: IntArray, recomputed: IntArray) -> S
     """
     ranks = np.arange(terms.in_flight.shape[1])
     real = ranks < terms.pp[:, None]
-    last = ranks == terms.pp[:, None] - 1
-    first = ranks == 0
-    rank_time = np.einsum("npk,nk->np", blocks, terms.layer_s) + np.einsum("npk,nk->np", recomputed, terms.recompute_s)
-    rank_time += first * terms.first_s[:, None] + last * terms.last_s[:, None]
+    rank_time = _weighted(blocks, terms.layer_s) + _weighted(recomputed, terms.recompute_s)
     saved = terms.layer_activation_bytes - terms.recomputed_activation_bytes
-    held = np.einsum("npk,nk->np", blocks, terms.layer_activation_bytes) - np.einsum("npk,nk->np", recomputed, saved)
-    rank_bytes = np.einsum("npk,nk->np", blocks, terms.layer_state_bytes) + terms.in_flight * held
-    rank_bytes += first * terms.first_bytes[:, None] + last * terms.last_bytes[:, None] + terms.common_bytes[:, None]
+    held = _weighted(blocks, terms.layer_activation_bytes) - _weighted(recomputed, saved)
+    rank_bytes = _weighted(blocks, terms.layer_state_bytes) + terms.in_flight * held + terms.common_bytes[:, None]
     rank_bytes += (recomputed.sum(axis=2) > 0) * terms.recompute_transient_bytes[:, None]
+    rows, last = np.arange(len(terms)), terms.pp - 1
+    rank_time[:, 0] += terms.first_s
+    rank_bytes[:, 0] += terms.first_bytes
+    rank_time[rows, last] += terms.last_s
+    rank_bytes[rows, last] += terms.last_bytes
     rank_time, rank_bytes = rank_time * real, rank_bytes * real
     slowest, peak = rank_time.max(axis=1), rank_bytes.max(axis=1)
     waiting = terms.bubble_weight * (rank_time.sum(axis=1) - slowest)
