@@ -62,10 +62,12 @@ def stage_options(
     cumulative = _up_to_cuts(sizes, cuts, part, held)
     blocks = np.diff(cumulative, axis=1, prepend=0)
     if count is None:
-        recomputed, fits = least_recompute(row, rank, blocks)
+        recomputed, fits = _free_recompute(row, rank, blocks, limit_s)
     else:
         capped = np.minimum(sizes, count)
-        recomputed = np.diff(_up_to_cuts(capped, cuts, np.minimum(part, count), capped.sum(axis=1)), axis=1, prepend=0)
+        recomputed = np.diff(
+            _up_to_cuts(capped, cuts, np.minimum(part, count), capped.sum(axis=1)), axis=1, prepend=0
+        )
         fits = bytes_used(row, rank, blocks, recomputed) <= row.capacity_bytes
     time = blocks @ row.layer_s + recomputed @ row.recompute_s + row.end_s[rank]
     bits = 1 << np.arange(len(cuts))
@@ -79,6 +81,21 @@ def stage_options(
         time_s=time,
     )
     return options.take(fits & (time <= limit_s))
+
+
+def _free_recompute(
+    row: StageRow, rank: IntArray, blocks: IntArray, limit_s: float
+) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Find the quickest recomputation once for each different content that can meet the limit."""
+    meets = np.flatnonzero(blocks @ row.layer_s + row.end_s[rank] <= limit_s)
+    recomputed, fits = np.zeros_like(blocks), np.zeros(len(blocks), dtype=bool)
+    if blocks.shape[1] == 1:
+        recomputed[meets], fits[meets] = least_recompute(row, rank[meets], blocks[meets])
+        return recomputed, fits
+    content, which = np.unique(np.column_stack([rank[meets], blocks[meets]]), axis=0, return_inverse=True)
+    chosen, works = least_recompute(row, content[:, 0], content[:, 1:])
+    recomputed[meets], fits[meets] = chosen[which], works[which]
+    return recomputed, fits
 
 
 def _cross(sizes: IntArray, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray, IntArray]:

@@ -196,28 +196,30 @@ def least_recompute(row: StageRow, rank: IntArray, blocks: IntArray) -> tuple[In
     best, fits = np.zeros_like(blocks), need <= 0
     if not row.may_recompute or fits.all():
         return best, fits
-    short = np.flatnonzero(~fits)
-    chosen, found = _cheapest_recompute(row, rank[short], blocks[short], need[short] + row.transient_bytes)
-    best[short], fits[short] = chosen, found
+    short = np.flatnonzero(~fits & (bytes_used(row, rank, blocks, blocks) <= row.capacity_bytes))
+    if len(short):
+        best[short], fits[short] = _cheapest_recompute(row, rank[short], blocks[short], need[short])
     return best, fits
 
 
 def _cheapest_recompute(
     row: StageRow, rank: IntArray, blocks: IntArray, need: FloatArray
 ) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Choose blocks that save ``need`` bytes (n,) beside what recomputing takes itself."""
     best = np.zeros_like(blocks)
     best_s = np.full(len(blocks), np.inf)
     per_block = row.in_flight[rank, None] * row.saved_bytes
     for head in np.ndindex(*(blocks[:, :-1].max(axis=0) + 1)):
-        tried = np.zeros_like(blocks)
+        has = np.flatnonzero((blocks[:, :-1] >= head).all(axis=1))
+        tried = np.empty((len(has), blocks.shape[1]), dtype=np.int64)
         tried[:, :-1] = head
-        rest = need - (per_block * tried).sum(axis=1)
-        tried[:, -1] = _blocks_for(rest, per_block[:, -1], blocks[:, -1])
-        tried = _repair(row, rank, blocks, tried)
+        rest = need[has] + row.transient_bytes - per_block[has, :-1] @ np.array(head, dtype=float)
+        tried[:, -1] = _blocks_for(rest, per_block[has, -1], blocks[has, -1])
+        tried = _repair(row, rank[has], blocks[has], tried)
         time = tried @ row.recompute_s
-        works = (tried <= blocks).all(axis=1) & (tried.sum(axis=1) > 0) & (time < best_s)
-        works &= bytes_used(row, rank, blocks, tried) <= row.capacity_bytes
-        best[works], best_s[works] = tried[works], time[works]
+        works = (tried[:, -1] <= blocks[has, -1]) & (tried.sum(axis=1) > 0) & (time < best_s[has])
+        works &= bytes_used(row, rank[has], blocks[has], tried) <= row.capacity_bytes
+        best[has[works]], best_s[has[works]] = tried[works], time[works]
     return best, np.isfinite(best_s)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from layoutopt.optimizer.solve.exact_graph import build_graph
 from layoutopt.optimizer.solve.exact_options import stage_options
-from layoutopt.optimizer.solve.exact_row import StageRow, quickest_floors, time_floors
+from layoutopt.optimizer.solve.exact_row import StageRow, cheapest_sums, quickest_floors, time_floors
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 
 if TYPE_CHECKING:
@@ -65,9 +65,15 @@ def solve_stages(
     best = _Best(row=row, step_time_s=below_s)
     for low, high in boxes(row.ranks, row.chunks, row.blocks, rule.split):
         for count in _recompute_counts(row, rule, high):
-            if count and np.isfinite(best.step_time_s) and _quickest_s(row, low, high, count) >= best.step_time_s:
+            if (
+                count
+                and np.isfinite(best.step_time_s)
+                and _quickest_s(row, low, high, count) >= best.step_time_s
+            ):
                 break  # with more recomputation every rank only takes longer
             best = _improve(best, low, high, count)
+            if count is not None and _memory_is_ample(best, low, high, count):
+                break
     return best.answer
 
 
@@ -150,6 +156,17 @@ def _quickest_s(row: StageRow, low: IntArray, high: IntArray, count: int) -> flo
     """Return a floor under the step time with ``count`` recomputed blocks per chunk or more, memory aside."""
     slowest = _least_bottleneck_s(_mask(quickest_floors(row, count), low, high), row.blocks)
     return row.peak_weight * slowest + row.sum_weight * row.work_s + row.fixed_s
+
+
+def _memory_is_ample(best: _Best, low: IntArray, high: IntArray, count: int) -> bool:
+    """Tell whether any faster split fits with ``count`` recomputed blocks: more recomputation is useless then."""
+    row = best.row
+    within = _range_within(_mask(quickest_floors(row, count), low, high), best.limit_s(row.work_s))
+    if not _holds(within, row.blocks):
+        return True
+    used = -cheapest_sums(-row.state_bytes - row.in_flight[:, None] * row.activation_bytes, row.counts)
+    most = used[np.arange(row.ranks), within[1]] + row.end_bytes + row.transient_bytes * (count > 0)
+    return bool((most <= row.capacity_bytes * (1 - 1e-12)).all())
 
 
 def _mask(floors: FloatArray, low: IntArray, high: IntArray) -> FloatArray:
@@ -253,7 +270,9 @@ def _cut_chunks(row: StageRow, low: IntArray, high: IntArray) -> Iterator[tuple[
     passed = np.cumsum(row.chunk_sizes(ranks, low).sum(axis=0))
     ends = np.cumsum(row.counts)[:-1]
     for cuts in combinations_with_replacement(range(row.chunks), len(ends)):
-        possible = (end <= reached[c] and (c == 0 or end > passed[c - 1]) for c, end in zip(cuts, ends, strict=True))
+        possible = (
+            end <= reached[c] and (c == 0 or end > passed[c - 1]) for c, end in zip(cuts, ends, strict=True)
+        )
         if all(possible):
             yield cuts
 

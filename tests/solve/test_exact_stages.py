@@ -40,7 +40,9 @@ def valid_sizes(ranks: int, chunks: int, blocks: int, split: Split) -> Iterator[
         ends = {0, stages - 1} if ranks > 1 else set()
         if any(size < (0 if j in ends else 1) for j, size in enumerate(sizes)):
             continue
-        if all(chunks_ok(sizes[rank::ranks], rank == ranks - 1) for rank in range(ranks)) and split_ok(sizes, split):
+        if all(chunks_ok(sizes[rank::ranks], rank == ranks - 1) for rank in range(ranks)) and split_ok(
+            sizes, split
+        ):
             yield sizes
 
 
