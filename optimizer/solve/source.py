@@ -1,0 +1,43 @@
+"""What the search needs to know about a space of layouts: its tuples and the terms of their stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.space.stage_rule import StageRule
+
+
+class TermsSource(Protocol):
+    """A space of layouts, without physics.
+
+    A *tuple* is a layout without its stages. Tuples that share their degrees and differ only in modifiers (ZeRO
+    stage, recomputed modules, mesh order, schedule, precision) belong to one *degree row*.
+    """
+
+    @property
+    def degrees(self) -> LayoutBatch:
+        """The valid degree rows. Their code columns hold any valid modifier."""
+
+    @property
+    def counts(self) -> IntArray:
+        """Blocks of each kind in the model, shape (K,), in the order of the stack."""
+
+    @property
+    def rule(self) -> StageRule:
+        """Which splits and which recomputation the framework can launch."""
+
+    def relaxed(self, rows: LayoutBatch) -> StageTerms:
+        """Return the terms of degree rows, each element the most optimistic over the row's modifiers.
+
+        Optimistic means: least seconds and bytes, largest capacity, recomputation allowed if any modifier allows it.
+        ``pp``, ``vp`` and ``micro_batches`` are degrees and the same for all modifiers of a row.
+        """
+
+    def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
+        """Return all tuples of the degree rows, and for each the position of its degree row in ``rows``."""
+
+    def terms(self, batch: LayoutBatch) -> StageTerms:
+        """Return the exact terms of tuples."""
