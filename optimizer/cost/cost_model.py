@@ -23,7 +23,7 @@ from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
 from layoutopt.optimizer.topology.mesh import mesh_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -88,18 +88,30 @@ class CostModel:
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
         """Return the stage terms of every row."""
-        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch)])
+        return self.terms_of(batch, lambda parts: parts)
 
-    def parts(self, batch: LayoutBatch) -> Iterator[tuple[IntArray, TermParts]]:
+    def terms_of(
+        self, batch: LayoutBatch, change: Callable[[TermParts], TermParts], *, closest: bool = False
+    ) -> StageTerms:
+        """Return the stage terms after ``change`` of the components; ``closest`` places every axis innermost."""
+        pieces = self.parts(batch, closest=closest)
+        return scatter_terms(len(batch), [(rows, change(parts).terms()) for rows, parts in pieces])
+
+    def parts(self, batch: LayoutBatch, *, closest: bool = False) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
-        first, inverse = distinct_rows([batch.order, batch.schedule, batch.precision])
-        for group in range(len(first)):
-            rows = np.flatnonzero(inverse == group)
-            yield rows, self._parts(batch.take(rows) if len(first) > 1 else batch)
+        for rows, same in _homogeneous(batch):
+            yield rows, self._parts(same, closest)
 
-    def _parts(self, batch: LayoutBatch) -> TermParts:
+    def kept_bytes(self, batch: LayoutBatch, *, closest: bool = False) -> FloatArray:
+        """Activation bytes of one block per micro-batch, (n, K)."""
+        kept = np.empty((len(batch), len(self.model.runs)))
+        for rows, same in _homogeneous(batch):
+            kept[rows] = self._units(same, _order(same, closest)).blocks_of("kept_bytes")
+        return kept
+
+    def _parts(self, batch: LayoutBatch, closest: bool) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
-        order = batch.codebook.orders[int(batch.order[0])]
+        order = _order(batch, closest)
         groups = _groups(order, batch)
         units = self._units(batch, order)
         dp = DpContext(
@@ -240,8 +252,21 @@ class CostModel:
         return np.where(batch.pp > 1, self.topology.p2p_s(size, groups.pp), 0.0)
 
 
+def _homogeneous(batch: LayoutBatch) -> Iterator[tuple[IntArray, LayoutBatch]]:
+    """Split a batch into rows that share mesh order, schedule and precision."""
+    first, inverse = distinct_rows([batch.order, batch.schedule, batch.precision])
+    for group in range(len(first)):
+        rows = np.flatnonzero(inverse == group)
+        yield rows, batch.take(rows) if len(first) > 1 else batch
+
+
+def _order(batch: LayoutBatch, closest: bool) -> str:
+    """Return the batch's mesh order, or the empty order that places every axis innermost."""
+    return "" if closest else batch.codebook.orders[int(batch.order[0])]
+
+
 def _groups(order: str, batch: LayoutBatch) -> MeshGroups:
-    """Return the process groups of a batch under one mesh order."""
+    """Return the process groups of a batch under one mesh order; the empty order gives every group stride 1."""
     return mesh_groups(
         order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
     )
@@ -252,6 +277,8 @@ def _inner_axes(order: str, is_moe: bool) -> list[str]:
 
     An axis counts when tp or cp lie outside it; pp also when experts may fold across it (dp outside it).
     """
+    if not order:
+        return []
     position = {axis: order.split("-").index(axis) for axis in ("tp", "cp", "dp", "pp")}
     reach = max(position["tp"], position["cp"])
     inner = [axis for axis in (Axis.DP, Axis.PP) if position[axis] < reach]

@@ -1,14 +1,26 @@
-"""Pipeline schedules in closed form: activations held, parameter copies, bubble, transfers, and who can launch them.
+"""Pipeline schedules in closed form: activations held, parameter copies, bubble, transfers, who launches
+them.
 
 A schedule is one entry of ``SCHEDULES``. The step of any of them has the shape the choice of stages needs,
 
     step = m * max_s T_s + bubble_weight * (sum_s T_s - max_s T_s) + rest,
 
-with T_s the time of rank s for one micro-batch (forward and backward of all its chunks; for schedules that run a
-forward and a backward together, the time of the pair), and ``bubble_weight`` chosen so that the formula is exact for
-even stages. For 1F1B, weight 1, it is an upper bound whatever the stages. Unit times below belong to one rank and one
-micro-batch: forward, backward for the inputs (dgrad) and backward for the weights (wgrad), seconds.
-Activations are counted in micro-batches of a whole rank: a chunk is 1/vp of one.
+with T_s the time of rank s for one micro-batch: forward and backward of all its chunks or, in schedules that
+run a forward and a backward together, of such a pair. ``bubble_weight`` makes the formula exact for even
+stages. For 1F1B, weight 1, it is an upper bound whatever the stages. Unit times below belong to one rank and
+one micro-batch: forward, backward for the inputs (dgrad) and backward for the weights (wgrad), in seconds.
+Activations are counted in micro-batches of a whole rank, of which a chunk is 1/vp. With p ranks and m
+micro-batches:
+
+    schedule      held by rank s                        bubble of even stages (F, D, W: forward, dgrad, wgrad)
+    none          1                                     0
+    gpipe         m                                     (p-1)(F+D+W)
+    1f1b          min(m, p-s)                           (p-1)(F+D+W)
+    interleaved   min(m*v, 2(p-s-1)+(v-1)G+1) / v       (p-1)(F+D+W)/v
+    zb-h1         min(m, p)                             (p-1) max(F, D, F+D-W)
+    zb-v          min(2m, m+s+1, 2p) / 2                largest of 12 chains; (p-1)F/2 for F = D = W
+    dualpipe      p+1, twice the parameters             largest of 10 chains; (p/2-1)(F+2D-W) - F, nothing
+    hidden dualpipe-v    p+1/2                                 as dualpipe with p chunks instead of p/2 stages
 """
 
 from __future__ import annotations
@@ -18,6 +30,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from layoutopt.optimizer.cost import bubbles
+from layoutopt.optimizer.cost.bubbles import Pipelines, UnitTimes
 from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
 
 if TYPE_CHECKING:
@@ -27,51 +41,42 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelines:
-    """``n`` pipelines: ranks, chunks per rank, micro-batches and Megatron's microbatch group size, each (n,)."""
-
-    pp: IntArray
-    vp: IntArray
-    micro_batches: IntArray
-    group: IntArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTimes:
-    """Seconds of one micro-batch on one rank, each (n,). ``pair_s`` is a forward and a whole backward run together."""
-
-    forward_s: FloatArray
-    dgrad_s: FloatArray
-    wgrad_s: FloatArray
-    pair_s: FloatArray
-
-
 class InFlight(Protocol):
-    """Micro-batches held by rank ``ranks`` (P,) at the peak, (n, P), before clipping to real ranks."""
+    """Micro-batches held at the peak by each of ``ranks`` (P,), (n, P), whether or not the rank exists."""
 
     def __call__(self, pipelines: Pipelines, ranks: IntArray) -> FloatArray: ...
 
 
 class Bubble(Protocol):
-    """Idle seconds of a rank in a step of even stages, (n,)."""
+    """Length of the step beyond m times the time of a rank, even stages, (n,) seconds."""
 
     def __call__(self, pipelines: Pipelines, times: UnitTimes) -> FloatArray: ...
 
 
+class Hops(Protocol):
+    """Transfers between neighbouring ranks that lengthen the step, (n,)."""
+
+    def __call__(self, pipelines: Pipelines) -> FloatArray: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleModel:
-    """What the cost model and the validity rules need to know of one schedule.
+    """What cost and validity need to know of one schedule.
 
-    ``parameter_copies``: stages' worth of parameters per rank. ``min_chunks`` and ``max_chunks`` bound vp (None: any).
-    ``min_micro_batches`` times pp is the least m. ``even``: pp and m must be even. ``v_shape``: virtual stage j of
-    2*pp is on rank min(j, 2*pp-1-j), so rank 0 holds embedding and head. ``splits_backward``: dgrad and wgrad are run
-    apart. ``pairs``: a forward and a backward run together, hiding each other's communication.
+    ``parameter_copies``: stages' worth of parameters on a rank. ``min_chunks``, ``max_chunks`` bound vp
+    (None: no bound). ``min_micro_batches``: least m per pp. ``even``: pp and m must be even. ``v_shape``:
+    virtual stage j of 2*pp is on rank min(j, 2*pp-1-j), so that rank 0 holds embedding and head.
+    ``splits_backward``: dgrad and wgrad run apart. ``pairs``: a forward and a backward run together and hide
+    each other's communication. ``hops_overlap``: transfers run beside compute in the code that launches the
+    schedule; ``hops`` and ``waiting_hops`` count the exposed ones with and without that overlap.
     """
 
     schedule: Schedule
     in_flight: InFlight
     bubble_s: Bubble
+    hops: Hops
+    waiting_hops: Hops
+    hops_overlap: bool = True
     parameter_copies: int = 1
     min_chunks: int = 1
     max_chunks: int | None = 1
@@ -84,16 +89,23 @@ class ScheduleModel:
 
 
 def in_flight(
-    schedule: Schedule, pp: IntArray, vp: IntArray, micro_batches: IntArray, *, group: IntArray | None = None
+    schedule: Schedule,
+    pp: IntArray,
+    vp: IntArray,
+    micro_batches: IntArray,
+    *,
+    group: IntArray | None = None,
+    ranks: int | None = None,
 ) -> FloatArray:
-    """Return the micro-batches whose activations each rank holds at its peak, (n, P) with P the largest pp.
+    """Return the micro-batches whose activations each rank holds at its peak, (n, P).
 
-    All arrays are (n,); ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage``, by default pp. Fractions
-    count chunks of 1/vp. Zero beyond a row's own pp.
+    Arrays are (n,). ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage``, by default pp; P is
+    ``ranks`` or the largest pp. Fractions count chunks of 1/vp. Zero beyond a row's own pp.
     """
     pipelines = _pipelines(pp, vp, micro_batches, group)
-    ranks = np.arange(int(pipelines.pp.max(initial=1)))
-    return np.where(ranks < pipelines.pp[:, None], SCHEDULES[schedule].in_flight(pipelines, ranks), 0.0)
+    columns = np.arange(int(pp.max(initial=1)) if ranks is None else ranks)
+    held = SCHEDULES[schedule].in_flight(pipelines, columns)
+    return np.where(columns < pp[:, None], held, 0.0)
 
 
 def bubble_weight(
@@ -108,128 +120,222 @@ def bubble_weight(
     pair_s: FloatArray | None = None,
     group: IntArray | None = None,
 ) -> FloatArray:
-    """Return the weight of the other ranks' time in the step, (n,): bubble / ((pp - 1) * rank time); 0 when pp is 1.
+    """Return bubble / ((pp-1) * time of a rank), (n,): how much of the other ranks' time is in the step; 0 if
+    pp is 1.
 
-    Times are seconds of one micro-batch on a mean rank, all its chunks together, (n,). ``pair_s`` is the time of a
-    forward and a backward run together, by default their sum; it matters only to schedules with ``pairs``.
+    Times are seconds of one micro-batch on the mean rank, all its chunks together, (n,). ``pair_s`` is the
+    time of a forward and a whole backward run together (default: their sum); only schedules with ``pairs``
+    use it. The weight is at most 1 except for ``pairs`` that hide more than a quarter of their time on two
+    ranks.
     """
-    total = forward_s + dgrad_s + wgrad_s
+    apart = forward_s + dgrad_s + wgrad_s
     times = UnitTimes(
-        forward_s=forward_s, dgrad_s=dgrad_s, wgrad_s=wgrad_s, pair_s=total if pair_s is None else pair_s
+        forward_s=forward_s, dgrad_s=dgrad_s, wgrad_s=wgrad_s, pair_s=apart if pair_s is None else pair_s
     )
     model = SCHEDULES[schedule]
-    pipelines = _pipelines(pp, vp, micro_batches, group)
-    unit = times.pair_s if model.pairs else total
-    return np.where(
-        pipelines.pp > 1, model.bubble_s(pipelines, times) / (np.maximum(pipelines.pp - 1, 1) * unit), 0.0
-    )
+    bubble = model.bubble_s(_pipelines(pp, vp, micro_batches, group), times)
+    others = np.maximum(pp - 1, 1) * (times.pair_s if model.pairs else apart)
+    return np.where(pp > 1, np.divide(bubble, others, out=np.zeros_like(bubble), where=others > 0), 0.0)
+
+
+def exposed_hops(
+    schedule: Schedule, pp: IntArray, vp: IntArray, micro_batches: IntArray, *, overlap: bool | None = None
+) -> FloatArray:
+    """Return how many transfers lengthen the step, (n,): times the seconds of one hop they are the exposed
+    p2p time.
+
+    One hop moves one chunk's output (or its gradient) of one micro-batch to a neighbouring rank. ``overlap``
+    None: as the code that launches the schedule does. An upper bound for hops much shorter than a chunk's
+    forward; without overlap a rank sends and receives at the same time, and waits for both.
+    """
+    model = SCHEDULES[schedule]
+    count = model.hops if (model.hops_overlap if overlap is None else overlap) else model.waiting_hops
+    return np.where(pp > 1, np.maximum(count(_pipelines(pp, vp, micro_batches, None)), 0.0), 0.0)
+
+
+def hops_per_micro_batch(vp: IntArray) -> IntArray:
+    """Return how many transfers an inner rank sends per micro-batch: an output and a gradient per chunk."""
+    return 2 * vp
+
+
+def rank_of_stage(schedule: Schedule, pp: int, stage: int) -> tuple[int, int]:
+    """Return (rank, chunk) of a virtual stage in the model's order."""
+    chunk, place = divmod(stage, pp)
+    return (pp - 1 - place if SCHEDULES[schedule].v_shape and chunk else place), chunk
+
+
+def default_group(pp: IntArray, micro_batches: IntArray) -> IntArray:
+    """Return the interleaved schedules' group size where none is given, (n,).
+
+    pp where it divides m (Megatron-LM's default); else m over the whole number of rounds, rounded up
+    (PyTorch's ``microbatches_per_round``, which asks for a whole quotient).
+    """
+    rounds = np.maximum(micro_batches // pp, 1)
+    size: IntArray = -(-micro_batches // rounds)
+    return size
 
 
 def _pipelines(pp: IntArray, vp: IntArray, micro_batches: IntArray, group: IntArray | None) -> Pipelines:
-    return Pipelines(pp=pp, vp=vp, micro_batches=micro_batches, group=pp if group is None else group)
+    size = default_group(pp, micro_batches) if group is None else group
+    columns = (column.astype(np.float64) for column in (pp, vp, micro_batches, size))
+    return Pipelines(**dict(zip(("pp", "vp", "micro_batches", "group"), columns, strict=True)))
 
 
-def _in_flight_none(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+def _hold_one(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
     return np.ones((len(pipelines.pp), len(ranks)))
 
 
-def _in_flight_gpipe(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    return np.broadcast_to(pipelines.micro_batches[:, None], (len(pipelines.pp), len(ranks))).astype(
-        np.float64
-    )
+def _hold_all(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    return pipelines.micro_batches[:, None] * np.ones(len(ranks))
 
 
-def _in_flight_1f1b(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    held: IntArray = np.minimum(pipelines.micro_batches[:, None], pipelines.pp[:, None] - ranks)
-    return held.astype(np.float64)
+def _hold_1f1b(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    held: FloatArray = np.minimum(pipelines.micro_batches[:, None], pipelines.pp[:, None] - ranks)
+    return held
 
 
-def _in_flight_interleaved(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    vp, group = pipelines.vp[:, None], pipelines.group[:, None]
+def _hold_interleaved(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    vp, group = pipelines.vp[:, None], np.minimum(pipelines.group, pipelines.micro_batches)[:, None]
     chunks = 2 * (pipelines.pp[:, None] - ranks - 1) + (vp - 1) * group + 1
-    return np.minimum(pipelines.micro_batches[:, None] * vp, chunks) / vp
+    held: FloatArray = np.minimum(pipelines.micro_batches[:, None] * vp, chunks) / vp
+    return held
 
 
-def _in_flight_zb_h1(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    held = np.minimum(pipelines.micro_batches, pipelines.pp)
-    return np.broadcast_to(held[:, None], (len(held), len(ranks))).astype(np.float64)
+def _hold_zb_h1(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    held: FloatArray = np.minimum(pipelines.micro_batches, pipelines.pp)[:, None] * np.ones(len(ranks))
+    return held
 
 
-def _in_flight_dualpipe(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    held = np.minimum(pipelines.micro_batches, pipelines.pp + 1)
-    return np.broadcast_to(held[:, None], (len(held), len(ranks))).astype(np.float64)
+def _hold_zb_v(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    m, pp = pipelines.micro_batches[:, None], pipelines.pp[:, None]
+    chunks: FloatArray = np.minimum(np.minimum(2 * m, 2 * pp), m + 1 + ranks)
+    return chunks / 2
 
 
-def _in_flight_dualpipe_v(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    held = np.minimum(pipelines.micro_batches, pipelines.pp + 0.5)
-    return np.broadcast_to(held[:, None], (len(held), len(ranks))).astype(np.float64)
+def _hold_dualpipe(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    return (pipelines.pp + 1)[:, None] * np.ones(len(ranks))
 
 
-def _bubble_none(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def _hold_dualpipe_v(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    return (pipelines.pp + 0.5)[:, None] * np.ones(len(ranks))
+
+
+def _no_hops(pipelines: Pipelines) -> FloatArray:
     return np.zeros(len(pipelines.pp))
 
 
-def _bubble_1f1b(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
-    return (pipelines.pp - 1) * (times.forward_s + times.dgrad_s + times.wgrad_s)
+def _fill_and_drain(pipelines: Pipelines) -> FloatArray:
+    return 2.0 * (pipelines.pp - 1)
 
 
-def _bubble_interleaved(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
-    return _bubble_1f1b(pipelines, times) / pipelines.vp
+def _gpipe_waiting(pipelines: Pipelines) -> FloatArray:
+    return 2.0 * (pipelines.micro_batches + pipelines.pp - 2)
 
 
-def _bubble_zb_h1(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
-    return (pipelines.pp - 1) * np.maximum(times.forward_s + times.dgrad_s - times.wgrad_s, 0.0)
+def _1f1b_hops(pipelines: Pipelines) -> FloatArray:
+    # A rank has only pp-s micro-batches in flight, so that each round trip to the last rank delays the next
+    # one.
+    return 2 * (pipelines.pp - 1) * pipelines.micro_batches / pipelines.pp + 2.0 * (pipelines.pp - 2)
 
 
-def _bubble_dualpipe(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
-    backward_s = times.dgrad_s + times.wgrad_s
-    return (pipelines.pp / 2 - 1) * np.maximum(times.pair_s + backward_s - 3 * times.wgrad_s, 0.0)
+def _1f1b_waiting(pipelines: Pipelines) -> FloatArray:
+    inner = 2.0 * pipelines.micro_batches + 2 * pipelines.pp - 5
+    return np.where(pipelines.pp > 2, inner, pipelines.micro_batches + 1)
 
 
-def _bubble_dualpipe_v(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
-    backward_s = times.dgrad_s + times.wgrad_s
-    return (pipelines.pp - 1) * np.maximum(times.pair_s + backward_s - 3 * times.wgrad_s, 0.0) / 2
+def _interleaved_hops(pipelines: Pipelines) -> FloatArray:
+    return 2.0 * (pipelines.vp * pipelines.pp - 1)
+
+
+def _interleaved_waiting(pipelines: Pipelines) -> FloatArray:
+    return (2.0 * pipelines.vp - 1) * pipelines.micro_batches + 2 * pipelines.pp - 3
+
+
+def _zb_h1_hops(pipelines: Pipelines) -> FloatArray:
+    return 4.0 * (pipelines.pp - 1)
+
+
+def _zb_h1_waiting(pipelines: Pipelines) -> FloatArray:
+    return 3.0 * pipelines.micro_batches + pipelines.pp - 3
+
+
+def _zb_v_hops(pipelines: Pipelines) -> FloatArray:
+    return 6.0 * pipelines.pp - 8
+
+
+def _zb_v_waiting(pipelines: Pipelines) -> FloatArray:
+    return 6.0 * pipelines.micro_batches
+
+
+def _dualpipe_hops(pipelines: Pipelines) -> FloatArray:
+    steady = 2 * (pipelines.pp - 1) * pipelines.micro_batches / pipelines.pp
+    return steady + np.where(pipelines.pp > 2, 1.5 * pipelines.pp - 6, -1)
+
+
+def _dualpipe_waiting(pipelines: Pipelines) -> FloatArray:
+    inner = 2 * pipelines.micro_batches + 1.5 * pipelines.pp - 5
+    return np.where(pipelines.pp > 2, inner, pipelines.micro_batches + 1)
+
+
+def _dualpipe_v_hops(pipelines: Pipelines) -> FloatArray:
+    return 4 * (pipelines.pp - 1) * pipelines.micro_batches / pipelines.pp + 3.0 * pipelines.pp - 7
+
+
+def _dualpipe_v_waiting(pipelines: Pipelines) -> FloatArray:
+    return 4.0 * pipelines.micro_batches + np.where(pipelines.pp > 2, 3 * pipelines.pp - 12, 2)
 
 
 _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.NONE,
-        in_flight=_in_flight_none,
-        bubble_s=_bubble_none,
+        in_flight=_hold_one,
+        bubble_s=bubbles.no_bubble,
+        hops=_no_hops,
+        waiting_hops=_no_hops,
         source="gradient accumulation on one rank",
     ),
     ScheduleModel(
         schedule=Schedule.GPIPE,
-        in_flight=_in_flight_gpipe,
-        bubble_s=_bubble_1f1b,
-        source="Huang et al. 2019, arXiv:1811.06965, section 2.3",
+        in_flight=_hold_all,
+        bubble_s=bubbles.one_f_one_b,
+        hops=_fill_and_drain,
+        waiting_hops=_gpipe_waiting,
+        source="Huang et al. 2019, arXiv:1811.06965, section 2.3; torch/distributed/pipelining/schedules.py",
     ),
     ScheduleModel(
         schedule=Schedule.ONE_F_ONE_B,
-        in_flight=_in_flight_1f1b,
-        bubble_s=_bubble_1f1b,
-        source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1; megatron/core/pipeline_parallel/schedules.py",
+        in_flight=_hold_1f1b,
+        bubble_s=bubbles.one_f_one_b,
+        hops=_1f1b_hops,
+        waiting_hops=_1f1b_waiting,
+        hops_overlap=False,
+        source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1; Megatron-LM core/pipeline_parallel",
     ),
     ScheduleModel(
         schedule=Schedule.INTERLEAVED,
-        in_flight=_in_flight_interleaved,
-        bubble_s=_bubble_interleaved,
+        in_flight=_hold_interleaved,
+        bubble_s=bubbles.interleaved,
+        hops=_interleaved_hops,
+        waiting_hops=_interleaved_waiting,
         min_chunks=2,
         max_chunks=None,
-        min_micro_batches=1,
-        source="Narayanan et al. 2021, section 2.2.2; get_pp_rank_microbatches in megatron/core/pipeline_parallel/schedules.py",
+        source="same paper, section 2.2.2; Megatron-LM core/pipeline_parallel/schedules.py",
     ),
     ScheduleModel(
         schedule=Schedule.ZB_H1,
-        in_flight=_in_flight_zb_h1,
-        bubble_s=_bubble_zb_h1,
+        in_flight=_hold_zb_h1,
+        bubble_s=bubbles.zb_h1,
+        hops=_zb_h1_hops,
+        waiting_hops=_zb_h1_waiting,
         splits_backward=True,
-        source="Qi et al. 2024, arXiv:2401.10241, section 2.1 and table 1; sail-sg/zero-bubble zbpp_light",
+        source="Qi et al. 2024, arXiv:2401.10241, section 2.1 and table 1; sail-sg zbpp_light",
     ),
     ScheduleModel(
         schedule=Schedule.ZB_V,
-        in_flight=_in_flight_zb_h1,
-        bubble_s=_bubble_none,
+        in_flight=_hold_zb_v,
+        bubble_s=bubbles.zb_v,
+        hops=_zb_v_hops,
+        waiting_hops=_zb_v_waiting,
         min_chunks=2,
         max_chunks=2,
         v_shape=True,
@@ -238,8 +344,12 @@ _ENTRIES = (
     ),
     ScheduleModel(
         schedule=Schedule.DUALPIPE,
-        in_flight=_in_flight_dualpipe,
-        bubble_s=_bubble_dualpipe,
+        in_flight=_hold_dualpipe,
+        bubble_s=bubbles.dualpipe,
+        hops=_dualpipe_hops,
+        waiting_hops=_dualpipe_waiting,
+        # deepseek-ai/DualPipe waits in _commit_and_wait_comm before every chunk.
+        hops_overlap=False,
         parameter_copies=2,
         min_micro_batches=2,
         even=True,
@@ -249,8 +359,10 @@ _ENTRIES = (
     ),
     ScheduleModel(
         schedule=Schedule.DUALPIPE_V,
-        in_flight=_in_flight_dualpipe_v,
-        bubble_s=_bubble_dualpipe_v,
+        in_flight=_hold_dualpipe_v,
+        bubble_s=bubbles.dualpipe_v,
+        hops=_dualpipe_v_hops,
+        waiting_hops=_dualpipe_v_waiting,
         min_chunks=2,
         max_chunks=2,
         min_micro_batches=2,
@@ -261,28 +373,44 @@ _ENTRIES = (
     ),
 )
 SCHEDULES: dict[Schedule, ScheduleModel] = {entry.schedule: entry for entry in _ENTRIES}
-"""Every schedule the cost model knows."""
+"""Every schedule of the vocabulary; a new one is one entry."""
 
-_S = Schedule
+_PYTORCH = (
+    Schedule.NONE,
+    Schedule.GPIPE,
+    Schedule.ONE_F_ONE_B,
+    Schedule.INTERLEAVED,
+    Schedule.ZB_V,
+    Schedule.DUALPIPE_V,
+)
+_MEGATRON = (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+
 LAUNCHABLE: dict[Framework, tuple[Schedule, ...]] = {
-    Framework.MEGATRON: (_S.NONE, _S.ONE_F_ONE_B, _S.INTERLEAVED),
-    Framework.MEGATRON_BRIDGE: (_S.NONE, _S.ONE_F_ONE_B, _S.INTERLEAVED),
-    Framework.MEGATRON_DEEPSPEED: (_S.NONE, _S.ONE_F_ONE_B, _S.ZB_H1),
-    Framework.TORCHTITAN: (_S.NONE, _S.GPIPE, _S.ONE_F_ONE_B, _S.INTERLEAVED, _S.ZB_V, _S.DUALPIPE_V),
-    Framework.DEEPSPEED: (_S.NONE, _S.ONE_F_ONE_B),
-    Framework.NANOTRON: (_S.NONE, _S.GPIPE, _S.ONE_F_ONE_B),
-    Framework.LLM_FOUNDRY: (_S.NONE,),
-    Framework.NEMO_AUTOMODEL: (_S.NONE, _S.GPIPE, _S.ONE_F_ONE_B, _S.INTERLEAVED, _S.ZB_V, _S.DUALPIPE_V),
-    Framework.ACCELERATE: (_S.NONE,),
-    Framework.META_INTERNAL: (_S.NONE, _S.GPIPE, _S.ONE_F_ONE_B, _S.INTERLEAVED),
-    Framework.DEEPSEEK_INTERNAL: (_S.NONE, _S.ONE_F_ONE_B, _S.ZB_H1, _S.DUALPIPE, _S.DUALPIPE_V),
+    Framework.MEGATRON: _MEGATRON,
+    Framework.MEGATRON_BRIDGE: _MEGATRON,
+    Framework.MEGATRON_DEEPSPEED: (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.ZB_H1),
+    Framework.TORCHTITAN: _PYTORCH,
+    Framework.DEEPSPEED: (Schedule.NONE, Schedule.ONE_F_ONE_B),
+    Framework.NANOTRON: (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B),
+    Framework.LLM_FOUNDRY: (Schedule.NONE,),
+    Framework.NEMO_AUTOMODEL: _PYTORCH,
+    Framework.ACCELERATE: (Schedule.NONE,),
+    Framework.META_INTERNAL: (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+    Framework.DEEPSEEK_INTERNAL: (
+        Schedule.NONE,
+        Schedule.ONE_F_ONE_B,
+        Schedule.ZB_H1,
+        Schedule.DUALPIPE,
+        Schedule.DUALPIPE_V,
+    ),
     Framework.ANY: tuple(Schedule),
 }
 """Schedules each framework can launch.
 
-Megatron-LM: 1F1B when vp is 1, interleaved above. Megatron-DeepSpeed: ``--enable-zbh1-pipeline``; its engine has no
-interleaving. torchtitan (and NeMo AutoModel, on the same PyTorch classes): GPipe, 1F1B, Interleaved1F1B,
-ZBVZeroBubble, DualPipeV; InterleavedZeroBubble, LoopedBFS and schedule files have no model here. DeepSpeed's
-PipelineModule: 1F1B. nanotron ``pp_engine``: 1f1b or afab (GPipe). Llama 3 (arXiv:2407.21783, section 3.3.2):
-depth-first (interleaved 1F1B) to breadth-first. DeepSeek-V3 (arXiv:2412.19437, table 2): 1F1B, ZB1P, DualPipe.
+Megatron-LM: 1F1B when vp is 1, interleaved above. Megatron-DeepSpeed: ``--enable-zbh1-pipeline``; its engine
+has no interleaving. torchtitan and NeMo AutoModel (PyTorch's classes): GPipe, 1F1B, Interleaved1F1B,
+ZBVZeroBubble, DualPipeV; their InterleavedZeroBubble, LoopedBFS and schedule files have no model here.
+DeepSpeed's PipelineModule: 1F1B. nanotron ``pp_engine``: 1f1b or afab (GPipe). Llama 3 (arXiv:2407.21783,
+section 3.3.2): from depth-first (interleaved 1F1B) to breadth-first. DeepSeek-V3 (arXiv:2412.19437, table 2):
+1F1B, ZB1P, DualPipe. LLM Foundry and accelerate: no pipeline.
 """

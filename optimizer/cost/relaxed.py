@@ -1,0 +1,77 @@
+"""Optimistic terms of degree rows: no choice of modifiers (ZeRO, recomputed modules, mesh order) costs less.
+
+Time takes the cheapest modifiers, memory the leanest, each on its own, so a bound over these terms holds for every
+tuple of a row. Data-parallel traffic counts as hidden; states as sharded by the highest ZeRO stage of the space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.term_parts import TermParts
+    from layoutopt.optimizer.cost.terms import StageTerms
+
+MAX_ORDERS_PRICED = 2
+"""With more mesh orders than this, every axis is priced as if it were innermost instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """The modifiers of a space: codes of recompute entries, orders and precisions, and the highest ZeRO stage."""
+
+    recomputes: tuple[int, ...]
+    orders: tuple[int, ...]
+    precisions: tuple[int, ...]
+    zero: int
+
+
+def relaxed_terms(cost: CostModel, rows: LayoutBatch, over: Relaxation) -> StageTerms:
+    """Return terms that are optimistic over all modifiers of each row."""
+    n = len(rows)
+    lean = replace(rows, zero=np.where(rows.dp * rows.cp > 1, over.zero, 0), hsdp_shard=np.zeros(n, dtype=np.int64))
+    far = len(over.orders) > MAX_ORDERS_PRICED
+    variants = []
+    for precision in over.precisions:
+        for order in over.orders[:1] if far else over.orders:
+            batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
+            variants.append(_optimistic(cost, batch, over.recomputes, closest=far))
+    return elementwise_best(variants)
+
+
+def _optimistic(cost: CostModel, batch: LayoutBatch, recomputes: tuple[int, ...], *, closest: bool) -> StageTerms:
+    """Terms without selective recomputation's time but with the least activations any set leaves."""
+    first, *others = (replace(batch, recompute=np.full(len(batch), code)) for code in recomputes)
+    terms = cost.terms_of(first, _without_data_parallel, closest=closest)
+    kept = [cost.kept_bytes(other, closest=closest) for other in others]
+    least = np.minimum.reduce([terms.layer_activation_bytes, *kept])
+    return replace(
+        terms,
+        layer_activation_bytes=least,
+        recomputed_activation_bytes=np.minimum(terms.recomputed_activation_bytes, least),
+    )
+
+
+def _without_data_parallel(parts: TermParts) -> TermParts:
+    """Drop exposed data-parallel traffic and gathered working sets."""
+    hidden = {name: value for name, value in parts.layer_s.items() if name != "fsdp"}
+    fixed = {name: value for name, value in parts.fixed_s.items() if name != "dp"}
+    common = {name: value for name, value in parts.common_bytes.items() if name != "gathered"}
+    return replace(parts, layer_s=hidden, fixed_s=fixed, common_bytes=common)
+
+
+def elementwise_best(variants: list[StageTerms]) -> StageTerms:
+    """Combine terms of the same rows: least seconds and bytes, largest capacity, recomputation if any allows it."""
+    best, *others = variants
+    for other in others:
+        merged: dict[str, Any] = {}
+        for field in fields(best):
+            pick = np.maximum if field.name in ("capacity_bytes", "may_recompute") else np.minimum
+            merged[field.name] = pick(getattr(best, field.name), getattr(other, field.name))
+        best = replace(best, **merged)
+    return best
