@@ -12,15 +12,15 @@ one micro-batch: forward, backward for the inputs (dgrad) and backward for the w
 Activations are counted in micro-batches of a whole rank, of which a chunk is 1/vp. With p ranks and m
 micro-batches:
 
-    schedule      held by rank s                        bubble of even stages (F, D, W: forward, dgrad, wgrad)
-    none          1                                     0
-    gpipe         m                                     (p-1)(F+D+W)
-    1f1b          min(m, p-s)                           (p-1)(F+D+W)
-    interleaved   min(m*v, 2(p-s-1)+(v-1)G+1) / v       (p-1)(F+D+W)/v
-    zb-h1         min(m, p)                             (p-1) max(F, D, F+D-W)
-    zb-v          min(2m, m+s+1, 2p) / 2                largest of 12 chains; (p-1)F/2 for F = D = W
-    dualpipe      p+1, twice the parameters             largest of 10 chains; (p/2-1)(F+2D-W) - F, nothing
-    hidden dualpipe-v    p+1/2                                 as dualpipe with p chunks instead of p/2 stages
+    schedule      held by rank s                     bubble (F, D, W: forward, dgrad, wgrad)
+    none          1                                  0
+    gpipe         m                                  (p-1)(F+D+W)
+    1f1b          min(m, p-s)                        (p-1)(F+D+W)
+    interleaved   min(m*v, 2(p-s-1)+(v-1)G+1) / v    (p-1)(F+D+W)/v
+    zb-h1         min(m, p)                          (p-1) max(F, D, F+D-W)
+    zb-v          min(2m, m+s+1, 2p) / 2             longest of 13 chains; (p-1)F/2 if F = D = W
+    dualpipe      p+1, twice the parameters          longest of 10 chains; (p/2-1)2F if F = D = W
+    dualpipe-v    p+1/2                              as dualpipe, with chunks for stages and p for p/2
 """
 
 from __future__ import annotations

@@ -1,0 +1,159 @@
+"""Event simulation of one pipeline step: unequal stages, transfers between ranks, activations over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.simulate.graph import build_graph
+from layoutopt.optimizer.simulate.memory import rank_memories
+from layoutopt.optimizer.simulate.orders import Kind
+from layoutopt.optimizer.simulate.result import Operations, SimulationResult, Transfers
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.simulate.graph import Graph
+    from layoutopt.optimizer.simulate.orders import Pipeline
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """Times and memory of every position, each (pp, chunks) unless said otherwise; seconds and bytes.
+
+    ``forward_s``, ``dgrad_s``, ``wgrad_s``: one micro-batch through one chunk (backward for inputs and for
+    weights). ``pair_s[r, c]``: the forward of chunk c together with the backward of rank r's other chunk;
+    None means the sum of the two, nothing hidden. ``activation_bytes`` is what a forward leaves until the
+    backward ends; of it ``wgrad_bytes`` stay until the weight gradient where that runs apart (None: all).
+    ``static_bytes`` (pp,) stay all the time. ``hop_s`` (pp,): one transfer between ranks r and r+1, the last
+    entry between pp-1 and 0. ``hops_overlap``: transfers run beside compute; otherwise ranks wait for them
+    (None: as frameworks run the schedule).
+    """
+
+    forward_s: FloatArray
+    dgrad_s: FloatArray
+    wgrad_s: FloatArray
+    pair_s: FloatArray | None = None
+    activation_bytes: FloatArray | None = None
+    wgrad_bytes: FloatArray | None = None
+    static_bytes: FloatArray | None = None
+    hop_s: FloatArray | None = None
+    hops_overlap: bool | None = None
+
+
+def simulate(pipeline: Pipeline, work: StageWork) -> SimulationResult:
+    """Run one step of a schedule and return its timeline.
+
+    An operation starts as soon as its rank is free and its inputs have arrived (see ``build_graph`` for
+    transfers). Raises ``InputError`` for arrays of the wrong shape and for schedules that deadlock.
+    """
+    overlap = SCHEDULES[pipeline.schedule].hops_overlap if work.hops_overlap is None else work.hops_overlap
+    graph = _graph(pipeline, overlap)
+    start, end = graph.run(_durations(pipeline, graph, work))
+    count = graph.op_columns.shape[1]
+    operations = _operations(graph, start[:count], end[:count])
+    moved = slice(count, count + len(graph.transfers))
+    return _result(pipeline, work, operations, _transfers(graph, start[moved], end[moved]))
+
+
+@lru_cache(maxsize=4)
+def _graph(pipeline: Pipeline, hops_overlap: bool) -> Graph:
+    return build_graph(pipeline, hops_overlap=hops_overlap)
+
+
+def _durations(pipeline: Pipeline, graph: Graph, work: StageWork) -> FloatArray:
+    """Return the seconds of every node of the graph."""
+    by_kind = np.stack(_stage_times(pipeline, work))
+    hop = checked_array(work.hop_s, (pipeline.pp,), "hop_s")
+    rank, kind, chunk = graph.op_columns[:3]
+    links = np.array([hop[:2] for hop in graph.transfers + graph.sends], dtype=np.int64).reshape(-1, 2)
+    low, high = links.min(axis=1), links.max(axis=1)
+    # A hop between the two ends of a pipeline of more than two ranks is the wrap-around of interleaving.
+    wrap = (high - low == pipeline.pp - 1) & (pipeline.pp > 2)
+    return np.concatenate([by_kind[kind, rank, chunk], hop[np.where(wrap, pipeline.pp - 1, low)]])
+
+
+def _stage_times(pipeline: Pipeline, work: StageWork) -> list[FloatArray]:
+    """Return the (pp, chunks) seconds of each operation kind, in the order of ``Kind``."""
+    shape = (pipeline.pp, pipeline.chunks)
+    forward = checked_array(work.forward_s, shape, "forward_s")
+    dgrad = checked_array(work.dgrad_s, shape, "dgrad_s")
+    wgrad = checked_array(work.wgrad_s, shape, "wgrad_s")
+    together = forward + (dgrad + wgrad)[:, ::-1]
+    pair = together if work.pair_s is None else checked_array(work.pair_s, shape, "pair_s")
+    times = {
+        Kind.FORWARD: forward,
+        Kind.BACKWARD: dgrad + wgrad,
+        Kind.DGRAD: dgrad,
+        Kind.WGRAD: wgrad,
+        Kind.PAIR: pair,
+    }
+    return [times[kind] for kind in Kind]
+
+
+def checked_array(values: FloatArray | None, shape: tuple[int, ...], name: str) -> FloatArray:
+    """Return the values as an array of floats, zeros for None; ``InputError`` unless finite, >= 0 and of
+    ``shape``.
+    """
+    array = np.zeros(shape) if values is None else np.asarray(values, dtype=np.float64)
+    if array.shape != shape or not np.isfinite(array).all() or (array < 0).any():
+        raise input_error(f"array of shape {array.shape}", f"shape {shape}, finite, not negative", key=name)
+    return array
+
+
+def _operations(graph: Graph, start_s: FloatArray, end_s: FloatArray) -> Operations:
+    rank, kind, chunk, micro_batch, backward_chunk, backward_micro_batch = graph.op_columns
+    return Operations(
+        rank=rank,
+        kind=kind,
+        chunk=chunk,
+        micro_batch=micro_batch,
+        backward_chunk=backward_chunk,
+        backward_micro_batch=backward_micro_batch,
+        start_s=start_s,
+        end_s=end_s,
+    )
+
+
+def _transfers(graph: Graph, start_s: FloatArray, end_s: FloatArray) -> Transfers:
+    source, target, chunk, micro_batch, gradient = np.array(graph.transfers, dtype=np.int64).reshape(-1, 5).T
+    return Transfers(
+        source=source,
+        target=target,
+        chunk=chunk,
+        micro_batch=micro_batch,
+        gradient=gradient,
+        start_s=start_s,
+        end_s=end_s,
+    )
+
+
+def _result(
+    pipeline: Pipeline, work: StageWork, operations: Operations, transfers: Transfers
+) -> SimulationResult:
+    shape = (pipeline.pp, pipeline.chunks)
+    activation = checked_array(work.activation_bytes, shape, "activation_bytes")
+    late = activation if work.wgrad_bytes is None else checked_array(work.wgrad_bytes, shape, "wgrad_bytes")
+    static = checked_array(work.static_bytes, (pipeline.pp,), "static_bytes")
+    memory = rank_memories(pipeline, operations, activation, late, static)
+    makespan = float(operations.end_s.max())
+    busy = np.zeros(pipeline.pp)
+    np.add.at(busy, operations.rank, operations.end_s - operations.start_s)
+    return SimulationResult(
+        pipeline=pipeline,
+        makespan_s=makespan,
+        busy_s=busy,
+        bubble_s=makespan - busy,
+        memory=memory,
+        peak_bytes=np.array([rank.held_bytes.max() for rank in memory]),
+        peak_in_flight=np.array([rank.in_flight.max() for rank in memory]),
+        operations=operations,
+        transfers=transfers,
+    )

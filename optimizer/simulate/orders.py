@@ -1,0 +1,316 @@
+"""The order in which each rank of a pipeline runs its forwards and backwards, for every schedule.
+
+Positions: rank r holds chunks 0..C-1. Interleaved schedules put virtual stage ``chunk * pp + rank`` there;
+V-shaped ones put virtual stage r in chunk 0 and 2*pp-1-r in chunk 1. In DualPipe chunk 0 is stage r fed from
+rank 0 and chunk 1 is stage pp-1-r fed from rank pp-1; each direction has half of the micro-batches, numbered
+from 0.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from layoutopt.optimizer.cost.schedules import SCHEDULES, default_group
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Kind(IntEnum):
+    """What an operation does. PAIR is a forward and a whole backward that hide each other's communication."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    DGRAD = 2
+    WGRAD = 3
+    PAIR = 4
+
+
+class Op(NamedTuple):
+    """One operation of a rank: a chunk and a micro-batch; for a PAIR also those of its backward."""
+
+    kind: Kind
+    chunk: int
+    micro_batch: int
+    backward_chunk: int = -1
+    backward_micro_batch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A schedule with its sizes: ranks, chunks per rank, micro-batches.
+
+    ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage``, interleaved only; 0 means
+    ``default_group``.
+    """
+
+    schedule: Schedule
+    pp: int
+    vp: int = 1
+    micro_batches: int
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        problems = tuple(_problems(self))
+        if problems:
+            raise InputError(*problems)
+
+    @property
+    def chunks(self) -> int:
+        """Positions per rank: vp, or 2 for DualPipe's two directions."""
+        return 2 if self.schedule is Schedule.DUALPIPE else self.vp
+
+    @property
+    def micro_batches_per_chunk(self) -> int:
+        """Micro-batches that pass through one position."""
+        return self.micro_batches // 2 if self.schedule is Schedule.DUALPIPE else self.micro_batches
+
+    @property
+    def group_size(self) -> int:
+        """Micro-batches that a rank runs through one chunk before it turns to the next."""
+        return self.group or int(default_group(np.array(self.pp), np.array(self.micro_batches)))
+
+
+def _problems(pipeline: Pipeline) -> list[Problem]:
+    model, pp, vp, m = SCHEDULES[pipeline.schedule], pipeline.pp, pipeline.vp, pipeline.micro_batches
+    name = f"schedule {pipeline.schedule}"
+    most = model.max_chunks if model.max_chunks is not None else vp
+    rules = [
+        (pp >= 1 and m >= 1 and vp >= 1, f"pp {pp}, vp {vp}, micro_batches {m}", "each at least 1"),
+        (model.min_chunks <= vp <= most, f"{name} with vp {vp}", f"vp {model.min_chunks} to {most}"),
+        (
+            m >= model.min_micro_batches * pp,
+            f"{name} with {m} micro-batches",
+            f">= {model.min_micro_batches * pp}",
+        ),
+        (not model.even or (pp % 2 == 0 and m % 2 == 0), f"{name} with pp {pp}, m {m}", "both even"),
+        (pipeline.schedule is not Schedule.NONE or pp == 1, f"{name} with pp {pp}", "pp 1"),
+        (
+            _groups_fit(pipeline),
+            f"{name} with {m} micro-batches in groups of {pipeline.group_size}",
+            f"groups of {min(pp, m)} to {m} that leave none or at least pp = {pp} over",
+        ),
+    ]
+    return [Problem(what=what, allowed=allowed, key="schedule") for good, what, allowed in rules if not good]
+
+
+def _groups_fit(pipeline: Pipeline) -> bool:
+    """Megatron-LM's rule for interleaving: a shorter last group must still fill the pipeline."""
+    if pipeline.schedule is not Schedule.INTERLEAVED:
+        return pipeline.group == 0
+    pp, m, group = pipeline.pp, pipeline.micro_batches, pipeline.group_size
+    return min(pp, m) <= group <= m and (m % group == 0 or m % group >= pp)
+
+
+def rank_orders(pipeline: Pipeline) -> tuple[tuple[Op, ...], ...]:
+    """Return the operations of every rank in the order that the schedule prescribes."""
+    order = _ORDERS[pipeline.schedule]
+    return tuple(tuple(order(pipeline, rank)) for rank in range(pipeline.pp))
+
+
+def _gpipe(pipeline: Pipeline, rank: int) -> list[Op]:
+    """All forwards, then all backwards in the same order (PyTorch ``ScheduleGPipe``, nanotron's
+    all-forward-all-backward).
+    """
+    micro_batches = range(pipeline.micro_batches)
+    return [Op(kind, 0, i) for kind in (Kind.FORWARD, Kind.BACKWARD) for i in micro_batches]
+
+
+def _sequential(pipeline: Pipeline, rank: int) -> list[Op]:
+    """Gradient accumulation: forward and backward of each micro-batch in turn."""
+    return [Op(kind, 0, i) for i in range(pipeline.micro_batches) for kind in (Kind.FORWARD, Kind.BACKWARD)]
+
+
+def _one_f_one_b(pipeline: Pipeline, rank: int) -> list[Op]:
+    """Warm up with pp-rank-1 forwards, then alternate (Megatron-LM
+    ``forward_backward_pipelining_without_interleaving``).
+    """
+    m = pipeline.micro_batches
+    return _alternate([(0, i) for i in range(m)], [(0, i) for i in range(m)], min(pipeline.pp - rank - 1, m))
+
+
+def _interleaved(pipeline: Pipeline, rank: int) -> list[Op]:
+    """Groups of ``group_size`` micro-batches pass chunk after chunk (Megatron-LM ``get_schedule_table``).
+
+    Warm-up 2*(pp-rank-1) + (vp-1)*group forwards (``get_pp_rank_microbatches``).
+    """
+    m, vp, group = pipeline.micro_batches, pipeline.vp, pipeline.group_size
+    table = [
+        (chunk, i)
+        for first in range(0, m, group)
+        for chunk in range(vp)
+        for i in range(first, min(first + group, m))
+    ]
+    backward = [(vp - 1 - chunk, i) for chunk, i in table]
+    return _alternate(table, backward, min(2 * (pipeline.pp - rank - 1) + (vp - 1) * group, m * vp))
+
+
+def _alternate(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm_up: int) -> list[Op]:
+    ops = [Op(Kind.FORWARD, *item) for item in forward[:warm_up]]
+    for ahead, behind in zip(forward[warm_up:], backward, strict=False):
+        ops += [Op(Kind.FORWARD, *ahead), Op(Kind.BACKWARD, *behind)]
+    return ops + [Op(Kind.BACKWARD, *item) for item in backward[len(forward) - warm_up :]]
+
+
+def _zb_h1(pipeline: Pipeline, rank: int) -> list[Op]:
+    """1F1B with the weight gradients ``rank`` micro-batches late (sail-sg zbpp_light ``auto_schedule``)."""
+    m = pipeline.micro_batches
+    ops: list[Op] = []
+    backwards = 0
+    for op in _one_f_one_b(pipeline, rank):
+        if op.kind is Kind.FORWARD:
+            ops.append(op)
+            continue
+        ops.append(Op(Kind.DGRAD, 0, op.micro_batch))
+        if backwards >= rank:
+            ops.append(Op(Kind.WGRAD, 0, backwards - rank))
+        backwards += 1
+    return ops + [Op(Kind.WGRAD, 0, i) for i in range(max(m - rank, 0), m)]
+
+
+@dataclass(slots=True)
+class _Tape:
+    """Ops of one rank under construction: every call takes the chunk's next micro-batch."""
+
+    ops: list[Op] = field(default_factory=list)
+    taken: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    late_wgrads: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def next_of(self, kind: Kind, chunk: int) -> int:
+        i = self.taken.get((kind, chunk), 0)
+        self.taken[kind, chunk] = i + 1
+        return i
+
+    def forward(self, chunk: int) -> None:
+        self.ops.append(Op(Kind.FORWARD, chunk, self.next_of(Kind.FORWARD, chunk)))
+
+    def backward(self, chunk: int, *, late_wgrad: bool = False) -> None:
+        i = self.next_of(Kind.BACKWARD, chunk)
+        self.ops.append(Op(Kind.DGRAD if late_wgrad else Kind.BACKWARD, chunk, i))
+        if late_wgrad:
+            self.late_wgrads.append((chunk, i))
+
+    def wgrad(self) -> None:
+        self.ops.append(Op(Kind.WGRAD, *self.late_wgrads.popleft()))
+
+    def pair(self, forward: int, backward: int) -> None:
+        i, j = self.next_of(Kind.FORWARD, forward), self.next_of(Kind.BACKWARD, backward)
+        self.ops.append(Op(Kind.PAIR, forward, i, backward, j))
+
+
+def _zb_v(pipeline: Pipeline, rank: int) -> list[Op]:
+    """PyTorch ``ScheduleZBVZeroBubble``; written for at least 2*pp-1 micro-batches, surplus ones are
+    dropped.
+    """
+    pp, tape = pipeline.pp, _Tape()
+    enough = max(2 * pp - 1, pipeline.micro_batches)
+    for _ in range(2 * (pp - rank) - 1):
+        tape.forward(0)
+    for _ in range(rank):
+        tape.forward(1)
+        tape.forward(0)
+    for _ in range(pp - rank):
+        tape.forward(1)
+        _dgrad_wgrad(tape, 1)
+    for ahead in range(2 * pp - rank - 1, enough + pp - rank - 1):
+        if ahead < enough:
+            tape.forward(0)
+        _dgrad_wgrad(tape, 0)
+        tape.forward(1)
+        _dgrad_wgrad(tape, 1)
+    _zb_v_cool_down(tape, pp, rank)
+    return [op for op in tape.ops if op.micro_batch < pipeline.micro_batches]
+
+
+def _dgrad_wgrad(tape: _Tape, chunk: int) -> None:
+    tape.backward(chunk, late_wgrad=True)
+    tape.wgrad()
+
+
+def _zb_v_cool_down(tape: _Tape, pp: int, rank: int) -> None:
+    for _ in range(rank):
+        tape.backward(0, late_wgrad=True)
+        tape.backward(1, late_wgrad=True)
+    late = {chunk: deque(item for item in tape.late_wgrads if item[0] == chunk) for chunk in (0, 1)}
+    tape.late_wgrads = late[0]
+    for _ in range(pp - rank):
+        tape.backward(0, late_wgrad=True)
+        tape.wgrad()
+    tape.late_wgrads = late[1] + late[0]
+    for _ in range(len(tape.late_wgrads)):
+        tape.wgrad()
+
+
+def _dualpipe(pipeline: Pipeline, rank: int) -> list[Op]:
+    """DualPipe ``step``: both ends feed; ranks of the second half see the directions exchanged."""
+    half_rank, second_half = min(rank, pipeline.pp - 1 - rank), rank >= pipeline.pp // 2
+    ops = _dual_steps(pipeline.pp // 2, half_rank, pipeline.micro_batches // 2)
+    return [_exchanged(op) for op in ops] if second_half else ops
+
+
+def _exchanged(op: Op) -> Op:
+    other = 1 - op.backward_chunk if op.kind is Kind.PAIR else -1
+    return op._replace(chunk=1 - op.chunk, backward_chunk=other)
+
+
+def _dualpipe_v(pipeline: Pipeline, rank: int) -> list[Op]:
+    return _dual_steps(pipeline.pp, rank, pipeline.micro_batches)
+
+
+def _dual_steps(ranks: int, rank: int, micro_batches: int) -> list[Op]:
+    """The eight steps common to DualPipe (deepseek-ai/DualPipe ``step``) and DualPipeV (PyTorch
+    ``ScheduleDualPipeV``).
+    """
+    tape, after = _Tape(), ranks - rank - 1
+    for _ in range(2 * after):
+        tape.forward(0)
+    for _ in range(rank + 1):
+        tape.forward(0)
+        tape.forward(1)
+    for _ in range(after):
+        tape.backward(1, late_wgrad=True)
+        tape.wgrad()
+        tape.forward(1)
+    for i in range(micro_batches - 2 * ranks + rank + 1):
+        if i == 0 and after == 0:
+            tape.forward(0)
+            tape.backward(1)
+        else:
+            tape.pair(0, 1)
+        tape.pair(1, 0)
+    for _ in range(after):
+        tape.backward(1)
+        tape.pair(1, 0)
+    _dual_cool_down(tape, rank, after)
+    return tape.ops
+
+
+def _dual_cool_down(tape: _Tape, rank: int, after: int) -> None:
+    """Whole backwards for the first half of the tail, delayed weight gradients from the middle on."""
+    switch = 2 * ((rank + 1) // 2) + (rank + 1) % 2
+    for i in range(2 * (rank + 1)):
+        tape.backward(1 - i % 2, late_wgrad=i >= switch)
+    for _ in range(after):
+        tape.wgrad()
+        tape.backward(0, late_wgrad=True)
+    while tape.late_wgrads:
+        tape.wgrad()
+
+
+_ORDERS: dict[Schedule, Callable[[Pipeline, int], list[Op]]] = {
+    Schedule.NONE: _sequential,
+    Schedule.GPIPE: _gpipe,
+    Schedule.ONE_F_ONE_B: _one_f_one_b,
+    Schedule.INTERLEAVED: _interleaved,
+    Schedule.ZB_H1: _zb_h1,
+    Schedule.ZB_V: _zb_v,
+    Schedule.DUALPIPE: _dualpipe,
+    Schedule.DUALPIPE_V: _dualpipe_v,
+}
