@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LARGEST = 10**15
 """Above any size, token count or rate in such a file; larger integers are typing errors."""
@@ -194,3 +198,16 @@ class Fields:
             raise self.fail(key, f"{shorten(value)!r} is not a mapping")
         inner = {str(name): item for name, item in value.items()}
         return Fields(inner, file=self.file, prefix=self.path(key))
+
+
+def importer(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a public importer: text nested or grown beyond what Python can walk is bad input, not a crash."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (RecursionError, MemoryError, OverflowError):
+            raise input_error("nested too deeply or with numbers too large to read") from None
+
+    return guarded

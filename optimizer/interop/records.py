@@ -33,8 +33,9 @@ class JobLayout:
     """The parallel layout as far as a launch file states it; None is unknown.
 
     Degrees mean what they mean in ``Layout``. ``zero`` and ``hsdp_shard`` likewise. ``stages`` is empty when
-    the file leaves the split to the framework and the model is unknown. ``layer_counts`` are the decoder
-    layers of each virtual stage (chunk-major) where the file states them without a model.
+    the file leaves the split to the framework or the model is unknown. ``layer_counts`` are the decoder layers
+    of each virtual stage in model order, ``mtp_stage`` the position of the MTP layers there, ``recompute_layers``
+    how many of a stage's first layers are recomputed (None: all, under full recomputation).
     """
 
     tp: int | None = None
@@ -54,6 +55,7 @@ class JobLayout:
     schedule: Schedule | None = None
     mesh_order: str | None = None
     layer_counts: tuple[int, ...] = ()
+    mtp_stage: int | None = None
     stages: tuple[VirtualStage, ...] = ()
 
 

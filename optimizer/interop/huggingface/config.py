@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.interop.huggingface.family import ConfigReader, find_family
 from layoutopt.optimizer.interop.huggingface.layers import count_layers, layer_shapes
 from layoutopt.optimizer.interop.layer_runs import runs_of
-from layoutopt.optimizer.interop.reading import Fields, parse_json, shorten
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
 from layoutopt.optimizer.interop.records import ImportedModel
 from layoutopt.optimizer.specs.model import MambaSpec, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -22,6 +22,7 @@ EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_
 TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k")
 
 
+@importer
 def import_config(text: str, file: str = "", name: str | None = None) -> ImportedModel:
     """Read a ``config.json``.
 

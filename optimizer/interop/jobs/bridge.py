@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.jobs.flags import ArgFields, launched_gpus, scalar
 from layoutopt.optimizer.interop.jobs.megatron import missing_values, training_command
 from layoutopt.optimizer.interop.jobs.megatron_layout import megatron_layout, megatron_options, megatron_training
 from layoutopt.optimizer.interop.jobs.megatron_model import megatron_model
-from layoutopt.optimizer.interop.reading import Fields, parse_yaml, parse_yaml_value, shorten
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.vocabulary import Framework
@@ -41,6 +42,7 @@ PRECISION_NAMES = {
     "bf16_with_fp8_subchannel_scaling_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "blockwise"},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
 }
+BATCH_KEYS = ("--micro-batch-size", "--global-batch-size")
 SECTIONS = ("model", "train", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "dataset", "checkpoint")
 RECIPES = (
     (r"llama31?_405b", "llama3-405b"),
@@ -61,6 +63,7 @@ RECIPES = (
 """Recipe names (regular expression at the start) and the built-in models that they train."""
 
 
+@importer
 def import_run_config(text: str, file: str = "") -> ImportedJob:
     """Read ``run_config.yaml``: provider style, or builder style with fields under ``model.transformer``."""
     data = parse_yaml(text, file)
@@ -136,6 +139,7 @@ def _check_lengths(data: Mapping[str, Any], file: str) -> None:
         raise input_error(what, "Megatron-Bridge needs them equal", key="dataset.seq_length", file=file)
 
 
+@importer
 def import_recipe_command(text: str, file: str = "") -> ImportedJob:
     """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides, the last wins."""
     words = training_command(text, ("--recipe", "-tp", "-pp", "-gb", "-mb", "-ep"), file)
@@ -193,7 +197,9 @@ def _job(fields: Fields, gpus: int | None, notes: list[str], recipe: str | None)
     training = megatron_training(fields, layout, fp8_key="fp8", fp4_key="fp4")
     missing = missing_values(fields, model, layout, training, gpus)
     if recipe is not None:
-        missing = tuple(item for item in missing if item in {"--micro-batch-size", "--global-batch-size"})
+        if "grad_reduce_in_fp32" not in fields:
+            training = replace(training, grad_bytes=None)
+        missing = tuple(item for item in missing if item in BATCH_KEYS)
         missing += () if name else (f"the model of recipe {shorten(recipe)}",)
     return ImportedJob(
         framework=Framework.MEGATRON_BRIDGE,

@@ -89,5 +89,16 @@ def _stages(
         return ()
     full = part.recompute.granularity is Granularity.FULL
     limit = part.recompute_layers
-    recomputed = [count if limit is None else min(count, limit) for count in part.layer_counts] if full else ()
-    return build_stages(part.layer_counts, pp=pp, vp=vp, model=model, schedule=schedule, recomputed=recomputed)
+    recomputed = [count if limit is None else min(count, limit) for count in part.layer_counts] if full else []
+    if sum(part.layer_counts) != model.layers:
+        what = f"the stages hold {sum(part.layer_counts)} layers, {model.name} has {model.layers}"
+        raise InputError(Problem(what=what, key="stages"))
+    return build_stages(
+        part.layer_counts,
+        pp=pp,
+        vp=vp,
+        model=model,
+        schedule=schedule,
+        recomputed=recomputed,
+        mtp_stage=part.mtp_stage,
+    )

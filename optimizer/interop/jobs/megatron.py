@@ -10,7 +10,7 @@ from layoutopt.optimizer.interop.jobs.flags import ArgFields, launched_gpus, spl
 from layoutopt.optimizer.interop.jobs.megatron_layout import megatron_layout, megatron_options, megatron_training
 from layoutopt.optimizer.interop.jobs.megatron_model import megatron_model
 from layoutopt.optimizer.interop.jobs.shell import parse_script
-from layoutopt.optimizer.interop.reading import Fields
+from layoutopt.optimizer.interop.reading import Fields, importer
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Framework
@@ -27,6 +27,7 @@ _HEADER = re.compile(r"([a-z -]+) size: (\[[^\]]*\]|\w+)")
 _PADDED = re.compile(r"> padded vocab \(size: (\d{1,12})\)")
 
 
+@importer
 def import_arguments(text: str, file: str = "") -> ImportedJob:
     """Read a shell script or a bare argument list that starts Megatron-LM's ``pretrain_gpt.py``."""
     words = training_command(text, OWN_FLAGS, file)
@@ -72,11 +73,11 @@ def missing_values(
 ) -> tuple[str, ...]:
     """Name what a price needs and the arguments do not state."""
     needed: dict[str, Any] = {
-        "number of GPUs (no --nnodes and --nproc-per-node)": gpus,
-        "--micro-batch-size": layout.micro_batch,
-        "--global-batch-size": training.global_batch,
-        "--seq-length": training.sequence_length,
-        "precision (--bf16 or --fp16)": training.precision,
+        "number of GPUs": gpus,
+        fields.path("micro_batch_size"): layout.micro_batch,
+        fields.path("global_batch_size"): training.global_batch,
+        fields.path("seq_length"): training.sequence_length,
+        "precision (bf16 or fp16)": training.precision,
     }
     missing = [name for name, value in needed.items() if value is None]
     if model is None:
@@ -85,6 +86,7 @@ def missing_values(
     return tuple(missing)
 
 
+@importer
 def import_dump(text: str, file: str = "") -> ImportedJob:
     """Read the argument block that Megatron-LM prints at start (``name .... value`` lines)."""
     data = _dump_values(text)

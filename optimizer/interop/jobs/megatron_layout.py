@@ -58,6 +58,7 @@ def megatron_layout(
         schedule=schedule,
         mesh_order=MESH_WITH_PP_INSIDE if fields.on("use_tp_pp_dp_mapping") else DEFAULT_MESH_ORDER,
         layer_counts=tuple(counts),
+        mtp_stage=next((index for index, stage in enumerate(items) if stage.mtp), None),
         stages=_stages(counts, (pp, vp, schedule), model, recompute, per_chunk, items),
     )
 

@@ -1,0 +1,285 @@
+"""torchtitan configurations of all three eras to a job: TOML (A), Python with batches in sequences (B) or tokens (C)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.jobs.common import divided
+from layoutopt.optimizer.interop.jobs.flags import ArgFields
+from layoutopt.optimizer.interop.jobs.torchtitan_python import read_python_config
+from layoutopt.optimizer.interop.jobs.torchtitan_split import read_schedule, read_split
+from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_toml
+from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Fp8Recipe, Framework, Granularity, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FLAVORS = {
+    ("llama3", "8b"): ("llama3-8b", 32),
+    ("llama3", "70b"): ("llama3-70b", 80),
+    ("llama3", "405b"): ("llama3-405b", 126),
+    ("deepseek_v3", "236b"): ("deepseek-v2", 60),
+    ("deepseek_v3", "671b"): ("deepseek-v3", 61),
+    ("qwen3", "32b"): ("qwen3-32b", 64),
+    ("qwen3", "30b-a3b"): ("qwen3-30b-a3b", 48),
+    ("qwen3", "235b-a22b"): ("qwen3-235b-a22b", 94),
+}
+"""torchtitan model and flavor, the built-in model with that shape, and its layers (torchtitan/models/*/__init__.py)."""
+
+TOKENS_KEY = "num_tokens_per_microbatch_per_dp_rank"
+
+
+@importer
+def import_toml(text: str, file: str = "") -> ImportedJob:
+    """Read a TOML configuration (torchtitan up to v0.2.2)."""
+    return _job(parse_toml(text, file), "A", file)
+
+
+@importer
+def import_python(text: str, file: str = "", function: str | None = None) -> ImportedJob:
+    """Read a Python configuration without running it; the era follows from how it states the batch."""
+    sections, name = read_python_config(text, file, function)
+    training = sections.get("training")
+    keys = set(training) if isinstance(training, dict) else set()
+    keys |= set(sections["parallelism"]) if isinstance(sections["parallelism"], dict) else set()
+    tokens = {TOKENS_KEY, "num_tokens_per_train_step", "num_pp_microbatches", "max_context_length"} & keys
+    sections.setdefault("function", name)
+    return _job(sections, "C" if tokens else "B", file)
+
+
+class _Section(ArgFields):
+    """A section whose messages show dotted keys, and whose ``$`` values are reported when read."""
+
+    def path(self, key: str) -> str:
+        return Fields.path(self, key)
+
+    def flag(self, *keys: str) -> bool | None:
+        return Fields.flag(self, *keys)
+
+
+def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
+    section = data.get(name)
+    if section is None:
+        section = {}
+    if not isinstance(section, dict):
+        raise input_error("not a section", f"settings under {name}", key=name, file=file)
+    return _Section({str(key): value for key, value in section.items()}, file=file, prefix=name)
+
+
+def _job(data: dict[str, Any], era: str, file: str) -> ImportedJob:
+    parallelism, training = _section(data, "parallelism", file), _section(data, "training", file)
+    if not parallelism.data and not training.data:
+        raise input_error("no torchtitan settings", "sections parallelism and training", file=file)
+    notes: list[str] = []
+    name, layers = _model(data, file)
+    layout, gpus = _layout(parallelism, era, layers, notes)
+    batch = _batch(training, parallelism, era, layout)
+    recompute = _recompute(data, notes, file)
+    return ImportedJob(
+        framework=Framework.TORCHTITAN,
+        version=f"era {era}",
+        layout=_with_batch(layout, batch, recompute),
+        training=_training(data, training, batch, file),
+        options=_options(data, parallelism, era, file),
+        model_name=name,
+        gpus=gpus,
+        notes=tuple(notes),
+        missing=_missing(name, gpus, batch, layout),
+    )
+
+
+def _model(data: Mapping[str, Any], file: str) -> tuple[str | None, int | None]:
+    model = _section(data, "model", file) if "model" in data else None
+    if model is not None:
+        family, flavor = model.text("name"), model.text("flavor")
+    else:
+        family, flavor = _python_model(data)
+    found = FLAVORS.get(((family or "").lower(), (flavor or "").lower()))
+    return found or (None, None)
+
+
+def _python_model(data: Mapping[str, Any]) -> tuple[str, str]:
+    base = str(data.get("base") or "")
+    spec = data.get("model_spec")
+    flavor = spec["arguments"][0] if isinstance(spec, dict) and spec.get("arguments") else None
+    for family, name in FLAVORS:
+        if base.startswith(family):
+            rest = base.removeprefix(family).strip("_").replace("_", "-")
+            return family, str(flavor or rest)
+        if isinstance(flavor, str) and name == flavor.lower() and sum(name == other for _, other in FLAVORS) == 1:
+            return family, flavor
+    return "", ""
+
+
+def _layout(parallelism: Fields, era: str, layers: int | None, notes: list[str]) -> tuple[JobLayout, int | None]:
+    tp = parallelism.count("tensor_parallel_degree")
+    cp = parallelism.count("context_parallel_degree")
+    pp = parallelism.count("pipeline_parallel_degree")
+    schedule = read_schedule(parallelism, pp)
+    vp, counts = read_split(parallelism, pp, schedule, layers)
+    replicate = parallelism.count("data_parallel_replicate_degree")
+    shard = parallelism.integer("data_parallel_shard_degree", least=-1, most=MAX_DEGREE)
+    dp = replicate * shard if shard is not None and shard > 0 else None
+    if dp is None:
+        notes.append("data_parallel_shard_degree -1: the rest of the GPUs, whose number the file does not state")
+    zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
+    etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" else 1
+    sp = era == "A" or parallelism.flag("enable_sequence_parallel") is not False
+    layout = JobLayout(
+        tp=tp,
+        sp=sp and tp > 1,
+        cp=cp,
+        pp=pp,
+        vp=vp or None,
+        ep=parallelism.count("expert_parallel_degree"),
+        etp=etp,
+        dp=dp,
+        zero=zero,
+        hsdp_shard=shard * cp if shard and dp and replicate > 1 and zero else None,
+        schedule=schedule,
+        mesh_order=DEFAULT_MESH_ORDER,
+        layer_counts=tuple(counts),
+    )
+    return layout, None if dp is None else dp * tp * cp * pp
+
+
+def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[str]) -> int:
+    if shard == 1 and cp == 1:
+        return 0
+    policy = parallelism.choice("fsdp_reshard_after_forward", ("default", "always", "never")) or "default"
+    if policy == "default":
+        policy = "always" if pp == 1 else "never"
+        notes.append(f"fsdp_reshard_after_forward default: {policy} {'without' if pp == 1 else 'with'} pipeline parallelism")
+    return 3 if policy == "always" else 2
+
+
+def _batch(training: Fields, parallelism: Fields, era: str, layout: JobLayout) -> dict[str, int | None]:
+    """Return sequence length, micro-batch, micro-batches and global batch, in sequences."""
+    return (_token_batch if era == "C" else _sequence_batch)(training, parallelism, layout)
+
+
+def _token_batch(training: Fields, parallelism: Fields, layout: JobLayout) -> dict[str, int | None]:
+    sequence = training.required("max_context_length", "seq_len")
+    tokens = training.required(TOKENS_KEY)
+    micro_batch = divided(tokens, sequence, f"training.{TOKENS_KEY} over max_context_length")
+    micro_batches = parallelism.integer("num_pp_microbatches", least=1) if layout.pp and layout.pp > 1 else None
+    step = training.integer("num_tokens_per_train_step", least=-1)
+    if step is None or step <= 0:
+        micro_batches = micro_batches or 1
+        batch = micro_batches * micro_batch * layout.dp if layout.dp else None
+    else:
+        batch = divided(step, sequence, "training.num_tokens_per_train_step over max_context_length")
+        micro_batches = _accumulated(batch, micro_batch, micro_batches, layout.dp)
+    return {"sequence": sequence, "micro_batch": micro_batch, "micro_batches": micro_batches, "global": batch}
+
+
+def _accumulated(batch: int, micro_batch: int, per_pass: int | None, dp: int | None) -> int | None:
+    """Micro-batches per step: those of one pipeline pass times gradient accumulation."""
+    if dp is None:
+        return per_pass
+    total = divided(batch, micro_batch * dp, "global batch over micro-batch*dp")
+    if per_pass is not None:
+        divided(total, per_pass, "micro-batches per step over num_pp_microbatches")
+    return total
+
+
+def _sequence_batch(training: Fields, parallelism: Fields, layout: JobLayout) -> dict[str, int | None]:
+    local = training.integer("local_batch_size", "batch_size", least=1) or 8  # class default of torchtitan
+    piped = layout.pp is not None and layout.pp > 1
+    micro_batch = (parallelism.integer("pipeline_parallel_microbatch_size", least=1) or 1) if piped else local
+    per_pass = divided(local, micro_batch, "training.local_batch_size over pipeline_parallel_microbatch_size")
+    batch = training.integer("global_batch_size", least=-1)
+    if batch is None or batch <= 0:
+        batch = local * layout.dp if layout.dp else None
+    micro_batches = None
+    if batch is not None and layout.dp:
+        passes = divided(batch, local * layout.dp, "training.global_batch_size over local_batch_size*dp")
+        micro_batches = passes * per_pass
+    sequence = training.integer("seq_len", least=1) or 2048  # class default of torchtitan
+    return {"sequence": sequence, "micro_batch": micro_batch, "micro_batches": micro_batches, "global": batch}
+
+
+def _with_batch(layout: JobLayout, batch: dict[str, int | None], recompute: Recompute) -> JobLayout:
+    from dataclasses import replace
+
+    return replace(
+        layout, micro_batch=batch["micro_batch"], micro_batches=batch["micro_batches"], recompute=recompute
+    )
+
+
+def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recompute:
+    section = data.get("activation_checkpoint")
+    if section is None:
+        return Recompute()
+    fields = _section(data, "activation_checkpoint", file)
+    policy = fields.text("class") or fields.text("mode") or "selective"
+    mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
+    if mode == "none":
+        return Recompute()
+    if mode == "full":
+        return Recompute(granularity=Granularity.FULL)
+    if mode == "selective":
+        notes.append("selective activation checkpointing saves by operator: priced without recomputed modules")
+        return Recompute(granularity=Granularity.SELECTIVE)
+    raise fields.fail("mode", f"activation checkpointing {policy!r} is not modelled", "none, selective or full")
+
+
+def _training(data: Mapping[str, Any], training: Fields, batch: dict[str, int | None], file: str) -> JobTraining:
+    precision, recipe = _precision(data, training, file)
+    return JobTraining(
+        sequence_length=batch["sequence"],
+        global_batch=batch["global"],
+        train_steps=training.integer("steps", least=1),
+        precision=precision,
+        fp8_recipe=recipe,
+        pad_vocab=False,
+    )
+
+
+def _precision(data: Mapping[str, Any], training: Fields, file: str) -> tuple[Precision | None, Fp8Recipe | None]:
+    words = str(data.get("model_spec", "")) + str(_section(data, "model", file).data.get("converters", ""))
+    if "nvfp4" in words.lower():
+        return Precision.NVFP4, None
+    if "mxfp8" in words.lower() or '"mx"' in words:
+        return Precision.MXFP8, Fp8Recipe.MX
+    if "float8" in words.lower():
+        return Precision.FP8, Fp8Recipe.ROWWISE if "rowwise" in str(data).lower() else Fp8Recipe.CURRENT
+    kind = training.choice("mixed_precision_param", ("bfloat16", "float32")) or "bfloat16"
+    if kind != "bfloat16":
+        raise training.fail("mixed_precision_param", "float32 training is not modelled", "bfloat16")
+    return Precision.BF16, None
+
+
+def _options(data: Mapping[str, Any], parallelism: Fields, era: str, file: str) -> JobOptions:
+    compiling, checkpoint = _section(data, "compile", file), _section(data, "checkpoint", file)
+    training = _section(data, "training", file)
+    source = parallelism if era == "A" else compiling
+    saves = checkpoint.on("enable", "enable_checkpoint")
+    mode = checkpoint.choice("async_mode", ("disabled", "async", "async_with_pinned_mem")) or "disabled"
+    backend = parallelism.text("expert_parallel_comm_backend")
+    spec = data.get("model_spec")
+    if isinstance(spec, dict) and isinstance(spec.get("moe_comm_backend"), str):
+        backend = spec["moe_comm_backend"]
+    return JobOptions(
+        tp_overlap=source.on("enable_async_tensor_parallel"),
+        compiled=compiling.flag("enable"),
+        cp_comm=CpComm.ALL_GATHER if parallelism.count("context_parallel_degree") > 1 else None,
+        moe_dispatcher=backend,
+        optimizer_offload=1.0 if training.on("enable_cpu_offload") else None,
+        checkpoint_interval=checkpoint.integer("interval", least=1) if saves else None,
+        checkpoint_async=mode != "disabled" if saves else None,
+    )
+
+
+def _missing(name: str | None, gpus: int | None, batch: dict[str, int | None], layout: JobLayout) -> tuple[str, ...]:
+    missing = [] if name else ["the model: this flavor is not a built-in model"]
+    if gpus is None:
+        missing.append("number of GPUs (data_parallel_shard_degree is -1)")
+    if batch["global"] is None:
+        missing.append("global batch (follows from the number of GPUs)")
+    if layout.vp is None:
+        missing.append("virtual stages (follow from the model's layers)")
+    return tuple(missing)

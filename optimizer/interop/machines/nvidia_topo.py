@@ -1,0 +1,112 @@
+"""``nvidia-smi topo -m``: NVLink domain, NICs, and which NIC each GPU reaches without crossing the CPU."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.records import GpuTopology
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DEVICE = re.compile(r"\b(?:GPU\d+|NIC\d+|mlx\d+_\w+|bnxt_re\d+|rdma\w+)\b")
+_LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC")
+_NAMES = re.compile(r"^\s*(NIC\d+):\s*(\S+)", re.MULTILINE)
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+GPU_DIRECT = ("PIX", "PXB")
+"""Paths that stay below the host bridge: at most PCIe switches between GPU and NIC."""
+
+Links = dict[tuple[str, str], str]
+
+
+@importer
+def import_topo(text: str, file: str = "") -> GpuTopology:
+    """Read the matrix, tab-separated or pasted with blanks."""
+    plain = _ANSI.sub("", text)
+    devices, links = _matrix(plain, file)
+    gpus = [device for device in devices if device.startswith("GPU")]
+    nics = [device for device in devices if not device.startswith("GPU")]
+    domain = _largest_island(gpus, links)
+    names = dict(_NAMES.findall(plain))
+    affine = [tuple(nic for nic in nics if links.get((gpu, nic)) in GPU_DIRECT) for gpu in gpus]
+    used = {nic for near in affine for nic in near}
+    return GpuTopology(
+        gpus=len(gpus),
+        nvlink_domain=len(domain),
+        nvlinks=_fewest_links(domain, links),
+        nics=len(used),
+        gpu_nics=tuple(tuple(names.get(nic, nic) for nic in near) for near in affine),
+        other_nics=tuple(names.get(nic, nic) for nic in nics if nic not in used),
+        notes=_notes(gpus, nics, domain, used, links),
+    )
+
+
+def _matrix(text: str, file: str) -> tuple[list[str], Links]:
+    lines = text.splitlines()
+    header = next((index for index, line in enumerate(lines) if len(_DEVICE.findall(line)) > 1 or _only_gpu(line)), None)
+    if header is None:
+        raise input_error("no topology matrix", "the output of nvidia-smi topo -m", file=file)
+    devices = _DEVICE.findall(lines[header])
+    links: Links = {}
+    for number, line in enumerate(lines[header + 1 :], start=header + 2):
+        cells = line.split()
+        if not cells or cells[0] not in devices:
+            continue
+        row = cells[1 : 1 + len(devices)]
+        if len(row) < len(devices) or not all(_LINK.fullmatch(cell) for cell in row):
+            raise input_error(f"row {cells[0]} does not match the header", "one cell per device", file=file, line=number)
+        links |= {(cells[0], device): cell for device, cell in zip(devices, row, strict=True)}
+    gpus = [device for device in devices if device.startswith("GPU")]
+    missing = [gpu for gpu in gpus if (gpu, gpu) not in links]
+    if not gpus or missing:
+        what = f"no row for {missing[0]}" if missing else "no GPU in the header"
+        raise input_error(what, "one row per GPU", file=file)
+    return devices, links
+
+
+def _only_gpu(line: str) -> bool:
+    return "GPU0" in line and "Affinity" in line
+
+
+def _is_nvlink(link: str | None) -> bool:
+    return link is not None and link.startswith("NV")
+
+
+def _largest_island(gpus: list[str], links: Mapping[tuple[str, str], str]) -> list[str]:
+    """GPUs connected over NVLink, directly or through others; a single GPU when there is none."""
+    left, best = set(gpus), gpus[:1]
+    while left:
+        island = {min(left, key=gpus.index)}
+        grown = True
+        while grown:
+            near = {gpu for gpu in left - island if any(_is_nvlink(links.get((gpu, member))) for member in island)}
+            island |= near
+            grown = bool(near)
+        left -= island
+        if len(island) > len(best):
+            best = [gpu for gpu in gpus if gpu in island]
+    return best
+
+
+def _fewest_links(domain: list[str], links: Mapping[tuple[str, str], str]) -> int:
+    pairs = [links.get((a, b)) for a in domain for b in domain if a != b]
+    counts = [int(link[2:]) for link in pairs if link is not None and _is_nvlink(link)]
+    return min(counts, default=0)
+
+
+def _notes(
+    gpus: list[str], nics: list[str], domain: list[str], used: set[str], links: Mapping[tuple[str, str], str]
+) -> tuple[str, ...]:
+    notes = []
+    pairs = [(a, b) for a in domain for b in domain if a != b]
+    if any(not _is_nvlink(links.get(pair)) for pair in pairs):
+        notes.append("NVLink is not all-to-all: some pairs reach each other only through others")
+    if nics and not used:
+        notes.append("no NIC is GPU-direct (PIX or PXB): traffic crosses the CPU, or a virtual machine hides the paths")
+    without = [gpu for gpu in gpus if not any(links.get((gpu, nic)) in GPU_DIRECT for nic in nics)]
+    if used and without:
+        notes.append(f"{len(without)} of {len(gpus)} GPUs have no NIC of their own: {', '.join(without)}")
+    return tuple(notes)
