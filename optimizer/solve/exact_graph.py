@@ -29,12 +29,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageGraph:
-    """All contiguous ways to give the blocks to the ranks; the only state after the last layer has placed all."""
+    """All contiguous ways to give the blocks to the ranks; the only state after the last has placed all."""
 
     layers: tuple[Layer, ...]
 
     def least_sum_s(self, limit_s: float) -> float:
-        """Return the least sum of rank times with every rank at or below ``limit_s``; inf if there is none."""
+        """Return the least sum of rank times with every rank within ``limit_s``; inf if there is none."""
         return float(self._costs(limit_s)[-1][0][0])
 
     def path(self, limit_s: float) -> IntArray:
@@ -61,7 +61,7 @@ class StageGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Windows:
-    """Cumulative blocks (P, K) after each rank from which the rest can still be placed, by passed cut or not."""
+    """Cumulative blocks (P, K) after each rank from which the rest can be placed, by passed cut or not."""
 
     low_open: IntArray
     high_open: IntArray

@@ -1,10 +1,10 @@
 """What one pipeline rank may hold: numbers of blocks by kind, with their time, for the exact stage problem.
 
-Blocks are contiguous over virtual stages in chunk-major order, so the kinds on a rank depend on where each kind
-ends. For every kind but the last, its *cut*, fix the chunk that holds its last block. Then a rank is in one of three
-relations to the cut, which decides how many blocks of the kinds up to the cut it has: those of all earlier chunks, and
-of the cut's own chunk all (the cut comes at a later rank), some (here), or none (it came at an earlier rank).
-A rank's time and memory depend on nothing else, so that they are computed once for each option.
+Blocks are contiguous over virtual stages in chunk-major order, so the kinds on a rank depend on where each
+kind ends. For every kind but the last, its *cut*, fix the chunk that holds its last block. Then a rank is in
+one of three relations to the cut, which decides how many blocks of the kinds up to the cut it has: those of
+all earlier chunks, and of the cut's own chunk all (the cut comes at a later rank), some (here), or none (it
+came at an earlier rank). A rank's time and memory depend on nothing else: each option is priced once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.solve.exact_row import StageRow, bytes_used, least_recompute
+from layoutopt.optimizer.solve.exact_row import StageRow, bytes_used, least_recompute, time_taken
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,8 +28,8 @@ LATER, HERE, EARLIER = 0, 1, 2
 class Options:
     """``n`` options of all ranks, by rank.
 
-    ``cumulative`` (n, K) are the blocks of the kinds up to and including k, ``blocks`` and ``recomputed`` (n, K)
-    those of each kind. ``needs`` and ``leaves`` are bit sets of the cuts passed before and after the rank.
+    ``cumulative`` (n, K) are the blocks of the kinds up to and including k, ``blocks`` and ``recomputed``
+    (n, K) those of each kind. ``needs`` and ``leaves`` are bit sets of the cuts passed before and after it.
     """
 
     rank: IntArray
@@ -48,7 +48,7 @@ class Options:
 def stage_options(
     row: StageRow, low: IntArray, high: IntArray, count: int | None, cuts: tuple[int, ...], limit_s: float
 ) -> Options:
-    """List what each rank may hold with ``low`` to ``high`` (P,) blocks, fitting in memory and within ``limit_s``.
+    """List what each rank may hold with ``low`` to ``high`` (P,) blocks, in memory and within ``limit_s``.
 
     ``count`` blocks of each chunk are recomputed, or the quickest set that fits when it is None. ``cuts`` are
     the chunks that hold the last block of each kind but the last.
@@ -69,7 +69,7 @@ def stage_options(
             _up_to_cuts(capped, cuts, np.minimum(part, count), capped.sum(axis=1)), axis=1, prepend=0
         )
         fits = bytes_used(row, rank, blocks, recomputed) <= row.capacity_bytes
-    time = blocks @ row.layer_s + recomputed @ row.recompute_s + row.end_s[rank]
+    time = time_taken(row, rank, blocks, recomputed)
     bits = 1 << np.arange(len(cuts))
     options = Options(
         rank=rank,
@@ -87,7 +87,7 @@ def _free_recompute(
     row: StageRow, rank: IntArray, blocks: IntArray, limit_s: float
 ) -> tuple[IntArray, NDArray[np.bool_]]:
     """Find the quickest recomputation once for each different content that can meet the limit."""
-    meets = np.flatnonzero(blocks @ row.layer_s + row.end_s[rank] <= limit_s)
+    meets = np.flatnonzero(time_taken(row, rank, blocks, np.zeros_like(blocks)) <= limit_s)
     recomputed, fits = np.zeros_like(blocks), np.zeros(len(blocks), dtype=bool)
     if blocks.shape[1] == 1:
         recomputed[meets], fits[meets] = least_recompute(row, rank[meets], blocks[meets])
@@ -101,7 +101,7 @@ def _free_recompute(
 def _cross(sizes: IntArray, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray, IntArray]:
     """Combine every rank's sizes (n, V) with every relation to the cuts.
 
-    Returns the row of ``sizes``, the relation (m, cuts) and the blocks of the cut's own chunk up to the cut (m, cuts).
+    Returns the row of ``sizes`` (m,), the relation and the blocks of the cut's own chunk up to it (m, cuts).
     """
     which = np.arange(len(sizes))
     relation = np.zeros((len(sizes), 0), dtype=np.int64)
@@ -126,7 +126,8 @@ def _in_order(relation: IntArray, part: IntArray) -> NDArray[np.bool_]:
     """Tell where two cuts of one chunk come in the order of their kinds, with a block between them."""
     together = (relation == HERE).all(axis=1)
     ordered: NDArray[np.bool_] = relation[:, 0] >= relation[:, 1]
-    return ordered & ~(together & (part[:, 0] >= part[:, 1]))
+    ordered &= ~together | (part[:, 0] < part[:, 1])
+    return ordered
 
 
 def _up_to_cuts(sizes: IntArray, cuts: tuple[int, ...], part: IntArray, total: IntArray) -> IntArray:

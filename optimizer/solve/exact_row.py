@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageTerms
 
+# Relative room left where a floor sums in another order than the exact price does.
+ROUNDING = 1e-12
 _HUGE_BYTES = 1e30  # stands for "no limit", so that products with a zero slope stay 0 instead of nan
 
 
@@ -22,8 +24,9 @@ class StageRow:
     """One row of ``StageTerms`` without the kinds that have no blocks.
 
     Shapes: (K,) per kind in model order, (P,) per rank. ``kinds`` gives the original index of each kind,
-    ``all_kinds`` their number. ``end_s`` and ``end_bytes`` hold what a rank bears without any block.
-    The step time is ``peak_weight * max T + sum_weight * sum T + fixed_s``.
+    ``all_kinds`` their number. ``first`` and ``last`` values are 0 but on the first and the last rank,
+    ``end_s`` and ``end_bytes`` hold what a rank bears without any block. The step time is
+    ``peak_weight * max T + sum_weight * sum T + fixed_s``.
     """
 
     ranks: int
@@ -37,8 +40,11 @@ class StageRow:
     activation_bytes: FloatArray
     saved_bytes: FloatArray
     in_flight: FloatArray
-    end_s: FloatArray
-    end_bytes: FloatArray
+    first_s: FloatArray
+    last_s: FloatArray
+    first_bytes: FloatArray
+    last_bytes: FloatArray
+    common_bytes: float
     transient_bytes: float
     capacity_bytes: float
     may_recompute: bool
@@ -69,8 +75,11 @@ class StageRow:
             activation_bytes=activation,
             saved_bytes=activation - terms.recomputed_activation_bytes[0, kinds],
             in_flight=terms.in_flight[0, :ranks],
-            end_s=first * terms.first_s[0] + last * terms.last_s[0],
-            end_bytes=first * terms.first_bytes[0] + last * terms.last_bytes[0] + terms.common_bytes[0],
+            first_s=first * terms.first_s[0],
+            last_s=last * terms.last_s[0],
+            first_bytes=first * terms.first_bytes[0],
+            last_bytes=last * terms.last_bytes[0],
+            common_bytes=float(terms.common_bytes[0]),
             transient_bytes=float(terms.recompute_transient_bytes[0]),
             capacity_bytes=min(float(terms.capacity_bytes[0]), _HUGE_BYTES),
             may_recompute=bool(terms.may_recompute[0]),
@@ -86,12 +95,25 @@ class StageRow:
         return int(self.counts.sum())
 
     @property
+    def end_s(self) -> FloatArray:
+        """Time (P,) of each rank without blocks."""
+        return self.first_s + self.last_s
+
+    @property
+    def end_bytes(self) -> FloatArray:
+        """Bytes (P,) on each rank without blocks."""
+        return self.first_bytes + self.last_bytes + self.common_bytes
+
+    @property
     def work_s(self) -> float:
         """Time of all ranks together without recomputation."""
         return float(self.counts @ self.layer_s + self.end_s.sum())
 
     def chunk_sizes(self, rank: IntArray, blocks: IntArray) -> IntArray:
-        """Blocks of each chunk (n, V) of ranks that hold ``blocks``: smaller chunks first, on the last rank last."""
+        """Return the blocks of each chunk (n, V) of ranks that hold ``blocks`` (n,).
+
+        Smaller chunks come first, on the last rank last.
+        """
         least, extra = np.divmod(blocks, self.chunks)
         chunk = np.arange(self.chunks)
         fuller = np.where(
@@ -109,7 +131,7 @@ class StageRow:
 
 
 def cheapest_sums(values: FloatArray, counts: IntArray) -> FloatArray:
-    """Return (P, L+1): the least sum of ``values`` (P, K) over n blocks, of which ``counts`` (K,) exist per kind."""
+    """Return the least sums (P, L+1) of ``values`` (P, K) over n blocks, ``counts`` (K,) of each kind."""
     total = int(counts.sum())
     if len(counts) == 1:
         return values * np.arange(total + 1)
@@ -124,7 +146,7 @@ def time_floors(row: StageRow, count: int | None) -> FloatArray:
     """Return (P, L+1): a floor under the time of rank s with n blocks, inf where they don't fit in memory.
 
     ``count`` is the number of blocks that each chunk recomputes (the first ones), or None when every rank
-    is free to recompute any. With one kind of block the floor is the exact least time.
+    is free to recompute any. With one kind of block it is the exact least time.
     """
     if count is not None:
         return _floors_at_count(row, count)
@@ -147,26 +169,17 @@ def _times_at_count(row: StageRow, count: int) -> tuple[FloatArray, IntArray]:
 def _floors_at_count(row: StageRow, count: int) -> FloatArray:
     time, recomputed = _times_at_count(row, count)
     flight = row.in_flight[:, None]
-    if len(row.counts) == 1:
-        n = np.arange(row.blocks + 1)
-        held = n * row.activation_bytes - recomputed * row.saved_bytes
-        used = n * row.state_bytes + flight * held + row.end_bytes[:, None]
-    else:
-        full = cheapest_sums(row.state_bytes + flight * row.activation_bytes, row.counts)
-        saved = -cheapest_sums(-row.saved_bytes[None], row.counts)[:, recomputed]
-        used = full - flight * saved + row.end_bytes[:, None]
-    used = used + row.transient_bytes * (recomputed > 0)
-    # Sums of several kinds are taken in another order than the exact price: leave room for rounding.
-    room = row.capacity_bytes * (1.0 if len(row.counts) == 1 else 1 + 1e-12)
-    return np.where(used <= room, time, np.inf)
+    full = cheapest_sums(row.state_bytes + flight * row.activation_bytes, row.counts)
+    saved = -cheapest_sums(-row.saved_bytes[None], row.counts)[:, recomputed]
+    used = full - flight * saved + row.end_bytes[:, None] + row.transient_bytes * (recomputed > 0)
+    return np.where(used <= row.capacity_bytes * (1 + ROUNDING), time, np.inf)
 
 
 def _floors_one_kind(row: StageRow) -> FloatArray:
     n = np.broadcast_to(np.arange(row.blocks + 1), (row.ranks, row.blocks + 1)).reshape(-1, 1)
     rank = np.repeat(np.arange(row.ranks), row.blocks + 1)
     recomputed, fits = least_recompute(row, rank, n)
-    time = n[:, 0] * row.layer_s[0] + recomputed[:, 0] * row.recompute_s[0] + row.end_s[rank]
-    return np.where(fits, time, np.inf).reshape(row.ranks, -1)
+    return np.where(fits, time_taken(row, rank, n, recomputed), np.inf).reshape(row.ranks, -1)
 
 
 def _floors_many_kinds(row: StageRow) -> FloatArray:
@@ -176,13 +189,13 @@ def _floors_many_kinds(row: StageRow) -> FloatArray:
     flight = row.in_flight[:, None]
     saved = flight * np.maximum(row.saved_bytes, 0.0) if row.may_recompute else np.zeros((row.ranks, 1))
     most = row.state_bytes + flight * row.activation_bytes
-    fits = cheapest_sums(most - saved, row.counts) <= room + 1e-12 * row.capacity_bytes
+    fits = cheapest_sums(most - saved, row.counts) <= room + ROUNDING * row.capacity_bytes
     for kind in range(len(row.counts)) if row.may_recompute else ():
         saved_k = saved[:, kind]
         price = np.divide(row.recompute_s[kind], saved_k, out=np.zeros(row.ranks), where=saved_k > 0)[:, None]
         cost = row.layer_s + price * most + np.minimum(0.0, row.recompute_s - price * saved)
         floor = cheapest_sums(cost, row.counts) - price * room + row.end_s[:, None]
-        time = np.maximum(time, floor - 1e-12 * np.abs(price * room))
+        time = np.maximum(time, floor - ROUNDING * np.abs(price * room))
     return np.where(fits, time, np.inf)
 
 
@@ -236,12 +249,29 @@ def _repair(row: StageRow, rank: IntArray, blocks: IntArray, tried: IntArray) ->
     fewer[:, -1] = np.maximum(fewer[:, -1] - 1, 0)
     more[:, -1] += bytes_used(row, rank, blocks, tried) > row.capacity_bytes
     lucky = (fewer.sum(axis=1) > 0) & (bytes_used(row, rank, blocks, fewer) <= row.capacity_bytes)
-    return np.where(lucky[:, None], fewer, more)
+    repaired: IntArray = np.where(lucky[:, None], fewer, more)
+    return repaired
 
 
 def bytes_used(row: StageRow, rank: IntArray, blocks: IntArray, recomputed: IntArray) -> FloatArray:
-    """Return the bytes (n,) of ranks with given blocks and recomputed blocks (n, K), as ``price_stages`` does."""
-    held = blocks @ row.activation_bytes - recomputed @ row.saved_bytes
-    used = blocks @ row.state_bytes + row.in_flight[rank] * held + row.end_bytes[rank]
-    total: FloatArray = used + (recomputed.sum(axis=1) > 0) * row.transient_bytes
+    """Return the bytes (n,) of ranks with given blocks and recomputed blocks (n, K).
+
+    Terms are added in the order of ``price_stages``, so that both agree to the last bit on what fits.
+    """
+    held = _weighted(blocks, row.activation_bytes) - _weighted(recomputed, row.saved_bytes)
+    used = _weighted(blocks, row.state_bytes) + row.in_flight[rank] * held + row.common_bytes
+    used += (recomputed.sum(axis=1) > 0) * row.transient_bytes
+    return used + row.first_bytes[rank] + row.last_bytes[rank]
+
+
+def time_taken(row: StageRow, rank: IntArray, blocks: IntArray, recomputed: IntArray) -> FloatArray:
+    """Return the time (n,) of ranks with given blocks and recomputed blocks (n, K)."""
+    time = _weighted(blocks, row.layer_s) + _weighted(recomputed, row.recompute_s)
+    return time + row.first_s[rank] + row.last_s[rank]
+
+
+def _weighted(blocks: IntArray, values: FloatArray) -> FloatArray:
+    total: FloatArray = blocks[:, 0] * values[0]
+    for kind in range(1, len(values)):
+        total += blocks[:, kind] * values[kind]
     return total

@@ -1,14 +1,14 @@
 """The exact optimum of one layout's stages by parametric search, without a solver.
 
-The step time is ``(m - w) * max T + w * sum T + fixed``. For a limit on max T, dynamic programming over the ranks
-(``exact_graph``) gives the least sum of times S(limit), which never rises with the limit. Among limits i < j the value is
-then at least ``(m - w) * limit_i + w * S(limit_j)``, so that bisection on the distinct rank times closes in on the best
-limit and drops every interval whose bound is not below the best value found. Freedom that is not the sum of
-independent ranks becomes a few separate searches: the number of recomputed blocks per chunk, the sizes that a near-equal
-split may take, and the chunk in which each kind of block ends.
+The step time is ``(m - w) * max T + w * sum T + fixed``. For a limit on max T, dynamic programming over the
+ranks (``exact_graph``) gives the least sum of times S(limit), which never rises with the limit. Among limits
+i < j the value is then at least ``(m - w) * limit_i + w * S(limit_j)``, so that bisection on the distinct
+rank times closes in on the best limit and drops every interval whose bound is not below the best value found.
+Freedom that is not the sum of independent ranks becomes a few separate searches: the number of recomputed
+blocks per chunk, the sizes a near-equal split may take, and the chunk in which each kind of block ends.
 
-With one kind the search costs about a millisecond. With several, states are cumulative blocks per kind: few when
-a kind has few blocks (leading dense layers), at most the product of the kinds' counts otherwise.
+With one kind the search costs about two milliseconds. With several, states are cumulative blocks per kind:
+few when a kind has few blocks (leading dense layers), at most the product of the kinds' counts otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ import numpy as np
 
 from layoutopt.optimizer.solve.exact_graph import build_graph
 from layoutopt.optimizer.solve.exact_options import stage_options
-from layoutopt.optimizer.solve.exact_row import StageRow, cheapest_sums, quickest_floors, time_floors
+from layoutopt.optimizer.solve.exact_row import (
+    ROUNDING,
+    StageRow,
+    cheapest_sums,
+    quickest_floors,
+    time_floors,
+)
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 
 if TYPE_CHECKING:
@@ -33,10 +39,10 @@ if TYPE_CHECKING:
 
     Box = tuple[IntArray, IntArray]
 
-# First window of rank times above the least bottleneck, and how it widens until a feasible split is inside:
-# small enough to keep the graph thin, large enough that one or two rounds do (an uneven block is 5-15% of a rank).
+# First window of rank times above the least bottleneck, and how it widens until a split is inside: small
+# enough to keep the graph thin, large enough for one or two rounds (an uneven block is 5-15% of a rank).
 FIRST_SLACK, WIDER = 0.03, 4.0
-# Rounds of the bisection for the multiplier of the block count; any multiplier is valid, so this is speed only.
+# Rounds of bisection for the multiplier of the block count; any multiplier is valid, so this is speed only.
 MULTIPLIER_ROUNDS = 8
 
 
@@ -86,7 +92,7 @@ class _Best:
     answer: StageOptimum | None = None
 
     def limit_s(self, least_sum_s: float) -> float:
-        """Return the rank time that every better split stays below if its times sum to ``least_sum_s`` or more."""
+        """Return the limit that every better split obeys if its times sum to at least ``least_sum_s``."""
         row = self.row
         return (self.step_time_s - row.fixed_s - row.sum_weight * least_sum_s) / row.peak_weight
 
@@ -97,7 +103,7 @@ class _Best:
 def boxes(ranks: int, chunks: int, blocks: int, split: Split) -> Iterator[Box]:
     """Yield ranges of blocks per rank, low and high (P,), whose union is exactly what the split rule allows.
 
-    Chunks of a rank follow from its total: equal to within one block. A middle virtual stage holds at least one.
+    Chunks of a rank follow from its total: equal to within one block. Middle virtual stages hold one or more.
     """
     if ranks == 1:
         if blocks >= chunks:
@@ -159,14 +165,14 @@ def _quickest_s(row: StageRow, low: IntArray, high: IntArray, count: int) -> flo
 
 
 def _memory_is_ample(best: _Best, low: IntArray, high: IntArray, count: int) -> bool:
-    """Tell whether any faster split fits with ``count`` recomputed blocks: more recomputation is useless then."""
+    """Tell whether any faster split fits with ``count`` recomputed blocks: more of them are useless then."""
     row = best.row
     within = _range_within(_mask(quickest_floors(row, count), low, high), best.limit_s(row.work_s))
     if not _holds(within, row.blocks):
         return True
     used = -cheapest_sums(-row.state_bytes - row.in_flight[:, None] * row.activation_bytes, row.counts)
     most = used[np.arange(row.ranks), within[1]] + row.end_bytes + row.transient_bytes * (count > 0)
-    return bool((most <= row.capacity_bytes * (1 - 1e-12)).all())
+    return bool((most <= row.capacity_bytes * (1 - ROUNDING)).all())
 
 
 def _mask(floors: FloatArray, low: IntArray, high: IntArray) -> FloatArray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import fields
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,13 +24,28 @@ RULES = [StageRule(split=split, recomputation=how) for split in Split for how in
 def make_terms(**changes: object) -> StageTerms:
     """One row; keyword arguments replace fields, lists become rows."""
     values: dict[str, object] = {
-        "pp": 2, "vp": 1, "micro_batches": 8, "layer_s": [1.0], "recompute_s": [0.25], "first_s": 0.5, "last_s": 1.5,
-        "bubble_weight": 1.0, "fixed_s": 0.5, "layer_state_bytes": [4.0], "layer_activation_bytes": [3.0],
-        "recomputed_activation_bytes": [1.0], "first_bytes": 4.0, "last_bytes": 5.0, "common_bytes": 1.0,
-        "recompute_transient_bytes": 2.0, "capacity_bytes": np.inf, "in_flight": [2.0, 1.0], "may_recompute": True,
-    }  # fmt: skip
+        "pp": 2,
+        "vp": 1,
+        "micro_batches": 8,
+        "layer_s": [1.0],
+        "recompute_s": [0.25],
+        "first_s": 0.5,
+        "last_s": 1.5,
+        "bubble_weight": 1.0,
+        "fixed_s": 0.5,
+        "layer_state_bytes": [4.0],
+        "layer_activation_bytes": [3.0],
+        "recomputed_activation_bytes": [1.0],
+        "first_bytes": 4.0,
+        "last_bytes": 5.0,
+        "common_bytes": 1.0,
+        "recompute_transient_bytes": 2.0,
+        "capacity_bytes": np.inf,
+        "in_flight": [2.0, 1.0],
+        "may_recompute": True,
+    }
     values |= changes
-    return StageTerms(**{name: np.asarray([value]) for name, value in values.items()})  # type: ignore[arg-type]
+    return StageTerms(**{name: np.asarray([value]) for name, value in values.items()})
 
 
 def valid_sizes(ranks: int, chunks: int, blocks: int, split: Split) -> Iterator[tuple[int, ...]]:
@@ -68,7 +84,7 @@ def brute_force(terms: StageTerms, counts: list[int], rule: StageRule) -> float:
     blocks, recomputed = [], []
     for sizes in valid_sizes(ranks, chunks, len(kinds), rule.split):
         bounds = np.cumsum([0, *sizes])
-        stages = [kinds[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        stages = [kinds[a:b] for a, b in pairwise(bounds)]
         held = rank_counts(stages, ranks, len(counts))
         for choice in recomputations(stages, held, rule, bool(terms.may_recompute[0])):
             blocks.append(held)
@@ -207,10 +223,9 @@ def test_too_few_blocks(rule: StageRule) -> None:
 def test_many_kinds_use_wide_states() -> None:
     """With more kinds than fit into one integer key the answer is the same as with the kinds merged."""
     kinds, counts = 12, [2] * 12
-    same = {name: [value] * kinds for name, value in {
-        "layer_s": 1.0, "recompute_s": 0.25, "layer_state_bytes": 4.0,
-        "layer_activation_bytes": 3.0, "recomputed_activation_bytes": 1.0,
-    }.items()}  # fmt: skip
+    one = make_terms(capacity_bytes=110.0)
+    names = [f.name for f in fields(one) if getattr(one, f.name).shape == (1, 1)]
+    same = {name: [getattr(one, name)[0, 0]] * kinds for name in names}
     apart = solve_stages(make_terms(capacity_bytes=110.0, **same), counts, MEGATRON)
     merged = solve_stages(make_terms(capacity_bytes=110.0), [24], MEGATRON)
     assert apart is not None

@@ -1,0 +1,214 @@
+"""What a solve claims: the size of its space, how each tuple was excluded, what was proven, and from what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt import __version__
+from layoutopt.optimizer.solve.plain_reader import PlainReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+    from layoutopt.optimizer.cost.terms import IntArray
+    from layoutopt.optimizer.solve.space_size import Space, SpaceSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """Versions of what computed. ``cost_model`` is a digest of the cost model's code and constants."""
+
+    layoutopt: str
+    python: str
+    numpy: str
+    ortools: str
+    cost_model: str
+
+    @classmethod
+    def current(cls, cost_model: str) -> Versions:
+        """Return the versions of this process, without importing the solver."""
+        return cls(
+            layoutopt=__version__,
+            python=platform.python_version(),
+            numpy=np.__version__,
+            ortools=version("ortools"),
+            cost_model=cost_model,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The record that makes an answer checkable.
+
+    Every tuple (layout without stages) of the space was excluded by memory, excluded by its bound, or
+    solved: the three numbers sum to ``tuples``. ``removed_by_rule`` and ``removed_by_equivalence`` count
+    candidates that are not in the space. ``joint_assignments`` is the least number of layouts with stages.
+    ``table_sha256`` is ``table_digest``, ``inputs_sha256`` is ``inputs_digest``. ``bound_s`` is a proven
+    floor under every step time, ``gap`` how far the answer is above it, relative to the answer (or None).
+    ``gap_target`` is the relative gap at which the search was allowed to stop, ``rounding_s`` how much the
+    solver's whole numbers may have rounded the step time down.
+    """
+
+    degree_tuples: int
+    tuples: int
+    joint_assignments: int
+    removed_by_rule: dict[str, int] = field(default_factory=dict)
+    removed_by_equivalence: int
+    removed_by_memory: int
+    removed_by_bound: int
+    solved: int
+    table_sha256: str
+    inputs_sha256: str
+    solver_status: str
+    bound_s: float | None
+    gap: float | None
+    gap_target: float
+    rounding_s: float
+    versions: Versions
+
+    def to_plain(self) -> dict[str, object]:
+        """Return plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: object, *, file: str = "", prefix: str = "certificate") -> Certificate:
+        """Read plain data; ``InputError`` names every key that is missing or wrong."""
+        reader = PlainReader(plain, file=file, prefix=prefix)
+        certificate = cls.read(reader)
+        reader.finish()
+        return certificate
+
+    @classmethod
+    def read(cls, reader: PlainReader) -> Certificate:
+        """Read from ``reader``, which notes the problems."""
+        return cls(
+            degree_tuples=reader.integer("degree_tuples"),
+            tuples=reader.integer("tuples"),
+            joint_assignments=reader.integer("joint_assignments"),
+            removed_by_rule=reader.integers("removed_by_rule"),
+            removed_by_equivalence=reader.integer("removed_by_equivalence"),
+            removed_by_memory=reader.integer("removed_by_memory"),
+            removed_by_bound=reader.integer("removed_by_bound"),
+            solved=reader.integer("solved"),
+            table_sha256=reader.text("table_sha256"),
+            inputs_sha256=reader.text("inputs_sha256"),
+            solver_status=reader.text("solver_status"),
+            bound_s=reader.optional_number("bound_s"),
+            gap=reader.optional_number("gap"),
+            gap_target=reader.number("gap_target"),
+            rounding_s=reader.number("rounding_s"),
+            versions=Versions(**{f.name: reader.text(f"versions.{f.name}") for f in fields(Versions)}),
+        )
+
+
+def build_certificate(
+    space: Space,
+    size: SpaceSize,
+    *,
+    inputs: Mapping[str, object],
+    cost_model: str,
+    solver_status: str,
+    step_time_s: float | None,
+    bound_s: float | None,
+    removed_by_memory: int,
+    solved: int,
+    removed_by_rule: Mapping[str, int] | None = None,
+    removed_by_equivalence: int = 0,
+    gap_target: float = 0.0,
+    rounding_s: float = 0.0,
+) -> Certificate:
+    """Record a finished or stopped solve.
+
+    ``removed_by_memory`` and ``solved`` count tuples; the others were excluded by their bound. Raises
+    ``ValueError`` when they exceed the tuples of the space.
+    """
+    removed_by_bound = size.tuples - removed_by_memory - solved
+    if removed_by_bound < 0:
+        raise ValueError(f"{removed_by_memory} + {solved} tuples excluded or solved of {size.tuples}")
+    return Certificate(
+        degree_tuples=size.degree_rows,
+        tuples=size.tuples,
+        joint_assignments=size.joint_assignments,
+        removed_by_rule=dict(removed_by_rule or {}),
+        removed_by_equivalence=removed_by_equivalence,
+        removed_by_memory=removed_by_memory,
+        removed_by_bound=removed_by_bound,
+        solved=solved,
+        table_sha256=table_digest(space),
+        inputs_sha256=inputs_digest(inputs),
+        solver_status=solver_status,
+        bound_s=bound_s,
+        gap=relative_gap(step_time_s, bound_s),
+        gap_target=gap_target,
+        rounding_s=rounding_s,
+        versions=Versions.current(cost_model),
+    )
+
+
+def relative_gap(step_time_s: float | None, bound_s: float | None) -> float | None:
+    """Return (step - bound) / step, never negative, or None when either is unknown."""
+    if step_time_s is None or bound_s is None:
+        return None
+    return max(0.0, (step_time_s - bound_s) / step_time_s)
+
+
+def inputs_digest(inputs: Mapping[str, object]) -> str:
+    """Return the sha256 of plain data as JSON with sorted keys: the order of keys doesn't matter."""
+    return hashlib.sha256(_json(inputs)).hexdigest()
+
+
+def _json(plain: object) -> bytes:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def table_digest(space: Space, *, chunk: int = 65536) -> str:
+    """Return the sha256 over the sorted table of degree rows, what its codes mean, blocks and stage rule.
+
+    The order of enumeration doesn't matter. ``chunk`` rows are read at a time, so that memory stays flat.
+    """
+    rows = space.degrees
+    digest = hashlib.sha256(_json(_header(space)))
+    order = _sorted_order(rows)
+    for start in range(0, len(rows), chunk):
+        table = rows.take(order[start : start + chunk]).table()
+        digest.update(np.ascontiguousarray(table, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _header(space: Space) -> dict[str, object]:
+    book: Codebook = space.degrees.codebook
+    return {
+        "rows": len(space.degrees),
+        "blocks": np.asarray(space.counts).tolist(),
+        "rule": [space.rule.split, space.rule.recomputation],
+        "recomputes": [[entry.granularity, list(entry.modules)] for entry in book.recomputes],
+        "orders": list(book.orders),
+        "schedules": list(book.schedules),
+        "precisions": list(book.precisions),
+    }
+
+
+def _sorted_order(rows: LayoutBatch) -> IntArray:
+    """Sort rows by all columns, packing columns into as few integer keys as their ranges allow."""
+    keys: list[IntArray] = [np.zeros(len(rows), dtype=np.int64)]
+    room = float(2**62)
+    for f in fields(rows):
+        column = getattr(rows, f.name)
+        if f.name == "codebook" or not len(rows):
+            continue
+        least = int(column.min())
+        span = int(column.max()) - least + 1
+        if span > room:
+            keys.append(np.zeros(len(rows), dtype=np.int64))
+            room = float(2**62)
+        keys[-1] = keys[-1] * span + (column - least)
+        room /= span
+    return np.lexsort(keys[::-1])
