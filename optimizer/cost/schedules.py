@@ -1,5 +1,4 @@
-"""Pipeline schedules in closed form: activations held, parameter copies, bubble, transfers, who launches
-them.
+"""Pipeline schedules in closed form: activations held, bubble, transfers, parameter copies, launchers.
 
 A schedule is one entry of ``SCHEDULES``. The step of any of them has the shape the choice of stages needs,
 

@@ -14,6 +14,7 @@ from layoutopt.optimizer.simulate.memory import rank_memories
 from layoutopt.optimizer.simulate.orders import Kind
 from layoutopt.optimizer.simulate.result import Operations, SimulationResult, Transfers
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """Times and memory of every position, each (pp, chunks) unless said otherwise; seconds and bytes.
+    """Times and memory of every position (see ``orders``), each (pp, chunks); seconds and bytes.
+
+    DualPipe takes (pp, 1) by stage too.
 
     ``forward_s``, ``dgrad_s``, ``wgrad_s``: one micro-batch through one chunk (backward for inputs and for
     weights). ``pair_s[r, c]``: the forward of chunk c together with the backward of rank r's other chunk;
@@ -70,8 +73,8 @@ def _graph(pipeline: Pipeline, hops_overlap: bool) -> Graph:
 
 def _durations(pipeline: Pipeline, graph: Graph, work: StageWork) -> FloatArray:
     """Return the seconds of every node of the graph."""
-    by_kind = np.stack(_stage_times(pipeline, work))
-    hop = checked_array(work.hop_s, (pipeline.pp,), "hop_s")
+    by_kind = np.stack(stage_times(pipeline, work))
+    hop = by_rank(pipeline, work.hop_s, "hop_s")
     rank, kind, chunk = graph.op_columns[:3]
     links = np.array([hop[:2] for hop in graph.transfers + graph.sends], dtype=np.int64).reshape(-1, 2)
     low, high = links.min(axis=1), links.max(axis=1)
@@ -80,14 +83,13 @@ def _durations(pipeline: Pipeline, graph: Graph, work: StageWork) -> FloatArray:
     return np.concatenate([by_kind[kind, rank, chunk], hop[np.where(wrap, pipeline.pp - 1, low)]])
 
 
-def _stage_times(pipeline: Pipeline, work: StageWork) -> list[FloatArray]:
+def stage_times(pipeline: Pipeline, work: StageWork) -> list[FloatArray]:
     """Return the (pp, chunks) seconds of each operation kind, in the order of ``Kind``."""
-    shape = (pipeline.pp, pipeline.chunks)
-    forward = checked_array(work.forward_s, shape, "forward_s")
-    dgrad = checked_array(work.dgrad_s, shape, "dgrad_s")
-    wgrad = checked_array(work.wgrad_s, shape, "wgrad_s")
+    forward = by_position(pipeline, work.forward_s, "forward_s")
+    dgrad = by_position(pipeline, work.dgrad_s, "dgrad_s")
+    wgrad = by_position(pipeline, work.wgrad_s, "wgrad_s")
     together = forward + (dgrad + wgrad)[:, ::-1]
-    pair = together if work.pair_s is None else checked_array(work.pair_s, shape, "pair_s")
+    pair = together if work.pair_s is None else by_position(pipeline, work.pair_s, "pair_s")
     times = {
         Kind.FORWARD: forward,
         Kind.BACKWARD: dgrad + wgrad,
@@ -98,11 +100,25 @@ def _stage_times(pipeline: Pipeline, work: StageWork) -> list[FloatArray]:
     return [times[kind] for kind in Kind]
 
 
-def checked_array(values: FloatArray | None, shape: tuple[int, ...], name: str) -> FloatArray:
-    """Return the values as an array of floats, zeros for None; ``InputError`` unless finite, >= 0 and of
-    ``shape``.
-    """
-    array = np.zeros(shape) if values is None else np.asarray(values, dtype=np.float64)
+def by_position(pipeline: Pipeline, values: FloatArray | None, name: str) -> FloatArray:
+    """Return the values as (pp, chunks); DualPipe's (pp, 1) by stage become those of its two directions."""
+    array = (
+        np.asarray(values, dtype=np.float64)
+        if values is not None
+        else np.zeros((pipeline.pp, pipeline.chunks))
+    )
+    if pipeline.schedule is Schedule.DUALPIPE and array.shape == (pipeline.pp, 1):
+        array = np.hstack([array, array[::-1]])
+    return _checked(array, (pipeline.pp, pipeline.chunks), name)
+
+
+def by_rank(pipeline: Pipeline, values: FloatArray | None, name: str) -> FloatArray:
+    """Return the values as (pp,), zeros for None."""
+    array = np.zeros(pipeline.pp) if values is None else np.asarray(values, dtype=np.float64)
+    return _checked(array, (pipeline.pp,), name)
+
+
+def _checked(array: FloatArray, shape: tuple[int, ...], name: str) -> FloatArray:
     if array.shape != shape or not np.isfinite(array).all() or (array < 0).any():
         raise input_error(f"array of shape {array.shape}", f"shape {shape}, finite, not negative", key=name)
     return array
@@ -138,10 +154,9 @@ def _transfers(graph: Graph, start_s: FloatArray, end_s: FloatArray) -> Transfer
 def _result(
     pipeline: Pipeline, work: StageWork, operations: Operations, transfers: Transfers
 ) -> SimulationResult:
-    shape = (pipeline.pp, pipeline.chunks)
-    activation = checked_array(work.activation_bytes, shape, "activation_bytes")
-    late = activation if work.wgrad_bytes is None else checked_array(work.wgrad_bytes, shape, "wgrad_bytes")
-    static = checked_array(work.static_bytes, (pipeline.pp,), "static_bytes")
+    activation = by_position(pipeline, work.activation_bytes, "activation_bytes")
+    late = activation if work.wgrad_bytes is None else by_position(pipeline, work.wgrad_bytes, "wgrad_bytes")
+    static = by_rank(pipeline, work.static_bytes, "static_bytes")
     memory = rank_memories(pipeline, operations, activation, late, static)
     makespan = float(operations.end_s.max())
     busy = np.zeros(pipeline.pp)
