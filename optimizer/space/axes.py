@@ -1,0 +1,279 @@
+"""The axes of the declared space and their ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.schedules import LAUNCHABLE, SCHEDULES
+from layoutopt.optimizer.space.abilities import ALL_ORDERS, abilities_of
+from layoutopt.optimizer.space.divisors import divisors
+from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Granularity, Precision, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from layoutopt.optimizer.space.abilities import Abilities
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.options import SpaceOptions, Value
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+DEFAULT_SCHEDULES = (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroChoice:
+    """A ZeRO stage sharded over the whole data-parallel group, over a fixed number of ranks, or inside a level.
+
+    ``level_gpus`` is the size in GPUs of the node, NVLink domain or pod that a shard group must tile, ``shard`` a
+    fixed number of ranks; both 0 mean the whole group.
+    """
+
+    stage: int
+    level: str = ""
+    level_gpus: int = 0
+    shard: int = 0
+
+    def __str__(self) -> str:
+        inside = (
+            f" in groups of {self.shard}" if self.shard else f" in the {self.level}" if self.level else ""
+        )
+        return f"{self.stage}{inside}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRow:
+    """One axis as ``solve --space`` prints it: its name, its range in words, how many values it has."""
+
+    axis: str
+    range_text: str
+    values: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Declared ranges. ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs."""
+
+    ctx: Context
+    options: SpaceOptions
+    gpus: tuple[int, int]
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    pp: tuple[int, ...]
+    ep: tuple[int, ...]
+    dp: tuple[int, ...] | None
+    micro_batch: tuple[int, ...]
+    zero: tuple[ZeroChoice, ...]
+    recomputes: tuple[Recompute, ...]
+    orders: tuple[str, ...]
+    schedules: tuple[Schedule, ...]
+    precisions: tuple[Precision, ...]
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the framework's release can launch."""
+        return abilities_of(self.ctx.framework, self.ctx.release)
+
+    def sp_of(self, tp: int) -> tuple[int, ...]:
+        """Return the sequence-parallel settings at a tensor degree: on whenever tp > 1 unless restricted."""
+        if tp == 1:
+            return (0,)
+        if "sp" in self.options.fix:
+            return tuple(int(value) for value in self.options.fix["sp"])
+        return tuple(v for v in (int(self.abilities.sp),) if self.options.allows("sp", v)) or (0,)
+
+    def etp_of(self, tp: int) -> tuple[int, ...]:
+        """Return the expert-tensor degrees: divisors of tp."""
+        if not self.ctx.experts or not self.abilities.etp or "etp" in self.abilities.fixed_axes:
+            return _ints(self.options, "etp", (1,))
+        return _ints(self.options, "etp", divisors(tp))
+
+    def vp_of(self, pp: int) -> tuple[int, ...]:
+        """Return the numbers of chunks per rank: up to one layer per chunk, as far as a schedule runs them."""
+        top = max((self.ctx.blocks + 2) // pp, 1) if pp > 1 else 1
+        top = 1 if "vp" in self.abilities.fixed_axes else top
+        return tuple(vp for vp in _ints(self.options, "vp", range(1, top + 1)) if self.schedules_of(pp, vp))
+
+    def schedules_of(self, pp: int, vp: int) -> tuple[Schedule, ...]:
+        """Return the listed schedules that run so many chunks per rank."""
+        if pp == 1:
+            return (Schedule.NONE,) if Schedule.NONE in self.schedules else ()
+        fitting = (s for s in self.schedules if s is not Schedule.NONE)
+        return tuple(s for s in fitting if SCHEDULES[s].min_chunks <= vp <= (SCHEDULES[s].max_chunks or vp))
+
+    def table(self) -> tuple[AxisRow, ...]:
+        """Describe every axis."""
+        domain, blocks = self.ctx.cluster.nvlink_domain, self.ctx.blocks
+        chunks = sorted({vp for pp in self.pp for vp in self.vp_of(pp)})
+        etps = sorted({etp for tp in self.tp for etp in self.etp_of(tp)})
+        batch = self.ctx.training.global_batch
+        few, most = self.gpus
+        total = f"{most:,}" if few == most else f"{few:,} to {most:,}"
+        rows = [
+            _row("tp", self.tp, f"up to the NVLink domain of {domain}"),
+            _row("sp", sorted({sp for tp in self.tp for sp in self.sp_of(tp)}), "with tp > 1"),
+            _row("cp", self.cp, "up to two tokens per rank"),
+            _row("pp", self.pp, f"up to {blocks + 2} virtual stages for {blocks} blocks, the ends may be empty"),
+            _row("vp", chunks, "up to one block per chunk"),
+            AxisRow(
+                axis="dp", range_text=f"{total} GPUs / (tp*cp*pp)", values=len(self.dp) if self.dp else 1
+            ),
+            _row("ep", self.ep, "divisors of the experts and of tp*cp*dp/etp"),
+            _row("etp", etps, "divisors of tp"),
+            _row("micro_batch", self.micro_batch, f"of those dividing the batch of {batch:,}"),
+            _row("zero", self.zero, "shard groups tile the level they are in"),
+            _row("recompute", [recompute_text(r) for r in self.recomputes], "full: every number of layers, none included"),
+            _row("mesh_order", self.orders, "innermost first"),
+            _row("schedule", [s.value for s in self.schedules], "as pp and vp allow"),
+            _row("precision", [p.value for p in self.precisions], ""),
+        ]  # fmt: skip
+        return tuple(rows)
+
+
+def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
+    """Derive the declared ranges from the workload, the cluster, the framework and the user's restrictions."""
+    abilities = abilities_of(ctx.framework, ctx.release)
+    training, most = ctx.training, ctx.gpus
+    idle = options.allow_idle
+    sequence = training.sequence_length
+
+    def degrees(axis: str, idle_range: Iterable[int], limit: int) -> tuple[int, ...]:
+        if axis in abilities.fixed_axes:
+            return _ints(options, axis, (1,))
+        return _ints(options, axis, idle_range if idle is not None else divisors(most, limit))
+
+    domain, slots = min(ctx.cluster.nvlink_domain, most), ctx.blocks + 2
+    micro_batches = options.micro_batches or MICRO_BATCHES
+    dividing = tuple(b for b in micro_batches if training.global_batch % b == 0)
+    expert_degrees = divisors(ctx.experts) if ctx.experts and "ep" not in abilities.fixed_axes else (1,)
+    return Axes(
+        ctx=ctx,
+        options=options,
+        gpus=(most if idle is None else max(1, _least_gpus(most, idle)), most),
+        tp=degrees("tp", range(1, domain + 1), domain),
+        cp=degrees("cp", divisors(sequence, max(sequence // 2, 1)), max(sequence // 2, 1)),
+        pp=degrees("pp", range(1, slots + 1), slots),
+        ep=_ints(options, "ep", expert_degrees),
+        dp=None if idle is None else _ints(options, "dp", divisors(training.global_batch)),
+        micro_batch=_ints(options, "micro_batch", dividing),
+        zero=_zero_choices(ctx, options, abilities),
+        recomputes=_recomputes(ctx, options, abilities),
+        orders=_orders(options, abilities),
+        schedules=_schedules(ctx, options),
+        precisions=_precisions(ctx, options),
+    )
+
+
+def _least_gpus(most: int, idle: float) -> int:
+    """Return the fewest GPUs a layout may use: at least (1 - idle) of all, rounded up."""
+    return most - int(idle * most + 1e-9)
+
+
+def _ints(options: SpaceOptions, axis: str, default: Iterable[int]) -> tuple[int, ...]:
+    """Return the fixed values, or the default range, within the limits. A fixed value may exceed the default range."""
+    values: Iterable[Value] = options.fix.get(axis) or default
+    return tuple(sorted({int(v) for v in values if options.allows(axis, v)}))
+
+
+def _zero_choices(ctx: Context, options: SpaceOptions, abilities: Abilities) -> tuple[ZeroChoice, ...]:
+    """Every stage over the whole group, then inside the node, the NVLink domain and the pod."""
+    stages = _ints(options, "zero", abilities.zero)
+    whole = [ZeroChoice(stage=stage) for stage in stages]
+    inside = [stage for stage in stages if stage in abilities.hsdp_zero]
+    if "hsdp_shard" in options.fix:
+        sizes = _ints(options, "hsdp_shard", ())
+        fixed = [ZeroChoice(stage=stage, shard=size) for stage in inside for size in sizes if size]
+        return tuple((whole if 0 in sizes else []) + fixed)
+    if not options.allows("hsdp_shard", 0):
+        whole = []
+    grouped = [
+        ZeroChoice(stage=stage, level=level, level_gpus=gpus)
+        for stage in inside
+        for level, gpus in shard_levels(ctx).items()
+    ]
+    return tuple(sorted(whole + grouped, key=lambda choice: choice.stage))
+
+
+def shard_levels(ctx: Context) -> dict[str, int]:
+    """Return the levels a shard group can be kept in, smallest first: node, NVLink domain, largest pod, in GPUs."""
+    cluster = ctx.cluster
+    pods = [level.gpus for level in cluster.levels if cluster.nvlink_domain < level.gpus < cluster.gpu_count]
+    sizes = {
+        "node": cluster.gpus_per_node,
+        "NVLink domain": cluster.nvlink_domain,
+        "pod": max(pods, default=0),
+    }
+    levels: dict[str, int] = {}
+    for name, gpus in sizes.items():
+        if 1 < gpus < cluster.gpu_count and gpus not in levels.values():
+            levels[name] = gpus
+    return levels
+
+
+def _recomputes(ctx: Context, options: SpaceOptions, abilities: Abilities) -> tuple[Recompute, ...]:
+    """Return the default choices, the listed ones, or those that the user fixed by name."""
+    choices = options.recomputes or recompute_choices(ctx, abilities)
+    if "recompute" in options.fix:
+        choices = tuple(parse_recompute(str(text)) for text in options.fix["recompute"])
+    return tuple(r for r in choices if recompute_text(r) not in options.forbid.get("recompute", ()))
+
+
+def parse_recompute(text: str) -> Recompute:
+    """Read a choice as ``recompute_text`` writes it.
+
+    Raises
+    ------
+    InputError
+        If a module isn't known.
+    """
+    from layoutopt.optimizer.specs.errors import input_error
+
+    if text in ("none", "full"):
+        return Recompute(granularity=Granularity(text))
+    modules = tuple(sorted(text.split("+")))
+    unknown = [name for name in modules if name not in RECOMPUTE_MODULES]
+    if unknown:
+        raise input_error(
+            f"no module {unknown[0]!r}", ", ".join(("none", "full", *RECOMPUTE_MODULES)), key="recompute"
+        )
+    return Recompute(granularity=Granularity.SELECTIVE, modules=modules)
+
+
+def _orders(options: SpaceOptions, abilities: Abilities) -> tuple[str, ...]:
+    """Return the framework's mesh orders, or the fixed ones, which must be written as one of the 24."""
+    from layoutopt.optimizer.specs.errors import input_error
+
+    fixed = tuple(str(order) for order in options.fix.get("mesh_order", ()))
+    unknown = [order for order in fixed if order not in ALL_ORDERS]
+    if unknown:
+        raise input_error(
+            f"no mesh order {unknown[0]!r}", f"for example {', '.join(ALL_ORDERS[:2])}", key="mesh_order"
+        )
+    return tuple(order for order in fixed or abilities.orders if options.allows("mesh_order", order))
+
+
+def _schedules(ctx: Context, options: SpaceOptions) -> tuple[Schedule, ...]:
+    """Return 1F1B and interleaved, or the listed schedules, as far as the framework launches them."""
+    if "schedule" in options.fix:
+        return tuple(Schedule(str(name)) for name in options.fix["schedule"])
+    listed = options.schedules or DEFAULT_SCHEDULES
+    launchable = [s for s in dict.fromkeys((Schedule.NONE, *listed)) if s in LAUNCHABLE[ctx.framework]]
+    return tuple(s for s in launchable if options.allows("schedule", s.value))
+
+
+def _precisions(ctx: Context, options: SpaceOptions) -> tuple[Precision, ...]:
+    """Return the workload's own precision, or the listed ones."""
+    if "precision" in options.fix:
+        return tuple(Precision(str(name)) for name in options.fix["precision"])
+    listed = options.precisions or (ctx.training.precision,)
+    return tuple(p for p in dict.fromkeys(listed) if options.allows("precision", p.value))
+
+
+def _row(axis: str, values: Iterable[object], note: str) -> AxisRow:
+    """Describe one axis: its values, shortened when there are many, and what bounds them."""
+    texts = [str(value) for value in values]
+    shown = ", ".join(texts) if len(texts) <= 16 else f"{', '.join(texts[:3])}, ..., {texts[-1]}"
+    return AxisRow(axis=axis, range_text=f"{shown} ({note})" if note else shown, values=len(texts))

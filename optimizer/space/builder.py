@@ -1,0 +1,235 @@
+"""The enumeration itself: expand axes level by level, apply each rule as early as it can be, keep the books."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.space.counting import SpaceCounts, Tally
+from layoutopt.optimizer.space.modifiers import blank_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.space.axes import Axes
+    from layoutopt.optimizer.space.modifiers import Masks, Modifiers
+    from layoutopt.optimizer.space.rule import Rule
+
+    BoolArray = NDArray[np.bool_]
+    Columns = dict[str, IntArray]
+
+LIMITS = "limits"
+"""The rule under which tuples are counted whose derived axes the user restricted."""
+
+_LEVELS = ({"tp", "sp", "cp", "pp", "dp"}, {"ep", "etp"}, {"micro_batch", "micro_batches"}, {"vp"})
+"""Axes are expanded in this order; a rule is applied as soon as the axes it reads are there."""
+
+
+def level_of(rule: Rule) -> int:
+    """Return the number of the first level at which everything that a rule reads is known."""
+    return max((level for level, axes in enumerate(_LEVELS) if rule.reads & axes), default=0)
+
+
+@dataclass(slots=True)
+class SpaceBuilder:
+    """Builds the degree table of one space. Call ``run`` once."""
+
+    axes: Axes
+    modifiers: Modifiers
+    rules: tuple[Rule, ...]
+    tally: Tally = field(default_factory=Tally)
+
+    def run(self) -> tuple[LayoutBatch, SpaceCounts]:
+        """Return the remaining degree tuples with neutral modifiers, and the counts."""
+        base = self._declare(self._base_columns())
+        base = self._apply(0, base)
+        folds = self._apply(1, self._expand_experts(base))
+        folds["fold"] = np.arange(len(folds["tp"]), dtype=np.int64)
+        batches = self._apply(2, self._expand_batches(folds))
+        rows = self._apply(3, self._expand_chunks(batches))
+        return self._count_modifiers(folds, rows)
+
+    def _base_columns(self) -> Columns:
+        """Every tp, cp, pp and dp whose product is an allowed number of GPUs, with the sp settings of each tp."""
+        axes = self.axes
+        tp, cp, pp = (
+            grid.ravel() for grid in np.meshgrid(*map(_array, (axes.tp, axes.cp, axes.pp)), indexing="ij")
+        )
+        model = tp * cp * pp
+        fewest, most = axes.gpus
+        if axes.dp is None:
+            keep = np.flatnonzero((model <= most) & (most % np.maximum(model, 1) == 0))
+            dp = most // model[keep]
+            allowed = np.array([axes.options.allows("dp", int(value)) for value in dp], dtype=bool)
+            keep, dp = keep[allowed], dp[allowed]
+        else:
+            degrees = _array(axes.dp)
+            low = np.searchsorted(degrees, -(-fewest // model))
+            high = np.searchsorted(degrees, most // model, side="right")
+            keep, place = _ranges(np.maximum(high - low, 0))
+            dp = degrees[low[keep] + place]
+        columns = {"tp": tp[keep], "cp": cp[keep], "pp": pp[keep], "dp": dp}
+        return self._cross(columns, "tp", {tp: [(sp,) for sp in axes.sp_of(tp)] for tp in axes.tp}, ("sp",))
+
+    def _declare(self, base: Columns) -> Columns:
+        degrees, tuples = self._weights(0, base)
+        self.tally.declared_degrees, self.tally.declared_tuples = int(degrees.sum()), int(tuples.sum())
+        return base
+
+    def _apply(self, level: int, columns: Columns) -> Columns:
+        """Apply the rules of a level and count what they remove."""
+        rules = [(rule.name, self._holds(rule)) for rule in self.rules if level_of(rule) == level]
+        if level == 2 and self.axes.options.limits("micro_batches"):
+            rules.append((LIMITS, self._micro_batches_allowed))
+        for name, holds in rules:
+            bad = ~holds(columns)
+            if bad.any():
+                degrees, tuples = self._weights(level, columns)
+                self.tally.remove(name, int(degrees[bad].sum()), int(tuples[bad].sum()))
+                columns = {key: values[~bad] for key, values in columns.items()}
+        return columns
+
+    def _holds(self, rule: Rule) -> Callable[[Columns], BoolArray]:
+        return lambda columns: rule.holds(self._batch(columns), self.axes.ctx)
+
+    def _micro_batches_allowed(self, columns: Columns) -> BoolArray:
+        values, inverse = np.unique(columns["micro_batches"], return_inverse=True)
+        allows = self.axes.options.allows
+        return np.array([allows("micro_batches", int(value)) for value in values], dtype=bool)[inverse]
+
+    def _batch(self, columns: Columns) -> LayoutBatch:
+        known = {name: values for name, values in columns.items() if name != "fold"}
+        return blank_batch(len(columns["tp"]), self.modifiers.codebook, **known)
+
+    def _weights(self, level: int, columns: Columns) -> tuple[IntArray, IntArray]:
+        """Return how many declared degree tuples and full tuples each row of a level stands for."""
+        tp, pp = columns["tp"], columns["pp"]
+        one = np.ones(len(tp), dtype=np.int64)
+        experts = _look_up(tp, {t: len(self._expert_pairs(t)) for t in self.axes.tp}) if level < 1 else one
+        batches = len(self.axes.micro_batch) if level < 2 else 1
+        if level < 3:
+            chunks = _look_up(pp, {p: len(self.axes.vp_of(p)) for p in self.axes.pp})
+            schedules = _look_up(pp, {p: self._schedule_count(p) for p in self.axes.pp})
+        else:
+            chunks, schedules = one, self.modifiers.declared_schedules(pp, columns["vp"]).sum(axis=1)
+        degrees = experts * batches * chunks
+        return degrees, experts * batches * schedules * self._other_modifiers()
+
+    def _schedule_count(self, pp: int) -> int:
+        return sum(len(self.axes.schedules_of(pp, vp)) for vp in self.axes.vp_of(pp))
+
+    def _other_modifiers(self) -> int:
+        m = self.modifiers
+        return len(m.zero) * len(m.recomputes) * len(m.orders) * len(m.precisions)
+
+    def _expert_pairs(self, tp: int) -> list[tuple[int, int]]:
+        return [(ep, etp) for etp in self.axes.etp_of(tp) for ep in self.axes.ep]
+
+    def _expand_experts(self, columns: Columns) -> Columns:
+        return self._cross(columns, "tp", {tp: self._expert_pairs(tp) for tp in self.axes.tp}, ("ep", "etp"))
+
+    def _expand_batches(self, columns: Columns) -> Columns:
+        sizes = [(size,) for size in self.axes.micro_batch]
+        rows = self._cross(columns, "tp", dict.fromkeys(self.axes.tp, sizes), ("micro_batch",))
+        rows["micro_batches"] = self.axes.ctx.training.global_batch // (rows["dp"] * rows["micro_batch"])
+        return rows
+
+    def _expand_chunks(self, columns: Columns) -> Columns:
+        return self._cross(
+            columns, "pp", {pp: [(vp,) for vp in self.axes.vp_of(pp)] for pp in self.axes.pp}, ("vp",)
+        )
+
+    @staticmethod
+    def _cross(
+        columns: Columns, key: str, choices: Mapping[int, Sequence[tuple[int, ...]]], names: tuple[str, ...]
+    ) -> Columns:
+        """Repeat every row for each choice listed for its value of ``key``; the choices become new columns."""
+        offsets, flat = {}, []
+        for value, listed in choices.items():
+            offsets[value] = len(flat)
+            flat.extend(listed)
+        table = np.array(flat, dtype=np.int64).reshape(-1, len(names))
+        repeats = _look_up(columns[key], {value: len(listed) for value, listed in choices.items()})
+        row, place = _ranges(repeats)
+        chosen = table[_look_up(columns[key], offsets)[row] + place]
+        result = {name: values[row] for name, values in columns.items()}
+        return result | {name: chosen[:, position] for position, name in enumerate(names)}
+
+    def _count_modifiers(self, folds: Columns, rows: Columns) -> tuple[LayoutBatch, SpaceCounts]:
+        """Count modifier choices by rule without building them: masks of different modifiers multiply."""
+        m, batch, fold = self.modifiers, self._batch(rows), rows["fold"]
+        if not len(fold):
+            return m.neutral(batch), self.tally.counts(0, 0)
+        rest = len(m.zero) * len(m.orders)
+        schedules = m.declared_schedules(batch.pp, batch.vp).sum(axis=1)
+        schedules = self._step(
+            m.masks("schedule", batch),
+            schedules,
+            np.full(len(fold), rest * len(m.precisions) * len(m.recomputes)),
+        )
+        paired = self._precision_counts(batch, schedules * rest)
+        per_row = schedules * paired
+        per_fold = np.bincount(fold, weights=per_row, minlength=len(folds["tp"])).astype(np.int64)
+        alive = np.bincount(fold, weights=per_row > 0, minlength=len(folds["tp"])).astype(np.int64)
+        fold_batch = self._batch({key: values for key, values in folds.items()})
+        zero = self._step(
+            m.masks("zero", fold_batch), np.full(len(per_fold), len(m.zero)), per_fold * len(m.orders), alive
+        )
+        order = self._step(
+            m.masks("order", fold_batch), np.full(len(per_fold), len(m.orders)), per_fold * zero, alive
+        )
+        remaining = int((per_fold * zero * order).sum())
+        keep = (per_row > 0) & (zero * order > 0)[fold]
+        kept = m.neutral(batch.take(np.flatnonzero(keep)))
+        return kept, self.tally.counts(len(kept), remaining)
+
+    def _precision_counts(self, batch: LayoutBatch, others: IntArray) -> IntArray:
+        """Count the pairs of recomputation and precision of each row, rule by rule."""
+        m = self.modifiers
+        choices = len(m.recomputes)
+        pairs = np.full(len(batch), len(m.precisions) * choices)
+        masks = m.masks("precision", batch)
+        pairs = self._step([(name, np.repeat(mask, choices, axis=1)) for name, mask in masks], pairs, others)
+        valid = masks[-1][1].astype(np.int64)
+        steps = [(name, valid * table.sum(axis=0)) for name, table in m.recompute_masks()]
+        return self._step(steps, pairs, others)
+
+    def _step(
+        self, masks: Masks, count: IntArray, others: IntArray, degrees: IntArray | None = None
+    ) -> IntArray:
+        """Count what each rule removes, given the choices of all other modifiers; return the choices left per row.
+
+        ``degrees`` is the number of degree tuples behind each row, by default one where any tuple is left.
+        """
+        for name, mask in masks:
+            left = mask.sum(axis=1).astype(np.int64)
+            lost = (left == 0) & (count > 0) & (others > 0)
+            gone = int(lost.sum() if degrees is None else degrees[lost].sum())
+            self.tally.remove(name, gone, int(((count - left) * others).sum()))
+            count = left
+        return count
+
+
+def _array(values: Sequence[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def _ranges(lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """Return, for ranges of the given lengths laid end to end, each element's range and its place in it."""
+    row = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+    starts = np.cumsum(lengths) - lengths
+    return row, np.arange(len(row), dtype=np.int64) - starts[row]
+
+
+def _look_up(keys: IntArray, values: Mapping[int, int]) -> IntArray:
+    """Map small non-negative integers through a table."""
+    table = np.zeros(max([*values, 0]) + 1, dtype=np.int64)
+    for key, value in values.items():
+        table[key] = value
+    result: IntArray = table[keys]
+    return result

@@ -1,0 +1,103 @@
+"""Enumerate every degree tuple of the declared space that no rule removes, and count what each rule removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.space.axes import declare_axes
+from layoutopt.optimizer.space.builder import SpaceBuilder
+from layoutopt.optimizer.space.context import make_context
+from layoutopt.optimizer.space.empty import explain_empty
+from layoutopt.optimizer.space.joint import log10_assignments
+from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS, Modifiers
+from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.space.rule import search_rules
+from layoutopt.optimizer.space.rules import RULES
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.space.axes import Axes, AxisRow
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.counting import SpaceCounts
+    from layoutopt.optimizer.space.empty import EmptySpace
+    from layoutopt.optimizer.space.stage_rule import StageRule
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+    from layoutopt.optimizer.specs.vocabulary import Framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The declared space of one question.
+
+    ``degrees`` holds every degree tuple that no rule removes, with neutral modifiers (ZeRO-1 over the whole group or
+    the nearest stage, the first entry of every other list). ``empty`` says why there is none.
+    """
+
+    ctx: Context
+    axes: Axes
+    degrees: LayoutBatch
+    modifiers: Modifiers
+    counts: SpaceCounts
+    empty: EmptySpace | None
+
+    @property
+    def stage_rule(self) -> StageRule:
+        """How freely the framework splits layers over stages."""
+        return self.axes.abilities.stage_rule
+
+    def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
+        """Return every valid modifier combination of the rows and the index of the row each came from."""
+        return self.modifiers.expand(rows)
+
+    def axes_table(self) -> tuple[AxisRow, ...]:
+        """Describe every axis: name, range, number of values."""
+        return self.axes.table()
+
+    @property
+    def joint_assignments_log10(self) -> float:
+        """Estimate the decimal logarithm of layouts with their stage splits and recompute counts."""
+        return log10_assignments(self.degrees, self.counts, self.ctx, self.stage_rule, self.modifiers)
+
+
+def build_space(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: ClusterSpec,
+    framework: Framework,
+    options: SpaceOptions | None = None,
+) -> Space:
+    """Declare the axes, enumerate their tuples and apply every rule that shapes the search.
+
+    Parameters
+    ----------
+    model, training, cluster
+        The workload and where it runs; the global batch is met exactly and every GPU is used unless
+        ``options.allow_idle`` says otherwise.
+    framework
+        Decides which layouts can be launched.
+    options
+        Restrictions, lists that open an axis, the framework's release and stated flags.
+
+    Returns
+    -------
+    The space. It may be empty, then ``empty`` says why.
+    """
+    options = options or SpaceOptions()
+    ctx = make_context(model, training, cluster, framework, options.software, options.run)
+    axes = declare_axes(ctx, options)
+    rules = search_rules(RULES, ctx)
+    modifiers = Modifiers(
+        ctx=ctx,
+        zero=axes.zero,
+        recomputes=axes.recomputes,
+        orders=axes.orders,
+        schedules=axes.schedules,
+        precisions=axes.precisions,
+        rules=tuple(rule for rule in rules if rule.reads & MODIFIER_COLUMNS),
+    )
+    on_degrees = tuple(rule for rule in rules if not rule.reads & MODIFIER_COLUMNS)
+    degrees, counts = SpaceBuilder(axes, modifiers, on_degrees).run()
+    empty = None if len(degrees) else explain_empty(axes, counts)
+    return Space(ctx=ctx, axes=axes, degrees=degrees, modifiers=modifiers, counts=counts, empty=empty)

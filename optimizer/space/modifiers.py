@@ -1,0 +1,229 @@
+"""The axes that multiply degree tuples: ZeRO stage and shard group, recomputation, mesh order, schedule, precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.space.orders import first_orders
+from layoutopt.optimizer.space.rules.experts import expert_etp
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import IntArray
+    from layoutopt.optimizer.space.axes import ZeroChoice
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import Rule
+    from layoutopt.optimizer.specs.layout import Recompute
+    from layoutopt.optimizer.specs.vocabulary import Precision
+
+    BoolArray = NDArray[np.bool_]
+    Masks = list[tuple[str, BoolArray]]
+
+ALL_MODIFIERS = ("zero", "recompute", "order", "schedule", "precision")
+EQUIVALENT = "equivalent"
+"""The rule under which choices are counted that give the same layout as an earlier choice."""
+
+_COLUMNS = {
+    "zero": frozenset({"zero", "hsdp_shard"}),
+    "order": frozenset({"order"}),
+    "schedule": frozenset({"schedule"}),
+    "precision": frozenset({"precision"}),
+    "recompute": frozenset({"recompute"}),
+}
+MODIFIER_COLUMNS = frozenset[str]().union(*_COLUMNS.values())
+
+
+def blank_batch(count: int, codebook: Codebook, **columns: IntArray) -> LayoutBatch:
+    """Build a batch whose missing degrees are 1 and whose missing codes are 0, without storing them."""
+    ones = np.broadcast_to(np.int64(1), (count,))
+    zeros = np.broadcast_to(np.int64(0), (count,))
+    missing = dict.fromkeys(DEGREES, ones) | dict.fromkeys(CODES, zeros)
+    return LayoutBatch(codebook=codebook, **(missing | columns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modifiers:
+    """Every declared modifier choice, and which of them a degree row can have.
+
+    A mask has one row per layout and one column per choice, in the order of the choice lists. The masks of different
+    modifiers are independent of each other, except that recomputation and precision share one (R, P) table.
+    """
+
+    ctx: Context
+    zero: tuple[ZeroChoice, ...]
+    recomputes: tuple[Recompute, ...]
+    orders: tuple[str, ...]
+    schedules: tuple[Schedule, ...]
+    precisions: tuple[Precision, ...]
+    rules: tuple[Rule, ...]
+
+    @property
+    def codebook(self) -> Codebook:
+        """What the code columns of the space's batches stand for."""
+        return Codebook(
+            recomputes=self.recomputes,
+            orders=self.orders,
+            schedules=self.schedules,
+            precisions=self.precisions,
+        )
+
+    def masks(self, modifier: str, rows: LayoutBatch) -> Masks:
+        """List (rule name, choices still valid after it) for zero, order, schedule or precision.
+
+        Choices that give the same layout as an earlier valid one go last, under ``EQUIVALENT``.
+        """
+        valid = self._declared(modifier, rows)
+        steps = []
+        for rule in self._rules_on(modifier):
+            columns = [
+                rule.holds(self._with_choice(modifier, rows, column), self.ctx)
+                for column in range(valid.shape[1])
+            ]
+            valid = valid & np.stack(columns, axis=1)
+            steps.append((rule.name, valid))
+        if modifier == "zero":
+            steps.append((EQUIVALENT, self._first_zero(rows, valid)))
+        if modifier == "order":
+            steps.append((EQUIVALENT, first_orders(rows, valid)))
+        return steps or [("", valid)]
+
+    def recompute_masks(self) -> Masks:
+        """List (rule name, (R, P) table of recomputation choices still valid at each precision)."""
+        shape = (len(self.recomputes), len(self.precisions))
+        codes = np.indices(shape, dtype=np.int64).reshape(2, -1)
+        rows = blank_batch(codes.shape[1], self.codebook, recompute=codes[0], precision=codes[1])
+        valid = np.ones(codes.shape[1], dtype=bool)
+        steps = [("", valid.reshape(shape))]
+        for rule in self._rules_on("recompute"):
+            valid = valid & rule.holds(rows, self.ctx)
+            steps.append((rule.name, valid.reshape(shape)))
+        return steps
+
+    def valid(self, modifier: str, rows: LayoutBatch) -> BoolArray:
+        """Return the final mask of one modifier, (n, choices)."""
+        return self.masks(modifier, rows)[-1][1]
+
+    def declared_schedules(self, pp: IntArray, vp: IntArray) -> BoolArray:
+        """Tell which schedules run so many chunks per rank, (n, S); a single stage runs none."""
+        columns = []
+        for schedule in self.schedules:
+            model = SCHEDULES[schedule]
+            fits = (vp >= model.min_chunks) & (vp <= (model.max_chunks or vp))
+            columns.append(pp == 1 if schedule is Schedule.NONE else fits & (pp > 1))
+        return np.stack(columns, axis=1) if columns else np.zeros((len(pp), 0), dtype=bool)
+
+    def shards(self, rows: LayoutBatch) -> IntArray:
+        """Return the ranks per shard group of each ZeRO choice, (n, Z); 0 is the whole data-parallel group.
+
+        Inside a level of G GPUs a shard group takes every tp-th GPU and whole groups tile the level:
+        gcd(dp*cp, G/tp) ranks. 1, which the rules refuse, where tp doesn't divide the level.
+        """
+        group = rows.dp * rows.cp
+        sizes = np.zeros((len(rows), len(self.zero)), dtype=np.int64)
+        for column, choice in enumerate(self.zero):
+            if choice.level_gpus:
+                inside = np.gcd(group, np.maximum(choice.level_gpus // rows.tp, 1))
+                sizes[:, column] = np.where(choice.level_gpus % rows.tp == 0, inside, 1)
+            elif choice.shard:
+                sizes[:, column] = choice.shard
+        return sizes
+
+    def neutral(self, rows: LayoutBatch) -> LayoutBatch:
+        """Give rows the neutral modifiers: ZeRO-1 over the whole group or the stage nearest to it, the rows' first
+        fitting schedule, and the first entry of every other list."""
+        stages = [choice.stage for choice in self.zero] or [0]
+        stage = min(stages, key=lambda value: abs(value - 1))
+        zeros = np.zeros(len(rows), dtype=np.int64)
+        schedules = self.declared_schedules(rows.pp, rows.vp)
+        schedule = schedules.argmax(axis=1) if schedules.size else zeros
+        return replace(
+            rows,
+            zero=zeros + stage,
+            hsdp_shard=zeros,
+            recompute=zeros,
+            order=zeros,
+            schedule=schedule.astype(np.int64),
+            precision=zeros,
+        )
+
+    def expand(
+        self, rows: LayoutBatch, over: tuple[str, ...] = ALL_MODIFIERS
+    ) -> tuple[LayoutBatch, IntArray]:
+        """Return every valid combination of the named modifiers for each row, and the index of the row it came from.
+
+        Modifiers that aren't named keep the row's own value. Memory grows with rows times choices: pass survivors,
+        or slices.
+        """
+        every = np.ones((len(rows), 1), dtype=bool)
+        zero, order, schedule, precision = (
+            self.valid(name, rows) if name in over else every
+            for name in ("zero", "order", "schedule", "precision")
+        )
+        table = (
+            self.recompute_masks()[-1][1]
+            if "recompute" in over
+            else np.ones((1, len(self.precisions)), dtype=bool)
+        )
+        paired = (
+            table[None] & precision[:, None, :]
+            if "precision" in over
+            else table[:, rows.precision].T[:, :, None]
+        )
+        grid = (
+            zero[:, :, None, None, None, None]
+            & paired[:, None, :, None, None, :]
+            & order[:, None, None, :, None, None]
+            & schedule[:, None, None, None, :, None]
+        )
+        index, z, r, o, s, p = np.nonzero(grid)
+        codes = {"recompute": r, "order": o, "schedule": s, "precision": p}
+        changed: dict[str, IntArray] = {name: code for name, code in codes.items() if name in over}
+        if "zero" in over:
+            stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
+            changed |= {"zero": stages[z], "hsdp_shard": self.shards(rows)[index, z]}
+        return replace(rows.take(index), **changed), index
+
+    def _rules_on(self, modifier: str) -> list[Rule]:
+        """Return the rules that read a modifier; those that also read recomputation belong to it."""
+        mine = [rule for rule in self.rules if rule.reads & _COLUMNS[modifier]]
+        return [rule for rule in mine if modifier == "recompute" or "recompute" not in rule.reads]
+
+    def _declared(self, modifier: str, rows: LayoutBatch) -> BoolArray:
+        if modifier == "schedule":
+            return self.declared_schedules(rows.pp, rows.vp)
+        choices = {"zero": self.zero, "order": self.orders, "precision": self.precisions}[modifier]
+        return np.ones((len(rows), len(choices)), dtype=bool)
+
+    def _with_choice(self, modifier: str, rows: LayoutBatch, column: int) -> LayoutBatch:
+        if modifier != "zero":
+            return replace(rows, **{modifier: np.broadcast_to(np.int64(column), (len(rows),))})
+        stage = np.broadcast_to(np.int64(self.zero[column].stage), (len(rows),))
+        return replace(rows, zero=stage, hsdp_shard=self.shards(rows)[:, column])
+
+    def _first_zero(self, rows: LayoutBatch, valid: BoolArray) -> BoolArray:
+        """Keep the first of the choices that shard alike.
+
+        A shard group as large as the whole group is the whole group, two levels may give the same group, and where
+        neither dense weights nor experts have replicas every stage is the same.
+        """
+        group = (rows.dp * rows.cp)[:, None]
+        shards = self.shards(rows)
+        stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
+        experts = (
+            (rows.tp * rows.cp * rows.dp) // (expert_etp(rows, self.ctx) * rows.ep) if self.ctx.experts else 1
+        )
+        alone = (group[:, 0] == 1) & (experts == 1)
+        keys = np.where(shards == group, 0, shards) + stages * (group + 1)
+        keys[alone] = 0
+        kept = valid.copy()
+        for later in range(1, valid.shape[1]):
+            for first in range(later):
+                kept[:, later] &= ~(valid[:, first] & (keys[:, first] == keys[:, later]))
+        return kept

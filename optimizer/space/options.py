@@ -1,0 +1,103 @@
+"""What a user may ask of the declared space: fixed, limited and forbidden values, lists that open an axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.space.context import RunOptions
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from layoutopt.optimizer.specs.layout import Recompute
+
+Value = int | str
+NUMERIC_AXES = (
+    "tp", "sp", "cp", "pp", "vp", "dp", "ep", "etp", "zero", "hsdp_shard", "micro_batch", "micro_batches",
+)  # fmt: skip
+NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision")
+_FROM_ZERO = ("sp", "zero", "hsdp_shard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceOptions:
+    """Restrictions and extensions of the declared space; the default is the whole space of the framework.
+
+    ``fix`` lists the only values of an axis, also ones beyond its default range; ``max`` and ``min`` bound numeric
+    axes; ``forbid`` takes values out. Recomputation values are written ``none``, ``full`` or module names joined by
+    ``+``. ``allow_idle`` is the share of GPUs, 0 to 1, that may stay unused; None uses all. ``precisions`` defaults to
+    the workload's own, ``schedules`` to 1F1B and interleaved, ``recomputes`` to the useful sets of the model.
+    ``software`` is the framework's release, ``run`` its stated flags.
+    """
+
+    fix: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    max: Mapping[str, int] = field(default_factory=dict)
+    min: Mapping[str, int] = field(default_factory=dict)
+    forbid: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    allow_idle: float | None = None
+    precisions: tuple[Precision, ...] | None = None
+    schedules: tuple[Schedule, ...] | None = None
+    micro_batches: tuple[int, ...] | None = None
+    recomputes: tuple[Recompute, ...] | None = None
+    software: str | None = None
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        problems = [*self._unknown_axes(), *self._bad_values()]
+        if self.allow_idle is not None and not 0 <= self.allow_idle < 1:
+            problems.append(
+                _problem("allow_idle", f"{self.allow_idle} is no share of GPUs", "0 up to below 1")
+            )
+        if problems:
+            raise InputError(*problems)
+
+    def allows(self, axis: str, value: Value) -> bool:
+        """Whether ``fix``, ``max``, ``min`` and ``forbid`` leave a value of an axis."""
+        if axis in self.fix and value not in self.fix[axis]:
+            return False
+        if isinstance(value, int) and not self.min.get(axis, value) <= value <= self.max.get(axis, value):
+            return False
+        return value not in self.forbid.get(axis, ())
+
+    def limits(self, axis: str) -> bool:
+        """Whether any restriction names the axis."""
+        return any(axis in given for given in (self.fix, self.max, self.min, self.forbid))
+
+    def _unknown_axes(self) -> Iterator[Problem]:
+        for option, given, known in (
+            ("fix", self.fix, NUMERIC_AXES + NAMED_AXES),
+            ("forbid", self.forbid, NUMERIC_AXES + NAMED_AXES),
+            ("max", self.max, NUMERIC_AXES),
+            ("min", self.min, NUMERIC_AXES),
+        ):
+            for axis in given:
+                if axis not in known:
+                    near = get_close_matches(axis, known, n=1)
+                    hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+                    yield _problem(option, f"no axis {axis!r}", hint)
+
+    def _bad_values(self) -> Iterator[Problem]:
+        for option, given in (("fix", self.fix), ("forbid", self.forbid)):
+            for axis, values in given.items():
+                if axis in NUMERIC_AXES:
+                    yield from _bad_numbers(option, axis, values)
+        for option, bounds in (("max", self.max), ("min", self.min)):
+            for axis, value in bounds.items():
+                yield from _bad_numbers(option, axis, (value,))
+        yield from _bad_numbers("micro_batches", "micro_batch", self.micro_batches or ())
+
+
+def _bad_numbers(option: str, axis: str, values: tuple[Value, ...]) -> Iterator[Problem]:
+    """Yield a problem for every value that is no possible degree."""
+    least = 0 if axis in _FROM_ZERO else 1
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            yield _problem(option, f"{axis} can't be {value}", f"integers from {least}")
+
+
+def _problem(key: str, what: str, allowed: str) -> Problem:
+    return Problem(what=what, allowed=allowed, key=key)

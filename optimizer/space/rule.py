@@ -1,0 +1,151 @@
+"""A validity rule as data, and how rules are chosen, applied and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.space.context import Context
+from layoutopt.optimizer.space.releases import NEWEST
+from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.vocabulary import Framework
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from layoutopt.optimizer.space.releases import Release
+
+BoolArray = NDArray[np.bool_]
+Factors = Mapping[str, int | str]
+Holds = Callable[[LayoutBatch, Context], BoolArray]
+Detail = Callable[[Layout, Context], tuple[str, Factors]]
+Valid = Callable[["Rule", Layout, Context], Mapping[str, tuple[int, ...]]]
+
+EVERY = frozenset(Framework)
+MEGATRONS = frozenset({Framework.MEGATRON, Framework.MEGATRON_BRIDGE})
+TORCH_PIPELINES = frozenset({Framework.TORCHTITAN, Framework.NEMO_AUTOMODEL})
+FREEST = frozenset({Framework.ANY, Framework.META_INTERNAL, Framework.DEEPSEEK_INTERNAL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenRule:
+    """One reason why a layout can't be launched.
+
+    ``message`` says it in one line with the factors and the nearest valid values; ``factors`` are the numbers it
+    rests on; ``valid`` maps an axis to values that would satisfy the rule, all other axes left as they are.
+    """
+
+    rule: str
+    message: str
+    formula: str
+    reason: str
+    factors: Factors = field(default_factory=dict)
+    valid: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a framework can launch, as a formula over the axes.
+
+    ``holds`` maps a batch to a mask of the rows that satisfy the rule; it reads the columns named in ``reads`` and
+    no others, which lets enumeration apply it before the remaining axes are expanded. ``detail`` says for one layout
+    that breaks it which numbers don't fit. ``valid`` finds the nearest values that would. ``since`` is the first
+    release with the rule, ``until`` the first without it. ``flag`` names the field of ``RunOptions`` without which the
+    rule has nothing to judge. ``search_only`` rules shape the declared space but never make a user's layout invalid.
+    ``launch_only`` rules judge layouts alone: they tie axes together that the space holds apart and that its other
+    rules already keep in order. ``unless_staged`` rules concern the framework's own split: they don't apply to a layout
+    that lists its stages, nor to the search, which lists them.
+    """
+
+    name: str
+    formula: str
+    reason: str
+    source: str
+    reads: frozenset[str]
+    holds: Holds
+    detail: Detail
+    frameworks: frozenset[Framework] = EVERY
+    since: Release = ()
+    until: Release = (*NEWEST, 0)
+    valid: Valid | None = None
+    flag: str = ""
+    search_only: bool = False
+    launch_only: bool = False
+    unless_staged: bool = False
+
+    def applies(self, ctx: Context) -> bool:
+        """Whether the framework's release has this rule, and the flag that it rests on is stated."""
+        stated = not self.flag or getattr(ctx.options, self.flag) is not None
+        return stated and ctx.framework in self.frameworks and self.since <= ctx.release < self.until
+
+    def explain(self, layout: Layout, ctx: Context) -> BrokenRule:
+        """Say why the layout breaks the rule and what would satisfy it."""
+        text, factors = self.detail(layout, ctx)
+        valid = self.valid(self, layout, ctx) if self.valid else {}
+        offers = [f"valid {axis}: {', '.join(map(str, values)) or 'none'}" for axis, values in valid.items()]
+        return BrokenRule(
+            rule=self.name,
+            message="; ".join([text, *offers]),
+            formula=self.formula,
+            reason=self.reason,
+            factors=factors,
+            valid=valid,
+        )
+
+
+def everywhere(rows: LayoutBatch) -> BoolArray:
+    """Return a mask of all rows, for a rule that doesn't concern the model."""
+    return np.ones(len(rows), dtype=bool)
+
+
+def search_rules(rules: Iterable[Rule], ctx: Context) -> tuple[Rule, ...]:
+    """Select the rules that shape the declared space."""
+    return tuple(r for r in rules if r.applies(ctx) and not r.launch_only and not r.unless_staged)
+
+
+def launch_rules(rules: Iterable[Rule], ctx: Context, *, staged: bool) -> tuple[Rule, ...]:
+    """Select the rules that a user's layout must satisfy; ``staged``: it lists its stages."""
+    return tuple(
+        r for r in rules if r.applies(ctx) and not r.search_only and not (staged and r.unless_staged)
+    )
+
+
+def varying(*axes: str, limit: int = 8) -> Valid:
+    """Build a ``valid`` function that tries other values of each axis on its own and keeps the nearest that hold."""
+
+    def valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+        return {axis: _nearest(rule, layout, ctx, axis, limit) for axis in axes}
+
+    return valid
+
+
+def _nearest(rule: Rule, layout: Layout, ctx: Context, axis: str, limit: int) -> tuple[int, ...]:
+    """Return up to ``limit`` values of one axis that satisfy the rule, nearest to the layout's, ascending."""
+    from layoutopt.optimizer.space.rows import batch_of
+
+    now = int(getattr(layout, axis))
+    candidates = np.arange(1, max(4 * now, axis_ceiling(axis, ctx)) + 1, dtype=np.int64)
+    row = batch_of(layout).take(np.zeros(len(candidates), dtype=np.int64))
+    good = candidates[rule.holds(replace(row, **{axis: candidates}), ctx)]
+    nearest = good[np.argsort(np.abs(good - now), kind="stable")[:limit]]
+    return tuple(int(value) for value in np.sort(nearest))
+
+
+def axis_ceiling(axis: str, ctx: Context) -> int:
+    """Return the largest value of an axis worth offering."""
+    ceilings = {
+        "tp": ctx.model.heads,
+        "vp": ctx.blocks + 2,
+        "pp": ctx.blocks + 2,
+        "ep": max(ctx.experts, 1),
+        "micro_batches": ctx.training.global_batch,
+    }
+    return min(ceilings.get(axis, 256), 65_536)

@@ -1,0 +1,261 @@
+"""Rules on stated launch flags: overlap, offload, CUDA graphs, environment. They never judge what isn't stated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.rules.recompute import per_entry
+from layoutopt.optimizer.specs.vocabulary import Framework, Granularity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BoolArray, Detail, Factors
+    from layoutopt.optimizer.specs.layout import Layout
+
+_ARGUMENTS = "NVIDIA/Megatron-LM training/arguments.py"
+_CONFIG = "NVIDIA/Megatron-LM core/transformer/transformer_config.py"
+_BLACKWELL = 100
+
+
+def _when(flag: str, fits: Callable[[LayoutBatch, Context], BoolArray]) -> Callable[..., BoolArray]:
+    """Apply a predicate only where the flag is switched on."""
+
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        return fits(rows, ctx) if getattr(ctx.options, flag) else everywhere(rows)
+
+    return holds
+
+
+def _says(text: str, *axes: str) -> Detail:
+    """Build a detail function: a fixed text followed by the values of the axes that matter."""
+
+    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        factors = {axis: int(getattr(layout, axis)) for axis in axes}
+        values = ", ".join(f"{axis} {value}" for axis, value in factors.items())
+        return f"{text}, but {values}" if values else text, factors
+
+    return detail
+
+
+def _fixed(rows: LayoutBatch, holds: bool) -> BoolArray:
+    return np.full(len(rows), holds)
+
+
+def _batch_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    options = ctx.options
+    flags = not options.shared_expert_overlap and options.dispatcher in (
+        None,
+        "alltoall",
+        "flex",
+        "deepep",
+        "hybridep",
+    )
+    plain = per_entry(lambda r, _: r.granularity is not Granularity.FULL and "moe" not in r.modules)(
+        rows, ctx
+    )
+    chunks = (rows.pp == 1) | (rows.vp > 1)
+    result: BoolArray = (rows.ep > 1) & chunks & plain & (flags and ctx.model.mtp_layers <= 1)
+    return result
+
+
+def _batch_overlap_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    broken = [
+        text
+        for text, bad in (
+            (f"ep {layout.ep} (needs > 1)", layout.ep == 1),
+            (f"vp {layout.vp} with pp {layout.pp} (needs vp > 1)", layout.pp > 1 and layout.vp == 1),
+            ("full recomputation", layout.recompute.granularity is Granularity.FULL),
+            ("recomputation of moe", "moe" in layout.recompute.modules),
+            ("shared-expert overlap", bool(ctx.options.shared_expert_overlap)),
+            (f"dispatcher {ctx.options.dispatcher}", ctx.options.dispatcher == "allgather"),
+            (f"{ctx.model.mtp_layers} prediction layers (at most 1)", ctx.model.mtp_layers > 1),
+        )
+        if bad
+    ]
+    text = f"overlap of expert all-to-all with {', '.join(broken)}"
+    return text, {"ep": layout.ep, "pp": layout.pp, "vp": layout.vp}
+
+
+def _delayed_weights(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return _fixed(rows, bool(ctx.options.overlap_moe_expert_parallel_comm))
+
+
+def _shared_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return per_entry(lambda recompute, _: "shared_experts" not in recompute.modules)(rows, ctx)
+
+
+def _sequence_parallel(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.sp == 1
+    return result
+
+
+def _no_sequence_parallel(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.sp == 0
+    return result
+
+
+def _activation_offload(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    plain = per_entry(lambda recompute, _: recompute.granularity is Granularity.NONE)(rows, ctx)
+    result: BoolArray = (rows.pp == 1) & plain
+    return result
+
+
+def _aware_optimizer(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return _fixed(rows, ctx.options.precision_aware_optimizer is not False)
+
+
+def _connections(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    """One hardware queue orders tp and cp kernels before Blackwell; FSDP needs several. Both together only warn."""
+    one = ctx.options.cuda_device_max_connections == 1
+    ordered = ((rows.tp > 1) | (rows.cp > 1)) & (_compute_capability(ctx) < _BLACKWELL)
+    sharded = rows.zero >= 2
+    result: BoolArray = (~sharded | ordered) if one else (~ordered | sharded)
+    return result
+
+
+def _compute_capability(ctx: Context) -> int:
+    """Return 100 for GPUs with block-scaled formats (compute capability 10.0 and up), else 90 or less."""
+    from layoutopt.optimizer.specs.vocabulary import Precision
+
+    return _BLACKWELL if Precision.MXFP8 in ctx.cluster.gpu.dense_flops else 90
+
+
+def _connections_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    stated = ctx.options.cuda_device_max_connections or 0
+    need = "other than 1 for FSDP" if stated == 1 else "1 for tp or cp > 1 before Blackwell"
+    text = f"CUDA_DEVICE_MAX_CONNECTIONS is {stated}, must be {need}"
+    return text, {
+        "cuda_device_max_connections": stated,
+        "tp": layout.tp,
+        "cp": layout.cp,
+        "zero": layout.zero,
+    }
+
+
+def _exact_vocabulary(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = ctx.model.vocab % rows.tp == 0
+    return result
+
+
+def _vocabulary_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    vocab, tp = ctx.model.vocab, layout.tp
+    text = f"vocabulary {vocab:,} % tp {tp} = {vocab % tp}; padded it would have {padded_vocabulary(vocab, tp):,} rows"
+    return text, {"vocab": vocab, "tp": tp, "padded": padded_vocabulary(vocab, tp)}
+
+
+def padded_vocabulary(vocab: int, tp: int) -> int:
+    """Return the vocabulary rounded up to a multiple of 128*tp, as Megatron-LM pads it (training/vocab_utils.py)."""
+    step = 128 * tp
+    return -(-vocab // step) * step
+
+
+def _graphs(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.pp == 1) & ((rows.ep == 1) | _fixed(rows, ctx.options.dispatcher == "hybridep"))
+    return result
+
+
+def _stated(name: str, flag: str, holds: Callable[..., BoolArray], detail: Detail, **more: object) -> Rule:
+    """Build a launch-only rule of the Megatron frameworks that rests on a flag."""
+    fields: dict[str, object] = {
+        "frameworks": MEGATRONS,
+        "source": _CONFIG,
+        "launch_only": True,
+        "reads": frozenset({"tp", "cp", "sp", "pp", "vp", "ep", "zero", "recompute"}),
+    }
+    return Rule(name=name, flag=flag, holds=holds, detail=detail, **(fields | more))  # type: ignore[arg-type]
+
+
+RULES: tuple[Rule, ...] = (
+    _stated(
+        "moe_batch_overlap",
+        "overlap_moe_expert_parallel_comm",
+        _when("overlap_moe_expert_parallel_comm", _batch_overlap),
+        _batch_overlap_detail,
+        formula="ep > 1; pp > 1 => vp > 1; no full recomputation, no moe; no shared-expert overlap; MTP <= 1",
+        reason="two micro-batches' passes are merged, which these would break",
+    ),
+    _stated(
+        "delay_wgrad_needs_overlap",
+        "delay_wgrad",
+        _when("delay_wgrad", _delayed_weights),
+        _says("delayed weight gradients need overlap_moe_expert_parallel_comm"),
+        formula="delay_wgrad => overlap_moe_expert_parallel_comm",
+        reason="weight gradients are delayed into the merged passes",
+    ),
+    _stated(
+        "shared_overlap_recompute",
+        "shared_expert_overlap",
+        _when("shared_expert_overlap", _shared_overlap),
+        _says("shared-expert overlap with recomputed shared experts"),
+        formula="shared-expert overlap => no shared_experts recomputation",
+        reason="the overlapped shared expert runs outside the recomputed region",
+    ),
+    _stated(
+        "tp_overlap_needs_sp",
+        "tp_comm_overlap",
+        _when("tp_comm_overlap", _sequence_parallel),
+        _says("tp_comm_overlap needs sequence parallelism", "sp", "tp"),
+        formula="tp_comm_overlap => sp",
+        reason="the overlapped collectives are those of sequence parallelism",
+        source=_ARGUMENTS,
+    ),
+    _stated(
+        "distributed_activations_without_sp",
+        "distribute_saved_activations",
+        _when("distribute_saved_activations", _no_sequence_parallel),
+        _says("distribute_saved_activations excludes sequence parallelism", "sp"),
+        formula="distribute_saved_activations => not sp",
+        reason="with sequence parallelism the saved inputs are already sharded",
+    ),
+    _stated(
+        "activation_offload_alone",
+        "activation_offload",
+        _when("activation_offload", _activation_offload),
+        _says("activation offload needs one stage and no recomputation", "pp"),
+        formula="activation offload => pp = 1 and no recomputation",
+        reason="offloaded tensors are neither recomputed nor sent",
+    ),
+    _stated(
+        "optimizer_offload_precision_aware",
+        "optimizer_offload",
+        _when("optimizer_offload", _aware_optimizer),
+        _says("optimizer offload without the precision-aware optimizer"),
+        formula="optimizer offload => precision-aware optimizer",
+        reason="only that optimizer keeps its state apart from the GPU's",
+        source=_ARGUMENTS,
+    ),
+    _stated(
+        "cuda_device_max_connections",
+        "cuda_device_max_connections",
+        _connections,
+        _connections_detail,
+        formula="tp or cp > 1 before Blackwell => 1; FSDP => not 1",
+        reason="communication must be launched before the GEMM that hides it; FSDP needs several queues",
+        source=_ARGUMENTS,
+    ),
+    _stated(
+        "vocab_mod_tp",
+        "exact_vocab",
+        _when("exact_vocab", _exact_vocabulary),
+        _vocabulary_detail,
+        formula="unpadded vocabulary % tp = 0",
+        reason="a preset vocabulary size isn't padded",
+        source="NVIDIA-NeMo/Megatron-Bridge models (vocab_size)",
+    ),
+    _stated(
+        "cuda_graphs_axes",
+        "cuda_graphs",
+        _when("cuda_graphs", _graphs),
+        _says("CUDA graphs need pp = 1, and ep = 1 unless the dispatcher is hybridep", "pp", "ep"),
+        formula="CUDA graphs => pp = 1; ep > 1 => hybridep",
+        reason="captured graphs can't contain data-dependent transfers",
+        source="pytorch/torchtitan trainer.py",
+        frameworks=frozenset({Framework.TORCHTITAN}),
+    ),
+)

@@ -1,0 +1,145 @@
+"""Rules on activation recomputation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.rule import EVERY, Rule
+from layoutopt.optimizer.specs.model import Mlp
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Framework, Granularity, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
+    from layoutopt.optimizer.specs.layout import Layout, Recompute
+
+_LISTS = frozenset({Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED}) | {
+    Framework.ANY, Framework.META_INTERNAL, Framework.DEEPSEEK_INTERNAL
+}  # fmt: skip
+
+
+def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
+    """Build a predicate that judges the batch's recompute entries, whatever the degrees."""
+
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        result: BoolArray = np.array([fits(r, ctx) for r in rows.codebook.recomputes])[rows.recompute]
+        return result
+
+    return holds
+
+
+def _granularity(recompute: Recompute, ctx: Context) -> bool:
+    abilities = abilities_of(ctx.framework, ctx.release)
+    # A policy per operator has no module list: launchable where the framework has one, priced as nothing saved.
+    policy = recompute.granularity is Granularity.SELECTIVE and not recompute.modules
+    return policy or recompute.granularity in abilities.granularities
+
+
+def _granularity_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    known = ", ".join(abilities_of(ctx.framework, ctx.release).granularities)
+    granularity = layout.recompute.granularity
+    return f"{ctx.framework} recomputes {known}, not a list of modules", {"granularity": granularity.value}
+
+
+def _modules(recompute: Recompute, ctx: Context) -> bool:
+    return set(recompute.modules) <= set(abilities_of(ctx.framework, ctx.release).modules)
+
+
+def _modules_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    known = abilities_of(ctx.framework, ctx.release).modules
+    unknown = ", ".join(name for name in layout.recompute.modules if name not in known)
+    return f"this release can't recompute {unknown}; valid: {', '.join(known) or 'none'}", {
+        "modules": unknown
+    }
+
+
+def _missing_parts(recompute: Recompute, ctx: Context) -> list[str]:
+    """Return the modules that the model doesn't have."""
+    moe = ctx.model.moe
+    absent = {
+        "moe_act": moe is None or ctx.options.grouped_gemm is False,
+        "moe": moe is None,
+        "mla_up_proj": ctx.model.mla is None,
+        "shared_experts": moe is None or not moe.shared_ffn,
+        "mlp": not any(shape.mlp is Mlp.DENSE for shape in ctx.shapes),
+        "core_attn": not ctx.has_attention,
+    }
+    return [name for name in recompute.modules if absent.get(name, False)]
+
+
+def _parts(recompute: Recompute, ctx: Context) -> bool:
+    # A dense-MLP or attention entry without such a layer does nothing; the others are refused.
+    return not set(_missing_parts(recompute, ctx)) - {"mlp", "core_attn"}
+
+
+def _parts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    missing = ", ".join(_missing_parts(layout.recompute, ctx))
+    grouped = " (moe_act needs grouped GEMM)" if ctx.options.grouped_gemm is False else ""
+    return f"the model has no {missing}{grouped}", {"modules": missing}
+
+
+def _delayed(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    """Delayed scaling can't replay a cast whose scale has moved on."""
+    if ctx.training.fp8_recipe is not Fp8Recipe.DELAYED:
+        return np.ones(len(rows), dtype=bool)
+    discards = per_entry(lambda recompute, _: bool({"moe_act", "layernorm"} & set(recompute.modules)))(
+        rows, ctx
+    )
+    eight_bit = np.array([p is Precision.FP8 for p in rows.codebook.precisions])[rows.precision]
+    result: BoolArray = ~(discards & eight_bit)
+    return result
+
+
+def _delayed_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    modules = ", ".join(layout.recompute.modules)
+    return f"recomputing {modules} with delayed fp8 scaling", {"modules": modules}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="recompute_supported",
+        formula="granularity in the framework's list",
+        reason="the framework recomputes whole layers or nothing",
+        source="nanotron config (recompute_layer); torchtitan activation_checkpoint; DeepSpeed activation_checkpointing",
+        reads=frozenset({"recompute"}),
+        holds=per_entry(_granularity),
+        detail=_granularity_detail,
+        frameworks=EVERY,
+    ),
+    Rule(
+        name="recompute_modules_supported",
+        formula="modules in the release's list",
+        reason="the release has to know the module",
+        source="NVIDIA/Megatron-LM transformer_config.py (recompute_modules, core 0.12; shared_experts 0.14)",
+        reads=frozenset({"recompute"}),
+        holds=per_entry(_modules),
+        detail=_modules_detail,
+        frameworks=_LISTS,
+    ),
+    Rule(
+        name="recompute_modules_present",
+        formula="moe_act, moe need experts; mla_up_proj needs latent attention; shared_experts needs shared experts",
+        reason="there is nothing to recompute",
+        source="NVIDIA/Megatron-LM transformer_config.py",
+        reads=frozenset({"recompute"}),
+        holds=per_entry(_parts),
+        detail=_parts_detail,
+        frameworks=_LISTS,
+    ),
+    Rule(
+        name="recompute_with_delayed_fp8",
+        formula="delayed fp8 scaling => no moe_act, no layernorm",
+        reason="discarded outputs would be recast with another scale",
+        source="NVIDIA/Megatron-LM transformer_config.py",
+        reads=frozenset({"recompute", "precision"}),
+        holds=_delayed,
+        detail=_delayed_detail,
+        frameworks=_LISTS,
+    ),
+)

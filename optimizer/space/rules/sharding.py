@@ -1,0 +1,426 @@
+"""Rules on ZeRO stages, shard groups and mesh orders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.orders import same_order
+from layoutopt.optimizer.space.releases import ERA_B
+from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
+from layoutopt.optimizer.space.rules.experts import expert_etp
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BoolArray, Factors
+    from layoutopt.optimizer.specs.layout import Layout
+
+
+def _stage(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return np.isin(rows.zero, abilities_of(ctx.framework, ctx.release).zero)
+
+
+def _stage_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"{ctx.framework} can't launch ZeRO stage {layout.zero}", {"zero": layout.zero}
+
+
+def _stage_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+    return {"zero": abilities_of(ctx.framework, ctx.release).zero}
+
+
+def _whole_gradients(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.zero < 2) | (rows.pp == 1)
+    return result
+
+
+def _pipeline_engine(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.zero < 2
+    return result if ctx.options.pipeline_module else everywhere(rows)
+
+
+def _zero_pp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"ZeRO-{layout.zero} with pp {layout.pp}; use ZeRO-1 with the pipeline, or ZeRO-{layout.zero} without it"
+    return text, {"zero": layout.zero, "pp": layout.pp}
+
+
+def _zero_pp_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+    return {"zero": (0, 1)}
+
+
+def _divides(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    group, shard = rows.dp * rows.cp, rows.hsdp_shard
+    fits = (shard > 1) & (shard <= group) & (group % np.maximum(shard, 1) == 0) & (rows.zero > 0)
+    result: BoolArray = (shard == 0) | fits
+    return result
+
+
+def _divides_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    group, shard = layout.dp * layout.cp, layout.hsdp_shard or 0
+    text = f"shard groups of {shard} ranks in dp {layout.dp} x cp {layout.cp} = {group}"
+    text += " with ZeRO-0, which shards nothing" if layout.zero == 0 else ""
+    return text, {"hsdp_shard": shard, "group": group}
+
+
+def _divides_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+    from layoutopt.optimizer.space.divisors import divisors
+
+    return {"hsdp_shard": divisors(layout.dp * layout.cp)[1:] if layout.zero else ()}
+
+
+def _grouped(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    stages = abilities_of(ctx.framework, ctx.release).hsdp_zero
+    return (rows.hsdp_shard == 0) | (rows.hsdp_shard == rows.dp * rows.cp) | np.isin(rows.zero, stages)
+
+
+def _grouped_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    stages = abilities_of(ctx.framework, ctx.release).hsdp_zero
+    able = f"only ZeRO {', '.join(map(str, stages))}" if stages else "no ZeRO stage"
+    text = f"{ctx.framework} shards {able} inside groups, not ZeRO-{layout.zero}"
+    return text, {"zero": layout.zero, "hsdp_shard": layout.hsdp_shard or 0}
+
+
+def _replicas(rows: LayoutBatch) -> IntArray:
+    """Return R = dp*cp / shard, the copies of sharded state, 1 for the whole group."""
+    group = rows.dp * rows.cp
+    return np.where(rows.hsdp_shard > 0, group // np.maximum(rows.hsdp_shard, 1), 1)
+
+
+def _expert_dp(rows: LayoutBatch, ctx: Context) -> IntArray:
+    """Return the ranks that hold the same experts."""
+    return (rows.tp * rows.cp * rows.dp) // (expert_etp(rows, ctx) * rows.ep)
+
+
+def _replicas_fit(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    if not ctx.experts:
+        return everywhere(rows)
+    result: BoolArray = _expert_dp(rows, ctx) % np.maximum(_replicas(rows), 1) == 0
+    return result
+
+
+def _replicas_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    replicas = layout.dp * layout.cp // (layout.hsdp_shard or layout.dp * layout.cp)
+    expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
+    text = f"expert dp {expert_dp} % {replicas} replicas = {expert_dp % max(replicas, 1)}"
+    return text, {"expert_dp": expert_dp, "replicas": replicas}
+
+
+def _whole_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.hsdp_shard % rows.cp == 0
+    return result
+
+
+def _whole_cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    shard = layout.hsdp_shard or 0
+    text = f"shard groups of {shard} ranks % cp {layout.cp} = {shard % layout.cp}"
+    return text, {"hsdp_shard": shard, "cp": layout.cp}
+
+
+def _holds_experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    """Expert groups are cut out of one shard group: dp_shard * cp * tp."""
+    whole = rows.dp * rows.cp
+    shard = np.where(rows.hsdp_shard > 0, rows.hsdp_shard, np.where(rows.zero == 0, rows.cp, whole))
+    result: BoolArray = (shard * rows.tp) % rows.ep == 0
+    return result
+
+
+def _holds_experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    shard = layout.hsdp_shard or (layout.cp if layout.zero == 0 else layout.dp * layout.cp)
+    text = f"(dp_shard x cp {shard} x tp {layout.tp}) % ep {layout.ep} = {shard * layout.tp % layout.ep}"
+    return text, {"shard": shard, "tp": layout.tp, "ep": layout.ep}
+
+
+def _ddp_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.zero > 0) | ((rows.tp == 1) & (rows.cp == 1))
+    return result
+
+
+def _ddp_needs_shards(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return _ddp_alone(rows, ctx) | (rows.dp == 1)
+
+
+def _ddp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"ZeRO-0 with tp {layout.tp}, cp {layout.cp}, dp {layout.dp}"
+    return text, {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp}
+
+
+def _ddp_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+    return {"zero": tuple(stage for stage in abilities_of(ctx.framework, ctx.release).zero if stage)}
+
+
+def _auto_ep(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.zero < 3) | (rows.ep == 1) | ((rows.tp == 1) & (rows.cp == 1))
+    return result
+
+
+def _auto_ep_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"ZeRO-3 with ep {layout.ep}, tp {layout.tp}, cp {layout.cp}"
+    return text, {"ep": layout.ep, "tp": layout.tp, "cp": layout.cp}
+
+
+def _fsdp2(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    if not ctx.options.torch_fsdp2:
+        return everywhere(rows)
+    half = np.array([p is Precision.FP16 for p in rows.codebook.precisions])[rows.precision]
+    fits = (rows.pp == 1) & (rows.ep == 1) & (rows.zero >= 2) & ~half
+    result: BoolArray = fits & (not ctx.model.tied_embeddings)
+    return result
+
+
+def _fsdp2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    tied = " with tied embeddings" if ctx.model.tied_embeddings else ""
+    text = f"FSDP2 with pp {layout.pp}, ep {layout.ep}, zero {layout.zero}, {layout.precision}{tied}"
+    return text, {"pp": layout.pp, "ep": layout.ep, "zero": layout.zero}
+
+
+def _fsdp_v2(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    if ctx.options.megatron_fsdp_version != 2:
+        return everywhere(rows)
+    result: BoolArray = (rows.zero < 2) | ((rows.pp == 1) & (rows.tp == 1) & (rows.cp == 1))
+    return result
+
+
+def _fsdp_v2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"Megatron-FSDP version 2 with pp {layout.pp}, tp {layout.tp}, cp {layout.cp}"
+    return text, {"pp": layout.pp, "tp": layout.tp, "cp": layout.cp}
+
+
+def _known_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    orders = abilities_of(ctx.framework, ctx.release).orders
+    known = same_order(rows, orders)
+    return known.any(axis=1)
+
+
+def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    orders = abilities_of(ctx.framework, ctx.release).orders
+    known = ", ".join(orders) if len(orders) < 4 else f"the {len(orders)} orders of tp, cp, ep-dp and pp"
+    return f"mesh order {layout.mesh_order}; valid: {known}", {"mesh_order": layout.mesh_order}
+
+
+def _same_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    last = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
+    result: BoolArray = last | (rows.pp == 1) | (_expert_dp(rows, ctx) == rows.dp)
+    return result
+
+
+def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    etp = layout.etp if ctx.experts else layout.tp
+    expert_dp = layout.tp * layout.cp * layout.dp // (etp * layout.ep)
+    text = f"expert dp {expert_dp} differs from dp {layout.dp} in the order {layout.mesh_order}"
+    return text, {"expert_dp": expert_dp, "dp": layout.dp}
+
+
+def _fsdp_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    default = np.array([order == DEFAULT_MESH_ORDER for order in rows.codebook.orders])[rows.order]
+    result: BoolArray = (rows.zero < 2) | default | (rows.pp == 1)
+    return result
+
+
+def _fsdp_order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"ZeRO-{layout.zero} in the order {layout.mesh_order}", {"zero": layout.zero}
+
+
+_ZERO_PP = frozenset({"zero", "pp"})
+_SHARD = frozenset({"zero", "hsdp_shard", "dp", "cp"})
+_EP_GRID = frozenset({"tp", "cp", "dp", "ep", "etp"})
+_MEGATRON_FSDP = "NVIDIA/Megatron-LM arguments.py, docs megatron_fsdp.md"
+_DEEPSPEEDS = frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED})
+
+_STAGE_RULES = (
+    Rule(
+        name="zero_supported",
+        formula="ZeRO stage in the framework's list",
+        reason="the framework has to implement the stage",
+        source="FSDP frameworks shard weights or nothing; nanotron optim/zero.py has stage 1; "
+        + _MEGATRON_FSDP,
+        reads=frozenset({"zero"}),
+        holds=_stage,
+        detail=_stage_detail,
+        valid=_stage_valid,
+    ),
+    Rule(
+        name="zero_with_pp",
+        formula="zero >= 2 => pp = 1",
+        reason="the pipeline needs whole gradients over all micro-batches",
+        source="deepspeedai/DeepSpeed runtime/pipe/engine.py",
+        reads=_ZERO_PP,
+        holds=_whole_gradients,
+        detail=_zero_pp_detail,
+        valid=_zero_pp_valid,
+        frameworks=_DEEPSPEEDS,
+    ),
+    Rule(
+        name="zero_with_pp",
+        formula="pipeline engine => zero < 2",
+        reason="the pipeline engine refuses ZeRO-2 and 3 even with one stage",
+        source="deepspeedai/DeepSpeed runtime/pipe/engine.py",
+        reads=_ZERO_PP,
+        holds=_pipeline_engine,
+        detail=_zero_pp_detail,
+        valid=_zero_pp_valid,
+        frameworks=_DEEPSPEEDS,
+        flag="pipeline_module",
+    ),
+    Rule(
+        name="zero_with_pp",
+        formula="zero >= 2 => pp = 1",
+        reason="Megatron-FSDP with a pipeline isn't refused, but no run of it is known: not searched",
+        source=_MEGATRON_FSDP,
+        reads=_ZERO_PP,
+        holds=_whole_gradients,
+        detail=_zero_pp_detail,
+        valid=_zero_pp_valid,
+        frameworks=MEGATRONS,
+        search_only=True,
+    ),
+    Rule(
+        name="ddp_alone",
+        formula="zero = 0 => tp = cp = 1",
+        reason="plain data parallelism isn't combined with other axes in this era",
+        source="pytorch/torchtitan v0.2.2 (DDP has not supported > 1D parallelism)",
+        reads=frozenset({"zero", "tp", "cp"}),
+        holds=_ddp_alone,
+        detail=_ddp_detail,
+        valid=_ddp_valid,
+        frameworks=frozenset({Framework.TORCHTITAN}),
+        until=ERA_B,
+    ),
+    Rule(
+        name="ddp_alone",
+        formula="zero = 0 and dp > 1 => tp = cp = 1",
+        reason="replicas alone, without shards, aren't combined with tp or cp",
+        source="huggingface/accelerate parallelism_config.py",
+        reads=frozenset({"zero", "tp", "cp", "dp"}),
+        holds=_ddp_needs_shards,
+        detail=_ddp_detail,
+        valid=_ddp_valid,
+        frameworks=frozenset({Framework.ACCELERATE}),
+    ),
+    Rule(
+        name="zero3_experts_alone",
+        formula="zero = 3 and ep > 1 => tp = cp = 1",
+        reason="AutoEP under ZeRO-3 excludes AutoTP and sequence parallelism",
+        source="deepspeedai/DeepSpeed module_inject/auto_ep_config.py",
+        reads=frozenset({"zero", "ep", "tp", "cp"}),
+        holds=_auto_ep,
+        detail=_auto_ep_detail,
+        frameworks=frozenset({Framework.DEEPSPEED}),
+    ),
+    Rule(
+        name="fsdp2_axes",
+        formula="FSDP2 => pp = 1, ep = 1, zero >= 2, untied embeddings, no fp16",
+        reason="Megatron's torch FSDP2 path refuses the rest",
+        source="NVIDIA/Megatron-LM arguments.py (--use-torch-fsdp2)",
+        reads=frozenset({"pp", "ep", "zero", "precision"}),
+        holds=_fsdp2,
+        detail=_fsdp2_detail,
+        frameworks=MEGATRONS,
+        flag="torch_fsdp2",
+        launch_only=True,
+    ),
+    Rule(
+        name="megatron_fsdp_v2_axes",
+        formula="Megatron-FSDP version 2 => pp = tp = cp = 1",
+        reason="version 2 shards over the data-parallel axis alone",
+        source=_MEGATRON_FSDP,
+        reads=frozenset({"pp", "tp", "cp", "zero"}),
+        holds=_fsdp_v2,
+        detail=_fsdp_v2_detail,
+        frameworks=MEGATRONS,
+        flag="megatron_fsdp_version",
+    ),
+)
+
+_GROUP_RULES = (
+    Rule(
+        name="hsdp_shard_divides",
+        formula="(dp * cp) % shard = 0, shard > 1, zero > 0",
+        reason="shard groups are equal parts of the data-parallel group",
+        source="NVIDIA/Megatron-LM core/parallel_state.py; torchtitan parallel_dims.py",
+        reads=_SHARD,
+        holds=_divides,
+        detail=_divides_detail,
+        valid=_divides_valid,
+    ),
+    Rule(
+        name="hsdp_supported",
+        formula="shard groups only at the stages the framework can group",
+        reason="the framework has to keep replicas of sharded state",
+        source="NVIDIA/Megatron-LM --num-distributed-optimizer-instances (0.10, with FSDP 0.16); DeepSpeed MiCS (stage 3)",
+        reads=_SHARD,
+        holds=_grouped,
+        detail=_grouped_detail,
+    ),
+    Rule(
+        name="replicas_divide_expert_dp",
+        formula="(expert dp) % (dp * cp / shard) = 0",
+        reason="experts' state is replicated as often as the dense state",
+        source="NVIDIA/Megatron-LM core/parallel_state.py",
+        reads=_EP_GRID | {"hsdp_shard"},
+        holds=_replicas_fit,
+        detail=_replicas_detail,
+        frameworks=EVERY - TORCH_PIPELINES,
+    ),
+    Rule(
+        name="hsdp_shard_mod_cp",
+        formula="shard % cp = 0",
+        reason="FSDP shards over dp_shard * cp, replicas over whole context groups",
+        source="pytorch/torchtitan parallel_dims.py",
+        reads=frozenset({"hsdp_shard", "cp"}),
+        holds=_whole_cp,
+        detail=_whole_cp_detail,
+        valid=varying("hsdp_shard"),
+        frameworks=TORCH_PIPELINES,
+    ),
+    Rule(
+        name="shard_holds_experts",
+        formula="(dp_shard * cp * tp) % ep = 0",
+        reason="replicas never serve the same experts: an expert group lies inside a shard group",
+        source="pytorch/torchtitan parallel_dims.py",
+        reads=frozenset({"zero", "hsdp_shard", "dp", "cp", "tp", "ep"}),
+        holds=_holds_experts,
+        detail=_holds_experts_detail,
+        valid=varying("ep"),
+        frameworks=TORCH_PIPELINES,
+    ),
+)
+
+_ORDER_RULES = (
+    Rule(
+        name="order_supported",
+        formula="mesh order in the framework's list",
+        reason="the framework has to number ranks in this order",
+        source="NVIDIA/Megatron-LM arguments.py (--use-tp-pp-dp-mapping); torchtitan parallel_dims.py; nanotron parallel/context.py",
+        reads=frozenset({"tp", "cp", "dp", "pp", "order"}),
+        holds=_known_order,
+        detail=_order_detail,
+    ),
+    Rule(
+        name="expert_dp_equals_dp",
+        formula="pp not outermost and pp > 1 => expert dp = dp",
+        reason="dense and expert groups must agree on the pipeline stages",
+        source="NVIDIA/Megatron-LM core/parallel_state.py",
+        reads=_EP_GRID | {"pp", "order"},
+        holds=_same_dp,
+        detail=_same_dp_detail,
+        frameworks=MEGATRONS,
+    ),
+    Rule(
+        name="fsdp_mesh_order",
+        formula="zero >= 2 => the default mesh order",
+        reason="Megatron-FSDP builds its own mesh",
+        source="NVIDIA-NeMo/Megatron-Bridge training/config.py",
+        reads=frozenset({"zero", "order", "pp"}),
+        holds=_fsdp_order,
+        detail=_fsdp_order_detail,
+        frameworks=MEGATRONS,
+        launch_only=True,
+    ),
+)
+
+RULES: tuple[Rule, ...] = (*_STAGE_RULES, *_GROUP_RULES, *_ORDER_RULES)

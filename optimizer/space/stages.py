@@ -1,0 +1,258 @@
+"""Blocks on pipeline stages: even splits, chunks of a rank, and the translation to and from a layout's stage list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.layout import VirtualStage
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+    IntArray = NDArray[np.int64]
+
+
+def block_count(model: ModelSpec) -> int:
+    """Return the number of blocks of the stack."""
+    return sum(run.count for run in model.runs)
+
+
+def even_blocks(blocks: int, pp: int, vp: int) -> IntArray:
+    """Return the most even number of blocks per rank, shape (pp,).
+
+    Ranks differ by at most one block. The last rank and then the first get fewer, since they also hold the head and
+    the embedding; then early ranks, which hold more micro-batches at once.
+
+    Raises
+    ------
+    ValueError
+        If a virtual stage other than the first and the last would be empty.
+    """
+    slots = pp * vp
+    if blocks < max(slots - 2, 1) or (pp == 1 and blocks < vp):
+        raise ValueError(f"{blocks} blocks can't fill {slots} virtual stages")
+    small, larger = divmod(blocks, pp)
+    totals = np.full(pp, small + 1, dtype=np.int64)
+    fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 else [0]
+    totals[fewer_first[: pp - larger]] -= 1
+    return totals
+
+
+def chunk_layers(rank_totals: IntArray, pp: int, vp: int) -> IntArray:
+    """Return the blocks of every virtual stage, shape (pp*vp,), entry ``chunk*pp + rank``.
+
+    The chunks of a rank differ by at most one block. Smaller chunks come first, so that the one with the embedding is
+    among them; on the last rank they come last, where the head is.
+    """
+    small, larger = np.divmod(np.asarray(rank_totals, dtype=np.int64), vp)
+    chunk = np.arange(vp)[:, None]
+    rising = chunk >= vp - larger
+    falling = chunk < larger
+    last = (np.arange(pp) == pp - 1) & (pp > 1)
+    result: IntArray = (small + np.where(last, falling, rising)).reshape(-1)
+    return result
+
+
+def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArray:
+    """Return the entries of the stage list in the order in which a token passes them.
+
+    Entry ``chunk*pp + rank`` is passed in list order, except that V-shaped schedules run the second chunks backwards
+    through the ranks.
+    """
+    entries = np.arange(pp * vp, dtype=np.int64)
+    if vp == 2 and SCHEDULES[schedule].v_shape:
+        return np.concatenate([entries[:pp], entries[pp:][::-1]])
+    return entries
+
+
+def kinds_of(model: ModelSpec, counts: IntArray, order: IntArray) -> IntArray:
+    """Return the blocks of each kind on every virtual stage, shape (stages, K), for contiguous stages.
+
+    ``counts`` holds the blocks of each entry of the stage list, ``order`` the entries as a token passes them.
+    """
+    stop = np.cumsum(counts[order])
+    start = stop - counts[order]
+    run_stop = np.cumsum([run.count for run in model.runs])
+    run_start = run_stop - np.array([run.count for run in model.runs])
+    overlap = np.minimum(stop[:, None], run_stop) - np.maximum(start[:, None], run_start)
+    result = np.zeros(overlap.shape, dtype=np.int64)
+    result[order] = np.maximum(overlap, 0)
+    return result
+
+
+def virtual_stages(
+    model: ModelSpec,
+    pp: int,
+    vp: int,
+    blocks: IntArray,
+    recomputed: IntArray,
+    schedule: Schedule = Schedule.NONE,
+) -> tuple[VirtualStage, ...]:
+    """Write per-rank block counts as a layout's stage list.
+
+    Parameters
+    ----------
+    blocks, recomputed
+        Blocks of each kind on each rank and how many of them are recomputed, shape (pp, K).
+    schedule
+        Decides the order of stages where it is V-shaped.
+
+    Raises
+    ------
+    ValueError
+        If no contiguous split has these counts per rank and kind.
+    """
+    blocks, recomputed = np.asarray(blocks, dtype=np.int64), np.asarray(recomputed, dtype=np.int64)
+    order = model_order(pp, vp, schedule)
+    counts = chunk_layers(blocks.sum(axis=1), pp, vp)
+    kinds = kinds_of(model, counts, order)
+    if counts.sum() != block_count(model) or (kinds.reshape(vp, pp, -1).sum(axis=0) != blocks).any():
+        raise ValueError(f"no contiguous split of {block_count(model)} blocks gives {blocks.tolist()}")
+    repeated = _spread(kinds.reshape(vp, pp, -1), recomputed)
+    first, last = int(order[0]), int(order[-1])
+    return tuple(
+        _stage(model, entry, pp, kinds[entry], repeated[entry], embedding=entry == first, head=entry == last)
+        for entry in range(pp * vp)
+    )
+
+
+def _stage(
+    model: ModelSpec,
+    entry: int,
+    pp: int,
+    kinds: IntArray,
+    repeated: IntArray,
+    *,
+    embedding: bool,
+    head: bool,
+) -> VirtualStage:
+    """Write one entry of the stage list, blocks turned into layers."""
+    sizes = [len(run.block) for run in model.runs]
+    layers: dict[str, int] = {}
+    again: dict[str, int] = {}
+    for run, size, count, redone in zip(model.runs, sizes, kinds.tolist(), repeated.tolist(), strict=True):
+        if count:
+            layers[run.name] = layers.get(run.name, 0) + count * size
+            again[run.name] = again.get(run.name, 0) + redone * size
+    return VirtualStage(
+        rank=entry % pp,
+        chunk=entry // pp,
+        layers=sum(layers.values()),
+        kinds=layers,
+        recomputed=sum(again.values()),
+        recomputed_kinds=again if len(again) > 1 and any(again.values()) else {},
+        embedding=embedding,
+        head=head,
+        mtp=model.mtp_layers if head else 0,
+    )
+
+
+def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
+    """Spread each rank's recomputed blocks over its chunks, (vp, pp, K) and (pp, K) to (pp*vp, K).
+
+    If one number N for all virtual stages gives these counts (each repeats its first min(N, blocks)), that is the
+    spread; otherwise every chunk of a rank gets as equal a number as it can hold.
+    """
+    largest = int(kinds.sum(axis=2).max(initial=0))
+    for uniform in range(largest + 1):
+        spread = first_blocks(kinds, np.full(kinds.shape[:2], uniform))
+        if (spread.sum(axis=0) == recomputed).all():
+            return spread.reshape(-1, kinds.shape[2])
+    level = np.zeros_like(kinds)
+    left = np.minimum(recomputed, kinds.sum(axis=0))
+    while left.any():
+        for chunk in range(len(kinds)):
+            room = (level[chunk] < kinds[chunk]) & (left > 0)
+            level[chunk] += room
+            left = left - room
+    return level.reshape(-1, kinds.shape[2])
+
+
+def first_blocks(kinds: IntArray, counts: IntArray) -> IntArray:
+    """Return how many of the first ``counts`` blocks of each stage are of each kind; shapes (..., K) and (...)."""
+    stop = np.cumsum(kinds, axis=-1)
+    result: IntArray = np.clip(counts[..., None] - (stop - kinds), 0, kinds)
+    return result
+
+
+def rank_totals(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
+    """Read a layout's stages as blocks per rank and kind, and recomputed blocks, both of shape (pp, K).
+
+    Without a stage list the split is the most even one, and ``full`` recomputation repeats every layer.
+
+    Raises
+    ------
+    InputError
+        If the list has another length than pp*vp, doesn't hold the model's layers, or cuts through a block.
+    """
+    pp, vp, count = layout.pp, layout.vp, len(model.runs)
+    order = model_order(pp, vp, layout.schedule)
+    if layout.stages:
+        layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
+        counts = _whole_blocks(layout, model, layers, order)
+    else:
+        counts = chunk_layers(even_blocks(block_count(model), pp, vp), pp, vp)
+    kinds = kinds_of(model, counts, order)
+    repeated = _recomputed_blocks(layout, model, kinds)
+    shape = (vp, pp, count)
+    return kinds.reshape(shape).sum(axis=0), repeated.reshape(shape).sum(axis=0)
+
+
+def _whole_blocks(layout: Layout, model: ModelSpec, layers: IntArray, order: IntArray) -> IntArray:
+    """Turn layers per virtual stage into blocks."""
+    slots = layout.pp * layout.vp
+    if len(layers) != slots:
+        raise InputError(_problem(f"{len(layers)} stages", f"pp {layout.pp} x vp {layout.vp} = {slots}"))
+    if layers.sum() != model.layers:
+        raise InputError(_problem(f"stages hold {layers.sum()} layers", f"the model has {model.layers}"))
+    ends = np.cumsum(np.concatenate([[0], *(np.full(run.count, len(run.block)) for run in model.runs)]))
+    cuts = np.concatenate([[0], np.cumsum(layers[order])])
+    places = np.searchsorted(ends, cuts)
+    inside = ends[np.minimum(places, len(ends) - 1)] != cuts
+    if inside.any():
+        cut = int(cuts[inside][0])
+        near = ends[[max(int(places[inside][0]) - 1, 0), int(places[inside][0])]]
+        raise InputError(
+            _problem(
+                f"a stage ends after layer {cut}, inside a repeating block", f"ends {near[0]} or {near[1]}"
+            )
+        )
+    counts = np.zeros(slots, dtype=np.int64)
+    counts[order] = np.diff(places)
+    return counts
+
+
+def _recomputed_blocks(layout: Layout, model: ModelSpec, kinds: IntArray) -> IntArray:
+    """Return recomputed blocks per virtual stage and kind."""
+    if not layout.stages:
+        return kinds if layout.recompute.granularity is Granularity.FULL else np.zeros_like(kinds)
+    sizes = np.array([len(run.block) for run in model.runs])
+    rows = [_stage_recomputed(model, stage, kinds[entry], sizes) for entry, stage in enumerate(layout.stages)]
+    return np.array(rows, dtype=np.int64).reshape(kinds.shape)
+
+
+def _stage_recomputed(model: ModelSpec, stage: VirtualStage, kinds: IntArray, sizes: IntArray) -> IntArray:
+    """Blocks of each kind that a stage recomputes: as its list says, else its first ones."""
+    if stage.recomputed_kinds:
+        left = dict(stage.recomputed_kinds)
+        wanted = []
+        for run, blocks, size in zip(model.runs, kinds.tolist(), sizes.tolist(), strict=True):
+            taken = min(left.get(run.name, 0) // size, blocks)
+            left[run.name] = left.get(run.name, 0) - taken * size
+            wanted.append(taken)
+        return np.array(wanted, dtype=np.int64)
+    stop = np.cumsum(kinds * sizes)
+    layers = np.clip(stage.recomputed - (stop - kinds * sizes), 0, kinds * sizes)
+    return -(-layers // sizes)
+
+
+def _problem(what: str, allowed: str) -> Problem:
+    return Problem(what=what, allowed=allowed, key="stages")
