@@ -3,7 +3,7 @@
 Grammar (NVIDIA/Megatron-LM core/transformer/pipeline_parallel_layer_layout.py): characters ``E`` embedding,
 ``t`` decoder layer, ``m`` multi-token-prediction layer, ``L`` loss; ``|`` separates stages; commas are
 ignored; ``x*N`` repeats one character, ``(...)*N`` a group, which may hold ``|`` but no other group. Stages
-are listed chunk-major: entry i belongs to pipeline rank ``i % pp``, chunk ``i // pp``. Empty stages are legal.
+are listed chunk-major: entry i belongs to pipeline rank ``i % pp``, chunk ``i // pp``; empty ones are legal.
 """
 
 from __future__ import annotations
