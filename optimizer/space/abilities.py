@@ -30,16 +30,19 @@ ALL_ORDERS = tuple(
         key=lambda order: (order != DEFAULT_MESH_ORDER, order != PP_BEFORE_DP),
     )
 )
-"""All 24 orders of tp, cp, dp and pp, innermost first, Megatron's two in front. Expert groups are cut out of a stage's
-ranks in the order of its other axes, so ``ep`` has no place of its own: it is written in front of ``dp``."""
+"""All 24 orders of tp, cp, dp and pp, innermost first, Megatron's two in front. Expert groups are cut out of
+a stage's ranks in the order of its other axes, so ``ep`` has no place of its own: it is written in front of
+``dp``.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
     """One framework release.
 
-    ``fixed_axes`` can't exceed 1. ``hsdp_zero`` lists the ZeRO stages that can shard inside groups. ``modules`` are
-    the selective-recompute modules it knows, ``sp`` whether it shards norms and dropout along the sequence.
+    ``fixed_axes`` can't exceed 1. ``hsdp_zero`` lists the ZeRO stages that can shard inside groups.
+    ``modules`` are the selective-recompute modules it knows, ``sp`` whether it shards norms and dropout along
+    the sequence.
     """
 
     orders: tuple[str, ...] = (DEFAULT_MESH_ORDER,)
@@ -81,7 +84,8 @@ _DATA_PARALLEL = Abilities(
 )
 _FREEST = Abilities(orders=ALL_ORDERS, hsdp_zero=(1, 2, 3), modules=_MODULES_014, stage_rule=FREE)
 
-# Sources: the frameworks' argument parsers and configuration classes, named rule by rule in layoutopt.optimizer.space.rules.
+# Sources: the frameworks' argument parsers and configuration classes, named rule by rule in
+# layoutopt.optimizer.space.rules.
 _NEWEST: dict[Framework, Abilities] = {
     Framework.MEGATRON: _MEGATRON,
     Framework.MEGATRON_BRIDGE: _MEGATRON,
@@ -123,13 +127,14 @@ def abilities_of(framework: Framework, release: Release) -> Abilities:
     if framework in (Framework.MEGATRON, Framework.MEGATRON_BRIDGE):
         return _megatron(newest, release)
     if framework is Framework.TORCHTITAN and release < ERA_B:
-        # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
+        # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes
+        # otherwise.
         return replace(newest, etp=True)
     return newest
 
 
 def _megatron(newest: Abilities, release: Release) -> Abilities:
-    """Take away what older megatron-core releases lack (flags searched in the tags core_v0.5 to core_v0.19)."""
+    """Take away what older releases lack (flags searched in the tags core_v0.5 to core_v0.19)."""
     if release < (0, 14):
         newest = replace(newest, modules=_MODULES_012)
     if release < (0, 13):  # no layout string: every virtual stage gets the same number of layers

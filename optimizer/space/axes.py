@@ -26,10 +26,11 @@ DEFAULT_SCHEDULES = (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroChoice:
-    """A ZeRO stage sharded over the whole data-parallel group, over a fixed number of ranks, or inside a level.
+    """A ZeRO stage sharded over the whole data-parallel group, over a fixed number of ranks, or inside a
+    level.
 
-    ``level_gpus`` is the size in GPUs of the node, NVLink domain or pod that a shard group must tile, ``shard`` a
-    fixed number of ranks; both 0 mean the whole group.
+    ``level_gpus`` is the size in GPUs of the node, NVLink domain or pod that a shard group must tile,
+    ``shard`` a fixed number of ranks; both 0 mean the whole group.
     """
 
     stage: int
@@ -44,18 +45,12 @@ class ZeroChoice:
         return f"{self.stage}{inside}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisRow:
-    """One axis as ``solve --space`` prints it: its name, its range in words, how many values it has."""
-
-    axis: str
-    range_text: str
-    values: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """Declared ranges. ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs."""
+    """Declared ranges.
+
+    ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs.
+    """
 
     ctx: Context
     options: SpaceOptions
@@ -92,7 +87,7 @@ class Axes:
         return _ints(self.options, "etp", divisors(tp))
 
     def vp_of(self, pp: int) -> tuple[int, ...]:
-        """Return the numbers of chunks per rank: up to one layer per chunk, as far as a schedule runs them."""
+        """Return the chunks per rank, up to one block each, as far as a schedule runs them."""
         top = max((self.ctx.blocks + 2) // pp, 1) if pp > 1 else 1
         top = 1 if "vp" in self.abilities.fixed_axes else top
         return tuple(vp for vp in _ints(self.options, "vp", range(1, top + 1)) if self.schedules_of(pp, vp))
@@ -104,37 +99,9 @@ class Axes:
         fitting = (s for s in self.schedules if s is not Schedule.NONE)
         return tuple(s for s in fitting if SCHEDULES[s].min_chunks <= vp <= (SCHEDULES[s].max_chunks or vp))
 
-    def table(self) -> tuple[AxisRow, ...]:
-        """Describe every axis."""
-        domain, blocks = self.ctx.cluster.nvlink_domain, self.ctx.blocks
-        chunks = sorted({vp for pp in self.pp for vp in self.vp_of(pp)})
-        etps = sorted({etp for tp in self.tp for etp in self.etp_of(tp)})
-        batch = self.ctx.training.global_batch
-        few, most = self.gpus
-        total = f"{most:,}" if few == most else f"{few:,} to {most:,}"
-        rows = [
-            _row("tp", self.tp, f"up to the NVLink domain of {domain}"),
-            _row("sp", sorted({sp for tp in self.tp for sp in self.sp_of(tp)}), "with tp > 1"),
-            _row("cp", self.cp, "up to two tokens per rank"),
-            _row("pp", self.pp, f"up to {blocks + 2} virtual stages for {blocks} blocks, the ends may be empty"),
-            _row("vp", chunks, "up to one block per chunk"),
-            AxisRow(
-                axis="dp", range_text=f"{total} GPUs / (tp*cp*pp)", values=len(self.dp) if self.dp else 1
-            ),
-            _row("ep", self.ep, "divisors of the experts and of tp*cp*dp/etp"),
-            _row("etp", etps, "divisors of tp"),
-            _row("micro_batch", self.micro_batch, f"of those dividing the batch of {batch:,}"),
-            _row("zero", self.zero, "shard groups tile the level they are in"),
-            _row("recompute", [recompute_text(r) for r in self.recomputes], "full: every number of layers, none included"),
-            _row("mesh_order", self.orders, "innermost first"),
-            _row("schedule", [s.value for s in self.schedules], "as pp and vp allow"),
-            _row("precision", [p.value for p in self.precisions], ""),
-        ]  # fmt: skip
-        return tuple(rows)
-
 
 def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
-    """Derive the declared ranges from the workload, the cluster, the framework and the user's restrictions."""
+    """Derive the declared ranges from workload, cluster, framework and restrictions."""
     abilities = abilities_of(ctx.framework, ctx.release)
     training, most = ctx.training, ctx.gpus
     idle = options.allow_idle
@@ -173,7 +140,10 @@ def _least_gpus(most: int, idle: float) -> int:
 
 
 def _ints(options: SpaceOptions, axis: str, default: Iterable[int]) -> tuple[int, ...]:
-    """Return the fixed values, or the default range, within the limits. A fixed value may exceed the default range."""
+    """Return the fixed values, or the default range, within the limits.
+
+    A fixed value may exceed the default range.
+    """
     values: Iterable[Value] = options.fix.get(axis) or default
     return tuple(sorted({int(v) for v in values if options.allows(axis, v)}))
 
@@ -198,7 +168,7 @@ def _zero_choices(ctx: Context, options: SpaceOptions, abilities: Abilities) -> 
 
 
 def shard_levels(ctx: Context) -> dict[str, int]:
-    """Return the levels a shard group can be kept in, smallest first: node, NVLink domain, largest pod, in GPUs."""
+    """Return the levels that can hold a shard group and their GPUs: node, NVLink domain, pod."""
     cluster = ctx.cluster
     pods = [level.gpus for level in cluster.levels if cluster.nvlink_domain < level.gpus < cluster.gpu_count]
     sizes = {
@@ -270,10 +240,3 @@ def _precisions(ctx: Context, options: SpaceOptions) -> tuple[Precision, ...]:
         return tuple(Precision(str(name)) for name in options.fix["precision"])
     listed = options.precisions or (ctx.training.precision,)
     return tuple(p for p in dict.fromkeys(listed) if options.allows("precision", p.value))
-
-
-def _row(axis: str, values: Iterable[object], note: str) -> AxisRow:
-    """Describe one axis: its values, shortened when there are many, and what bounds them."""
-    texts = [str(value) for value in values]
-    shown = ", ".join(texts) if len(texts) <= 16 else f"{', '.join(texts[:3])}, ..., {texts[-1]}"
-    return AxisRow(axis=axis, range_text=f"{shown} ({note})" if note else shown, values=len(texts))

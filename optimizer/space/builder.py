@@ -1,4 +1,4 @@
-"""The enumeration itself: expand axes level by level, apply each rule as early as it can be, keep the books."""
+"""Expand the axes level by level, apply each rule as early as it can be, keep the books."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.counting import SpaceCounts, Tally
+from layoutopt.optimizer.space.counting import Tally
+from layoutopt.optimizer.space.modifier_counts import CountedRows, count_modifiers
 from layoutopt.optimizer.space.modifiers import blank_batch
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.axes import Axes
-    from layoutopt.optimizer.space.modifiers import Masks, Modifiers
+    from layoutopt.optimizer.space.modifiers import Modifiers
     from layoutopt.optimizer.space.rule import Rule
 
     BoolArray = NDArray[np.bool_]
@@ -44,18 +45,20 @@ class SpaceBuilder:
     rules: tuple[Rule, ...]
     tally: Tally = field(default_factory=Tally)
 
-    def run(self) -> tuple[LayoutBatch, SpaceCounts]:
-        """Return the remaining degree tuples with neutral modifiers, and the counts."""
+    def run(self) -> CountedRows:
+        """Return the remaining degree tuples with one valid modifier choice each, and the counts."""
         base = self._declare(self._base_columns())
         base = self._apply(0, base)
         folds = self._apply(1, self._expand_experts(base))
         folds["fold"] = np.arange(len(folds["tp"]), dtype=np.int64)
         batches = self._apply(2, self._expand_batches(folds))
         rows = self._apply(3, self._expand_chunks(batches))
-        return self._count_modifiers(folds, rows)
+        return count_modifiers(
+            self.modifiers, self.tally, self._batch(folds), self._batch(rows), rows["fold"]
+        )
 
     def _base_columns(self) -> Columns:
-        """Every tp, cp, pp and dp whose product is an allowed number of GPUs, with the sp settings of each tp."""
+        """All tp, cp, pp, dp with an allowed product, and the sp settings of each tp."""
         axes = self.axes
         tp, cp, pp = (
             grid.ravel() for grid in np.meshgrid(*map(_array, (axes.tp, axes.cp, axes.pp)), indexing="ij")
@@ -148,8 +151,9 @@ class SpaceBuilder:
     def _cross(
         columns: Columns, key: str, choices: Mapping[int, Sequence[tuple[int, ...]]], names: tuple[str, ...]
     ) -> Columns:
-        """Repeat every row for each choice listed for its value of ``key``; the choices become new columns."""
-        offsets, flat = {}, []
+        """Repeat every row for each choice of its value of ``key``; the choices become new columns."""
+        offsets: dict[int, int] = {}
+        flat: list[tuple[int, ...]] = []
         for value, listed in choices.items():
             offsets[value] = len(flat)
             flat.extend(listed)
@@ -159,60 +163,6 @@ class SpaceBuilder:
         chosen = table[_look_up(columns[key], offsets)[row] + place]
         result = {name: values[row] for name, values in columns.items()}
         return result | {name: chosen[:, position] for position, name in enumerate(names)}
-
-    def _count_modifiers(self, folds: Columns, rows: Columns) -> tuple[LayoutBatch, SpaceCounts]:
-        """Count modifier choices by rule without building them: masks of different modifiers multiply."""
-        m, batch, fold = self.modifiers, self._batch(rows), rows["fold"]
-        if not len(fold):
-            return m.neutral(batch), self.tally.counts(0, 0)
-        rest = len(m.zero) * len(m.orders)
-        schedules = m.declared_schedules(batch.pp, batch.vp).sum(axis=1)
-        schedules = self._step(
-            m.masks("schedule", batch),
-            schedules,
-            np.full(len(fold), rest * len(m.precisions) * len(m.recomputes)),
-        )
-        paired = self._precision_counts(batch, schedules * rest)
-        per_row = schedules * paired
-        per_fold = np.bincount(fold, weights=per_row, minlength=len(folds["tp"])).astype(np.int64)
-        alive = np.bincount(fold, weights=per_row > 0, minlength=len(folds["tp"])).astype(np.int64)
-        fold_batch = self._batch({key: values for key, values in folds.items()})
-        zero = self._step(
-            m.masks("zero", fold_batch), np.full(len(per_fold), len(m.zero)), per_fold * len(m.orders), alive
-        )
-        order = self._step(
-            m.masks("order", fold_batch), np.full(len(per_fold), len(m.orders)), per_fold * zero, alive
-        )
-        remaining = int((per_fold * zero * order).sum())
-        keep = (per_row > 0) & (zero * order > 0)[fold]
-        kept = m.neutral(batch.take(np.flatnonzero(keep)))
-        return kept, self.tally.counts(len(kept), remaining)
-
-    def _precision_counts(self, batch: LayoutBatch, others: IntArray) -> IntArray:
-        """Count the pairs of recomputation and precision of each row, rule by rule."""
-        m = self.modifiers
-        choices = len(m.recomputes)
-        pairs = np.full(len(batch), len(m.precisions) * choices)
-        masks = m.masks("precision", batch)
-        pairs = self._step([(name, np.repeat(mask, choices, axis=1)) for name, mask in masks], pairs, others)
-        valid = masks[-1][1].astype(np.int64)
-        steps = [(name, valid * table.sum(axis=0)) for name, table in m.recompute_masks()]
-        return self._step(steps, pairs, others)
-
-    def _step(
-        self, masks: Masks, count: IntArray, others: IntArray, degrees: IntArray | None = None
-    ) -> IntArray:
-        """Count what each rule removes, given the choices of all other modifiers; return the choices left per row.
-
-        ``degrees`` is the number of degree tuples behind each row, by default one where any tuple is left.
-        """
-        for name, mask in masks:
-            left = mask.sum(axis=1).astype(np.int64)
-            lost = (left == 0) & (count > 0) & (others > 0)
-            gone = int(lost.sum() if degrees is None else degrees[lost].sum())
-            self.tally.remove(name, gone, int(((count - left) * others).sum()))
-            count = left
-        return count
 
 
 def _array(values: Sequence[int]) -> IntArray:

@@ -1,4 +1,4 @@
-"""What a rule may look at besides the layout: the workload, the cluster, the framework's release, stated flags."""
+"""What a rule may look at besides the layout: workload, cluster, release, stated flags."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Flags of a launch that decide validity beside the layout. None means not stated: no rule rejects for it.
+    """Flags of a launch that decide validity beside the layout. None means not stated: no rule rejects for
+    it.
 
-    ``processes`` is the number of launched processes when it differs from the cluster's GPUs, ``idle_gpus`` allows
-    a layout to leave GPUs out. ``microbatch_group`` is Megatron's group size per virtual stage, ``dispatcher`` the
-    MoE token dispatcher (allgather, alltoall, flex, deepep, hybridep). ``exact_vocab``: the vocabulary isn't padded.
-    ``pipeline_module``: DeepSpeed's pipeline engine is in use even with one stage. ``megatron_fsdp_version`` 1 or 2.
-    ``embedding_as_layer`` and ``loss_as_layer`` count them as one layer of the pipeline split.
+    ``processes`` is the number of launched processes when it differs from the cluster's GPUs, ``idle_gpus``
+    allows a layout to leave GPUs out. ``microbatch_group`` is Megatron's group size per virtual stage,
+    ``dispatcher`` the MoE token dispatcher (allgather, alltoall, flex, deepep, hybridep). ``exact_vocab``:
+    the vocabulary isn't padded. ``pipeline_module``: DeepSpeed's pipeline engine is in use even with one
+    stage. ``megatron_fsdp_version`` 1 or 2. ``embedding_as_layer`` and ``loss_as_layer`` count them as one
+    layer of the pipeline split.
     """
 
     processes: int | None = None

@@ -18,8 +18,9 @@ class RuleCount:
 class SpaceCounts:
     """Sizes of a space.
 
-    ``degrees`` counts tuples of tp, sp, cp, pp, vp, dp, ep, etp and micro-batch, ``tuples`` the same times ZeRO choice,
-    recomputation, mesh order, schedule and precision. Declared equals remaining plus everything removed, for both.
+    ``degrees`` counts tuples of tp, sp, cp, pp, vp, dp, ep, etp and micro-batch, ``tuples`` the same times
+    ZeRO choice, recomputation, mesh order, schedule and precision. Declared equals remaining plus everything
+    removed, for both.
     """
 
     declared_degrees: int

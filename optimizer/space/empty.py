@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptySpace:
-    """The reason: the rule that removed the last tuples, and prime factors of the GPU count that no axis can take.
+    """The reason: the rule that removed the last tuples, and prime factors of the GPU count that no axis can
+    take.
 
     ``message`` says it in one line, for exit code 3.
     """
@@ -38,8 +39,8 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
     else:
         named = f"{rule} ({formula})" if formula else rule
         message = (
-            f"none of {counts.declared_degrees:,} declared degree tuples is valid under {axes.ctx.framework}; "
-            f"the last were removed by {named}"
+            f"none of {counts.declared_degrees:,} declared degree tuples is valid under "
+            f"{axes.ctx.framework}; the last were removed by {named}"
         )
     return EmptySpace(rule=rule, formula=formula, blocking_primes=primes, message=message)
 
@@ -63,11 +64,11 @@ def _context_degrees(axes: Axes) -> list[int]:
 def _prime_message(axes: Axes, prime: int) -> str:
     """Say which number blocks and why each axis can't take it."""
     ctx, gpus = axes.ctx, axes.ctx.gpus
+    sequence, batch = ctx.training.sequence_length, ctx.training.global_batch
     return (
         f"{gpus:,} = {factorisation_text(gpus)}: the prime factor {prime:,} divides neither the batch "
-        f"{ctx.training.global_batch:,} (dp), nor half the sequence {ctx.training.sequence_length:,} (cp), nor any pp up to "
-        f"{max(axes.pp, default=1):,} ({ctx.blocks} blocks) or tp up to {max(axes.tp, default=1)} "
-        f"(NVLink domain {ctx.cluster.nvlink_domain}); --allow-idle leaves GPUs out"
+        f"{batch:,} (dp) nor half the sequence {sequence:,} (cp), and exceeds what pp ({ctx.blocks} blocks) "
+        f"and tp (NVLink domain {ctx.cluster.nvlink_domain}) can take; --allow-idle leaves GPUs out"
     )
 
 

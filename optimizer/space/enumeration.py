@@ -1,11 +1,14 @@
-"""Enumerate every degree tuple of the declared space that no rule removes, and count what each rule removed."""
+"""Enumerate the degree tuples that no rule removes, and count what each rule removed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from layoutopt.optimizer.space.axes import declare_axes
+from layoutopt.optimizer.space.axes_table import axes_table
 from layoutopt.optimizer.space.builder import SpaceBuilder
 from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.space.empty import explain_empty
@@ -17,7 +20,8 @@ from layoutopt.optimizer.space.rules import RULES
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
-    from layoutopt.optimizer.space.axes import Axes, AxisRow
+    from layoutopt.optimizer.space.axes import Axes
+    from layoutopt.optimizer.space.axes_table import AxisRow
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.counting import SpaceCounts
     from layoutopt.optimizer.space.empty import EmptySpace
@@ -31,13 +35,17 @@ if TYPE_CHECKING:
 class Space:
     """The declared space of one question.
 
-    ``degrees`` holds every degree tuple that no rule removes, with neutral modifiers (ZeRO-1 over the whole group or
-    the nearest stage, the first entry of every other list). ``empty`` says why there is none.
+    ``degrees`` holds every degree tuple that no rule removes, with one valid choice of modifiers: ZeRO-1 over
+    the whole group or the nearest stage, the first valid entry of every other list. ``tuples`` (n,) counts a
+    row's valid choices, ``whole_layer_tuples`` those with whole-layer recomputation. ``empty`` says why there
+    is none.
     """
 
     ctx: Context
     axes: Axes
     degrees: LayoutBatch
+    tuples: IntArray
+    whole_layer_tuples: IntArray
     modifiers: Modifiers
     counts: SpaceCounts
     empty: EmptySpace | None
@@ -53,12 +61,28 @@ class Space:
 
     def axes_table(self) -> tuple[AxisRow, ...]:
         """Describe every axis: name, range, number of values."""
-        return self.axes.table()
+        return axes_table(self.axes)
 
     @property
     def joint_assignments_log10(self) -> float:
         """Estimate the decimal logarithm of layouts with their stage splits and recompute counts."""
-        return log10_assignments(self.degrees, self.counts, self.ctx, self.stage_rule, self.modifiers)
+        return log10_assignments(self.tuples_by_shape(), self.ctx.blocks, self.stage_rule)
+
+    def tuples_by_shape(self) -> dict[tuple[int, int, bool], int]:
+        """Count tuples by (pp, vp, whether whole layers may be recomputed):
+
+        what the choice of stages depends on.
+        """
+        shapes, row = np.unique(np.stack([self.degrees.pp, self.degrees.vp]), axis=1, return_inverse=True)
+        row, count = row.ravel(), shapes.shape[1]
+        whole = np.bincount(row, weights=self.whole_layer_tuples, minlength=count)
+        every = np.bincount(row, weights=self.tuples, minlength=count)
+        return {
+            (int(pp), int(vp), may): int(number)
+            for (pp, vp), total, full in zip(shapes.T, every, whole, strict=True)
+            for may, number in ((True, full), (False, total - full))
+            if number
+        }
 
 
 def build_space(
@@ -98,6 +122,14 @@ def build_space(
         rules=tuple(rule for rule in rules if rule.reads & MODIFIER_COLUMNS),
     )
     on_degrees = tuple(rule for rule in rules if not rule.reads & MODIFIER_COLUMNS)
-    degrees, counts = SpaceBuilder(axes, modifiers, on_degrees).run()
-    empty = None if len(degrees) else explain_empty(axes, counts)
-    return Space(ctx=ctx, axes=axes, degrees=degrees, modifiers=modifiers, counts=counts, empty=empty)
+    counted = SpaceBuilder(axes, modifiers, on_degrees).run()
+    return Space(
+        ctx=ctx,
+        axes=axes,
+        degrees=counted.rows,
+        tuples=counted.tuples,
+        whole_layer_tuples=counted.whole_layer_tuples,
+        modifiers=modifiers,
+        counts=counted.counts,
+        empty=None if len(counted.rows) else explain_empty(axes, counted.counts),
+    )

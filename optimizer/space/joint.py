@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-from math import lgamma, log
+from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split
-from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.space.context import Context
-    from layoutopt.optimizer.space.counting import SpaceCounts
-    from layoutopt.optimizer.space.modifiers import Modifiers
+    from collections.abc import Mapping
+
     from layoutopt.optimizer.space.stage_rule import StageRule
 
 
-def log10_assignments(
-    degrees: LayoutBatch, counts: SpaceCounts, ctx: Context, rule: StageRule, modifiers: Modifiers
-) -> float:
+def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, rule: StageRule) -> float:
     """Estimate log10 of the number of layouts with their stages; minus infinity for an empty space.
 
-    Tuples are spread evenly over the degree rows; recompute counts are those of an even split, so the figure is an
-    estimate, while the number of free splits of one (pp, vp) is exact.
+    ``tuples`` counts layouts without stages by (pp, vp, whether whole layers may be recomputed). Free splits
+    are counted exactly; near-equal splits and recompute counts are those of the even split, hence an
+    estimate.
     """
-    if not len(degrees):
-        return float("-inf")
-    shapes, rows = np.unique(np.stack([degrees.pp, degrees.vp]), axis=1, return_counts=True)
-    per_row = log(counts.remaining_tuples / len(degrees))
-    whole = sum(r.granularity is Granularity.FULL for r in modifiers.recomputes) / len(modifiers.recomputes)
     logs = [
         log(count)
-        + _log_splits(ctx.blocks, int(pp), int(vp), rule.split)
-        + _log_mean_counts(ctx.blocks, int(pp), int(vp), rule.recomputation, whole)
-        for (pp, vp), count in zip(shapes.T, rows, strict=True)
+        + _log_splits(blocks, pp, vp, rule.split)
+        + (_log_counts(blocks, pp, vp, rule.recomputation) if may_recompute else 0.0)
+        for (pp, vp, may_recompute), count in tuples.items()
     ]
+    if not logs:
+        return float("-inf")
     top = max(logs)
-    total = top + log(sum(np.exp(np.array(logs) - top)))
-    return float(total + per_row) / log(10)
+    return (top + log(sum(exp(value - top) for value in logs))) / log(10)
 
 
 def _log_splits(blocks: int, pp: int, vp: int, split: Split) -> float:
-    """Natural logarithm of the ways to give ranks their totals: at least vp blocks each, the ends one fewer."""
+    """Log of the ways to give ranks their totals: at least vp blocks, the ends one fewer."""
     spare = blocks + 2 - pp * vp if pp > 1 else 0
     if pp == 1 or spare <= 0:
         return 0.0
@@ -52,16 +42,12 @@ def _log_splits(blocks: int, pp: int, vp: int, split: Split) -> float:
     return _log_choose(pp, (blocks + 2) % pp)
 
 
-def _log_mean_counts(blocks: int, pp: int, vp: int, recomputation: Recomputation, whole: float) -> float:
-    """Natural logarithm of the recompute counts of an even split, averaged over whole-layer and other choices."""
+def _log_counts(blocks: int, pp: int, vp: int, recomputation: Recomputation) -> float:
+    """Log of the recompute counts of an even split."""
     per_rank = blocks / pp
     if recomputation is Recomputation.PER_RANK:
-        choices = pp * log(per_rank + 1)
-    elif recomputation is Recomputation.UNIFORM_COUNT:
-        choices = log(per_rank / vp + 1)
-    else:
-        choices = log(2)
-    return choices + log(whole + (1 - whole) * np.exp(-choices)) if whole else 0.0
+        return pp * log(per_rank + 1)
+    return log(per_rank / vp + 1) if recomputation is Recomputation.UNIFORM_COUNT else log(2)
 
 
 def _log_choose(total: int, chosen: int) -> float:

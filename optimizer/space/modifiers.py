@@ -1,9 +1,9 @@
-"""The axes that multiply degree tuples: ZeRO stage and shard group, recomputation, mesh order, schedule, precision."""
+"""Axes that multiply degree tuples: ZeRO and shards, recomputation, order, schedule, precision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,8 +52,9 @@ def blank_batch(count: int, codebook: Codebook, **columns: IntArray) -> LayoutBa
 class Modifiers:
     """Every declared modifier choice, and which of them a degree row can have.
 
-    A mask has one row per layout and one column per choice, in the order of the choice lists. The masks of different
-    modifiers are independent of each other, except that recomputation and precision share one (R, P) table.
+    A mask has one row per layout and one column per choice, in the order of the choice lists. The masks of
+    different modifiers are independent of each other, except that recomputation and precision share one (R,
+    P) table.
     """
 
     ctx: Context
@@ -135,31 +136,14 @@ class Modifiers:
                 sizes[:, column] = choice.shard
         return sizes
 
-    def neutral(self, rows: LayoutBatch) -> LayoutBatch:
-        """Give rows the neutral modifiers: ZeRO-1 over the whole group or the stage nearest to it, the rows' first
-        fitting schedule, and the first entry of every other list."""
-        stages = [choice.stage for choice in self.zero] or [0]
-        stage = min(stages, key=lambda value: abs(value - 1))
-        zeros = np.zeros(len(rows), dtype=np.int64)
-        schedules = self.declared_schedules(rows.pp, rows.vp)
-        schedule = schedules.argmax(axis=1) if schedules.size else zeros
-        return replace(
-            rows,
-            zero=zeros + stage,
-            hsdp_shard=zeros,
-            recompute=zeros,
-            order=zeros,
-            schedule=schedule.astype(np.int64),
-            precision=zeros,
-        )
-
     def expand(
         self, rows: LayoutBatch, over: tuple[str, ...] = ALL_MODIFIERS
     ) -> tuple[LayoutBatch, IntArray]:
-        """Return every valid combination of the named modifiers for each row, and the index of the row it came from.
+        """Return every valid combination of the named modifiers for each row, and the index of the row it
+        came from.
 
-        Modifiers that aren't named keep the row's own value. Memory grows with rows times choices: pass survivors,
-        or slices.
+        Modifiers that aren't named keep the row's own value. Memory grows with rows times choices: pass
+        survivors, or slices.
         """
         every = np.ones((len(rows), 1), dtype=bool)
         zero, order, schedule, precision = (
@@ -184,7 +168,7 @@ class Modifiers:
         )
         index, z, r, o, s, p = np.nonzero(grid)
         codes = {"recompute": r, "order": o, "schedule": s, "precision": p}
-        changed: dict[str, IntArray] = {name: code for name, code in codes.items() if name in over}
+        changed: dict[str, Any] = {name: code for name, code in codes.items() if name in over}
         if "zero" in over:
             stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
             changed |= {"zero": stages[z], "hsdp_shard": self.shards(rows)[index, z]}
@@ -203,15 +187,16 @@ class Modifiers:
 
     def _with_choice(self, modifier: str, rows: LayoutBatch, column: int) -> LayoutBatch:
         if modifier != "zero":
-            return replace(rows, **{modifier: np.broadcast_to(np.int64(column), (len(rows),))})
+            code: dict[str, Any] = {modifier: np.broadcast_to(np.int64(column), (len(rows),))}
+            return replace(rows, **code)
         stage = np.broadcast_to(np.int64(self.zero[column].stage), (len(rows),))
         return replace(rows, zero=stage, hsdp_shard=self.shards(rows)[:, column])
 
     def _first_zero(self, rows: LayoutBatch, valid: BoolArray) -> BoolArray:
         """Keep the first of the choices that shard alike.
 
-        A shard group as large as the whole group is the whole group, two levels may give the same group, and where
-        neither dense weights nor experts have replicas every stage is the same.
+        A shard group as large as the whole group is the whole group, two levels may give the same group, and
+        where neither dense weights nor experts have replicas every stage is the same.
         """
         group = (rows.dp * rows.cp)[:, None]
         shards = self.shards(rows)

@@ -27,11 +27,11 @@ _FROM_ZERO = ("sp", "zero", "hsdp_shard")
 class SpaceOptions:
     """Restrictions and extensions of the declared space; the default is the whole space of the framework.
 
-    ``fix`` lists the only values of an axis, also ones beyond its default range; ``max`` and ``min`` bound numeric
-    axes; ``forbid`` takes values out. Recomputation values are written ``none``, ``full`` or module names joined by
-    ``+``. ``allow_idle`` is the share of GPUs, 0 to 1, that may stay unused; None uses all. ``precisions`` defaults to
-    the workload's own, ``schedules`` to 1F1B and interleaved, ``recomputes`` to the useful sets of the model.
-    ``software`` is the framework's release, ``run`` its stated flags.
+    ``fix`` lists the only values of an axis, also ones beyond its default range; ``max`` and ``min`` bound
+    numeric axes; ``forbid`` takes values out. Recomputation values are written ``none``, ``full`` or module
+    names joined by ``+``. ``allow_idle`` is the share of GPUs, 0 to 1, that may stay unused; None uses all.
+    ``precisions`` defaults to the workload's own, ``schedules`` to 1F1B and interleaved, ``recomputes`` to
+    the useful sets of the model. ``software`` is the framework's release, ``run`` its stated flags.
     """
 
     fix: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -89,6 +89,11 @@ class SpaceOptions:
             for axis, value in bounds.items():
                 yield from _bad_numbers(option, axis, (value,))
         yield from _bad_numbers("micro_batches", "micro_batch", self.micro_batches or ())
+        for name, vocabulary in (("schedule", Schedule), ("precision", Precision)):
+            known = [entry.value for entry in vocabulary]
+            for named in (*self.fix.get(name, ()), *self.forbid.get(name, ())):
+                if str(named) not in known:
+                    yield _problem(name, f"no {name} {named!r}", f"one of {', '.join(known)}")
 
 
 def _bad_numbers(option: str, axis: str, values: tuple[Value, ...]) -> Iterator[Problem]:

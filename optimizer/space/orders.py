@@ -18,12 +18,13 @@ _AXES = ("tp", "cp", "dp", "pp")
 def _active(rows: LayoutBatch) -> NDArray[np.int64]:
     """Return which axes exceed 1, as a bit mask per row."""
     bits = [(getattr(rows, axis) > 1).astype(np.int64) << bit for bit, axis in enumerate(_AXES)]
-    return bits[0] | bits[1] | bits[2] | bits[3]
+    result: NDArray[np.int64] = bits[0] | bits[1] | bits[2] | bits[3]
+    return result
 
 
 @cache
 def _classes(orders: tuple[str, ...]) -> NDArray[np.int64]:
-    """Number the orders so that those alike under a mask of active axes share a number, shape (16, orders)."""
+    """Number the orders under each mask of active axes, shape (16, orders); alike means the same number."""
     table = np.zeros((1 << len(_AXES), len(orders)), dtype=np.int64)
     for mask in range(len(table)):
         kept = [
@@ -35,7 +36,7 @@ def _classes(orders: tuple[str, ...]) -> NDArray[np.int64]:
 
 
 def same_order(rows: LayoutBatch, orders: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Tell for each row which of the orders number its ranks as the row's own order does, shape (n, len(orders)).
+    """Tell which orders number a row's ranks as its own order does, shape (n, len(orders)).
 
     Axes of degree 1 don't count.
     """

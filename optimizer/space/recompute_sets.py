@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.context import Context
 
 WHOLE_LAYERS = Recompute(granularity=Granularity.FULL)
-"""Whole layers, any number of them: no recomputation is its count 0, so ``none`` needs no entry of its own."""
+"""Whole layers, any number of them; none at all is among these, so ``none`` needs no entry."""
 
 
 def recompute_choices(ctx: Context, abilities: Abilities) -> tuple[Recompute, ...]:
-    """Return whole layers first, then the selective module sets that the framework can launch for this model."""
+    """Return whole layers, then the selective sets that the framework can launch for this model."""
     sets = [names for names in _useful_sets(ctx) if set(names) <= set(abilities.modules)]
     selective = [Recompute(granularity=Granularity.SELECTIVE, modules=names) for names in sets]
     return (WHOLE_LAYERS, *selective)
@@ -34,15 +34,18 @@ def recompute_text(recompute: Recompute) -> str:
 def _useful_sets(ctx: Context) -> list[tuple[str, ...]]:
     """Combine independent switches, each saving bytes that no other switch saves.
 
-    - ``layernorm`` drops both norm outputs, 4 of about 34 bytes per token and hidden unit, for memory-bound work only.
-    - ``mla_up_proj`` drops the expanded queries, keys and values, the largest part of an MLA layer's attention, for
-      two low-rank GEMMs.
-    - ``core_attn`` drops the materialised scores; flash attention never keeps them, so the set would save nothing.
-    - The MLPs go in order of cost: ``moe_act`` repeats an activation function only; ``mlp`` also repeats the GEMMs of
-      the dense MLPs; ``moe`` also those of the experts and their all-to-alls. ``moe`` contains ``moe_act`` and
-      ``shared_experts``, and no one repeats the all-to-all to save what the cheaper ``mlp`` of a dense layer holds.
-    - ``shared_experts`` alone saves less than ``mlp`` per repeated FLOP of a mixed stack (3% of a DeepSeek-V3 layer)
-      and is left to explicit lists.
+    - ``layernorm`` drops both norm outputs, 4 of about 34 bytes per token and hidden unit, for memory-bound
+      work only.
+    - ``mla_up_proj`` drops the expanded queries, keys and values, the largest part of an MLA layer's
+      attention, for two low-rank GEMMs.
+    - ``core_attn`` drops the materialised scores; flash attention never keeps them, so the set would save
+      nothing.
+    - The MLPs go in order of cost: ``moe_act`` repeats an activation function only; ``mlp`` also repeats the
+      GEMMs of the dense MLPs; ``moe`` also those of the experts and their all-to-alls. ``moe`` contains
+      ``moe_act`` and ``shared_experts``, and no one repeats the all-to-all to save what the cheaper ``mlp``
+      of a dense layer holds.
+    - ``shared_experts`` alone saves less than ``mlp`` per repeated FLOP of a mixed stack (3% of a DeepSeek-V3
+      layer) and is left to explicit lists.
     """
     norms = ((), ("layernorm",))
     latents = ((), ("mla_up_proj",)) if ctx.model.mla else ((),)

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Release = tuple[int, ...]
-"""A release as numbers, comparable. Megatron frameworks count in megatron-core releases, torchtitan in eras."""
+"""A release as numbers, comparable.
+
+Megatron frameworks count in megatron-core releases, torchtitan in eras.
+"""
 
 NEWEST: Release = (9999,)
 
 ERA_A: Release = (0, 2)
 ERA_B: Release = (0, 3)
 ERA_C: Release = (0, 4)
-"""torchtitan's configuration eras: A up to v0.2.2 (TOML), B from 2026-02-23 (dataclasses), C from 2026-08-20 (batches in
-tokens). B and C have no numbered release yet, so they stand as the next minor numbers."""
+"""torchtitan's configuration eras: A up to v0.2.2 (TOML), B from 2026-02-23 (dataclasses), C from 2026-08-20
+(batches in tokens). B and C have no numbered release yet, so they stand as the next minor numbers.
+"""
 
 _ERAS: Mapping[str, Release] = {"a": ERA_A, "b": ERA_B, "c": ERA_C}
 _CORE_OF_BRIDGE: Mapping[Release, Release] = {
@@ -31,7 +35,8 @@ _CORE_OF_BRIDGE: Mapping[Release, Release] = {
 }
 """NVIDIA-NeMo/Megatron-Bridge pyproject.toml of each tag: the megatron-core it pins."""
 
-# NVIDIA NeMo framework containers (year, month) and the megatron-core inside, from the containers' release notes.
+# NVIDIA NeMo framework containers (year, month) and the megatron-core inside, from the containers' release
+# notes.
 _CORE_OF_CONTAINER: Mapping[Release, Release] = {
     (24, 7): (0, 8),
     (24, 9): (0, 9),
@@ -54,9 +59,11 @@ def parse_release(framework: Framework, software: str | None) -> Release:
     Parameters
     ----------
     framework
-        Decides the counting: megatron-core for the Megatron frameworks, eras for torchtitan, else its own numbers.
+        Decides the counting: megatron-core for the Megatron frameworks, eras for torchtitan, else its own
+        numbers.
     software
-        For example ``core 0.9``, ``0.15``, ``NeMo 25.02``, ``v0.2.2``, ``era C``; of a range the newest counts.
+        For example ``core 0.9``, ``0.15``, ``NeMo 25.02``, ``v0.2.2``, ``era C``; of a range the newest
+        counts.
 
     Returns
     -------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,9 @@ FREEST = frozenset({Framework.ANY, Framework.META_INTERNAL, Framework.DEEPSEEK_I
 class BrokenRule:
     """One reason why a layout can't be launched.
 
-    ``message`` says it in one line with the factors and the nearest valid values; ``factors`` are the numbers it
-    rests on; ``valid`` maps an axis to values that would satisfy the rule, all other axes left as they are.
+    ``message`` says it in one line with the factors and the nearest valid values; ``factors`` are the numbers
+    it rests on; ``valid`` maps an axis to values that would satisfy the rule, all other axes left as they
+    are.
     """
 
     rule: str
@@ -55,14 +56,15 @@ class BrokenRule:
 class Rule:
     """What a framework can launch, as a formula over the axes.
 
-    ``holds`` maps a batch to a mask of the rows that satisfy the rule; it reads the columns named in ``reads`` and
-    no others, which lets enumeration apply it before the remaining axes are expanded. ``detail`` says for one layout
-    that breaks it which numbers don't fit. ``valid`` finds the nearest values that would. ``since`` is the first
-    release with the rule, ``until`` the first without it. ``flag`` names the field of ``RunOptions`` without which the
-    rule has nothing to judge. ``search_only`` rules shape the declared space but never make a user's layout invalid.
-    ``launch_only`` rules judge layouts alone: they tie axes together that the space holds apart and that its other
-    rules already keep in order. ``unless_staged`` rules concern the framework's own split: they don't apply to a layout
-    that lists its stages, nor to the search, which lists them.
+    ``holds`` maps a batch to a mask of the rows that satisfy the rule; it reads the columns named in
+    ``reads`` and no others, which lets enumeration apply it before the remaining axes are expanded.
+    ``detail`` says for one layout that breaks it which numbers don't fit. ``valid`` finds the nearest values
+    that would. ``since`` is the first release with the rule, ``until`` the first without it. ``flag`` names
+    the field of ``RunOptions`` without which the rule has nothing to judge. ``search_only`` rules shape the
+    declared space but never make a user's layout invalid. ``launch_only`` rules judge layouts alone: they tie
+    axes together that the space holds apart and that its other rules already keep in order. ``unless_staged``
+    rules concern the framework's own split: they don't apply to a layout that lists its stages, nor to the
+    search, which lists them.
     """
 
     name: str
@@ -108,7 +110,7 @@ def everywhere(rows: LayoutBatch) -> BoolArray:
 
 def search_rules(rules: Iterable[Rule], ctx: Context) -> tuple[Rule, ...]:
     """Select the rules that shape the declared space."""
-    return tuple(r for r in rules if r.applies(ctx) and not r.launch_only and not r.unless_staged)
+    return tuple(rule for rule in rules if rule.applies(ctx) and not rule.launch_only)
 
 
 def launch_rules(rules: Iterable[Rule], ctx: Context, *, staged: bool) -> tuple[Rule, ...]:
@@ -119,7 +121,7 @@ def launch_rules(rules: Iterable[Rule], ctx: Context, *, staged: bool) -> tuple[
 
 
 def varying(*axes: str, limit: int = 8) -> Valid:
-    """Build a ``valid`` function that tries other values of each axis on its own and keeps the nearest that hold."""
+    """Build a ``valid`` function that varies each axis on its own and keeps the nearest that hold."""
 
     def valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
         return {axis: _nearest(rule, layout, ctx, axis, limit) for axis in axes}
@@ -131,10 +133,11 @@ def _nearest(rule: Rule, layout: Layout, ctx: Context, axis: str, limit: int) ->
     """Return up to ``limit`` values of one axis that satisfy the rule, nearest to the layout's, ascending."""
     from layoutopt.optimizer.space.rows import batch_of
 
-    now = int(getattr(layout, axis))
+    now = int(getattr(layout, axis) or 1)
     candidates = np.arange(1, max(4 * now, axis_ceiling(axis, ctx)) + 1, dtype=np.int64)
     row = batch_of(layout).take(np.zeros(len(candidates), dtype=np.int64))
-    good = candidates[rule.holds(replace(row, **{axis: candidates}), ctx)]
+    varied: dict[str, Any] = {axis: candidates}
+    good = candidates[rule.holds(replace(row, **varied), ctx)]
     nearest = good[np.argsort(np.abs(good - now), kind="stable")[:limit]]
     return tuple(int(value) for value in np.sort(nearest))
 

@@ -1,4 +1,4 @@
-"""Blocks on pipeline stages: even splits, chunks of a rank, and the translation to and from a layout's stage list."""
+"""Blocks on pipeline stages: even splits, chunks of a rank, a layout's stage list and back."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def block_count(model: ModelSpec) -> int:
 def even_blocks(blocks: int, pp: int, vp: int) -> IntArray:
     """Return the most even number of blocks per rank, shape (pp,).
 
-    Ranks differ by at most one block. The last rank and then the first get fewer, since they also hold the head and
-    the embedding; then early ranks, which hold more micro-batches at once.
+    Ranks differ by at most one block. The last rank and then the first get fewer, since they also hold the
+    head and the embedding; then early ranks, which hold more micro-batches at once.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def even_blocks(blocks: int, pp: int, vp: int) -> IntArray:
 def chunk_layers(rank_totals: IntArray, pp: int, vp: int) -> IntArray:
     """Return the blocks of every virtual stage, shape (pp*vp,), entry ``chunk*pp + rank``.
 
-    The chunks of a rank differ by at most one block. Smaller chunks come first, so that the one with the embedding is
-    among them; on the last rank they come last, where the head is.
+    The chunks of a rank differ by at most one block. Smaller chunks come first, so that the one with the
+    embedding is among them; on the last rank they come last, where the head is.
     """
     small, larger = np.divmod(np.asarray(rank_totals, dtype=np.int64), vp)
     chunk = np.arange(vp)[:, None]
@@ -64,8 +64,8 @@ def chunk_layers(rank_totals: IntArray, pp: int, vp: int) -> IntArray:
 def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArray:
     """Return the entries of the stage list in the order in which a token passes them.
 
-    Entry ``chunk*pp + rank`` is passed in list order, except that V-shaped schedules run the second chunks backwards
-    through the ranks.
+    Entry ``chunk*pp + rank`` is passed in list order, except that V-shaped schedules run the second chunks
+    backwards through the ranks.
     """
     entries = np.arange(pp * vp, dtype=np.int64)
     if vp == 2 and SCHEDULES[schedule].v_shape:
@@ -158,8 +158,8 @@ def _stage(
 def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
     """Spread each rank's recomputed blocks over its chunks, (vp, pp, K) and (pp, K) to (pp*vp, K).
 
-    If one number N for all virtual stages gives these counts (each repeats its first min(N, blocks)), that is the
-    spread; otherwise every chunk of a rank gets as equal a number as it can hold.
+    If one number N for all virtual stages gives these counts (each repeats its first min(N, blocks)), that is
+    the spread; otherwise every chunk of a rank gets as equal a number as it can hold.
     """
     largest = int(kinds.sum(axis=2).max(initial=0))
     for uniform in range(largest + 1):
@@ -177,7 +177,7 @@ def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
 
 
 def first_blocks(kinds: IntArray, counts: IntArray) -> IntArray:
-    """Return how many of the first ``counts`` blocks of each stage are of each kind; shapes (..., K) and (...)."""
+    """Return how many of a stage's first ``counts`` (...) blocks are of each kind (..., K)."""
     stop = np.cumsum(kinds, axis=-1)
     result: IntArray = np.clip(counts[..., None] - (stop - kinds), 0, kinds)
     return result
@@ -251,7 +251,8 @@ def _stage_recomputed(model: ModelSpec, stage: VirtualStage, kinds: IntArray, si
         return np.array(wanted, dtype=np.int64)
     stop = np.cumsum(kinds * sizes)
     layers = np.clip(stage.recomputed - (stop - kinds * sizes), 0, kinds * sizes)
-    return -(-layers // sizes)
+    result: IntArray = -(-layers // sizes)
+    return result
 
 
 def _problem(what: str, allowed: str) -> Problem:

@@ -1,17 +1,19 @@
-"""Validity rules by family; ``RULES`` lists all of them in the order in which they are applied and counted."""
+"""Validity rules by family, in the order in which they are applied and counted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.rules import (
-    attention,
     experts,
     flags,
-    pipeline,
+    heads,
+    layers,
     precision,
     products,
     recompute,
+    schedules,
+    sequence,
     sharding,
 )
 
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 
 RULES: tuple[Rule, ...] = (
     *products.RULES,
-    *attention.RULES,
-    *pipeline.RULES,
+    *heads.RULES,
+    *sequence.RULES,
+    *layers.RULES,
+    *schedules.RULES,
     *experts.RULES,
     *sharding.RULES,
     *recompute.RULES,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from layoutopt.optimizer.space.releases import ERA_C
 from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, Rule, everywhere, varying
 from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Factors
     from layoutopt.optimizer.specs.layout import Layout
@@ -21,8 +19,8 @@ def _experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if not ctx.experts:
         result: BoolArray = rows.ep == 1
         return result
-    result = ctx.experts % rows.ep == 0
-    return result
+    divides: BoolArray = ctx.experts % rows.ep == 0
+    return divides
 
 
 def _experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -33,8 +31,8 @@ def _experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"experts": ctx.experts, "ep": layout.ep, "remainder": rest}
 
 
-def expert_etp(rows: LayoutBatch, ctx: Context) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the expert-tensor degree that counts: dense models have no expert grid of their own, theirs is tp."""
+def expert_etp(rows: LayoutBatch, ctx: Context) -> IntArray:
+    """Return the expert-tensor degree that counts; a dense model has no expert grid, its is tp."""
     return rows.etp if ctx.experts else rows.tp
 
 
@@ -122,7 +120,7 @@ def _one_domain(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 def _one_domain_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     domain = ctx.cluster.nvlink_domain
-    text = f"ep {layout.ep} > NVLink domain {domain} with the hybridep dispatcher; other dispatchers cross domains"
+    text = f"ep {layout.ep} > NVLink domain {domain} with the hybridep dispatcher; others cross domains"
     return text, {"ep": layout.ep, "nvlink_domain": domain}
 
 
@@ -136,13 +134,20 @@ def _kernel_dispatch(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 def _kernel_dispatch_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     tokens, ranks = layout.micro_batch * ctx.training.sequence_length, layout.cp * layout.tp
-    text = f"dispatcher {ctx.options.dispatcher} with ep {layout.ep} and {tokens:,} tokens over cp x tp = {ranks}"
+    dispatcher = ctx.options.dispatcher
+    text = f"{dispatcher} with ep {layout.ep} and {tokens:,} tokens over cp x tp = {ranks}"
     return text, {"ep": layout.ep, "tokens": tokens, "ranks": ranks}
 
 
-_NO_ETP = frozenset({
-    Framework.NEMO_AUTOMODEL, Framework.DEEPSPEED, Framework.NANOTRON, Framework.LLM_FOUNDRY, Framework.ACCELERATE
-})  # fmt: skip
+_NO_ETP = frozenset(
+    {
+        Framework.NEMO_AUTOMODEL,
+        Framework.DEEPSPEED,
+        Framework.NANOTRON,
+        Framework.LLM_FOUNDRY,
+        Framework.ACCELERATE,
+    }
+)
 _EP_FOLD = frozenset({"tp", "cp", "dp", "ep", "etp"})
 _PARALLEL_STATE = "NVIDIA/Megatron-LM core/parallel_state.py"
 
@@ -220,7 +225,10 @@ RULES: tuple[Rule, ...] = (
         name="etp_supported",
         formula="etp = 1",
         reason="experts aren't split by tensor parallelism here",
-        source="deepspeedai/DeepSpeed module_inject/auto_ep_config.py; NVIDIA-NeMo/Automodel (FSDP2 and expert parallelism)",
+        source=(
+            "deepspeedai/DeepSpeed module_inject/auto_ep_config.py; NVIDIA-NeMo/Automodel (FSDP2 and expert"
+            " parallelism)"
+        ),
         reads=frozenset({"etp"}),
         holds=_etp_is_one,
         detail=_etp_detail,

@@ -1,4 +1,4 @@
-"""Rules on stated launch flags: overlap, offload, CUDA graphs, environment. They never judge what isn't stated."""
+"""Rules on stated flags: overlap, offload, graphs, environment. What isn't stated isn't judged."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _aware_optimizer(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _connections(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    """One hardware queue orders tp and cp kernels before Blackwell; FSDP needs several. Both together only warn."""
+    """One hardware queue orders tp and cp kernels before Blackwell, FSDP needs several; both only warn."""
     one = ctx.options.cuda_device_max_connections == 1
     ordered = ((rows.tp > 1) | (rows.cp > 1)) & (_compute_capability(ctx) < _BLACKWELL)
     sharded = rows.zero >= 2
@@ -145,12 +145,13 @@ def _exact_vocabulary(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 def _vocabulary_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     vocab, tp = ctx.model.vocab, layout.tp
-    text = f"vocabulary {vocab:,} % tp {tp} = {vocab % tp}; padded it would have {padded_vocabulary(vocab, tp):,} rows"
-    return text, {"vocab": vocab, "tp": tp, "padded": padded_vocabulary(vocab, tp)}
+    rows = padded_vocabulary(vocab, tp)
+    text = f"vocabulary {vocab:,} % tp {tp} = {vocab % tp}; padded it would have {rows:,} rows"
+    return text, {"vocab": vocab, "tp": tp, "padded": rows}
 
 
 def padded_vocabulary(vocab: int, tp: int) -> int:
-    """Return the vocabulary rounded up to a multiple of 128*tp, as Megatron-LM pads it (training/vocab_utils.py)."""
+    """Return the vocabulary padded to a multiple of 128*tp (Megatron-LM training/vocab_utils.py)."""
     step = 128 * tp
     return -(-vocab // step) * step
 

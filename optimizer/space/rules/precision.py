@@ -1,4 +1,4 @@
-"""Rules on number formats: what the GPU and the framework compute in, and the shapes that 8-bit GEMMs take."""
+"""Rules on number formats: what GPU and framework compute in, and shapes of 8-bit GEMMs."""
 
 from __future__ import annotations
 

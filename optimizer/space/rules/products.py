@@ -38,7 +38,8 @@ def _world_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple
 
 def _batch(rows: LayoutBatch, ctx: Context) -> BoolArray:
     batch = ctx.training.global_batch
-    return rows.dp * rows.micro_batch * rows.micro_batches == batch
+    result: BoolArray = rows.dp * rows.micro_batch * rows.micro_batches == batch
+    return result
 
 
 def _batch_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -74,8 +75,8 @@ def valid_micro_batches(
 ) -> tuple[int, ...]:
     """Return the micro-batch sizes that divide one replica's share of the batch.
 
-    The share is ``global_batch / dp``: model-parallel ranks work on the same samples, so the batch is divided by
-    the data-parallel degree and not by the GPUs. Empty when ``dp`` doesn't divide the batch.
+    The share is ``global_batch / dp``: model-parallel ranks work on the same samples, so the batch is divided
+    by the data-parallel degree and not by the GPUs. Empty when ``dp`` doesn't divide the batch.
     """
     if global_batch % dp:
         return ()
@@ -109,9 +110,9 @@ def _absent(axis: str) -> Rule:
 
 
 _ABSENT_SOURCES = (
-    "mosaicml/llm-foundry (FSDP only); huggingface/accelerate parallelism_config.py (no pp, no ep); huggingface/nanotron"
-    " parallel/context.py (its rank array multiplies ep in, its world check doesn't, so ep > 1 can't start);"
-    " deepspeedai/DeepSpeed runtime/pipe/engine.py (no interleaving)"
+    "mosaicml/llm-foundry (FSDP only); huggingface/accelerate parallelism_config.py (no pp, no ep); "
+    "huggingface/nanotron parallel/context.py (its rank array multiplies ep in, its world check doesn't, so "
+    "ep > 1 can't start); deepspeedai/DeepSpeed runtime/pipe/engine.py (no interleaving)"
 )
 
 RULES: tuple[Rule, ...] = (
@@ -119,7 +120,10 @@ RULES: tuple[Rule, ...] = (
         name="world_size_product",
         formula="tp * cp * pp * dp = GPUs",
         reason="every process holds one coordinate of the mesh, so dp = GPUs / (tp*cp*pp) must be an integer",
-        source="NVIDIA/Megatron-LM training/arguments.py; pytorch/torchtitan parallel_dims.py; nanotron parallel/context.py",
+        source=(
+            "NVIDIA/Megatron-LM training/arguments.py; pytorch/torchtitan parallel_dims.py; nanotron "
+            "parallel/context.py"
+        ),
         reads=frozenset({"tp", "cp", "pp", "dp"}),
         holds=_world,
         detail=_world_detail,

@@ -36,7 +36,8 @@ def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
 
 def _granularity(recompute: Recompute, ctx: Context) -> bool:
     abilities = abilities_of(ctx.framework, ctx.release)
-    # A policy per operator has no module list: launchable where the framework has one, priced as nothing saved.
+    # A policy per operator has no module list: launchable where the framework has one, priced as nothing
+    # saved.
     policy = recompute.granularity is Granularity.SELECTIVE and not recompute.modules
     return policy or recompute.granularity in abilities.granularities
 
@@ -106,7 +107,10 @@ RULES: tuple[Rule, ...] = (
         name="recompute_supported",
         formula="granularity in the framework's list",
         reason="the framework recomputes whole layers or nothing",
-        source="nanotron config (recompute_layer); torchtitan activation_checkpoint; DeepSpeed activation_checkpointing",
+        source=(
+            "nanotron config (recompute_layer); torchtitan activation_checkpoint; DeepSpeed "
+            "activation_checkpointing"
+        ),
         reads=frozenset({"recompute"}),
         holds=per_entry(_granularity),
         detail=_granularity_detail,
@@ -124,7 +128,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="recompute_modules_present",
-        formula="moe_act, moe need experts; mla_up_proj needs latent attention; shared_experts needs shared experts",
+        formula=(
+            "moe_act, moe need experts; mla_up_proj needs latent attention; shared_experts needs shared "
+            "experts"
+        ),
         reason="there is nothing to recompute",
         source="NVIDIA/Megatron-LM transformer_config.py",
         reads=frozenset({"recompute"}),

@@ -45,7 +45,8 @@ def _pipeline_engine(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _zero_pp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    text = f"ZeRO-{layout.zero} with pp {layout.pp}; use ZeRO-1 with the pipeline, or ZeRO-{layout.zero} without it"
+    zero = layout.zero
+    text = f"ZeRO-{zero} with pp {layout.pp}; use ZeRO-1 with the pipeline, or ZeRO-{zero} without it"
     return text, {"zero": layout.zero, "pp": layout.pp}
 
 
@@ -75,7 +76,9 @@ def _divides_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tup
 
 def _grouped(rows: LayoutBatch, ctx: Context) -> BoolArray:
     stages = abilities_of(ctx.framework, ctx.release).hsdp_zero
-    return (rows.hsdp_shard == 0) | (rows.hsdp_shard == rows.dp * rows.cp) | np.isin(rows.zero, stages)
+    whole = (rows.hsdp_shard == 0) | (rows.hsdp_shard == rows.dp * rows.cp)
+    result: BoolArray = whole | np.isin(rows.zero, stages)
+    return result
 
 
 def _grouped_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -141,7 +144,8 @@ def _ddp_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _ddp_needs_shards(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return _ddp_alone(rows, ctx) | (rows.dp == 1)
+    result: BoolArray = _ddp_alone(rows, ctx) | (rows.dp == 1)
+    return result
 
 
 def _ddp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -168,7 +172,7 @@ def _fsdp2(rows: LayoutBatch, ctx: Context) -> BoolArray:
         return everywhere(rows)
     half = np.array([p is Precision.FP16 for p in rows.codebook.precisions])[rows.precision]
     fits = (rows.pp == 1) & (rows.ep == 1) & (rows.zero >= 2) & ~half
-    result: BoolArray = fits & (not ctx.model.tied_embeddings)
+    result: BoolArray = fits & np.full(len(rows), not ctx.model.tied_embeddings)
     return result
 
 
@@ -192,8 +196,8 @@ def _fsdp_v2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _known_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
     orders = abilities_of(ctx.framework, ctx.release).orders
-    known = same_order(rows, orders)
-    return known.any(axis=1)
+    known: BoolArray = same_order(rows, orders).any(axis=1)
+    return known
 
 
 def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -351,7 +355,10 @@ _GROUP_RULES = (
         name="hsdp_supported",
         formula="shard groups only at the stages the framework can group",
         reason="the framework has to keep replicas of sharded state",
-        source="NVIDIA/Megatron-LM --num-distributed-optimizer-instances (0.10, with FSDP 0.16); DeepSpeed MiCS (stage 3)",
+        source=(
+            "NVIDIA/Megatron-LM --num-distributed-optimizer-instances (0.10, with FSDP 0.16); DeepSpeed "
+            "MiCS (stage 3)"
+        ),
         reads=_SHARD,
         holds=_grouped,
         detail=_grouped_detail,
@@ -395,7 +402,10 @@ _ORDER_RULES = (
         name="order_supported",
         formula="mesh order in the framework's list",
         reason="the framework has to number ranks in this order",
-        source="NVIDIA/Megatron-LM arguments.py (--use-tp-pp-dp-mapping); torchtitan parallel_dims.py; nanotron parallel/context.py",
+        source=(
+            "NVIDIA/Megatron-LM arguments.py (--use-tp-pp-dp-mapping); torchtitan parallel_dims.py; "
+            "nanotron parallel/context.py"
+        ),
         reads=frozenset({"tp", "cp", "dp", "pp", "order"}),
         holds=_known_order,
         detail=_order_detail,

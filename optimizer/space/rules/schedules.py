@@ -1,4 +1,4 @@
-"""Rules on pipelines: layers over virtual stages, micro-batches, schedules."""
+"""Rules on micro-batches and pipeline schedules."""
 
 from __future__ import annotations
 
@@ -11,47 +11,15 @@ from layoutopt.optimizer.space.rule import MEGATRONS, TORCH_PIPELINES, Rule, eve
 from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.schedules import ScheduleModel
     from layoutopt.optimizer.space.context import Context
-    from layoutopt.optimizer.space.rule import BoolArray, Detail, Factors
+    from layoutopt.optimizer.space.rule import BoolArray, Factors
     from layoutopt.optimizer.specs.layout import Layout
 
 _SCHEDULES_PY = "NVIDIA/Megatron-LM core/pipeline_parallel/schedules.py"
-
-
-def _slots(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.pp == 1) | (rows.pp * rows.vp <= ctx.blocks + 2)
-    return result
-
-
-def _slots_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    slots = layout.pp * layout.vp
-    text = (
-        f"pp {layout.pp} x vp {layout.vp} = {slots} virtual stages for {ctx.blocks} blocks"
-        f"; only the first and the last may hold none, so at most {ctx.blocks + 2}"
-    )
-    return text, {"pp": layout.pp, "vp": layout.vp, "blocks": ctx.blocks}
-
-
-def _chunks_need_ranks(least: int) -> Callable[[LayoutBatch, Context], BoolArray]:
-    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        result: BoolArray = (rows.vp == 1) | (rows.pp >= least)
-        return result
-
-    return holds
-
-
-def _no_p2p_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    if ctx.options.overlap_p2p:
-        return everywhere(rows)
-    return _chunks_need_ranks(3)(rows, ctx)
-
-
-def _chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    return f"vp {layout.vp} with pp {layout.pp}", {"vp": layout.vp, "pp": layout.pp}
 
 
 def micro_batch_formula(layout: Layout, ctx: Context) -> str:
@@ -75,7 +43,8 @@ def _enough(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _enough_interleaved(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return (rows.vp == 1) | _enough(rows, ctx)
+    result: BoolArray = (rows.vp == 1) | _enough(rows, ctx)
+    return result
 
 
 def _enough_but_one(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -94,7 +63,7 @@ def _enough_1f1b(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _groups(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    """Megatron runs micro-batches in groups of N per virtual stage; a last group must keep the pipeline full."""
+    """Megatron runs micro-batches in groups of N; a last group must keep the pipeline full."""
     group = ctx.options.microbatch_group or rows.pp
     rest = rows.micro_batches % group
     fits = (group >= rows.pp) & (group <= rows.micro_batches) & ((rest == 0) | (rest >= rows.pp))
@@ -105,8 +74,8 @@ def _groups(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _groups_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     group, m = ctx.options.microbatch_group or layout.pp, layout.micro_batches
     text = (
-        f"{m} micro-batches in groups of {group} leave {m % group}, which must be 0 or at least pp {layout.pp}"
-        f"; {micro_batch_formula(layout, ctx)}"
+        f"{m} micro-batches in groups of {group} leave {m % group}, which must be 0 or at least "
+        f"pp {layout.pp}; {micro_batch_formula(layout, ctx)}"
     )
     return text, {"micro_batches": m, "group": group, "remainder": m % group, "pp": layout.pp}
 
@@ -119,7 +88,8 @@ def _multiple(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _rounds(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """PyTorch runs m // pp rounds of equally many micro-batches."""
     rounds = np.maximum(rows.micro_batches // rows.pp, 1)
-    return ~_is(rows, Schedule.INTERLEAVED) | (rows.micro_batches % rounds == 0)
+    result: BoolArray = ~_is(rows, Schedule.INTERLEAVED) | (rows.micro_batches % rounds == 0)
+    return result
 
 
 def _rounds_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -189,180 +159,9 @@ def _launchable_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"{ctx.framework} has no schedule {schedule}; valid: {known}", {"schedule": schedule.value}
 
 
-def _split_layers(ctx: Context) -> int:
-    """Return the units that Megatron divides over ranks: layers, and the ends where they count as one."""
-    ends = (ctx.options.embedding_as_layer, ctx.options.loss_as_layer)
-    return ctx.model.layers + sum(bool(end) for end in ends)
-
-
-def _even(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = _split_layers(ctx) % rows.pp == 0
-    return result
-
-
-def _even_chunks(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    layers = _split_layers(ctx)
-    result: BoolArray = (layers % rows.pp != 0) | (layers // rows.pp % rows.vp == 0)
-    return result
-
-
-def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    layers, pp = _split_layers(ctx), layout.pp
-    text = f"layers {layers} % pp {pp} = {layers % pp} and no stage split is given"
-    uneven = uneven_ends(ctx.model.layers, pp, layout.vp)
-    text += f"; uneven ends that work: {'/'.join(map(str, uneven))}" if uneven else ""
-    return text, {"layers": layers, "pp": pp, "remainder": layers % pp}
-
-
-def uneven_ends(layers: int, pp: int, vp: int) -> tuple[int, ...]:
-    """Return layers per rank with equal middle ranks and a smaller first rank, every count a multiple of vp.
-
-    Megatron-LM's ``--decoder-first-pipeline-num-layers``; where that leaves too little, both ends shrink. Empty if
-    there is no such split.
-    """
-    middle = -(-layers // pp // vp) * vp
-    for ends in (1, 2):
-        for count in (middle, middle + vp):
-            rest = layers - count * (pp - ends)
-            first = rest - rest // 2 if ends == 2 else rest
-            split = (first, *[count] * (pp - ends), *([rest // 2] if ends == 2 else []))
-            if pp > ends and all(0 < part <= count and part % vp == 0 for part in split):
-                return split
-    return ()
-
-
-def _even_chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    layers, pp, vp = _split_layers(ctx), layout.pp, layout.vp
-    per_rank = layers // pp
-    text = f"layers {layers} / pp {pp} = {per_rank} per rank, % vp {vp} = {per_rank % vp}; no layer may be dropped"
-    return text, {"layers": layers, "pp": pp, "vp": vp, "remainder": layers % (pp * vp)}
-
-
-def _even_chunks_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
-    per_rank = _split_layers(ctx) // layout.pp
-    return {"vp": tuple(vp for vp in range(1, per_rank + 1) if per_rank % vp == 0)}
-
-
-def _tied(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.pp == 1
-    return result if ctx.model.tied_embeddings else everywhere(rows)
-
-
-def _mtp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.pp == 1
-    return result if ctx.model.mtp_layers else everywhere(rows)
-
-
-def _says(text: str) -> Detail:
-    """Build a detail function whose text is a template over the layout's degrees."""
-
-    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-        return text.format(pp=layout.pp), {"pp": layout.pp}
-
-    return detail
-
-
-_PP_VP = frozenset({"pp", "vp"})
 _PP_VP_M = frozenset({"pp", "vp", "micro_batches"})
 _PIPE_M = frozenset({"pp", "micro_batches"})
 _PIPELINES = "torch/distributed/pipelining/schedules.py"
-
-_LAYER_RULES = (
-    Rule(
-        name="stages_hold_blocks",
-        formula="pp * vp <= blocks + 2",
-        reason="every virtual stage holds a block, except the first and the last, which hold the embedding and the head",
-        source="NVIDIA/Megatron-LM transformer_config.py (pipeline_model_parallel_layout); torchtitan pipeline_parallel.py",
-        reads=_PP_VP,
-        holds=_slots,
-        detail=_slots_detail,
-        valid=varying("vp", "pp"),
-    ),
-    Rule(
-        name="layers_mod_pp",
-        formula="(layers + [embedding] + [loss]) % pp = 0, or a stage split is given",
-        reason="the automatic split gives every rank as many layers; before core 0.10 it silently dropped the rest",
-        source="NVIDIA/Megatron-LM arguments.py, transformer_block.py",
-        reads=frozenset({"pp"}),
-        holds=_even,
-        detail=_even_detail,
-        valid=varying("pp"),
-        frameworks=MEGATRONS,
-        unless_staged=True,
-    ),
-    Rule(
-        name="layers_mod_pp_vp",
-        formula="(layers / pp) % vp = 0, or a stage split is given",
-        reason="every chunk of a rank has equally many layers",
-        source="NVIDIA/Megatron-LM transformer_config.py",
-        reads=_PP_VP,
-        holds=_even_chunks,
-        detail=_even_chunks_detail,
-        valid=_even_chunks_valid,
-        frameworks=MEGATRONS,
-        unless_staged=True,
-    ),
-    Rule(
-        name="tied_with_pp",
-        formula="tied embeddings => pp = 1",
-        reason="input and output embedding would live on different stages, which this framework refuses",
-        source="pytorch/torchtitan models/common/decoder.py",
-        reads=frozenset({"pp"}),
-        holds=_tied,
-        detail=_says("tied embeddings with pp {pp}"),
-        valid=varying("pp", limit=1),
-        frameworks=frozenset({Framework.TORCHTITAN}),
-    ),
-    Rule(
-        name="mtp_with_pp",
-        formula="multi-token prediction => pp = 1",
-        reason="the prediction layers need the embedding of the first stage, which this framework refuses",
-        source="pytorch/torchtitan models/common/mtp.py",
-        reads=frozenset({"pp"}),
-        holds=_mtp,
-        detail=_says("multi-token prediction layers with pp {pp}"),
-        valid=varying("pp", limit=1),
-        frameworks=frozenset({Framework.TORCHTITAN}),
-    ),
-)
-
-_CHUNK_RULES = (
-    Rule(
-        name="vp_needs_pp",
-        formula="vp > 1 => pp >= 2",
-        reason="chunks interleave over pipeline ranks",
-        source="NVIDIA/Megatron-LM arguments.py, core 0.8",
-        reads=_PP_VP,
-        holds=_chunks_need_ranks(2),
-        detail=_chunks_detail,
-        valid=varying("vp", "pp"),
-    ),
-    Rule(
-        name="vp_needs_three_ranks",
-        formula="vp > 1 => pp > 2",
-        reason="with two ranks both transfers of a batch go between the same pair",
-        source="NVIDIA/Megatron-LM arguments.py, core 0.7",
-        reads=_PP_VP,
-        holds=_chunks_need_ranks(3),
-        detail=_chunks_detail,
-        valid=varying("vp", "pp"),
-        frameworks=MEGATRONS,
-        until=(0, 8),
-    ),
-    Rule(
-        name="vp_needs_three_ranks",
-        formula="vp > 1 and no overlapped p2p => pp > 2",
-        reason="with two ranks both transfers of a batch go between the same pair",
-        source="NVIDIA/Megatron-LM arguments.py (--no-overlap-p2p-communication)",
-        reads=_PP_VP,
-        holds=_no_p2p_overlap,
-        detail=_chunks_detail,
-        valid=varying("vp", "pp"),
-        frameworks=MEGATRONS,
-        since=(0, 8),
-        flag="overlap_p2p",
-    ),
-)
 
 _MICRO_BATCH_RULES = (
     Rule(
@@ -459,7 +258,10 @@ _SCHEDULE_RULES = (
     Rule(
         name="schedule_chunks",
         formula="vp within the schedule's chunks per rank",
-        reason="1F1B, GPipe, ZB-H1 and DualPipe run one chunk per rank, the V-shaped schedules two, interleaved more",
+        reason=(
+            "1F1B, GPipe, ZB-H1 and DualPipe run one chunk per rank, the V-shaped schedules two, "
+            "interleaved more"
+        ),
         source=_PIPELINES,
         reads=frozenset({"pp", "vp", "schedule"}),
         holds=_per_schedule(_chunk_bounds),
@@ -478,4 +280,4 @@ _SCHEDULE_RULES = (
     ),
 )
 
-RULES: tuple[Rule, ...] = (*_LAYER_RULES, *_CHUNK_RULES, *_MICRO_BATCH_RULES, *_SCHEDULE_RULES)
+RULES: tuple[Rule, ...] = (*_MICRO_BATCH_RULES, *_SCHEDULE_RULES)

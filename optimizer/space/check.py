@@ -1,0 +1,150 @@
+"""Judge a given layout: every rule that it breaks, and advice on what runs but costs time or memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.space.context import make_context
+from layoutopt.optimizer.space.rows import batch_of
+from layoutopt.optimizer.space.rule import MEGATRONS, BrokenRule, launch_rules
+from layoutopt.optimizer.space.rules import RULES
+from layoutopt.optimizer.space.rules.flags import padded_vocabulary
+from layoutopt.optimizer.space.rules.stage_lists import broken_stage_rules
+from layoutopt.optimizer.specs.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.space.context import Context, RunOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+    from layoutopt.optimizer.specs.vocabulary import Framework
+
+_POSITIVE = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches")
+
+
+def check_layout(
+    layout: Layout,
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: ClusterSpec,
+    framework: Framework,
+    software: str | None = None,
+    options: RunOptions | None = None,
+) -> tuple[BrokenRule, ...]:
+    """Return every rule that a layout breaks; none means that the framework can launch it.
+
+    Parameters
+    ----------
+    layout
+        With a stage list, the list is judged too; without one, the framework's own split has to work.
+    software
+        The framework's release, see ``parse_release``; None for the newest.
+    options
+        Stated launch flags. What isn't stated never makes a layout invalid.
+
+    Raises
+    ------
+    InputError
+        If a degree is below 1, which no framework could even parse.
+    """
+    _require_degrees(layout)
+    ctx = make_context(model, training, cluster, framework, software, options)
+    row = batch_of(layout)
+    broken = [
+        rule.explain(layout, ctx)
+        for rule in launch_rules(RULES, ctx, staged=bool(layout.stages))
+        if not rule.holds(row, ctx)[0]
+    ]
+    return (*broken, *broken_stage_rules(layout, ctx))
+
+
+def advise_layout(
+    layout: Layout,
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: ClusterSpec,
+    framework: Framework,
+    software: str | None = None,
+    options: RunOptions | None = None,
+) -> tuple[BrokenRule, ...]:
+    """Return what is valid but costs time or memory, in the form of rules that it would be better to keep.
+
+    Parameters and errors are those of ``check_layout``.
+    """
+    _require_degrees(layout)
+    return tuple(_advice(layout, make_context(model, training, cluster, framework, software, options)))
+
+
+def _require_degrees(layout: Layout) -> None:
+    """Degrees are positive integers: everything else divides by them."""
+    bad = [(axis, getattr(layout, axis)) for axis in _POSITIVE if getattr(layout, axis) < 1]
+    if bad:
+        raise InputError(
+            *(Problem(what=f"{axis} is {value}", allowed="integers from 1", key=axis) for axis, value in bad)
+        )
+
+
+def _advice(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
+    yield from _uneven(layout, ctx)
+    yield from _idle_ranks(layout, ctx)
+    yield from _padding(layout, ctx)
+    yield from _repeated_heads(layout, ctx)
+
+
+def _uneven(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
+    """The fullest rank sets the pace."""
+    if layout.stages:
+        per_rank = [sum(s.layers for s in layout.stages if s.rank == rank) for rank in range(layout.pp)]
+    else:
+        per_rank = [-(-ctx.model.layers // layout.pp)]
+    fullest, mean = max(per_rank), ctx.model.layers / layout.pp
+    launches_even = not layout.stages and ctx.framework in MEGATRONS
+    if fullest > mean and not launches_even:
+        text = f"{ctx.model.layers} layers on pp {layout.pp}: the fullest rank has {fullest}, mean {mean:.4g}"
+        yield BrokenRule(
+            rule="layers_mod_pp",
+            message=f"{text} (up to {fullest / mean - 1:+.0%} time)",
+            formula="layers % pp = 0, or (layers + 2) % pp = 0 with the ends counted",
+            reason="every rank waits for the fullest one",
+            factors={"layers": ctx.model.layers, "pp": layout.pp, "fullest": fullest},
+        )
+
+
+def _idle_ranks(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
+    m, pp = layout.micro_batches, layout.pp
+    idle = (pp - 1) / (m * layout.vp + pp - 1)
+    if m < pp:
+        yield BrokenRule(
+            rule="full_pipeline",
+            message=f"{m} micro-batches on pp {pp}: ranks idle {idle:.0%} of the time",
+            formula="m >= pp",
+            reason="fewer micro-batches than stages never fill the pipeline",
+            factors={"micro_batches": m, "pp": pp},
+        )
+
+
+def _padding(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
+    vocab, tp = ctx.model.vocab, layout.tp
+    if vocab % tp:
+        rows = padded_vocabulary(vocab, tp)
+        yield BrokenRule(
+            rule="vocab_mod_tp",
+            message=f"vocabulary {vocab:,} % tp {tp} = {vocab % tp}: padded to {rows:,} rows",
+            formula="vocabulary % tp = 0",
+            reason="padded rows cost memory and head time",
+            factors={"vocab": vocab, "tp": tp, "padded": rows},
+        )
+
+
+def _repeated_heads(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
+    kv, tp = ctx.model.kv_heads, layout.tp
+    if ctx.has_attention and ctx.model.mla is None and tp > kv:
+        yield BrokenRule(
+            rule="kv_heads_mod_tp",
+            message=f"key-value heads {kv} < tp {tp}: each is repeated on {tp / kv:g} ranks",
+            formula="tp <= kv_heads",
+            reason="repeated heads cost memory on every rank",
+            factors={"kv_heads": kv, "tp": tp},
+        )

@@ -1,0 +1,236 @@
+"""Rules on layers over pipeline ranks and their chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
+from layoutopt.optimizer.specs.vocabulary import Framework
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BoolArray, Detail, Factors
+    from layoutopt.optimizer.specs.layout import Layout
+
+
+def _slots(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.pp == 1) | (rows.pp * rows.vp <= ctx.blocks + 2)
+    return result
+
+
+def _slots_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    slots = layout.pp * layout.vp
+    text = (
+        f"pp {layout.pp} x vp {layout.vp} = {slots} virtual stages for {ctx.blocks} blocks"
+        f"; only the first and the last may hold none, so at most {ctx.blocks + 2}"
+    )
+    return text, {"pp": layout.pp, "vp": layout.vp, "blocks": ctx.blocks}
+
+
+def _chunks_need_ranks(least: int) -> Callable[[LayoutBatch, Context], BoolArray]:
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        result: BoolArray = (rows.vp == 1) | (rows.pp >= least)
+        return result
+
+    return holds
+
+
+def _no_p2p_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    if ctx.options.overlap_p2p:
+        return everywhere(rows)
+    return _chunks_need_ranks(3)(rows, ctx)
+
+
+def _chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"vp {layout.vp} with pp {layout.pp}", {"vp": layout.vp, "pp": layout.pp}
+
+
+def _split_layers(ctx: Context) -> int:
+    """Return the units that Megatron divides over ranks: layers, and the ends where they count as one."""
+    ends = (ctx.options.embedding_as_layer, ctx.options.loss_as_layer)
+    return ctx.model.layers + sum(bool(end) for end in ends)
+
+
+def _even(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = _split_layers(ctx) % rows.pp == 0
+    return result
+
+
+def _even_chunks(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    layers = _split_layers(ctx)
+    result: BoolArray = (layers % rows.pp != 0) | (layers // rows.pp % rows.vp == 0)
+    return result
+
+
+def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    layers, pp = _split_layers(ctx), layout.pp
+    text = f"layers {layers} % pp {pp} = {layers % pp} and no stage split is given"
+    uneven = uneven_ends(ctx.model.layers, pp, layout.vp)
+    text += f"; uneven ends that work: {'/'.join(map(str, uneven))}" if uneven else ""
+    return text, {"layers": layers, "pp": pp, "remainder": layers % pp}
+
+
+def uneven_ends(layers: int, pp: int, vp: int) -> tuple[int, ...]:
+    """Return layers per rank with equal middle ranks and a smaller first rank, every count a multiple of vp.
+
+    Megatron-LM's ``--decoder-first-pipeline-num-layers``; where that leaves too little, both ends shrink.
+    Empty if there is no such split.
+    """
+    middle = -(-layers // pp // vp) * vp
+    for ends in (1, 2):
+        for count in (middle, middle + vp):
+            rest = layers - count * (pp - ends)
+            first = rest - rest // 2 if ends == 2 else rest
+            split = (first, *[count] * (pp - ends), *([rest // 2] if ends == 2 else []))
+            if pp > ends and all(0 < part <= count and part % vp == 0 for part in split):
+                return split
+    return ()
+
+
+def _even_chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    layers, pp, vp = _split_layers(ctx), layout.pp, layout.vp
+    per_rank = layers // pp
+    rest = per_rank % vp
+    text = f"layers {layers} / pp {pp} = {per_rank} per rank, % vp {vp} = {rest}; no layer may be dropped"
+    return text, {"layers": layers, "pp": pp, "vp": vp, "remainder": layers % (pp * vp)}
+
+
+def _even_chunks_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+    per_rank = _split_layers(ctx) // layout.pp
+    return {"vp": tuple(vp for vp in range(1, per_rank + 1) if per_rank % vp == 0)}
+
+
+def _tied(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.pp == 1
+    return result if ctx.model.tied_embeddings else everywhere(rows)
+
+
+def _mtp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.pp == 1
+    return result if ctx.model.mtp_layers else everywhere(rows)
+
+
+def _says(text: str) -> Detail:
+    """Build a detail function whose text is a template over the layout's degrees."""
+
+    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        return text.format(pp=layout.pp), {"pp": layout.pp}
+
+    return detail
+
+
+_PP_VP = frozenset({"pp", "vp"})
+
+_LAYER_RULES = (
+    Rule(
+        name="stages_hold_blocks",
+        formula="pp * vp <= blocks + 2",
+        reason=(
+            "every virtual stage holds a block, except the first and the last, which hold the embedding and"
+            " the head"
+        ),
+        source=(
+            "NVIDIA/Megatron-LM transformer_config.py (pipeline_model_parallel_layout); torchtitan "
+            "pipeline_parallel.py"
+        ),
+        reads=_PP_VP,
+        holds=_slots,
+        detail=_slots_detail,
+        valid=varying("vp", "pp"),
+        unless_staged=True,
+    ),
+    Rule(
+        name="layers_mod_pp",
+        formula="(layers + [embedding] + [loss]) % pp = 0, or a stage split is given",
+        reason=(
+            "the automatic split gives every rank as many layers; before core 0.10 it silently dropped the "
+            "rest"
+        ),
+        source="NVIDIA/Megatron-LM arguments.py, transformer_block.py",
+        reads=frozenset({"pp"}),
+        holds=_even,
+        detail=_even_detail,
+        valid=varying("pp"),
+        frameworks=MEGATRONS,
+        launch_only=True,
+        unless_staged=True,
+    ),
+    Rule(
+        name="layers_mod_pp_vp",
+        formula="(layers / pp) % vp = 0, or a stage split is given",
+        reason="every chunk of a rank has equally many layers",
+        source="NVIDIA/Megatron-LM transformer_config.py",
+        reads=_PP_VP,
+        holds=_even_chunks,
+        detail=_even_chunks_detail,
+        valid=_even_chunks_valid,
+        frameworks=MEGATRONS,
+        launch_only=True,
+        unless_staged=True,
+    ),
+    Rule(
+        name="tied_with_pp",
+        formula="tied embeddings => pp = 1",
+        reason="input and output embedding would live on different stages, which this framework refuses",
+        source="pytorch/torchtitan models/common/decoder.py",
+        reads=frozenset({"pp"}),
+        holds=_tied,
+        detail=_says("tied embeddings with pp {pp}"),
+        valid=varying("pp", limit=1),
+        frameworks=frozenset({Framework.TORCHTITAN}),
+    ),
+    Rule(
+        name="mtp_with_pp",
+        formula="multi-token prediction => pp = 1",
+        reason="the prediction layers need the embedding of the first stage, which this framework refuses",
+        source="pytorch/torchtitan models/common/mtp.py",
+        reads=frozenset({"pp"}),
+        holds=_mtp,
+        detail=_says("multi-token prediction layers with pp {pp}"),
+        valid=varying("pp", limit=1),
+        frameworks=frozenset({Framework.TORCHTITAN}),
+    ),
+)
+
+_CHUNK_RULES = (
+    Rule(
+        name="vp_needs_pp",
+        formula="vp > 1 => pp >= 2",
+        reason="chunks interleave over pipeline ranks",
+        source="NVIDIA/Megatron-LM arguments.py, core 0.8",
+        reads=_PP_VP,
+        holds=_chunks_need_ranks(2),
+        detail=_chunks_detail,
+        valid=varying("vp", "pp"),
+    ),
+    Rule(
+        name="vp_needs_three_ranks",
+        formula="vp > 1 => pp > 2",
+        reason="with two ranks both transfers of a batch go between the same pair",
+        source="NVIDIA/Megatron-LM arguments.py, core 0.7",
+        reads=_PP_VP,
+        holds=_chunks_need_ranks(3),
+        detail=_chunks_detail,
+        valid=varying("vp", "pp"),
+        frameworks=MEGATRONS,
+        until=(0, 8),
+    ),
+    Rule(
+        name="vp_needs_three_ranks",
+        formula="vp > 1 and no overlapped p2p => pp > 2",
+        reason="with two ranks both transfers of a batch go between the same pair",
+        source="NVIDIA/Megatron-LM arguments.py (--no-overlap-p2p-communication)",
+        reads=_PP_VP,
+        holds=_no_p2p_overlap,
+        detail=_chunks_detail,
+        valid=varying("vp", "pp"),
+        frameworks=MEGATRONS,
+        since=(0, 8),
+        flag="overlap_p2p",
+    ),
+)
+
+RULES: tuple[Rule, ...] = (*_LAYER_RULES, *_CHUNK_RULES)

@@ -1,0 +1,257 @@
+"""Rules on a layout's stage list: its shape, its layers, how the framework splits and recomputes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, BrokenRule
+from layoutopt.optimizer.space.stage_rule import Recomputation
+from layoutopt.optimizer.space.stages import block_count, rank_totals
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.specs.layout import Layout
+
+LAYOUT_STRINGS = (0, 13)
+"""megatron-core release from which --pipeline-model-parallel-layout takes any list of stages, empty ones
+too.
+"""
+UNEVEN_ENDS = (0, 9)
+"""megatron-core release from which the first and the last rank may have layer counts of their own."""
+
+
+def broken_stage_rules(layout: Layout, ctx: Context) -> tuple[BrokenRule, ...]:
+    """Return what is wrong with the stage list of a layout; nothing if it has none."""
+    if not layout.stages:
+        return ()
+    shape = _shape(layout)
+    if shape:  # the other checks read the list by position
+        return (shape,)
+    checks: Sequence[Callable[[Layout, Context], BrokenRule | None]] = (
+        _layer_sum,
+        _whole_blocks,
+        _ends,
+        _prediction_layers,
+        _empty_stages,
+        _split,
+        _recomputed_at_all,
+        _recomputed,
+    )
+    found = (check(layout, ctx) for check in checks)
+    return tuple(broken for broken in found if broken)
+
+
+def _broken(rule: str, message: str, formula: str, reason: str, **factors: int) -> BrokenRule:
+    return BrokenRule(rule=rule, message=message, formula=formula, reason=reason, factors=factors)
+
+
+def _shape(layout: Layout) -> BrokenRule | None:
+    """The list has pp*vp entries, entry ``chunk*pp + rank``."""
+    slots = layout.pp * layout.vp
+    listed = [(stage.chunk, stage.rank) for stage in layout.stages]
+    if listed == [(entry // layout.pp, entry % layout.pp) for entry in range(slots)]:
+        return None
+    text = f"{len(listed)} stages, expected pp {layout.pp} x vp {layout.vp} = {slots}"
+    if len(listed) == slots:
+        text = "stages out of order: entry i belongs to rank i % pp, chunk i // pp"
+    return _broken(
+        "stage_count",
+        text,
+        "len(stages) = pp * vp, chunk-major",
+        "every chunk of every rank is one entry",
+        stages=len(listed),
+        pp=layout.pp,
+        vp=layout.vp,
+    )
+
+
+def _layer_sum(layout: Layout, ctx: Context) -> BrokenRule | None:
+    held, layers = sum(stage.layers for stage in layout.stages), ctx.model.layers
+    if held == layers:
+        return None
+    text = f"stages hold {held} layers, the model has {layers}"
+    return _broken(
+        "stage_layers", text, "sum of layers = model layers", "no layer is dropped", held=held, layers=layers
+    )
+
+
+def _whole_blocks(layout: Layout, ctx: Context) -> BrokenRule | None:
+    if sum(stage.layers for stage in layout.stages) != ctx.model.layers:
+        return None
+    try:
+        rank_totals(layout, ctx.model)
+    except InputError as error:
+        problem = error.problems[0]
+        return _broken(
+            "stage_whole_blocks",
+            f"{problem.what}; {problem.allowed}",
+            "stages end between blocks",
+            "a repeating block of layers is the unit that stages are made of",
+        )
+    return None
+
+
+def _ends(layout: Layout, ctx: Context) -> BrokenRule | None:
+    """Where stages are marked, the first holds the embedding and the last, as tokens pass them, the head."""
+    from layoutopt.optimizer.space.stages import model_order
+
+    order = model_order(layout.pp, layout.vp, layout.schedule)
+    first, last = int(order[0]), int(order[-1])
+    marked = [(stage.embedding, stage.head) for stage in layout.stages]
+    wrong = any((e and i != first) or (h and i != last) for i, (e, h) in enumerate(marked))
+    if not wrong:
+        return None
+    text = f"embedding belongs on stage {first} and head on stage {last}"
+    return _broken(
+        "stage_ends",
+        text,
+        "embedding first, head last",
+        "tokens enter at the first stage",
+        first=first,
+        last=last,
+    )
+
+
+def _prediction_layers(layout: Layout, ctx: Context) -> BrokenRule | None:
+    """Multi-token prediction layers stay together, in the last chunk of their rank, behind all decoder
+    layers.
+    """
+    holding = [stage for stage in layout.stages if stage.mtp]
+    if not holding:
+        return None
+    last = max((i for i, stage in enumerate(layout.stages) if stage.layers), default=0)
+    behind = layout.stages.index(holding[0]) >= last and holding[0].chunk == layout.vp - 1
+    if len(holding) == 1 and holding[0].mtp == ctx.model.mtp_layers and behind:
+        return None
+    text = (
+        f"prediction layers on {len(holding)} stages, {sum(s.mtp for s in holding)} of {ctx.model.mtp_layers}"
+    )
+    return _broken(
+        "stage_mtp",
+        text,
+        "all prediction layers on one stage, in its rank's last chunk, behind all decoder layers",
+        "they continue the last decoder layer",
+        stages=len(holding),
+        mtp=ctx.model.mtp_layers,
+    )
+
+
+def _empty_stages(layout: Layout, ctx: Context) -> BrokenRule | None:
+    """Megatron's layout string may leave any stage empty, others only the two that hold the ends."""
+    if ctx.framework in FREEST or (ctx.framework in MEGATRONS and ctx.release >= LAYOUT_STRINGS):
+        return None
+    inner = [i for i, stage in enumerate(layout.stages[1:-1], start=1) if not stage.layers]
+    if not inner:
+        return None
+    text = f"stage {inner[0]} holds no layer; only the first and the last may be empty"
+    return _broken(
+        "stage_empty", text, "layers >= 1 on inner stages", "it would only pass tokens on", stage=inner[0]
+    )
+
+
+def _split(layout: Layout, ctx: Context) -> BrokenRule | None:
+    """What the framework's own split can produce, where it takes no list."""
+    if ctx.framework in FREEST | TORCH_PIPELINES:  # torchtitan: module_fqns_per_model_part takes any list
+        return None
+    layers = [stage.layers for stage in layout.stages]
+    if ctx.framework in MEGATRONS:
+        if ctx.release >= LAYOUT_STRINGS or _megatron_split(layers, layout, ctx):
+            return None
+        text = f"layers {layers}: this release splits evenly, from core 0.9 on but for the end ranks"
+        return _broken(
+            "stage_split", text, "equal chunks, equal middle ranks", "lists of stages came with core 0.13"
+        )
+    inner = layers[1:-1] or layers
+    if max(layers) - min(inner) <= 1 and min(layers) >= min(inner) - 1:
+        return None
+    text = f"layers {layers}: {ctx.framework} balances them itself, within one layer"
+    return _broken("stage_split", text, "stages within one layer", "the framework takes no list of stages")
+
+
+def _megatron_split(layers: list[int], layout: Layout, ctx: Context) -> bool:
+    """Equal chunks per rank and equal middle ranks;
+
+    the ends may differ from core 0.9 on, with chunks from 0.11.
+    """
+    ranks = [layers[rank :: layout.pp] for rank in range(layout.pp)]
+    if any(len(set(chunks)) > 1 for chunks in ranks):
+        return False
+    totals = [sum(chunks) for chunks in ranks]
+    free_ends = ctx.release >= (UNEVEN_ENDS if layout.vp == 1 else (0, 11))
+    middle = totals[1:-1] if free_ends else totals
+    return len(set(middle)) <= 1 and min(layers) >= 1
+
+
+def _recomputed_at_all(layout: Layout, ctx: Context) -> BrokenRule | None:
+    """Only the granularity ``full`` repeats whole layers, and a stage repeats no more than it holds."""
+    for entry, stage in enumerate(layout.stages):
+        if stage.recomputed > stage.layers:
+            text = f"stage {entry} recomputes {stage.recomputed} of its {stage.layers} layers"
+            return _broken(
+                "recompute_count",
+                text,
+                "recomputed <= layers",
+                "there is nothing more to recompute",
+                stage=entry,
+            )
+    total = sum(stage.recomputed for stage in layout.stages)
+    if not total or layout.recompute.granularity is Granularity.FULL:
+        return None
+    text = f"{total} recomputed layers with granularity {layout.recompute.granularity}"
+    return _broken(
+        "recompute_count",
+        text,
+        "recomputed > 0 => granularity full",
+        "only full repeats whole layers",
+        total=total,
+    )
+
+
+def _recomputed(layout: Layout, ctx: Context) -> BrokenRule | None:
+    rule = abilities_of(ctx.framework, ctx.release).stage_rule.recomputation
+    layers = [stage.layers for stage in layout.stages]
+    again = [stage.recomputed for stage in layout.stages]
+    if rule is Recomputation.ALL_OR_NONE and any(again) and again != layers:
+        text = f"{sum(again)} of {sum(layers)} layers are recomputed; {ctx.framework} recomputes all or none"
+        return _broken(
+            "recompute_all_or_none", text, "all layers or none", "one policy holds for every layer"
+        )
+    if rule is Recomputation.UNIFORM_COUNT and not any(_uniform(layout, ctx)):
+        text = f"recomputed layers {again} of {layers} are no min(N, layers) for one N"
+        return _broken(
+            "recompute_uniform",
+            text,
+            "recomputed = min(N, layers) on every virtual stage",
+            "--recompute-method block --recompute-num-layers N repeats the first N layers of every stage",
+        )
+    return None
+
+
+def _uniform(layout: Layout, ctx: Context) -> Iterator[bool]:
+    """Try every N, counted in layers, and in blocks where blocks hold several layers."""
+    stages = layout.stages
+    for count in range(max(stage.layers for stage in stages) + 1):
+        yield all(stage.recomputed == min(count, stage.layers) for stage in stages)
+    sizes = {len(run.block) for run in ctx.model.runs}
+    if len(sizes) == 1 and sizes != {1}:
+        return
+    for count in range(block_count(ctx.model) + 1 if sizes != {1} else 0):
+        yield _first_blocks_repeated(layout, ctx, count)
+
+
+def _first_blocks_repeated(layout: Layout, ctx: Context, count: int) -> bool:
+    """Whether every stage repeats the layers of its first ``count`` blocks."""
+    layers = iter(len(run.block) for run in ctx.model.runs for _ in range(run.count))
+    for stage in layout.stages:
+        left, blocks = stage.layers, []
+        while left > 0:
+            blocks.append(next(layers))
+            left -= blocks[-1]
+        if stage.recomputed != sum(blocks[:count]):
+            return False
+    return True
