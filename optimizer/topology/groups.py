@@ -85,7 +85,7 @@ def _members(digits: tuple[tuple[int, int], ...], ranks: int) -> NDArray[np.int6
 
 def _fewest_within(group: GroupBatch, block: int) -> IntArray:
     """Multiply what each digit contributes; digits that blocks cut unevenly go the exact way, per distinct row."""
-    result, uneven, span = np.ones_like(group.size), np.zeros(len(group.size), dtype=np.bool_), np.ones_like(group.size)
+    result, uneven = np.ones_like(group.size), np.zeros(len(group.size), dtype=np.bool_)
     for size, stride in group.digits:
         reach = stride * size
         whole = (size == 1) | (block % reach == 0)
