@@ -6,8 +6,9 @@ A schedule is one entry of ``SCHEDULES``. The step of any of them has the shape 
 
 with T_s the time of rank s for one micro-batch: forward and backward of all its chunks or, in schedules that
 run a forward and a backward together, of such a pair. ``bubble_weight`` makes the formula exact for even
-stages. For 1F1B, weight 1, it is an upper bound whatever the stages. Unit times below belong to one rank and
-one micro-batch: forward, backward for the inputs (dgrad) and backward for the weights (wgrad), in seconds.
+stages. For 1F1B, weight 1, it is an upper bound however uneven the stages, as long as one rank has both the
+slowest forward and the slowest backward. Unit times below belong to one rank and one micro-batch: forward,
+backward for the inputs (dgrad) and backward for the weights (wgrad), in seconds.
 Activations are counted in micro-batches of a whole rank, of which a chunk is 1/vp. With p ranks and m
 micro-batches:
 
@@ -124,8 +125,7 @@ def bubble_weight(
 
     Times are seconds of one micro-batch on the mean rank, all its chunks together, (n,). ``pair_s`` is the
     time of a forward and a whole backward run together (default: their sum); only schedules with ``pairs``
-    use it. The weight is at most 1 except for ``pairs`` that hide more than a quarter of their time on two
-    ranks.
+    use it. The weight is below m, and at most 1 unless pairs hide much (from about 30% of their time on).
     """
     apart = forward_s + dgrad_s + wgrad_s
     times = UnitTimes(

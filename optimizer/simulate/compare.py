@@ -29,6 +29,8 @@ NEAR_SPREAD = 0.1
 MANY_PER_RANK = 8
 """Micro-batches per rank from which on the steady state outweighs filling and draining."""
 _EVEN_SPREAD = 1e-6
+_RECOMPUTE_SPREAD = 0.34
+"""Spread of the forward's share between recomputing nothing (1/3) and everything (1/4), rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def simulate_layout(
         analytic_step_s=analytic,
         deviation=analytic / simulated - 1.0 if simulated else 0.0,
         tolerance=tolerance(pipeline, work),
-        upper_bound=pipeline.schedule in (Schedule.NONE, Schedule.ONE_F_ONE_B),
+        upper_bound=_is_upper_bound(pipeline, work),
         rank_time_s=rank_time_s,
         simulated_exposed_hops_s=result.makespan_s - without_hops,
         analytic_exposed_hops_s=hops_s,
@@ -96,14 +98,16 @@ def rank_times(pipeline: Pipeline, work: StageWork) -> FloatArray:
 def tolerance(pipeline: Pipeline, work: StageWork) -> float | None:
     """Return the relative error that the closed form keeps, transfers aside; None where nothing is promised.
 
-    2% for even stages; 6% for virtual stages within 10% of each other, and from 8 * pp micro-batches on.
+    2% for even stages. 6% where the slowest rank sets the pace and virtual stages are within 10% of each
+    other (with backwards of two to three forwards) or there are 8 * pp micro-batches or more.
     """
     forward, backward, dgrad, wgrad, _ = stage_times(pipeline, work)
     if all(_spread(times) <= _EVEN_SPREAD for times in (forward, dgrad, wgrad)):
         return EVEN_TOLERANCE
-    near = _spread(forward + backward) <= NEAR_SPREAD
+    share = _forward_share(forward, backward)
+    near = _spread(forward + backward) <= NEAR_SPREAD and _spread(share) <= _RECOMPUTE_SPREAD
     many = pipeline.micro_batches >= MANY_PER_RANK * pipeline.pp
-    return UNEVEN_TOLERANCE if near or (many and _slowest_rank_decides(pipeline, forward, backward)) else None
+    return UNEVEN_TOLERANCE if (near or many) and _slowest_rank_decides(pipeline, forward, backward) else None
 
 
 def _slowest_rank_decides(pipeline: Pipeline, forward: FloatArray, backward: FloatArray) -> bool:
@@ -115,13 +119,30 @@ def _slowest_rank_decides(pipeline: Pipeline, forward: FloatArray, backward: Flo
     if pipeline.schedule is Schedule.INTERLEAVED:
         return max(_spread(row) for row in forward + backward) <= NEAR_SPREAD
     if pipeline.schedule is Schedule.GPIPE:
-        return _spread(forward / np.maximum(forward + backward, np.finfo(np.float64).tiny)) <= NEAR_SPREAD
+        return _spread(_forward_share(forward, backward)) <= NEAR_SPREAD
     return True
+
+
+def _forward_share(forward: FloatArray, backward: FloatArray) -> FloatArray:
+    return forward / np.maximum(forward + backward, np.finfo(np.float64).tiny)
 
 
 def _spread(times: FloatArray) -> float:
     """Return max / min - 1."""
-    return float(times.max() / times.min() - 1.0) if times.min() > 0 else (np.inf if times.max() > 0 else 0.0)
+    least, most = float(times.min()), float(times.max())
+    return most / least - 1.0 if least > 0.0 else (np.inf if most > 0.0 else 0.0)
+
+
+def _is_upper_bound(pipeline: Pipeline, work: StageWork) -> bool:
+    """Tell whether sum T + (m-1) max T can't fall below the simulation, transfers aside.
+
+    1F1B never exceeds it by more than (min(m, pp) - 1) * (max F + max B - max T): by nothing where one rank
+    has the slowest forward and the slowest backward, as when all stages share one ratio of the two."""
+    forward, backward, *_ = stage_times(pipeline, work)
+    one_slowest = forward.max() + backward.max() <= (forward + backward).max() * (1.0 + _EVEN_SPREAD)
+    return pipeline.schedule is Schedule.NONE or (
+        pipeline.schedule is Schedule.ONE_F_ONE_B and bool(one_slowest)
+    )
 
 
 def _unit_times(pipeline: Pipeline, work: StageWork) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -158,4 +179,5 @@ def _analytic_peak(pipeline: Pipeline, work: StageWork) -> FloatArray:
     activation = by_position(pipeline, work.activation_bytes, "activation_bytes").sum(axis=1)
     held = in_flight(pipeline.schedule, *_sizes(pipeline), group=np.array([pipeline.group_size]))[0]
     share = pipeline.vp / pipeline.chunks
-    return held * activation * share + by_rank(pipeline, work.static_bytes, "static_bytes")
+    moving: FloatArray = held * activation * share
+    return moving + by_rank(pipeline, work.static_bytes, "static_bytes")

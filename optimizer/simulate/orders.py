@@ -79,24 +79,20 @@ class Pipeline:
 
 
 def _problems(pipeline: Pipeline) -> list[Problem]:
+    """Return what the frameworks that run the schedule would refuse."""
     model, pp, vp, m = SCHEDULES[pipeline.schedule], pipeline.pp, pipeline.vp, pipeline.micro_batches
-    name = f"schedule {pipeline.schedule}"
-    most = model.max_chunks if model.max_chunks is not None else vp
+    if min(pp, vp, m) < 1:
+        return [
+            Problem(what=f"pp {pp}, vp {vp}, micro_batches {m}", allowed="each at least 1", key="schedule")
+        ]
+    name, fewest = f"schedule {pipeline.schedule}", model.min_micro_batches * pp
+    most, groups = model.max_chunks or vp, f"{name} with {m} micro-batches in groups of {pipeline.group_size}"
     rules = [
-        (pp >= 1 and m >= 1 and vp >= 1, f"pp {pp}, vp {vp}, micro_batches {m}", "each at least 1"),
         (model.min_chunks <= vp <= most, f"{name} with vp {vp}", f"vp {model.min_chunks} to {most}"),
-        (
-            m >= model.min_micro_batches * pp,
-            f"{name} with {m} micro-batches",
-            f">= {model.min_micro_batches * pp}",
-        ),
-        (not model.even or (pp % 2 == 0 and m % 2 == 0), f"{name} with pp {pp}, m {m}", "both even"),
+        (m >= fewest, f"{name} with {m} micro-batches", f"at least {fewest}"),
+        (not model.even or pp % 2 == m % 2 == 0, f"{name} with pp {pp}, m {m}", "both even"),
         (pipeline.schedule is not Schedule.NONE or pp == 1, f"{name} with pp {pp}", "pp 1"),
-        (
-            _groups_fit(pipeline),
-            f"{name} with {m} micro-batches in groups of {pipeline.group_size}",
-            f"groups of {min(pp, m)} to {m} that leave none or at least pp = {pp} over",
-        ),
+        (_groups_fit(pipeline), groups, f"{min(pp, m)} to {m}, leaving none or at least pp {pp} over"),
     ]
     return [Problem(what=what, allowed=allowed, key="schedule") for good, what, allowed in rules if not good]
 
