@@ -240,7 +240,8 @@ def _blocks_for(need: FloatArray, per_block: FloatArray, at_most: IntArray) -> I
     """Return the fewest blocks that save ``need`` bytes, one more than ``at_most`` when none do."""
     ratio = np.divide(need, per_block, out=np.full(len(need), np.inf), where=per_block > 0)
     ratio[need <= 0] = 0.0
-    return np.ceil(np.minimum(ratio, at_most + 1)).astype(np.int64)
+    needed: IntArray = np.ceil(np.minimum(ratio, at_most + 1)).astype(np.int64)
+    return needed
 
 
 def _repair(row: StageRow, rank: IntArray, blocks: IntArray, tried: IntArray) -> IntArray:

@@ -54,6 +54,15 @@ class PlainReader:
         value = self._need(path, "text")
         return value if isinstance(value, str) else self._wrong(path, value, "text", "")
 
+    def choice(self, path: str, allowed: list[str]) -> str:
+        """Read one of several words; the first stands in for a wrong one."""
+        value = self._need(path, " or ".join(allowed))
+        return (
+            value
+            if isinstance(value, str) and value in allowed
+            else self._wrong(path, value, " or ".join(allowed), allowed[0])
+        )
+
     def flag(self, path: str) -> bool:
         """Read true or false."""
         value = self._need(path, "true or false")
