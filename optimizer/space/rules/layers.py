@@ -68,6 +68,8 @@ def _even_chunks(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     layers, pp = _split_layers(ctx), layout.pp
     text = f"layers {layers} % pp {pp} = {layers % pp} and no stage split is given"
+    if (ctx.model.layers + 2) % (pp * layout.vp) == 0:
+        text += f"; with embedding and loss counted as layers {ctx.model.layers + 2} divides"
     uneven = uneven_ends(ctx.model.layers, pp, layout.vp)
     text += f"; uneven ends that work: {'/'.join(map(str, uneven))}" if uneven else ""
     return text, {"layers": layers, "pp": pp, "remainder": layers % pp}

@@ -196,7 +196,7 @@ def _fsdp_v2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _known_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
     orders = abilities_of(ctx.framework, ctx.release).orders
-    known: BoolArray = same_order(rows, orders).any(axis=1)
+    known: BoolArray = np.any(same_order(rows, orders), axis=1)
     return known
 
 

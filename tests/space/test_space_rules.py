@@ -1,0 +1,512 @@
+"""Every validity rule accepts one layout and rejects another that differs in what the rule is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from layoutopt.optimizer.cost.batch import CODES, DEGREES
+from layoutopt.optimizer.space.check import check_layout
+from layoutopt.optimizer.space.context import RunOptions, make_context
+from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS
+from layoutopt.optimizer.space.rows import batch_of
+from layoutopt.optimizer.space.rules import RULES
+from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.model import LayerShape, MambaSpec, MlaSpec, MoeSpec, Run
+from layoutopt.optimizer.specs.vocabulary import (
+    CpComm,
+    Fp8Recipe,
+    Framework,
+    Granularity,
+    Precision,
+    Schedule,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import Rule
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+
+F = Framework
+FULL = Recompute(granularity=Granularity.FULL)
+
+
+def selective(*modules: str) -> Recompute:
+    """Selective recomputation of modules."""
+    return Recompute(granularity=Granularity.SELECTIVE, modules=modules)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, the question it is asked in, a layout it accepts and one it rejects."""
+
+    rule: str
+    framework: Framework
+    good: dict[str, Any]
+    bad: dict[str, Any]
+    software: str | None = None
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    gpus: int = 16
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.framework}-{self.software or 'newest'}"
+
+
+MOE: dict[str, Any] = {"experts": 8}
+MLA = MlaSpec(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32)
+WINDOW = (Run(name="w", block=(LayerShape(ffn=1024, window=128),), count=8),)
+SHARED = MoeSpec(experts=8, top_k=2, ffn=512, shared_ffn=512)
+BIASED = MoeSpec(experts=8, top_k=2, ffn=512, expert_bias=True)
+MAMBA = MambaSpec(heads=12, head_dim=64, state=16, groups=4)
+PIPE = {"pp": 4, "dp": 4, "schedule": Schedule.ONE_F_ONE_B}
+CHUNKS = {"pp": 4, "vp": 2, "dp": 4, "schedule": Schedule.INTERLEAVED}
+
+PRODUCTS = [
+    Case("world_size_product", F.ANY, {"tp": 2, "dp": 8}, {"tp": 2, "dp": 4}),
+    Case("tp_supported", F.LLM_FOUNDRY, {"dp": 16}, {"tp": 2, "dp": 8}),
+    Case("cp_supported", F.LLM_FOUNDRY, {"dp": 16}, {"cp": 2, "dp": 8}),
+    Case("pp_supported", F.ACCELERATE, {"dp": 16}, PIPE),
+    Case("vp_supported", F.NANOTRON, PIPE, CHUNKS),
+    Case("ep_supported", F.NANOTRON, {"dp": 16}, {"dp": 16, "ep": 2}, model=MOE),
+    Case("gbs_mod_mbs_dp", F.ANY, {"dp": 16, "micro_batches": 2}, {"dp": 16, "micro_batches": 3}),
+]
+HEADS = [
+    Case("heads_mod_tp", F.MEGATRON, {"tp": 8, "sp": True, "dp": 2}, {"tp": 16, "sp": True, "dp": 1}),
+    Case("heads_mod_tp", F.DEEPSPEED, {"tp": 8, "dp": 2}, {"tp": 16}, software="0.9"),
+    Case("heads_mod_tp", F.DEEPSPEED, {"tp": 8, "dp": 2}, {"tp": 16}),
+    Case("kv_heads_mod_tp", F.MEGATRON, {"tp": 8, "dp": 2}, {"tp": 8, "dp": 2}, model={"kv_heads": 4}),
+    Case("kv_heads_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, "core 0.15", {"kv_heads": 4}),
+    Case("kv_heads_mod_tp", F.TORCHTITAN, {"tp": 4}, {"tp": 8}, model={"kv_heads": 4}),
+    Case("kv_heads_mod_tp", F.ANY, {"tp": 4}, {"tp": 6}, model={"heads": 24, "kv_heads": 4}),
+    Case("heads_mod_kv_heads", F.NANOTRON, {"tp": 1}, {"tp": 1}, model={"kv_heads": 3}),
+    Case("mamba_heads_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"mamba": MAMBA}),
+    Case("ffn_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"ffn": 1028}),
+]
+SEQUENCE = [
+    Case("seq_mod_cp_tp", F.MEGATRON, {"cp": 2, "tp": 2, "sp": True}, {"cp": 512, "tp": 4, "sp": True}),
+    Case("seq_mod_cp_tp", F.TORCHTITAN, {"cp": 8, "micro_batch": 2}, {"cp": 8}, training={"sequence": 1000}),
+    Case("seq_mod_cp_tp", F.TORCHTITAN, {"tp": 4}, {"tp": 8}, "era A", training={"sequence": 1000}),
+    Case(
+        "ulysses_heads", F.MEGATRON, {"cp": 4}, {"cp": 8}, None, {"kv_heads": 4}, {}, {"cp_comm": CpComm.A2A}
+    ),
+    Case("ulysses_heads", F.ANY, {"cp": 8}, {"cp": 16}, None, {"kv_heads": 4}, {}, {"cp_comm": CpComm.A2A}),
+    Case("ulysses_heads", F.DEEPSPEED, {"cp": 8}, {"cp": 16}, model={"kv_heads": 4}),
+    Case(
+        "window_needs_gathered_cp",
+        F.MEGATRON,
+        {"cp": 1},
+        {"cp": 2},
+        model={"runs": WINDOW},
+        options={"cp_comm": CpComm.P2P},
+    ),
+    Case("moe_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, model=MOE),
+    Case("sp_or_ulysses", F.MEGATRON_DEEPSPEED, {"tp": 2, "sp": True}, {"tp": 2, "sp": True, "cp": 2}),
+]
+LAYERS = [
+    Case("stages_hold_blocks", F.ANY, {"pp": 2, "vp": 5}, {"pp": 2, "vp": 6}),
+    Case("layers_mod_pp", F.MEGATRON, PIPE, {"pp": 3}),
+    Case("layers_mod_pp_vp", F.MEGATRON, CHUNKS, CHUNKS | {"vp": 3}),
+    Case("tied_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"tied_embeddings": True}),
+    Case("mtp_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"mtp_layers": 1}),
+    Case("vp_needs_pp", F.ANY, CHUNKS, {"pp": 1, "vp": 2}),
+    Case("vp_needs_three_ranks", F.MEGATRON, CHUNKS, CHUNKS | {"pp": 2}, software="core 0.7"),
+    Case("vp_needs_three_ranks", F.MEGATRON, CHUNKS, CHUNKS | {"pp": 2}, options={"overlap_p2p": False}),
+]
+SCHEDULES = [
+    Case("microbatches_ge_pp", F.MEGATRON, CHUNKS | {"micro_batches": 4}, CHUNKS | {"micro_batches": 3}),
+    Case("microbatches_ge_pp", F.TORCHTITAN, PIPE | {"micro_batches": 4}, PIPE | {"micro_batches": 3}),
+    Case("microbatches_ge_pp", F.NANOTRON, PIPE | {"micro_batches": 3}, PIPE | {"micro_batches": 2}),
+    Case("interleaved_groups", F.MEGATRON, CHUNKS | {"micro_batches": 8}, CHUNKS | {"micro_batches": 9}),
+    Case(
+        "interleaved_groups",
+        F.MEGATRON,
+        CHUNKS | {"micro_batches": 8},
+        CHUNKS | {"micro_batches": 9},
+        "core 0.9",
+    ),
+    Case(
+        "interleaved_rounds",
+        F.TORCHTITAN,
+        CHUNKS | {"micro_batches": 9, "pp": 3},
+        CHUNKS | {"micro_batches": 9},
+    ),
+    Case("full_pipeline", F.ANY, PIPE | {"micro_batches": 4}, PIPE | {"micro_batches": 3}),
+    Case("schedule_supported", F.MEGATRON, PIPE, PIPE | {"schedule": Schedule.ZB_H1}),
+    Case("schedule_chunks", F.ANY, CHUNKS, CHUNKS | {"schedule": Schedule.ONE_F_ONE_B}),
+    Case(
+        "schedule_micro_batches",
+        F.ANY,
+        PIPE | {"schedule": Schedule.DUALPIPE, "micro_batches": 8},
+        PIPE | {"schedule": Schedule.DUALPIPE, "micro_batches": 7},
+    ),
+]
+EXPERTS = [
+    Case("experts_mod_ep", F.ANY, {"ep": 4, "dp": 16}, {"ep": 16, "dp": 16}, model=MOE),
+    Case("expert_world_product", F.ANY, {"ep": 8, "dp": 16}, {"ep": 8, "dp": 4, "pp": 4}, model=MOE),
+    Case(
+        "expert_world_product",
+        F.MEGATRON,
+        {"ep": 8, "dp": 4, "tp": 2},
+        {"ep": 8, "dp": 4, "etp": 2},
+        model=MOE,
+    ),
+    Case("dp_mod_ep", F.MEGATRON, {"ep": 4, "dp": 4}, {"ep": 8, "dp": 4}, "core 0.9", MOE),
+    Case("ep_without_cp", F.MEGATRON, {"ep": 2, "dp": 16}, {"ep": 2, "cp": 2, "dp": 8}, "core 0.7", MOE),
+    Case("etp_supported", F.MEGATRON, {"tp": 2, "etp": 2}, {"tp": 2, "etp": 1}, "core 0.9", MOE),
+    Case("etp_supported", F.TORCHTITAN, {"tp": 2, "etp": 1}, {"tp": 2, "etp": 2}, model=MOE),
+    Case("etp_supported", F.TORCHTITAN, {"tp": 4, "etp": 4}, {"tp": 4, "etp": 2}, "v0.2.2", MOE),
+    Case("etp_supported", F.DEEPSPEED, {"tp": 2, "etp": 1}, {"tp": 2, "etp": 2}, model=MOE),
+    Case("etp_supported", F.MEGATRON_DEEPSPEED, {"tp": 4, "etp": 4}, {"tp": 4, "etp": 2}, model=MOE),
+    Case(
+        "biased_experts_etp", F.MEGATRON, {"etp": 1}, {"tp": 2, "etp": 2}, model={"experts": 8, "moe": BIASED}
+    ),
+    Case("expert_ffn_mod_etp", F.MEGATRON, {"etp": 4, "tp": 4}, {"etp": 3, "tp": 3}, model=MOE),
+    Case(
+        "ep_within_nvlink",
+        F.MEGATRON,
+        {"ep": 8},
+        {"ep": 16},
+        model={"experts": 16},
+        options={"dispatcher": "hybridep"},
+    ),
+    Case(
+        "dispatch_kernel_tokens",
+        F.TORCHTITAN,
+        {"ep": 2, "dp": 16},
+        {"ep": 1, "dp": 16},
+        model=MOE,
+        options={"dispatcher": "deepep"},
+    ),
+]
+SHARDING = [
+    Case("zero_supported", F.NANOTRON, {"zero": 1, "dp": 16}, {"zero": 3, "dp": 16}),
+    Case("zero_with_pp", F.DEEPSPEED, PIPE | {"zero": 1}, PIPE | {"zero": 2}),
+    Case("zero_with_pp", F.MEGATRON_DEEPSPEED, {"zero": 1}, {"zero": 2}, options={"pipeline_module": True}),
+    Case("zero_with_pp", F.MEGATRON, {"zero": 3, "dp": 16}, PIPE | {"zero": 3}),
+    Case("ddp_alone", F.TORCHTITAN, {"zero": 0, "dp": 16}, {"zero": 0, "tp": 2, "dp": 8}, "v0.2.2"),
+    Case("ddp_alone", F.ACCELERATE, {"zero": 3, "tp": 2, "dp": 8}, {"zero": 0, "tp": 2, "dp": 8}),
+    Case("zero3_experts_alone", F.DEEPSPEED, {"zero": 3, "ep": 2}, {"zero": 3, "ep": 2, "tp": 2}, model=MOE),
+    Case("fsdp2_axes", F.MEGATRON, {"zero": 3}, PIPE | {"zero": 3}, options={"torch_fsdp2": True}),
+    Case(
+        "megatron_fsdp_v2_axes",
+        F.MEGATRON,
+        {"zero": 3},
+        {"zero": 3, "tp": 2},
+        options={"megatron_fsdp_version": 2},
+    ),
+    Case(
+        "hsdp_shard_divides",
+        F.ANY,
+        {"zero": 3, "dp": 16, "hsdp_shard": 8},
+        {"zero": 3, "dp": 16, "hsdp_shard": 6},
+    ),
+    Case(
+        "hsdp_supported",
+        F.DEEPSPEED,
+        {"zero": 3, "dp": 16, "hsdp_shard": 8},
+        {"zero": 1, "dp": 16, "hsdp_shard": 8},
+    ),
+    Case(
+        "replicas_divide_expert_dp",
+        F.MEGATRON,
+        {"zero": 1, "dp": 16, "ep": 4, "hsdp_shard": 8},
+        {"zero": 1, "dp": 16, "ep": 8, "hsdp_shard": 4},
+        model=MOE,
+    ),
+    Case(
+        "hsdp_shard_mod_cp",
+        F.TORCHTITAN,
+        {"zero": 3, "dp": 4, "cp": 4, "hsdp_shard": 8},
+        {"zero": 3, "dp": 4, "cp": 4, "hsdp_shard": 2},
+    ),
+    Case(
+        "shard_holds_experts",
+        F.TORCHTITAN,
+        {"zero": 3, "dp": 16, "ep": 8, "hsdp_shard": 8},
+        {"zero": 3, "dp": 16, "ep": 8, "hsdp_shard": 4},
+        model=MOE,
+    ),
+    Case(
+        "order_supported",
+        F.MEGATRON,
+        {"tp": 2, "dp": 8, "mesh_order": "tp-ep-dp-cp-pp"},
+        {"tp": 2, "dp": 8, "mesh_order": "ep-dp-tp-cp-pp"},
+    ),
+    Case(
+        "expert_dp_equals_dp",
+        F.MEGATRON,
+        PIPE | {"mesh_order": "tp-cp-ep-pp-dp"},
+        PIPE | {"cp": 2, "dp": 2, "mesh_order": "tp-cp-ep-pp-dp"},
+    ),
+    Case(
+        "fsdp_mesh_order",
+        F.MEGATRON,
+        PIPE | {"zero": 3},
+        PIPE | {"zero": 3, "mesh_order": "tp-cp-ep-pp-dp"},
+    ),
+]
+RECOMPUTE = [
+    Case("recompute_supported", F.NANOTRON, {"recompute": FULL}, {"recompute": selective("mlp")}),
+    Case(
+        "recompute_modules_supported",
+        F.MEGATRON,
+        {"recompute": selective("core_attn")},
+        {"recompute": selective("layernorm")},
+        "core 0.11",
+    ),
+    Case(
+        "recompute_modules_present",
+        F.MEGATRON,
+        {"recompute": selective("mla_up_proj")},
+        {"recompute": selective("moe_act")},
+        model={"mla": MLA},
+    ),
+    Case(
+        "recompute_with_delayed_fp8",
+        F.MEGATRON,
+        {"recompute": selective("mlp"), "precision": Precision.FP8},
+        {"recompute": selective("layernorm"), "precision": Precision.FP8},
+        training={"fp8_recipe": Fp8Recipe.DELAYED},
+    ),
+]
+PRECISIONS = [
+    Case("precision_supported", F.NANOTRON, {}, {"precision": Precision.FP8}),
+    Case("precision_hardware", F.ANY, {"precision": Precision.FP8}, {"precision": Precision.NVFP4}),
+    Case(
+        "fp8_shapes",
+        F.MEGATRON,
+        {"precision": Precision.FP8, "tp": 4},
+        {"precision": Precision.FP8, "tp": 8},
+        model={"ffn": 1024 + 64},
+    ),
+]
+OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
+FLAGS = [
+    Case(
+        "moe_batch_overlap", F.MEGATRON, {"ep": 2}, {"ep": 2, "recompute": FULL}, model=MOE, options=OVERLAP
+    ),
+    Case("delay_wgrad_needs_overlap", F.MEGATRON, {}, {}, options={"delay_wgrad": True}),
+    Case(
+        "shared_overlap_recompute",
+        F.MEGATRON,
+        {"recompute": selective("moe_act")},
+        {"recompute": selective("shared_experts")},
+        model={"experts": 8, "moe": SHARED},
+        options={"shared_expert_overlap": True},
+    ),
+    Case(
+        "tp_overlap_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, options={"tp_comm_overlap": True}
+    ),
+    Case(
+        "distributed_activations_without_sp",
+        F.MEGATRON,
+        {"tp": 2},
+        {"tp": 2, "sp": True},
+        options={"distribute_saved_activations": True},
+    ),
+    Case("activation_offload_alone", F.MEGATRON, {}, PIPE, options={"activation_offload": True}),
+    Case("optimizer_offload_precision_aware", F.MEGATRON, {}, {}, options={"optimizer_offload": True}),
+    Case(
+        "cuda_device_max_connections",
+        F.MEGATRON,
+        {"tp": 2},
+        {"zero": 3},
+        options={"cuda_device_max_connections": 1},
+    ),
+    Case(
+        "cuda_device_max_connections",
+        F.MEGATRON,
+        {"zero": 3},
+        {"tp": 2},
+        options={"cuda_device_max_connections": 8},
+    ),
+    Case(
+        "vocab_mod_tp",
+        F.MEGATRON_BRIDGE,
+        {"tp": 2},
+        {"tp": 4},
+        model={"vocab": 1026},
+        options={"exact_vocab": True},
+    ),
+    Case("cuda_graphs_axes", F.TORCHTITAN, {}, PIPE, options={"cuda_graphs": True}),
+]
+CASES = [
+    *PRODUCTS,
+    *HEADS,
+    *SEQUENCE,
+    *LAYERS,
+    *SCHEDULES,
+    *EXPERTS,
+    *SHARDING,
+    *RECOMPUTE,
+    *PRECISIONS,
+    *FLAGS,
+]
+
+# Rules on the question as a whole can't accept and reject in one: the accepted one is asked apart.
+OTHER_QUESTION: dict[str, dict[str, Any]] = {
+    "kv_heads_mod_tp-megatron-newest": {"model": {"heads": 24, "kv_heads": 3}},
+    "heads_mod_kv_heads-nanotron-newest": {"model": {"kv_heads": 4}},
+    "delay_wgrad_needs_overlap-megatron-newest": {"options": OVERLAP | {"delay_wgrad": True}},
+    "optimizer_offload_precision_aware-megatron-newest": {
+        "options": {"optimizer_offload": True, "precision_aware_optimizer": True}
+    },
+}
+REJECTED_QUESTION: dict[str, dict[str, Any]] = {
+    "kv_heads_mod_tp-megatron-newest": {"model": {"heads": 24, "kv_heads": 3}},
+    "optimizer_offload_precision_aware-megatron-newest": {
+        "options": {"optimizer_offload": True, "precision_aware_optimizer": False}
+    },
+}
+
+
+class Workbench:
+    """Builds the context of a case from the fixtures."""
+
+    def __init__(
+        self,
+        model: Callable[..., ModelSpec],
+        cluster: Callable[..., ClusterSpec],
+        training: Callable[..., TrainingSpec],
+    ) -> None:
+        self.model, self.cluster, self.training = model, cluster, training
+
+    def context(self, case: Case, overrides: dict[str, Any]) -> Context:
+        """Ask the question of a case."""
+        fields = {"model": case.model, "training": case.training, "options": case.options} | overrides
+        return make_context(
+            self.model(**fields["model"]),
+            self.training(**fields["training"]),
+            self.cluster(case.gpus),
+            case.framework,
+            case.software,
+            RunOptions(**fields["options"]),
+        )
+
+
+@pytest.fixture(scope="session")
+def bench(
+    make_model: Callable[..., ModelSpec],
+    make_cluster: Callable[..., ClusterSpec],
+    make_training: Callable[..., TrainingSpec],
+) -> Workbench:
+    """Fixtures in one hand."""
+    return Workbench(make_model, make_cluster, make_training)
+
+
+def rules_of(case: Case, ctx: Context) -> list[Rule]:
+    """Return the rules of the case's name that its question has."""
+    return [rule for rule in RULES if rule.name == case.rule and rule.applies(ctx)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule_accepts_and_rejects(case: Case, bench: Workbench) -> None:
+    """The predicate accepts the one layout and rejects the other, and the message names the rule."""
+    asked = bench.context(case, OTHER_QUESTION.get(str(case), {}))
+    rejecting = bench.context(case, REJECTED_QUESTION.get(str(case), {}))
+    good, bad = Layout(**case.good), Layout(**case.bad)
+    if str(case) == "kv_heads_mod_tp-megatron-newest":
+        good, bad = Layout(tp=6), Layout(tp=4)  # 3 heads on 6 ranks repeat, on 4 they can't
+    rules = rules_of(case, asked)
+    assert rules, "the case doesn't reach its rule"
+    assert all(rule.holds(batch_of(good), asked)[0] for rule in rules)
+    broken = [rule for rule in rules_of(case, rejecting) if not rule.holds(batch_of(bad), rejecting)[0]]
+    assert broken
+    reason = broken[0].explain(bad, rejecting)
+    assert reason.rule == case.rule
+    assert reason.message
+    assert reason.formula
+    for axis, values in reason.valid.items():
+        assert all(isinstance(value, int) for value in values), axis
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_offered_values_satisfy_the_rule(case: Case, bench: Workbench) -> None:
+    """Whatever an explanation offers for one axis, with all else unchanged, is accepted by the rule."""
+    ctx = bench.context(case, REJECTED_QUESTION.get(str(case), {}))
+    layout = Layout(**case.bad)
+    for rule in rules_of(case, ctx):
+        if rule.holds(batch_of(layout), ctx)[0]:
+            continue
+        for axis, values in rule.explain(layout, ctx).valid.items():
+            for value in values:
+                offered = replace(layout, **{axis: value})
+                if axis == "dp":
+                    assert offered.gpus == ctx.gpus
+                elif axis == "micro_batch":
+                    share = ctx.training.global_batch // layout.dp
+                    assert share % value == 0
+                else:
+                    assert rule.holds(batch_of(offered), ctx)[0], (axis, value)
+
+
+def test_every_rule_has_a_case(bench: Workbench) -> None:
+    """No rule is without an accepted and a rejected example."""
+    covered = {id(rule) for case in CASES for rule in rules_of(case, bench.context(case, {}))}
+    missing = [f"{rule.name} {sorted(rule.frameworks)}" for rule in RULES if id(rule) not in covered]
+    assert not missing
+
+
+def test_every_rule_is_documented() -> None:
+    """A rule has a slug, a formula, a reason and a source."""
+    for rule in RULES:
+        assert rule.name == rule.name.lower()
+        assert " " not in rule.name
+        assert rule.formula
+        assert rule.reason
+        assert rule.source, rule.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rules_read_only_what_they_declare(case: Case, bench: Workbench) -> None:
+    """Scrambling the columns that a rule doesn't declare leaves its verdict unchanged."""
+    ctx = bench.context(case, {})
+    generator = np.random.default_rng(0)
+    for rule in rules_of(case, ctx):
+        for layout in (Layout(**case.good), Layout(**case.bad)):
+            rows = batch_of(layout).take(np.zeros(32, dtype=np.int64))
+            unread = [name for name in DEGREES + CODES if name not in rule.reads]
+            coded = {"recompute", "order", "schedule", "precision"}
+            noise: dict[str, Any] = {
+                name: np.zeros(32, dtype=np.int64) if name in coded else generator.integers(1, 64, 32)
+                for name in unread
+            }
+            assert (rule.holds(replace(rows, **noise), ctx) == rule.holds(rows, ctx)).all(), rule.name
+
+
+def test_search_rules_can_be_applied_apart() -> None:
+    """Search rules read one modifier at most, so that masks of different modifiers multiply."""
+    for rule in RULES:
+        if rule.launch_only:
+            continue
+        modifiers = rule.reads & MODIFIER_COLUMNS
+        if "recompute" in modifiers:
+            assert rule.reads <= {"recompute", "precision"}, rule.name
+        elif modifiers & {"zero", "hsdp_shard"}:
+            assert modifiers <= {"zero", "hsdp_shard"}, rule.name
+        else:
+            assert len(modifiers) <= 1, rule.name
+        if modifiers & {"zero", "hsdp_shard", "order"}:
+            assert not rule.reads & {"vp", "micro_batch", "micro_batches"}, rule.name
+
+
+def test_unstated_flags_never_reject(bench: Workbench) -> None:
+    """Without stated flags the rules on flags don't apply at all."""
+    for case in (*FLAGS, *(case for case in CASES if case.options)):
+        ctx = bench.context(case, {"options": {}})
+        assert all(not rule.flag for rule in rules_of(case, ctx))
+
+
+def test_search_rules_never_reject_a_layout(bench: Workbench) -> None:
+    """A rule that only shapes the search doesn't make a user's layout invalid: m < pp runs at one chunk."""
+    ctx = bench.context(CASES[0], {})
+    layout = Layout(**(PIPE | {"micro_batches": 2, "micro_batch": 4}))
+    assert check_layout(layout, ctx.model, ctx.training, ctx.cluster, Framework.MEGATRON) == ()
