@@ -118,7 +118,6 @@ def _zb_v_many(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
         (q + rest) * d - rest * w,
         2 * rest * d,
         rest * (f + d),
-        q * (f + d) - 2 * j * w,
         (q + j) * f + (rest - j) * d - np.minimum(j, rest + 1) * w,
         (q + j - 1) * f - (j - 1) * d,
         (q + j - 1) * f + (rest - j + 1) * d - rest * w,

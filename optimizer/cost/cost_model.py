@@ -8,26 +8,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.communication import CommContext
+from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, fsdp_layer_s, optimizer_bytes, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.grouping import distinct_rows
 from layoutopt.optimizer.cost.hardware import sustained_rates
-from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, recompute_members
+from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, least_kept_bytes, recompute_members
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
 from layoutopt.optimizer.cost.term_parts import TermParts, scatter_terms
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
-from layoutopt.optimizer.topology.mesh import mesh_groups
+from layoutopt.optimizer.topology.groups import Digit, GroupBatch
+from layoutopt.optimizer.topology.mesh import MeshGroups, mesh_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
     from layoutopt.optimizer.cost.ends import EndUnit
     from layoutopt.optimizer.cost.layer_units import BlockUnit
@@ -35,11 +38,14 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
-    from layoutopt.optimizer.topology.mesh import MeshGroups
     from layoutopt.optimizer.topology.prices import Topology
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
+
+
+KEY_COLUMNS = ("tp", "sp", "cp", "micro_batch", "ep", "etp")
+"""Columns of a batch that decide the work and the activations of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,28 +94,33 @@ class CostModel:
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
         """Return the stage terms of every row."""
-        return self.terms_of(batch, lambda parts: parts)
+        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch)])
 
-    def terms_of(
-        self, batch: LayoutBatch, change: Callable[[TermParts], TermParts], *, closest: bool = False
-    ) -> StageTerms:
-        """Return the stage terms after ``change`` of the components; ``closest`` places every axis innermost."""
-        pieces = self.parts(batch, closest=closest)
-        return scatter_terms(len(batch), [(rows, change(parts).terms()) for rows, parts in pieces])
+    def optimistic_terms(self, batch: LayoutBatch, *, closest: bool) -> StageTerms:
+        """Return terms without data-parallel traffic and its buffers; ``closest`` places every axis innermost."""
+        pieces = self.parts(batch, closest=closest, data_parallel=False)
+        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in pieces])
 
-    def parts(self, batch: LayoutBatch, *, closest: bool = False) -> Iterator[tuple[IntArray, TermParts]]:
+    def parts(
+        self, batch: LayoutBatch, *, closest: bool = False, data_parallel: bool = True
+    ) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
         for rows, same in _homogeneous(batch):
-            yield rows, self._parts(same, closest)
+            yield rows, self._parts(same, closest, data_parallel)
 
-    def kept_bytes(self, batch: LayoutBatch, *, closest: bool = False) -> FloatArray:
-        """Activation bytes of one block per micro-batch, (n, K)."""
-        kept = np.empty((len(batch), len(self.model.runs)))
-        for rows, same in _homogeneous(batch):
-            kept[rows] = self._units(same, _order(same, closest)).blocks_of("kept_bytes")
-        return kept
+    def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
+        """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries."""
+        first, inverse = distinct_rows([getattr(batch, name) for name in KEY_COLUMNS])
+        rows = batch.take(first)
+        keys, ctx = _keys(self.training, rows), self.compute_context(rows)
+        members = recompute_members(batch.codebook.recomputes)
+        blocks = [
+            sum(least_kept_bytes(layer_activations(ctx, keys, shape), recomputes, members) for shape in run.block)
+            for run in self.model.runs
+        ]
+        return np.stack(blocks, axis=1)[inverse]
 
-    def _parts(self, batch: LayoutBatch, closest: bool) -> TermParts:
+    def _parts(self, batch: LayoutBatch, closest: bool, data_parallel: bool) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
         order = _order(batch, closest)
         groups = _groups(order, batch)
@@ -122,7 +133,7 @@ class CostModel:
             constants=self.constants,
             ideal=self.ideal,
         )
-        return self._assemble(batch, units, dp)
+        return self._assemble(batch, units, dp if data_parallel else None, groups)
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision of the batch's first row."""
@@ -134,7 +145,7 @@ class CostModel:
 
     def _units(self, batch: LayoutBatch, order: str) -> Units:
         """Price one block of each kind and the ends, once per distinct combination of the degrees they depend on."""
-        columns = [batch.tp, batch.sp, batch.cp, batch.micro_batch, batch.ep, batch.etp, batch.recompute]
+        columns = [getattr(batch, name) for name in (*KEY_COLUMNS, "recompute")]
         columns += [getattr(batch, axis) for axis in _inner_axes(order, self.model.is_moe)]
         first, inverse = distinct_rows(columns)
         rows = batch.take(first)
@@ -148,21 +159,25 @@ class CostModel:
         return Units(blocks=blocks, embedding=embedding_unit(comm), head=head, mtp=mtp, inverse=inverse)
 
     def _comm(self, rows: LayoutBatch, order: str) -> CommContext:
-        names = ("tp", "sp", "cp", "micro_batch", "ep", "etp")
-        keys = make_keys(self.training, **{name: getattr(rows, name).astype(np.float64) for name in names})
         return CommContext(
-            compute=self.compute_context(rows), keys=keys, topology=self.topology, groups=_groups(order, rows)
+            compute=self.compute_context(rows),
+            keys=_keys(self.training, rows),
+            topology=self.topology,
+            groups=_groups(order, rows),
         )
 
-    def _assemble(self, batch: LayoutBatch, units: Units, dp: DpContext) -> TermParts:
-        """Add what depends on the whole row: data parallelism, pipeline, optimizer, states."""
+    def _assemble(
+        self, batch: LayoutBatch, units: Units, dp: DpContext | None, groups: MeshGroups
+    ) -> TermParts:
+        """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
         layer_s = units.parts_of("parts_s")
-        layer_s["fsdp"] = np.stack(
-            [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))], axis=1
-        )
-        memory = memory_parts(self._memory_context(batch, units, held))
+        if dp is not None:
+            layer_s["fsdp"] = np.stack(
+                [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))], axis=1
+            )
+        memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
         mean = self.counts / batch.pp[:, None]
         stage_f, stage_b = (forward * mean).sum(axis=1), (backward * mean).sum(axis=1)
         wgrad = (units.blocks_of("wgrad_s") * mean).sum(axis=1)
@@ -177,7 +192,7 @@ class CostModel:
             recompute_s=units.parts_of("recompute_parts_s"),
             first_s={part: value[units.inverse] for part, value in units.embedding.parts_s.items()},
             last_s=self._last_parts(units),
-            fixed_s=self._fixed(batch, dp, held, stage_f, stage_b),
+            fixed_s=self._fixed(batch, dp, groups, held, stage_f, stage_b),
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
             **memory,
@@ -216,24 +231,32 @@ class CostModel:
         return np.asarray(2.0 * tokens * self.model.hidden / np.where(batch.sp > 0, batch.tp, 1))
 
     def _fixed(
-        self, batch: LayoutBatch, dp: DpContext, held: list[RankParameters], stage_f: FloatArray, stage_b: FloatArray
+        self,
+        batch: LayoutBatch,
+        dp: DpContext | None,
+        groups: MeshGroups,
+        held: list[RankParameters],
+        stage_f: FloatArray,
+        stage_b: FloatArray,
     ) -> dict[str, FloatArray]:
         """Seconds per step outside the stages: pipeline transfers, data parallelism, optimizer, host."""
         mean = RankParameters(np.zeros(len(batch)), np.zeros(len(batch)))
         for count, block in zip(self.counts, held, strict=True):
             mean = mean + block.scaled(count / batch.pp)
-        ends = MemoryContext.end_parameters(self.model, self.preset, batch)
-        tail, slowest = mean + ends[0], mean + RankParameters(np.maximum(ends[0].dense, ends[1].dense), ends[1].expert)
-        blocks = float(self.counts.sum())
-        shards = shard_sizes(batch)
-        moved = optimizer_bytes(dp, slowest, *shards)
+        first, last = MemoryContext.end_parameters(self.model, self.preset, batch)
+        slowest = mean + RankParameters(np.maximum(first.dense, last.dense), last.expert)
+        moved = optimizer_bytes(batch, slowest, *shard_sizes(batch))
         rates = self.compute_context(batch).rates
-        return {
-            "pp": self._pipeline_s(batch, dp.groups),
-            "dp": step_exposed_s(dp, tail, held[-1], stage_f, stage_b, blocks) + self._tied_s(batch, dp.groups),
+        parts = {
+            "pp": self._pipeline_s(batch, groups),
             "optimizer": np.zeros(len(batch)) if self.ideal else moved / rates.optimizer_bytes_per_s,
             "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
         }
+        if dp is not None:
+            blocks = float(self.counts.sum())
+            exposed = step_exposed_s(dp, mean + first, held[-1], stage_f, stage_b, blocks)
+            parts["dp"] = exposed + self._tied_s(batch, groups)
+        return parts
 
     def _pipeline_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
         """Exposed sends between stages: in every micro-batch, or in fill and drain where overlap hides the rest."""
@@ -252,6 +275,11 @@ class CostModel:
         return np.where(batch.pp > 1, self.topology.p2p_s(size, groups.pp), 0.0)
 
 
+def _keys(training: TrainingSpec, rows: LayoutBatch) -> Keys:
+    """Return the degree combinations of a batch."""
+    return make_keys(training, **{name: getattr(rows, name).astype(np.float64) for name in KEY_COLUMNS})
+
+
 def _homogeneous(batch: LayoutBatch) -> Iterator[tuple[IntArray, LayoutBatch]]:
     """Split a batch into rows that share mesh order, schedule and precision."""
     first, inverse = distinct_rows([batch.order, batch.schedule, batch.precision])
@@ -267,8 +295,30 @@ def _order(batch: LayoutBatch, closest: bool) -> str:
 
 def _groups(order: str, batch: LayoutBatch) -> MeshGroups:
     """Return the process groups of a batch under one mesh order; the empty order gives every group stride 1."""
+    if not order:
+        return _innermost_groups(batch)
     return mesh_groups(
         order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
+    )
+
+
+def _innermost_groups(batch: LayoutBatch) -> MeshGroups:
+    """Return groups whose members are neighbours: no mesh order brings an axis closer together."""
+    ranks, one = batch.tp * batch.cp * batch.dp * batch.pp, np.ones_like(batch.tp)
+
+    def close(size: IntArray) -> GroupBatch:
+        return GroupBatch(digits=(Digit(size, one),), ranks=ranks)
+
+    stage = batch.tp * batch.cp * batch.dp
+    return MeshGroups(
+        tp=close(batch.tp),
+        cp=close(batch.cp),
+        dp=close(batch.dp),
+        dp_cp=close(batch.dp * batch.cp),
+        pp=close(batch.pp),
+        ep=close(batch.ep),
+        etp=close(batch.etp),
+        edp=close(np.maximum(stage // (batch.ep * batch.etp), 1)),
     )
 
 

@@ -158,6 +158,14 @@ def _saved(
     return saved
 
 
+def least_kept_bytes(
+    activations: LayerActivations, recomputes: tuple[int, ...], members: dict[str, NDArray[np.bool_]]
+) -> FloatArray:
+    """Bytes that one layer keeps under the leanest of some recompute entries."""
+    codes = [np.full(len(activations.kept_bytes), code) for code in recomputes]
+    return activations.kept_bytes - np.maximum.reduce([_saved(activations, code, members) for code in codes])
+
+
 def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> FloatArray:
     """Host time to launch one layer's forward kernels; CUDA graphs remove part or nearly all of it."""
     constants, graph = ctx.constants, ctx.preset.cuda_graph

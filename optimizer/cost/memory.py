@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.presets import FrameworkPreset
-    from layoutopt.optimizer.cost.states import StateBytes
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
 
@@ -67,8 +66,8 @@ class MemoryContext:
         return first, last
 
 
-def memory_parts(ctx: MemoryContext) -> dict[str, Any]:
-    """Return the memory fields of ``TermParts``."""
+def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, Any]:
+    """Return the memory fields of ``TermParts``; ``working_set`` False leaves gathered weights out."""
     states = state_bytes(ctx.preset, ctx.batch)
     first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch)
     blocks = [states.of(held.scaled(ctx.copies)) for held in ctx.held]
@@ -79,7 +78,7 @@ def memory_parts(ctx: MemoryContext) -> dict[str, Any]:
         "layer_activation_bytes": ctx.kept,
         "recomputed_activation_bytes": np.minimum(ctx.checkpoint, ctx.kept),
         "last_activation_bytes": ctx.head_activation + _mtp_bytes(ctx) + _head_gradient_bytes(ctx),
-        "common_bytes": _common(ctx, states, first, last),
+        "common_bytes": _common(ctx, first, last, working_set),
         "recompute_transient_bytes": np.zeros(len(ctx.batch)) if ctx.ideal else ctx.kept.max(axis=1),
         "capacity_bytes": np.full(len(ctx.batch), usable_bytes(ctx.cluster, ctx.preset, ideal=ctx.ideal)),
         "in_flight": ctx.in_flight,
@@ -100,19 +99,16 @@ def _head_gradient_bytes(ctx: MemoryContext) -> FloatArray:
 
 
 def _common(
-    ctx: MemoryContext, states: StateBytes, first: RankParameters, last: RankParameters
+    ctx: MemoryContext, first: RankParameters, last: RankParameters, working_set: bool
 ) -> dict[str, FloatArray]:
     """Bytes that every rank needs beside its blocks: transients, scratch gradients, gathered units, receive buffers."""
     if ctx.ideal:
         return {}
-    held = [block.dense + block.expert for block in ctx.held]
-    unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
-    receive = np.where(ctx.batch.pp > 1, 2.0 * ctx.boundary_bytes, 0.0)
-    parts = {
-        "transient": ctx.transient,
-        "gathered": working_set_bytes(ctx.preset, ctx.batch, unit),
-        "receive": receive,
-    }
+    parts = {"transient": ctx.transient, "receive": np.where(ctx.batch.pp > 1, 2.0 * ctx.boundary_bytes, 0.0)}
+    if working_set:
+        held = [block.dense + block.expert for block in ctx.held]
+        unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
+        parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit)
     if ctx.preset.dummy_wgrad:
         parts["scratch_gradients"] = 2.0 * np.max([_distinct_weights(ctx, block) for block in ctx.held], axis=0)
     return parts

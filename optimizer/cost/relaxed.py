@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.cost_model import CostModel
-    from layoutopt.optimizer.cost.term_parts import TermParts
     from layoutopt.optimizer.cost.terms import StageTerms
 
 MAX_ORDERS_PRICED = 2
@@ -23,11 +26,15 @@ MAX_ORDERS_PRICED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """The modifiers of a space: codes of recompute entries, orders and precisions, and the highest ZeRO stage."""
+    """The modifiers of a space: codes of recompute entries, orders and precisions, and the highest ZeRO stage.
+
+    ``schedules`` (n, S) tells which schedule codes each row may run.
+    """
 
     recomputes: tuple[int, ...]
     orders: tuple[int, ...]
     precisions: tuple[int, ...]
+    schedules: NDArray[np.bool_]
     zero: int
 
 
@@ -37,32 +44,41 @@ def relaxed_terms(cost: CostModel, rows: LayoutBatch, over: Relaxation) -> Stage
     lean = replace(rows, zero=np.where(rows.dp * rows.cp > 1, over.zero, 0), hsdp_shard=np.zeros(n, dtype=np.int64))
     far = len(over.orders) > MAX_ORDERS_PRICED
     variants = []
-    for precision in over.precisions:
-        for order in over.orders[:1] if far else over.orders:
-            batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
-            variants.append(_optimistic(cost, batch, over.recomputes, closest=far))
+    for schedule in _schedules(rows, over.schedules):
+        for precision in over.precisions:
+            for order in over.orders[:1] if far else over.orders:
+                batch = replace(
+                    lean, order=np.full(n, order), precision=np.full(n, precision), schedule=schedule
+                )
+                variants.append(_optimistic(cost, batch, over.recomputes, closest=far))
     return elementwise_best(variants)
 
 
+def _schedules(rows: LayoutBatch, allowed: NDArray[np.bool_]) -> list[IntArray]:
+    """Return schedule columns that together cover every allowed code of every row."""
+    first = allowed.argmax(axis=1)
+    columns = [first]
+    for code in range(allowed.shape[1]):
+        column = np.where(allowed[:, code], code, first)
+        if (column != first).any():
+            columns.append(column)
+    return columns
+
+
 def _optimistic(cost: CostModel, batch: LayoutBatch, recomputes: tuple[int, ...], *, closest: bool) -> StageTerms:
-    """Terms without selective recomputation's time but with the least activations any set leaves."""
-    first, *others = (replace(batch, recompute=np.full(len(batch), code)) for code in recomputes)
-    terms = cost.terms_of(first, _without_data_parallel, closest=closest)
-    kept = [cost.kept_bytes(other, closest=closest) for other in others]
-    least = np.minimum.reduce([terms.layer_activation_bytes, *kept])
+    """Terms without selective recomputation's time, where that is a choice, but with the least activations."""
+    entries = batch.codebook.recomputes
+    whole = [code for code in recomputes if entries[code].granularity is not Granularity.SELECTIVE]
+    whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
+    cheapest = whole[:1] or recomputes
+    columns = [replace(batch, recompute=np.full(len(batch), code)) for code in cheapest]
+    terms = elementwise_best([cost.optimistic_terms(column, closest=closest) for column in columns])
+    least = cost.least_kept_bytes(batch, recomputes)
     return replace(
         terms,
         layer_activation_bytes=least,
         recomputed_activation_bytes=np.minimum(terms.recomputed_activation_bytes, least),
     )
-
-
-def _without_data_parallel(parts: TermParts) -> TermParts:
-    """Drop exposed data-parallel traffic and gathered working sets."""
-    hidden = {name: value for name, value in parts.layer_s.items() if name != "fsdp"}
-    fixed = {name: value for name, value in parts.fixed_s.items() if name != "dp"}
-    common = {name: value for name, value in parts.common_bytes.items() if name != "gathered"}
-    return replace(parts, layer_s=hidden, fixed_s=fixed, common_bytes=common)
 
 
 def elementwise_best(variants: list[StageTerms]) -> StageTerms:

@@ -18,7 +18,7 @@ micro-batches:
     1f1b          min(m, p-s)                        (p-1)(F+D+W)
     interleaved   min(m*v, 2(p-s-1)+(v-1)G+1) / v    (p-1)(F+D+W)/v
     zb-h1         min(m, p)                          (p-1) max(F, D, F+D-W)
-    zb-v          min(2m, m+s+1, 2p) / 2             longest of 13 chains; (p-1)F/2 if F = D = W
+    zb-v          min(2m, m+s+1, 2p) / 2             longest of 12 chains; (p-1)F/2 if F = D = W
     dualpipe      p+1, twice the parameters          longest of 10 chains; (p/2-1)2F if F = D = W
     dualpipe-v    p+1/2                              as dualpipe, with chunks for stages and p for p/2
 """
@@ -96,15 +96,19 @@ def in_flight(
     *,
     group: IntArray | None = None,
     ranks: int | None = None,
+    extra_chunks: int = 0,
 ) -> FloatArray:
     """Return the micro-batches whose activations each rank holds at its peak, (n, P).
 
-    Arrays are (n,). ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage``, by default pp; P is
-    ``ranks`` or the largest pp. Fractions count chunks of 1/vp. Zero beyond a row's own pp.
+    Arrays are (n,). ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage`` (see ``default_group``);
+    P is ``ranks`` or the largest pp. Fractions count chunks of 1/vp. ``extra_chunks`` are run ahead in the
+    warm-up: Megatron-LM's ``overlap_moe_expert_parallel_comm`` adds one. Zero beyond a row's own pp.
     """
     pipelines = _pipelines(pp, vp, micro_batches, group)
     columns = np.arange(int(pp.max(initial=1)) if ranks is None else ranks)
     held = SCHEDULES[schedule].in_flight(pipelines, columns)
+    if extra_chunks:
+        held = np.minimum(held + extra_chunks / vp[:, None], np.maximum(held, micro_batches[:, None]))
     return np.where(columns < pp[:, None], held, 0.0)
 
 

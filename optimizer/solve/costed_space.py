@@ -1,0 +1,60 @@
+"""A declared space together with its cost model: what the search and the verification work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.relaxed import Relaxation, relaxed_terms
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.space.enumeration import Space
+    from layoutopt.optimizer.space.stage_rule import StageRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedSpace:
+    """Tuples from ``space``, prices from ``cost``."""
+
+    space: Space
+    cost: CostModel
+
+    @property
+    def degrees(self) -> LayoutBatch:
+        """The valid degree rows."""
+        return self.space.degrees
+
+    @property
+    def counts(self) -> IntArray:
+        """Blocks of each kind, (K,)."""
+        return self.cost.counts
+
+    @property
+    def rule(self) -> StageRule:
+        """Which stage splits and recomputation the framework can launch."""
+        return self.space.stage_rule
+
+    def relaxed(self, rows: LayoutBatch) -> StageTerms:
+        """Return terms that are optimistic over all modifiers of each degree row."""
+        return relaxed_terms(self.cost, rows, self._relaxation(rows))
+
+    def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
+        """Return every tuple of the degree rows and the row each belongs to."""
+        return self.space.expand(rows)
+
+    def terms(self, batch: LayoutBatch) -> StageTerms:
+        """Return the exact terms of tuples."""
+        return self.cost.terms(batch)
+
+    def _relaxation(self, rows: LayoutBatch) -> Relaxation:
+        modifiers = self.space.modifiers
+        return Relaxation(
+            recomputes=tuple(range(len(modifiers.recomputes))),
+            orders=tuple(range(len(modifiers.orders))),
+            schedules=modifiers.valid("schedule", rows),
+            precisions=tuple(range(len(modifiers.precisions))),
+            zero=max((choice.stage for choice in modifiers.zero), default=0),
+        )
