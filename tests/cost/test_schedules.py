@@ -100,6 +100,13 @@ def test_interleaved_group_size_counts_in_warm_up() -> None:
     np.testing.assert_allclose((larger - usual) * 3, 2 * (6 - 4))
 
 
+def test_overlapping_expert_communication_runs_one_chunk_ahead() -> None:
+    """overlap_moe_expert_parallel_comm warms up one chunk more, if there is one more."""
+    sizes = (Schedule.INTERLEAVED, ints(4, 4), ints(2, 2), ints(16, 4))
+    ahead = in_flight(*sizes, extra_chunks=1) - in_flight(*sizes)
+    assert ahead.tolist() == [[0.5] * 4, [0.0, 0.0, 0.5, 0.5]]
+
+
 def test_1f1b_holds_pp_minus_rank_and_nothing_beyond_pp() -> None:
     """Rows of different pp share one array; columns beyond a row's pp are empty."""
     held = in_flight(Schedule.ONE_F_ONE_B, ints(4, 2, 4), ints(1, 1, 1), ints(16, 16, 2), ranks=5)
