@@ -100,9 +100,9 @@ def in_flight(
 ) -> FloatArray:
     """Return the micro-batches whose activations each rank holds at its peak, (n, P).
 
-    Arrays are (n,). ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage`` (``default_group`` if not
-    given); P is ``ranks`` or the largest pp. Fractions count chunks of 1/vp. ``extra_chunks`` are run ahead in
-    the warm-up: Megatron-LM's ``overlap_moe_expert_parallel_comm`` adds one. Zero beyond a row's own pp.
+    Arrays are (n,). ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage``, if not given that of
+    ``default_group``; P is ``ranks`` or the largest pp. Fractions count chunks of 1/vp. ``extra_chunks`` are
+    run ahead: Megatron-LM's ``overlap_moe_expert_parallel_comm`` adds one. Zero beyond a row's own pp.
     """
     pipelines = _pipelines(pp, vp, micro_batches, group)
     columns = np.arange(int(pp.max(initial=1)) if ranks is None else ranks)
