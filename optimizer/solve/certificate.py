@@ -49,14 +49,15 @@ class Certificate:
     """The record that makes an answer checkable.
 
     Every tuple (layout without stages) of the space was excluded by memory, excluded by its bound, or
-    solved: the three numbers sum to ``tuples``. ``removed_by_rule`` and ``removed_by_equivalence`` count
-    candidates that are not in the space. ``joint_assignments`` is the least number of layouts with stages.
+    solved: the three numbers sum to ``tuples``. ``removed_by_rule`` and ``removed_by_equivalence`` count the
+    other declared tuples. ``joint_assignments`` is the least number of layouts with stages.
     ``table_sha256`` is ``table_digest``, ``inputs_sha256`` is ``inputs_digest``. ``bound_s`` is a proven
     floor under every step time, ``gap`` how far the answer is above it, relative to the answer (or None).
     ``gap_target`` is the relative gap at which the search was allowed to stop, ``rounding_s`` how much the
     solver's whole numbers may have rounded the step time down.
     """
 
+    declared_tuples: int
     degree_tuples: int
     tuples: int
     joint_assignments: int
@@ -90,6 +91,7 @@ class Certificate:
     def read(cls, reader: PlainReader) -> Certificate:
         """Read from ``reader``, which notes the problems."""
         return cls(
+            declared_tuples=reader.integer("declared_tuples"),
             degree_tuples=reader.integer("degree_tuples"),
             tuples=reader.integer("tuples"),
             joint_assignments=reader.integer("joint_assignments"),
@@ -133,11 +135,13 @@ def build_certificate(
     removed_by_bound = size.tuples - removed_by_memory - solved
     if removed_by_bound < 0:
         raise ValueError(f"{removed_by_memory} + {solved} tuples excluded or solved of {size.tuples}")
+    removed = dict(removed_by_rule or {})
     return Certificate(
+        declared_tuples=size.tuples + sum(removed.values()) + removed_by_equivalence,
         degree_tuples=size.degree_rows,
         tuples=size.tuples,
         joint_assignments=size.joint_assignments,
-        removed_by_rule=dict(removed_by_rule or {}),
+        removed_by_rule=removed,
         removed_by_equivalence=removed_by_equivalence,
         removed_by_memory=removed_by_memory,
         removed_by_bound=removed_by_bound,

@@ -16,6 +16,8 @@ from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray
 
@@ -50,22 +52,27 @@ class SpaceSize:
 
 def space_size(space: Space, *, chunk: int = 16384) -> SpaceSize:
     """Count a space, expanding ``chunk`` degree rows at a time."""
-    stages: Counter[tuple[int, int, bool]] = Counter()
+    shapes: Counter[tuple[int, int, bool]] = Counter()
     for start in range(0, len(space.degrees), chunk):
-        batch, _ = space.expand(space.degrees.take(np.arange(start, min(start + chunk, len(space.degrees)))))
+        rows = np.arange(start, min(start + chunk, len(space.degrees)))
+        batch, _ = space.expand(space.degrees.take(rows))
         full = np.array([entry.granularity is Granularity.FULL for entry in batch.codebook.recomputes])
         keys = np.stack([batch.pp, batch.vp, full[batch.recompute]], axis=1)
         values, numbers = np.unique(keys, axis=0, return_counts=True)
         for (ranks, chunks, may), number in zip(values.tolist(), numbers.tolist(), strict=True):
-            stages[ranks, chunks, bool(may)] += number
-    blocks = int(np.sum(space.counts))
-    return SpaceSize(
-        degree_rows=len(space.degrees),
-        tuples=stages.total(),
-        joint_assignments=sum(
-            number * stage_choices(*key[:2], blocks, space.rule, key[2]) for key, number in stages.items()
-        ),
+            shapes[ranks, chunks, bool(may)] += number
+    return size_of_shapes(shapes, len(space.degrees), int(np.sum(space.counts)), space.rule)
+
+
+def size_of_shapes(
+    shapes: Mapping[tuple[int, int, bool], int], degree_rows: int, blocks: int, rule: StageRule
+) -> SpaceSize:
+    """Sum up tuples counted by (pp, vp, whether whole layers may be recomputed)."""
+    joint = sum(
+        number * stage_choices(ranks, chunks, blocks, rule, may)
+        for (ranks, chunks, may), number in shapes.items()
     )
+    return SpaceSize(degree_rows=degree_rows, tuples=sum(shapes.values()), joint_assignments=joint)
 
 
 @lru_cache(maxsize=4096)

@@ -159,6 +159,11 @@ def _check_counts(stated: StatedPlan, rebuilt: Rebuilt, every_tuple: bool) -> Ch
     wrong = []
     if parts != record.tuples:
         wrong.append(f"excluded and solved tuples sum to {parts}, not {record.tuples}")
+    removed = sum(record.removed_by_rule.values()) + record.removed_by_equivalence
+    if record.declared_tuples != record.tuples + removed:
+        wrong.append(
+            f"{record.tuples} tuples and {removed} removed are not {record.declared_tuples} declared"
+        )
     if rebuilt.removed_by_rule is not None and record.removed_by_rule != dict(rebuilt.removed_by_rule):
         wrong.append("the candidates removed by each rule differ from a fresh enumeration")
     if every_tuple:

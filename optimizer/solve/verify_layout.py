@@ -9,8 +9,9 @@ import numpy as np
 
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,9 +120,11 @@ def read_stages(
     kinds = [kind for kind, run in enumerate(runs) for _ in range(run.count)]
     blocks = np.zeros((ranks * chunks, len(runs)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
+    order = model_order(ranks, chunks, Schedule(layout.schedule)).tolist()
     start = 0
-    for j, stage in enumerate(layout.stages):
-        _check_place(j, stage, ranks, chunks)
+    for place, j in enumerate(order):
+        stage = layout.stages[j]
+        _check_place(j, stage, ranks, first=place == 0, last=place == len(order) - 1)
         held = _take_layers(stage.layers, kinds[start:], runs, f"stage {j}")
         start += len(held)
         blocks[j] = np.bincount(held, minlength=len(runs))
@@ -137,12 +140,12 @@ def read_stages(
     return blocks.reshape(shape).sum(axis=0), recomputed.reshape(shape).sum(axis=0)
 
 
-def _check_place(j: int, stage: StatedStage, ranks: int, chunks: int) -> None:
+def _check_place(j: int, stage: StatedStage, ranks: int, *, first: bool, last: bool) -> None:
     if (stage.rank, stage.chunk) != (j % ranks, j // ranks):
         raise Refuted(
             f"stage {j} is on rank {j % ranks}, chunk {j // ranks}, not {stage.rank}, {stage.chunk}"
         )
-    if stage.embedding != (j == 0) or stage.head != (j == ranks * chunks - 1):
+    if (stage.embedding, stage.head) != (first, last):
         raise Refuted(f"stage {j}: the embedding is on the first stage and the head on the last")
 
 
