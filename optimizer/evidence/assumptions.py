@@ -103,7 +103,7 @@ def built_in(name: str) -> tuple[Assumption, ...]:
 
 
 def assume(run: MeasuredRun, assumptions: Sequence[Assumption]) -> tuple[MeasuredRun, tuple[str, ...]]:
-    """Fill a row's empty cells; return it with the names of the filled columns. Stated cells stay as they are."""
+    """Fill a row's empty cells; return it with the filled columns' names. Stated cells stay as they are."""
     values: dict[str, Any] = {}
     for assumption in assumptions:
         if assumption.concerns(run):

@@ -82,7 +82,7 @@ def read_sharding(cell: str) -> Sharding:
 
 
 def read_mla(cell: str) -> MlaSpec:
-    """Read ``q_lora=..;kv_lora=..;qk_nope=..;qk_rope=..;v=..``; no ``q_lora`` means a full query projection."""
+    """Read ``q_lora=..;kv_lora=..;qk_nope=..;qk_rope=..;v=..``; no ``q_lora``: a full query projection."""
     pairs = [part.split("=") for part in cell.rstrip(";").split(";")]
     if any(len(pair) != 2 for pair in pairs) or len({pair[0] for pair in pairs}) != len(pairs):
         raise ValueError(cell)

@@ -125,7 +125,7 @@ def _rows(
 def read_cells(
     cells: dict[str, str], *, file: str = "", line: int | None = None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Read cells by column name, leaving out empty ones; return the values and what is wrong with the others."""
+    """Read cells by column name, leaving out empty ones; return the values and the problems."""
     values: dict[str, Any] = {}
     problems = []
     for name, cell in cells.items():

@@ -1,0 +1,148 @@
+"""Turn measured runs into cases that the cost model can price, or into skips with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.evidence.assumptions import assume
+from layoutopt.optimizer.evidence.case import Case, Family, Skip, SkipRow
+from layoutopt.optimizer.evidence.case_cluster import cluster_of, memory_size_stated
+from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
+from layoutopt.optimizer.evidence.case_model import model_of, training_of
+from layoutopt.optimizer.evidence.case_preset import check_method, framework_of, switches_of
+from layoutopt.optimizer.evidence.notes import read_notes
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.evidence.assumptions import Assumption
+    from layoutopt.optimizer.evidence.notes import NoteFacts
+    from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.specs.layout import Layout
+
+GIB_PER_GB = 2**30 / 1e9
+
+DECIDING = ("tp", "pp", "dp", "zero", "micro_batch", "global_batch", "recompute", "precision")
+"""Columns without which a row counts as incomplete, beside vp where pp > 1."""
+
+DEFAULT_ZERO = {
+    Framework.TORCHTITAN: 3,
+    Framework.NEMO_AUTOMODEL: 3,
+    Framework.LLM_FOUNDRY: 3,
+    Framework.ACCELERATE: 3,
+    Framework.DEEPSPEED: 3,
+}
+"""ZeRO stage where none is stated: FSDP is what these frameworks are for; others shard the optimizer (1)."""
+
+TIED_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
+"""NVIDIA/Megatron-LM ties embedding and output unless ``--untie-embeddings-and-output-weights`` is given."""
+
+_BLACKWELL = ("B200", "B300", "GB200", "GB300")
+_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+
+
+def build_cases(
+    runs: Sequence[MeasuredRun], assumptions: Sequence[Assumption] = ()
+) -> tuple[list[Case], list[Skip]]:
+    """Build a case for every row that can be priced, and a skip for every other."""
+    results = [build_case(run, assumptions) for run in runs]
+    cases = [result for result in results if isinstance(result, Case)]
+    return cases, [result for result in results if isinstance(result, Skip)]
+
+
+def build_case(run: MeasuredRun, assumptions: Sequence[Assumption] = ()) -> Case | Skip:
+    """Build the case of one row, or say why it has none."""
+    try:
+        return _case(run, assumptions)
+    except SkipRow as reason:
+        return Skip(run=run, reason=str(reason))
+    except InputError as error:
+        return Skip(run=run, reason=str(error.problems[0]))
+
+
+def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
+    read, facts = read_notes(run)
+    stated, assumed = assume(read, assumptions)
+    check_method(stated)
+    if stated.step_s is None and stated.mem_gb is None and not stated.oom:
+        raise SkipRow("neither step time nor memory nor out of memory reported")
+    framework = framework_of(stated)
+    check_degrees(stated)
+    filled, unstated = _defaults(stated, framework)
+    model, training = model_of(filled, facts), training_of(filled, facts)
+    cluster = cluster_of(filled)
+    zero = filled.zero.stage if filled.zero else DEFAULT_ZERO.get(framework, 1)
+    layout = layout_of(filled, framework, model, training.precision, zero=zero)
+    _check_experts(filled, layout)
+    switches = switches_of(filled, facts, framework)
+    return Case(
+        run=run,
+        framework=framework,
+        software=filled.software,
+        model=model,
+        training=training,
+        cluster=cluster,
+        layout=layout,
+        family=family_of(filled, framework),
+        switches=switches,
+        unstated=unstated,
+        assumed=assumed,
+        complete=_complete(read),
+        memory_gb=_memory_gb(stated, facts),
+        memory_known=memory_size_stated(stated) and stated.zero is not None and stated.recompute is not None,
+    )
+
+
+def _defaults(run: MeasuredRun, framework: Framework) -> tuple[MeasuredRun, tuple[str, ...]]:
+    """Fill what the framework decides where a source says nothing, and name those columns."""
+    unstated = [name for name in ("zero", "recompute", "tied", "flash") if getattr(run, name) is None]
+    if run.sp is None and run.tp != 1:
+        unstated.append("sp")
+    if run.is_moe and run.etp is None and run.tp != 1:
+        unstated.append("etp")
+    if not memory_size_stated(run):
+        unstated.append("gpu memory")
+    tied = run.tied if run.tied is not None else framework in TIED_BY_DEFAULT
+    return replace(run, tied=tied), tuple(unstated)
+
+
+def _complete(run: MeasuredRun) -> bool:
+    return all(getattr(run, name) is not None for name in DECIDING) and (run.pp == 1 or run.vp is not None)
+
+
+def _check_experts(run: MeasuredRun, layout: Layout) -> None:
+    if not run.is_moe:
+        if layout.ep > 1:
+            raise SkipRow(f"ep {layout.ep} without experts")
+        return
+    ranks = layout.tp * layout.cp * layout.dp
+    if ranks % (layout.ep * layout.etp):
+        raise SkipRow(f"ep {layout.ep} x etp {layout.etp} does not divide the stage's {ranks} ranks")
+    if (run.moe_experts or 1) % layout.ep:
+        raise SkipRow(f"ep {layout.ep} does not divide {run.moe_experts} experts")
+
+
+def _memory_gb(run: MeasuredRun, facts: NoteFacts) -> float | None:
+    if run.mem_gb is None:
+        return None
+    return run.mem_gb * GIB_PER_GB if facts.memory_gib else run.mem_gb
+
+
+def family_of(run: MeasuredRun, framework: Framework) -> Family:
+    """Return the family of a row: MoE on any GPU, dense by GPU generation and precision, nanotron apart."""
+    if framework is Framework.NANOTRON:
+        return Family.NANOTRON
+    if run.is_moe:
+        return Family.MOE
+    gpu = (run.gpu or "").upper()
+    if gpu.startswith(_BLACKWELL):
+        return Family.DENSE_BLACKWELL
+    if gpu.startswith(_HOPPER):
+        narrow = run.precision in (Precision.FP8, Precision.MXFP8, Precision.NVFP4)
+        return Family.DENSE_HOPPER_8 if narrow else Family.DENSE_HOPPER_16
+    if gpu.startswith("A100"):
+        return Family.DENSE_A100
+    return Family.DENSE_V100 if gpu.startswith("V100") else Family.DENSE_OTHER

@@ -1,0 +1,87 @@
+"""What the notes of a measured run say beside and against its columns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.evidence.table import read_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.evidence.run import MeasuredRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phrase:
+    """A pattern that decides a column or a fact; without a value its first group is the value."""
+
+    target: str
+    is_column: bool
+    pattern: re.Pattern[str]
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteFacts:
+    """Facts that have no column; None where the notes do not say.
+
+    ``deduplicates``: the expert dispatcher sends a token once per node. ``memory_gib``: memory is in GiB.
+    ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format.
+    """
+
+    compiled: bool | None = None
+    dropout: bool | None = None
+    deduplicates: bool | None = None
+    fp32_reduction: bool | None = None
+    memory_gib: bool = False
+    capacity_factor: float | None = None
+
+
+@cache
+def phrases() -> tuple[Phrase, ...]:
+    """Read the package's phrases, in order of precedence."""
+    import yaml
+
+    text = resources.files("layoutopt.optimizer.evidence").joinpath("notes.yaml").read_text(encoding="utf-8")
+    return tuple(
+        Phrase(
+            target=entry.get("column") or entry["fact"],
+            is_column="column" in entry,
+            pattern=re.compile(entry["phrase"], re.IGNORECASE),
+            value=entry.get("value"),
+        )
+        for entry in yaml.safe_load(text)
+    )
+
+
+def read_notes(run: MeasuredRun) -> tuple[MeasuredRun, NoteFacts]:
+    """Return the row with the columns that its notes decide, and the facts that have no column."""
+    found = _matches(run.notes or "")
+    names = {phrase.target for phrase in phrases() if phrase.is_column}
+    cells = {name: value for name, value in found.items() if name in names}
+    values: dict[str, Any] = read_cells(cells)[0]
+    return (replace(run, **values) if values else run), _facts(found)
+
+
+def _matches(notes: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for phrase in phrases():
+        match = None if phrase.target in found else phrase.pattern.search(notes)
+        if match:
+            found[phrase.target] = match[1] if phrase.value is None else phrase.value
+    return found
+
+
+def _facts(found: Mapping[str, str]) -> NoteFacts:
+    flags = {name: found[name] == "1" for name in ("compiled", "dropout", "fp32_reduction") if name in found}
+    return NoteFacts(
+        **flags,
+        deduplicates=found["dispatcher"] == "deduplicating" if "dispatcher" in found else None,
+        memory_gib="memory_gib" in found,
+        capacity_factor=float(found["capacity_factor"]) if "capacity_factor" in found else None,
+    )
