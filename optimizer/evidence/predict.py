@@ -40,8 +40,8 @@ class Prediction:
 def predict(case: Case, values: Mapping[str, float] | None = None) -> Prediction:
     """Price a case.
 
-    ``values`` replaces constants by name, beside those of the case's cluster: names of the cost and the topology
-    room, and ``field.framework`` for the measured fields of a preset.
+    ``values`` replaces constants by name, beside those of the case's cluster: names of the cost and the
+    topology room, and ``field.framework`` for the measured fields of a preset.
     """
     return _prediction(price(case, values))
 

@@ -1,0 +1,100 @@
+"""Predicted against measured memory, and memory verdicts against runs that ran or died."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.evidence.metrics import ErrorSummary, relative_error, summarize
+from layoutopt.optimizer.specs.vocabulary import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.evidence.predict import Prediction
+
+BORDERLINE = 0.95
+"""Share of usable memory from which a layout counts as borderline."""
+
+NOT_STATED = "not stated"
+_KINDS = ("allocated", "reserved", "nvidia-smi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """One row's peak: measured and predicted bytes of the same kind."""
+
+    id: str
+    kind: str
+    measured_bytes: float
+    predicted_bytes: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return relative_error(self.predicted_bytes, self.measured_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Memory errors and verdicts.
+
+    ``summary`` is over rows that say what their figure counts (``mem_kind``), state what decides memory and
+    ran; ``by_kind`` adds rows of unstated kind, compared with reserved memory. ``died_but_fits`` and
+    ``ran_but_does_not_fit`` are the ids whose verdict contradicts the run.
+    """
+
+    summary: ErrorSummary
+    by_kind: Mapping[str, ErrorSummary]
+    rows: tuple[MemoryRow, ...]
+    died: int
+    ran: int
+    died_but_fits: tuple[str, ...]
+    ran_but_does_not_fit: tuple[str, ...]
+
+
+def verdict_of(prediction: Prediction) -> Verdict:
+    """Judge a prediction by its peak over what the GPU leaves for tensors."""
+    share = prediction.allocated_bytes / prediction.capacity_bytes
+    if share > 1:
+        return Verdict.DOES_NOT_FIT
+    return Verdict.BORDERLINE if share > BORDERLINE else Verdict.FITS
+
+
+def compare_memory(pairs: Sequence[tuple[Case, Prediction]]) -> MemoryReport:
+    """Compare peaks of rows that report one, and verdicts of all rows that state what decides memory."""
+    judged = [(case, prediction) for case, prediction in pairs if case.memory_known and not case.assumed]
+    died = [pair for pair in judged if pair[0].run.oom]
+    ran = [pair for pair in judged if not pair[0].run.oom]
+    rows = [_row(case, prediction) for case, prediction in ran if case.memory_gb is not None]
+    kinds = sorted({row.kind for row in rows})
+    return MemoryReport(
+        summary=summarize([row.error for row in rows if row.kind != NOT_STATED]),
+        by_kind={kind: summarize([row.error for row in rows if row.kind == kind]) for kind in kinds},
+        rows=tuple(rows),
+        died=len(died),
+        ran=len(ran),
+        died_but_fits=_judged(died, Verdict.FITS),
+        ran_but_does_not_fit=_judged(ran, Verdict.DOES_NOT_FIT),
+    )
+
+
+def _row(case: Case, prediction: Prediction) -> MemoryRow:
+    kind = case.run.mem_kind if case.run.mem_kind in _KINDS else NOT_STATED
+    predicted = {
+        "allocated": prediction.allocated_bytes,
+        "reserved": prediction.reserved_bytes,
+        "nvidia-smi": prediction.device_bytes,
+        NOT_STATED: prediction.reserved_bytes,
+    }
+    return MemoryRow(
+        id=case.run.id,
+        kind=kind,
+        measured_bytes=(case.memory_gb or 0.0) * 1e9,
+        predicted_bytes=predicted[kind],
+    )
+
+
+def _judged(pairs: Sequence[tuple[Case, Prediction]], verdict: Verdict) -> tuple[str, ...]:
+    return tuple(case.run.id for case, prediction in pairs if verdict_of(prediction) is verdict)
