@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.topology.coefficients import far_s_per_byte, line, spread
+from layoutopt.optimizer.topology.fabric import busiest_s_per_byte, line, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.topology.coefficients import Fabric, Line, Spread
+    from layoutopt.optimizer.topology.fabric import Fabric, Line, Spread
     from layoutopt.optimizer.topology.groups import GroupBatch
+    from layoutopt.optimizer.topology.links import Protocol
 
     FloatArray = NDArray[np.float64]
 
@@ -22,31 +23,30 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
 
     On rails a message first moves over NVLink to the GPU whose NIC is on the receiver's rail (NCCL PXN).
     """
-    lay, links = spread(group, fabric), fabric.links
-    most = lay.domain_most
+    lay, most = spread(group, fabric), spread(group, fabric).domain_most
     moved = (most - 1) / (most if fabric.cluster.rail_optimized else lay.size)
     loads = [(lay.size - inside) / lay.size for inside in lay.inside]
-    host = far_s_per_byte(fabric, lay, loads, 1.0, host=True)
+    host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     near = np.maximum(moved / fabric.nvlink_bytes_per_s, host)
-    far = far_s_per_byte(fabric, lay, loads, links.network_all_to_all, host=False)
-    return [line(exchange_latency_s(fabric, lay), near, far)]
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
+    return [line(_exchange_latency_s(fabric, lay), near, far)]
 
 
 def split_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
-    """All-to-all whose bytes inside and beyond the NVLink domain are given apart: seconds per byte of either kind."""
+    """All-to-all given by the bytes inside and beyond the NVLink domain: seconds per byte of each."""
     lay = spread(group, fabric)
     beyond = np.maximum(lay.size - lay.domain, 1.0)
     loads = [(lay.size - inside) / beyond for inside in lay.inside]
-    host = far_s_per_byte(fabric, lay, loads, 1.0, host=True)
-    far = far_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
+    host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
     near = (lay.domain_most > 1) / fabric.nvlink_bytes_per_s
-    return [line(exchange_latency_s(fabric, lay), near, np.maximum(host, far))]
+    return [line(_exchange_latency_s(fabric, lay), near, np.maximum(host, far))]
 
 
-def exchange_latency_s(fabric: Fabric, lay: Spread) -> FloatArray:
+def _exchange_latency_s(fabric: Fabric, lay: Spread) -> FloatArray:
     """Start, then one send after the other to every peer, the last one over the farthest way."""
-    links = fabric.links
-    peers_s = (lay.domain - 1) * links.exchange_nvlink_peer_s + (lay.size - lay.domain) * links.exchange_network_peer_s
+    links, remote = fabric.links, lay.size - lay.domain
+    peers_s = (lay.domain - 1) * links.exchange_nvlink_peer_s + remote * links.exchange_network_peer_s
     way_s = np.zeros_like(lay.size)
     for k, tier in enumerate(fabric.tiers):
         way_s = np.maximum(way_s, lay.leaves(k) * tier.latency_s)
@@ -58,23 +58,33 @@ def hop_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
 
     Of a group's members in a block only the last one sends out of it, over its own NIC.
     """
-    lay, cluster = spread(group, fabric), fabric.cluster
-    on_nic = group.members_within(max(cluster.gpus_per_node // cluster.nics_per_node, 1)).astype(np.float64)
-    if cluster.nics_per_node < cluster.gpus_per_node and cluster.gpus_per_node % cluster.nics_per_node:
-        on_nic = np.ones_like(lay.size)
-    idle_rails = lay.domain_most / on_nic if cluster.rail_optimized else np.ones_like(lay.size)
+    lay = spread(group, fabric)
+    on_nic = _members_on_nic(fabric, group)
+    # On rails the senders' NICs alone lead out; elsewhere a block's uplinks serve whatever NIC sends.
+    crowding = lay.domain_most / on_nic if fabric.cluster.rail_optimized else np.ones_like(lay.size)
     loads = []
-    for k in range(len(fabric.tiers)):
-        loads.append(1.0 / on_nic if fabric.leaves_node(k) else idle_rails / lay.inside[k])
-    hosts = [np.ones_like(lay.size) for _ in lay.inside]
+    for k, tier in enumerate(fabric.tiers):
+        own = np.ones_like(lay.size) if tier.is_host else 1.0 / on_nic
+        loads.append(own if fabric.leaves_node(k) else crowding / lay.per_exit[k])
     near = (lay.domain_most > 1) / fabric.nvlink_bytes_per_s
-    near = np.maximum(near, far_s_per_byte(fabric, lay, hosts, 1.0, host=True))
-    far = far_s_per_byte(fabric, lay, loads, fabric.links.network_p2p, host=False)
+    near = np.maximum(near, busiest_s_per_byte(fabric, lay, loads, 1.0, host=True))
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_p2p, host=False)
     lines = []
     for protocol in fabric.links.ring:
-        latency_s = np.where(lay.domain_most > 1, protocol.nvlink_step_s, 0.0)
-        for k, tier in enumerate(fabric.tiers):
-            step_s = protocol.host_step_s if tier.is_host else protocol.network_step_s + tier.latency_s
-            latency_s = np.maximum(latency_s, lay.leaves(k) * step_s)
-        lines.append(line(lay.many * (protocol.base_s + latency_s), near, far, protocol.bandwidth_share))
+        lines.append(line(_hop_latency_s(fabric, lay, protocol), near, far, protocol.bandwidth_share))
     return lines
+
+
+def _members_on_nic(fabric: Fabric, group: GroupBatch) -> FloatArray:
+    """Members among the GPUs that share one NIC, 1 where NICs and GPUs do not divide."""
+    gpus, nics = fabric.cluster.gpus_per_node, fabric.cluster.nics_per_node
+    return group.members_within(gpus // nics if gpus % nics == 0 else 1).astype(np.float64)
+
+
+def _hop_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol) -> FloatArray:
+    """The way of the farthest hop."""
+    way_s = np.where(lay.domain_most > 1, protocol.nvlink_step_s, 0.0)
+    for k, tier in enumerate(fabric.tiers):
+        step_s = protocol.host_step_s if tier.is_host else protocol.network_step_s + tier.latency_s
+        way_s = np.maximum(way_s, lay.leaves(k) * step_s)
+    return lay.many * (protocol.base_s + way_s)

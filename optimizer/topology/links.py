@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,10 +19,11 @@ PROTOCOLS = ("simple", "ll128", "ll")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstant:
-    """A documented constant."""
+    """A documented constant; ``bounds`` are the limits of a fit."""
 
     value: float
     unit: str
+    bounds: tuple[float, float]
     meaning: str
     source: str
 
@@ -38,13 +41,14 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstants:
-    """Fractions of nominal bandwidth and latencies; the meaning of each is in ``link_table()``.
+    """Fractions of nominal bandwidth and latencies; ``link_table()`` has the meaning of each.
 
+    ``nvlink_fraction`` and ``nvls_gain`` hold one value per GPU family. The first protocol is the bulk one.
     An empty ``tree`` leaves all-reduce to rings.
     """
 
-    nvlink_fraction: float
-    nvls_gain: float
+    nvlink_fraction: Mapping[str, float]
+    nvls_gain: Mapping[str, float]
     nvls_min_members: float
     network_fraction: float
     network_gather: float
@@ -59,33 +63,51 @@ class LinkConstants:
     ring: tuple[Protocol, ...]
     tree: tuple[Protocol, ...]
 
+    def nvlink_share(self, architecture: str) -> float:
+        """Return the NVLink fraction of a GPU architecture; a family without one is an error."""
+        return _of_family("nvlink_fraction", self.nvlink_fraction, architecture)
+
+    def in_switch_gain(self, architecture: str) -> float:
+        """Return the gain of in-switch reduction of a GPU architecture; a family without one is an error."""
+        return _of_family("nvls_gain", self.nvls_gain, architecture)
+
     def ideal(self) -> LinkConstants:
         """Return links at their nominal bandwidth without latency: rings only, no reduction in switches."""
-        perfect = Protocol(base_s=0.0, nvlink_step_s=0.0, host_step_s=0.0, network_step_s=0.0, bandwidth_share=1.0)
-        fractions = {name: 1.0 for name in _FRACTIONS}
-        return replace(self.without_latency(), ring=(perfect,), tree=(), **fractions)
+        return replace(
+            self.without_latency(),
+            tree=(),
+            nvlink_fraction=dict.fromkeys(self.nvlink_fraction, 1.0),
+            network_fraction=1.0,
+            network_gather=1.0,
+            network_all_to_all=1.0,
+            network_p2p=1.0,
+            host_fraction=1.0,
+        )
 
     def without_latency(self) -> LinkConstants:
         """Return the same bandwidths with every latency 0, hence the bulk protocol only."""
-        none = {"base_s": 0.0, "nvlink_step_s": 0.0, "host_step_s": 0.0, "network_step_s": 0.0}
-        best = max(protocol.bandwidth_share for protocol in self.ring)
-        bulk = Protocol(bandwidth_share=best, **none)
-        zeros = {name: 0.0 for name in _LATENCIES}
-        return replace(self, ring=(bulk,), tree=(bulk,) if self.tree else (), **zeros)
+        bulk = Protocol(
+            base_s=0.0, nvlink_step_s=0.0, host_step_s=0.0, network_step_s=0.0, bandwidth_share=1.0
+        )
+        return replace(
+            self,
+            ring=(bulk,),
+            tree=(bulk,) if self.tree else (),
+            nvls_step_s=0.0,
+            exchange_base_s=0.0,
+            exchange_nvlink_peer_s=0.0,
+            exchange_network_peer_s=0.0,
+        )
 
 
-_FRACTIONS = (
-    "nvlink_fraction",
-    "nvls_gain",
-    "network_fraction",
-    "network_gather",
-    "network_all_to_all",
-    "network_p2p",
-    "host_fraction",
-    "tree_fraction",
-)
-_LATENCIES = ("nvls_step_s", "exchange_base_s", "exchange_nvlink_peer_s", "exchange_network_peer_s")
-_STEPS = ("base_s", "nvlink_step_s", "host_step_s", "network_step_s")
+def _of_family(name: str, values: Mapping[str, float], architecture: str) -> float:
+    family = architecture.partition("-")[0]
+    if family not in values:
+        known = ", ".join(sorted(values))
+        raise input_error(
+            f"no constant {name} for GPU family {family!r}", f"known: {known}", key="architecture"
+        )
+    return values[family]
 
 
 @cache
@@ -95,32 +117,51 @@ def link_table() -> Mapping[str, LinkConstant]:
 
     text = resources.files("layoutopt.optimizer.topology").joinpath("links.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table = yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C where it is built)
-    entries = {
-        name: LinkConstant(
-            value=float(entry["value"]), unit=entry["unit"], meaning=entry["meaning"], source=entry["source"]
-        )
-        for name, entry in table.items()
-    }
-    return MappingProxyType(entries)
+    table = yaml.load(text, Loader=loader)
+    return MappingProxyType({name: _constant(entry) for name, entry in table.items()})
+
+
+def _constant(entry: Mapping[str, Any]) -> LinkConstant:
+    low, high = entry["bounds"]
+    return LinkConstant(
+        value=float(entry["value"]),
+        unit=entry["unit"],
+        bounds=(float(low), float(high)),
+        meaning=entry["meaning"],
+        source=entry["source"],
+    )
 
 
 def load_links(calibration: Mapping[str, float] | None = None) -> LinkConstants:
     """Return the package's link constants with calibrated values on top.
 
-    Names that no link constant has (constants of other rooms) are ignored here.
+    A name before a dot alone (``nvlink_fraction``) sets every value under it. Names that no link constant has
+    belong to other rooms and are ignored here.
     """
     values = {name: entry.value for name, entry in link_table().items()}
-    values |= {name: float(value) for name, value in (calibration or {}).items() if name in values}
+    for name, value in (calibration or {}).items():
+        values |= {known: float(value) for known in values if known == name or known.startswith(f"{name}.")}
     scalars = {name: value for name, value in values.items() if "." not in name}
-    return LinkConstants(ring=_protocols("ring", values), tree=_protocols("tree", values), **scalars)
+    return LinkConstants(
+        ring=_protocols("ring", values),
+        tree=_protocols("tree", values),
+        nvlink_fraction=_below("nvlink_fraction", values),
+        nvls_gain=_below("nvls_gain", values),
+        **scalars,
+    )
+
+
+def _below(name: str, values: Mapping[str, float]) -> Mapping[str, float]:
+    """Values of one name by what stands after its dot."""
+    return {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
 
 
 def _protocols(algorithm: str, values: Mapping[str, float]) -> tuple[Protocol, ...]:
+    steps = ("base_s", "nvlink_step_s", "host_step_s", "network_step_s")
     return tuple(
         Protocol(
             bandwidth_share=values[f"bandwidth_share.{name}"],
-            **{step: values[f"{algorithm}_{step}.{name}"] for step in _STEPS},
+            **{step: values[f"{algorithm}_{step}.{name}"] for step in steps},
         )
         for name in PROTOCOLS
     )

@@ -1,8 +1,9 @@
 """Mesh orders: which ranks form each process group.
 
 Ranks are a mixed radix over the axes tp, cp, dp, pp in the mesh order, innermost first (NVIDIA/Megatron-LM
-megatron/core/parallel_state.py ``RankGenerator``; pytorch/torchtitan distributed/parallel_dims.py). The expert grid
-splits the list of ranks of one pipeline stage into expert-tensor (innermost), expert and expert-data parallel ranks.
+megatron/core/parallel_state.py ``RankGenerator``; pytorch/torchtitan distributed/parallel_dims.py). The
+expert grid splits the list of ranks of one pipeline stage into expert-tensor (innermost), expert and expert-data
+parallel ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class MeshGroups:
             taken = np.minimum(digit.size, left)
             valid &= (digit.size % taken == 0) & (left % taken == 0)
             left = np.maximum(left // taken, 1)
-        return valid & (left == 1)
+        return np.asarray(valid & (left == 1), dtype=np.bool_)
 
     def _shard(self, shard: IntArray) -> IntArray:
         return np.where(shard > 0, shard, self.dp_cp.size)
@@ -96,8 +97,9 @@ def mesh_groups(
 ) -> MeshGroups:
     """Return every process group of a batch of layouts.
 
-    ``order`` names the axes innermost first, such as ``tp-cp-ep-dp-pp``; whether ``ep`` stands before or after
-    ``dp`` says if expert-parallel or expert-data-parallel ranks are neighbours. Degrees are integers of shape (n,).
+    ``order`` names the axes innermost first, such as ``tp-cp-ep-dp-pp``; whether ``ep`` stands before or
+    after ``dp`` says if expert-parallel or expert-data-parallel ranks are neighbours. Degrees are integers of
+    shape (n,).
     Raises ``InputError`` for an order that is no permutation of the axes.
     """
     mesh = _mesh(order, tp=tp, cp=cp, pp=pp, dp=dp)
@@ -110,7 +112,7 @@ def mesh_groups(
 def mesh_valid(
     order: str, *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayLike, ep: ArrayLike, etp: ArrayLike
 ) -> BoolArray:
-    """Tell where the expert grid can be laid out: it divides a stage, and its digits nest with the pipeline's stride."""
+    """Tell where the expert grid can be laid out: it divides a stage and nests with the pipeline's stride."""
     mesh = _mesh(order, tp=tp, cp=cp, pp=pp, dp=dp)
     experts, tensor = np.asarray(ep, dtype=np.int64), np.asarray(etp, dtype=np.int64)
     valid = mesh.ranks // mesh.degree[Axis.PP] % (experts * tensor) == 0
@@ -124,7 +126,9 @@ def mesh_valid(
 
 def all_orders() -> tuple[str, ...]:
     """Return the 24 orders of tp, cp, dp and pp, innermost first, with ep directly before dp."""
-    return tuple("-".join(axes).replace("dp", "ep-dp") for axes in permutations(axis.value for axis in DENSE_AXES))
+    return tuple(
+        "-".join(axes).replace("dp", "ep-dp") for axes in permutations(axis.value for axis in DENSE_AXES)
+    )
 
 
 def dense_axes(order: str) -> tuple[Axis, ...]:
@@ -145,7 +149,9 @@ def dense_axes(order: str) -> tuple[Axis, ...]:
 
 def _mesh(order: str, *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayLike) -> _Mesh:
     axes, names = dense_axes(order), order.split("-")
-    columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(value, dtype=np.int64)) for value in (tp, cp, dp, pp)))
+    columns = np.broadcast_arrays(
+        *(np.atleast_1d(np.asarray(value, dtype=np.int64)) for value in (tp, cp, dp, pp))
+    )
     degree = dict(zip(DENSE_AXES, columns, strict=True))
     stride, ranks = {}, np.ones_like(columns[0])
     for axis in axes:
@@ -180,7 +186,7 @@ def _expert_grid(mesh: _Mesh, ep: IntArray, etp: IntArray) -> dict[str, tuple[In
 
 
 def _stage_group(mesh: _Mesh, size: IntArray, stride: IntArray) -> GroupBatch:
-    """Turn a digit of a stage's rank list into digits of ranks: beyond the pipeline axis, strides grow by pp."""
+    """Turn a digit of a stage's rank list into digits of ranks: beyond the pipeline, strides grow by pp."""
     if mesh.pp_outermost:
         return GroupBatch(digits=(Digit(size, stride),), ranks=mesh.ranks)
     inside = np.clip(mesh.inside_pp // stride, 1, size)

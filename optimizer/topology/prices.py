@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.topology.coefficients import Fabric, ring_lines, tree_lines
+from layoutopt.optimizer.topology.collectives import ring_lines, tree_lines
 from layoutopt.optimizer.topology.exchange import exchange_lines, hop_lines, split_lines
+from layoutopt.optimizer.topology.fabric import Fabric, useful_lines
 from layoutopt.optimizer.topology.tiers import cluster_tiers
 
 if TYPE_CHECKING:
@@ -16,21 +17,23 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.topology.coefficients import Line
+    from layoutopt.optimizer.topology.fabric import Line
     from layoutopt.optimizer.topology.groups import GroupBatch
     from layoutopt.optimizer.topology.links import LinkConstants
     from layoutopt.optimizer.topology.tiers import Tier
 
     FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+    Sharing = ArrayLike | None
 
 
 class Topology:
     """Prices of collectives on one cluster.
 
-    Every price takes bytes and a group of ``n`` layouts, broadcasts to (n,), and holds for all sibling groups working
-    at the same time. ``sharing`` (>= 1) counts the equal flows of other axes on the same NICs. A group of one costs 0.
-    Prices grow with the bytes and have no jumps: each is the fastest of a few algorithms, latency plus bytes
-    over bandwidth.
+    Every price takes bytes and a group of ``n`` layouts, broadcasts to (n,), is in seconds, and holds for all
+    sibling groups working at the same time. ``sharing`` (>= 1) counts the equal flows of other axes on the
+    same NICs. A group of one costs 0. Prices grow with the bytes and have no jumps: each is the fastest of a
+    few algorithms, latency plus bytes over bandwidth.
     """
 
     def __init__(self, cluster: ClusterSpec, links: LinkConstants) -> None:
@@ -48,57 +51,82 @@ class Topology:
         """Blocks above the NVLink domain, from the node outward."""
         return self._fabric.tiers
 
-    def all_reduce_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: ArrayLike | None = None) -> FloatArray:
-        """All-reduce of ``size_bytes`` on every member: rings, or trees with reduction in the NVLink switch."""
-        return self._price(size_bytes, self._lines(group, _all_reduce_lines), sharing)
+    def all_reduce_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
+        """All-reduce of ``size_bytes`` on every member: rings, or trees with the NVLink switch reducing."""
+        return self._price(size_bytes, group, _all_reduce_lines, sharing)
 
-    def all_gather_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: ArrayLike | None = None) -> FloatArray:
+    def all_gather_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """All-gather into ``size_bytes`` on every member, by rings."""
-        return self._price(size_bytes, self._lines(group, _gather_lines), sharing)
+        return self._price(size_bytes, group, _gather_lines, sharing)
 
-    def reduce_scatter_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: ArrayLike | None = None) -> FloatArray:
+    def reduce_scatter_s(
+        self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None
+    ) -> FloatArray:
         """Reduce-scatter of ``size_bytes`` on every member, by rings."""
-        return self._price(size_bytes, self._lines(group, _gather_lines), sharing)
+        return self._price(size_bytes, group, _gather_lines, sharing)
 
-    def all_to_all_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: ArrayLike | None = None) -> FloatArray:
+    def all_to_all_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """All-to-all; ``size_bytes`` is one member's whole send buffer, of which it keeps one part in n."""
-        return self._price(size_bytes, self._lines(group, exchange_lines), sharing)
+        return self._price(size_bytes, group, exchange_lines, sharing)
+
+    def p2p_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
+        """One send of ``size_bytes`` from every member to the next one of its group: the slowest hop."""
+        return self._price(size_bytes, group, hop_lines, sharing)
 
     def all_to_all_split_s(
-        self, intra_bytes: ArrayLike, inter_bytes: ArrayLike, group: GroupBatch, sharing: ArrayLike | None = None
+        self, intra_bytes: ArrayLike, inter_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None
     ) -> FloatArray:
         """All-to-all given by the bytes that leave a member inside its NVLink domain, and across the network.
 
         For dispatch that sends a token once per domain. The two run at the same time.
         """
-        (only,) = self._lines(group, split_lines)
-        far = only.far_s_per_byte if sharing is None else only.far_s_per_byte * np.asarray(sharing)
-        near_s = np.asarray(intra_bytes) * only.near_s_per_byte
-        return np.asarray(only.latency_s + np.maximum(near_s, np.asarray(inter_bytes) * far))
+        (only,), index = self._lines(group, split_lines)
+        near, far = _rows(only.near_s_per_byte, index), _rows(only.far_s_per_byte, index)
+        if sharing is not None:
+            far = far * np.asarray(sharing)
+        seconds = np.maximum(np.asarray(intra_bytes) * near, np.asarray(inter_bytes) * far)
+        return np.asarray(seconds + _rows(only.latency_s, index))
 
-    def p2p_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: ArrayLike | None = None) -> FloatArray:
-        """One send of ``size_bytes`` from every member to the next one of its group: the slowest hop."""
-        return self._price(size_bytes, self._lines(group, hop_lines), sharing)
-
-    def _lines(self, group: GroupBatch, build: Callable[[Fabric, GroupBatch], list[Line]]) -> list[Line]:
-        """Build the lines of a group once; the group remembers them."""
+    def _lines(
+        self, group: GroupBatch, build: Callable[[Fabric, GroupBatch], list[Line]]
+    ) -> tuple[list[Line], IntArray | None]:
+        """Lines of the distinct rows of a group, which remembers them, and every row's index among them."""
+        few, index = group.distinct()
         key = (self, build)
-        if key not in group.memo:
-            group.memo[key] = build(self._fabric, group)
-        return group.memo[key]  # type: ignore[no-any-return]
+        if key not in few.memo:
+            few.memo[key] = useful_lines(build(self._fabric, few))
+        return few.memo[key], index
 
-    @staticmethod
-    def _price(size_bytes: ArrayLike, lines: list[Line], sharing: ArrayLike | None) -> FloatArray:
-        size, price = np.asarray(size_bytes), None
-        for one in lines:
-            rate = one.s_per_byte
-            if sharing is not None:
-                rate = np.maximum(one.near_s_per_byte, one.far_s_per_byte * np.asarray(sharing))
-            seconds = size * rate
-            seconds += one.latency_s
-            price = seconds if price is None else np.minimum(price, seconds, out=price)
-        assert price is not None
-        return price
+    def _price(
+        self,
+        size_bytes: ArrayLike,
+        group: GroupBatch,
+        build: Callable[[Fabric, GroupBatch], list[Line]],
+        sharing: Sharing,
+    ) -> FloatArray:
+        """Take the fastest line in every row."""
+        lines, index = self._lines(group, build)
+        size = np.asarray(size_bytes, dtype=np.float64)
+        prices = [_line_s(size, one, index, sharing) for one in lines]
+        best = prices[0]
+        for price in prices[1:]:
+            np.minimum(best, price, out=best)
+        return best
+
+
+def _line_s(size: FloatArray, one: Line, index: IntArray | None, sharing: Sharing) -> FloatArray:
+    if sharing is None:
+        rate = _rows(one.s_per_byte, index)
+    else:
+        near, far = _rows(one.near_s_per_byte, index), _rows(one.far_s_per_byte, index)
+        rate = np.maximum(near, far * np.asarray(sharing))
+    seconds = size * rate
+    seconds += _rows(one.latency_s, index)
+    return seconds
+
+
+def _rows(values: FloatArray, index: IntArray | None) -> FloatArray:
+    return values if index is None else values[index]
 
 
 def _gather_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:

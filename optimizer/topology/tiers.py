@@ -19,8 +19,8 @@ HOST = "host"
 class Tier:
     """Traffic that leaves a block of ``inside`` GPUs but stays in one of ``outside`` GPUs.
 
-    ``bytes_per_s`` is each GPU's nominal share of what leads out of a block, one way, when all GPUs send: a NIC's
-    share over the oversubscription, or the host link. ``latency_s`` is the way through the switches.
+    ``bytes_per_s`` is each GPU's nominal share of what leads out of a block, one way, when all GPUs send: a
+    NIC's share over the oversubscription, or the host link. ``latency_s`` is the way through the switches.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Tier:
 
 
 def network_bytes_per_s(cluster: ClusterSpec) -> float:
-    """Return one GPU's share of its node's NICs, bytes/s one way (all GPUs of a node send at the same time)."""
+    """Return one GPU's share of its node's NICs, bytes/s one way (all GPUs of a node send at once)."""
     return cluster.nic_bytes_per_s * cluster.nics_per_node / cluster.gpus_per_node
 
 
@@ -49,7 +49,9 @@ def cluster_tiers(cluster: ClusterSpec) -> tuple[Tier, ...]:
     tiers, inside = [], cluster.nvlink_domain
     if cluster.nvlink_domain < cluster.gpus_per_node:
         rate = cluster.gpu.host_link_bytes_per_s
-        tiers.append(Tier(name=HOST, inside=inside, outside=cluster.gpus_per_node, bytes_per_s=rate, latency_s=0.0))
+        tiers.append(
+            Tier(name=HOST, inside=inside, outside=cluster.gpus_per_node, bytes_per_s=rate, latency_s=0.0)
+        )
         inside = cluster.gpus_per_node
     share, below_s = network_bytes_per_s(cluster), 0.0
     for level, outside in _levels(cluster, inside):
@@ -61,12 +63,14 @@ def cluster_tiers(cluster: ClusterSpec) -> tuple[Tier, ...]:
 
 
 def _levels(cluster: ClusterSpec, inside: int) -> list[tuple[NetworkLevel, int]]:
-    """Network levels with the GPUs they join: those above ``inside``, the last one joining the whole cluster."""
+    """Network levels with the GPUs they join: those above ``inside``, the last one joining all."""
     levels = [level for level in cluster.levels if level.gpus > inside]
     if cluster.gpu_count <= inside:
         return []
     if not levels:
-        levels = [cluster.levels[-1] if cluster.levels else NetworkLevel(name="network", gpus=cluster.gpu_count)]
+        levels = [
+            cluster.levels[-1] if cluster.levels else NetworkLevel(name="network", gpus=cluster.gpu_count)
+        ]
     sizes = [level.gpus for level in levels[:-1]]
     kept = [(level, size) for level, size in zip(levels, sizes, strict=False) if size < cluster.gpu_count]
     _check_nesting(inside, kept)
@@ -78,7 +82,7 @@ def _check_nesting(inside: int, levels: list[tuple[NetworkLevel, int]]) -> None:
     for level, size in levels:
         if size % inside:
             raise input_error(
-                f"level {level.name!r} joins {size} GPUs, no multiple of the {inside} GPUs of a block below it",
+                f"level {level.name!r} joins {size} GPUs, no multiple of the {inside} of a block below it",
                 f"a multiple of {inside}",
                 key="levels",
             )

@@ -1,0 +1,104 @@
+"""Seconds of all-reduce, all-gather and reduce-scatter as straight lines in the bytes, one per algorithm.
+
+Rings go through the members in rank order, hence leave every block once; each member of a block is the exit
+of an equal share of the channels, so a block with q members sends (n-1)/n of the bytes over q members' links.
+All sibling groups do the same at the same time, so a member has its own GPU's share of NICs and uplinks only.
+Formulas and latencies: NVIDIA/nccl src/graph/tuning.cc; NVIDIA/nccl-tests doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.topology.fabric import busiest_s_per_byte, line, spread
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.topology.fabric import Fabric, Line, Spread
+    from layoutopt.optimizer.topology.groups import GroupBatch
+    from layoutopt.optimizer.topology.links import Protocol
+
+    FloatArray = NDArray[np.float64]
+
+
+TREE_UPLINKS = 3.0
+"""Edges of a binary tree over consecutive blocks that leave one block, at most: a parent and two children."""
+
+
+def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> list[Line]:
+    """Rings: one pass is a reduce-scatter or an all-gather, two are an all-reduce."""
+    lay = spread(group, fabric)
+    around = passes * (lay.size - 1) / lay.size
+    most = lay.domain_most
+    within = np.where(most < lay.size, (most - 1) / most, 1.0)  # a ring that leaves has one hop less inside
+    near = around * within * (most > 1) / fabric.nvlink_bytes_per_s
+    loads = [around / lay.members_at_exit(fabric, k) for k in range(len(fabric.tiers))]
+    near = np.maximum(near, busiest_s_per_byte(fabric, lay, loads, ratio, host=True))
+    far = busiest_s_per_byte(fabric, lay, loads, ratio, host=False)
+    lines = []
+    for protocol in fabric.links.ring:
+        latency_s = _ring_latency_s(fabric, lay, protocol, passes)
+        lines.append(line(latency_s, near, far, protocol.bandwidth_share))
+    return lines
+
+
+def _ring_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, passes: int) -> FloatArray:
+    """A pass has n-1 steps, of which one per touched block leaves the block."""
+    steps_s = (lay.size - lay.blocks(0)) * protocol.nvlink_step_s
+    for k, tier in enumerate(fabric.tiers):
+        step_s = protocol.host_step_s if tier.is_host else protocol.network_step_s + tier.latency_s
+        steps_s = steps_s + (lay.blocks(k) - lay.blocks(k + 1)) * step_s
+    return lay.many * (protocol.base_s + passes * steps_s)
+
+
+def tree_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
+    """All-reduce by double binary trees between domains; inside, the switch reduces if it can, else a chain.
+
+    Each of the two trees carries half of the bytes; with N > 2 domains a member is an inner node of one tree
+    and a leaf of the other and sends and receives the bytes twice, with two domains once (Sanders, Speck,
+    Traeff 2009, https://doi.org/10.1016/j.parco.2009.09.001).
+    """
+    lay, lines = spread(group, fabric), []
+    loads = []
+    for k in range(len(fabric.tiers)):
+        edges = 2.0 if fabric.leaves_node(k) else TREE_UPLINKS
+        loads.append(np.clip(lay.blocks(k) - 1, 0.0, edges) / lay.members_at_exit(fabric, k))
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.tree_fraction, host=False)
+    host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
+    for number, protocol in enumerate(fabric.links.tree):
+        in_switch = _in_switch(fabric, lay) if number == 0 else np.zeros_like(lay.size)
+        near = np.maximum(_tree_near(fabric, lay, in_switch), host)
+        latency_s = _tree_latency_s(fabric, lay, protocol, in_switch)
+        lines.append(line(latency_s, near, far, protocol.bandwidth_share))
+    return lines
+
+
+def _in_switch(fabric: Fabric, lay: Spread) -> FloatArray:
+    """1 where the NVLink switch reduces, else 0."""
+    if not fabric.cluster.in_switch_reduction:
+        return np.zeros_like(lay.size)
+    return (lay.domain >= fabric.links.nvls_min_members).astype(np.float64)
+
+
+def _tree_near(fabric: Fabric, lay: Spread, in_switch: FloatArray) -> FloatArray:
+    """Seconds per byte inside the domain: scatter and gather at the switch's gain, or up and down a chain."""
+    most = lay.domain_most
+    switched = 2 * (most - 1) / most / fabric.in_switch_gain
+    chained = 2.0 * (most > 1)
+    return np.where(in_switch > 0, switched, chained) / fabric.nvlink_bytes_per_s
+
+
+def _tree_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, in_switch: FloatArray) -> FloatArray:
+    """Up and down again: the switch or a chain of members, then a tree of blocks on every tier."""
+    chain_s = (lay.domain - 1) * protocol.nvlink_step_s
+    way_s = np.where(in_switch > 0, fabric.links.nvls_step_s / 2, chain_s)
+    for k, tier in enumerate(fabric.tiers):
+        joined = lay.blocks(k) / lay.blocks(k + 1)
+        if tier.is_host:
+            way_s = way_s + (joined - 1) * protocol.host_step_s
+        else:
+            way_s = way_s + np.log2(joined) * (protocol.network_step_s + tier.latency_s)
+    return lay.many * (protocol.base_s + 2 * way_s)

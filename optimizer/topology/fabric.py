@@ -1,0 +1,143 @@
+"""What prices need of a cluster, how a group lies on it, and the line that a price is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.groups import GroupBatch
+    from layoutopt.optimizer.topology.links import LinkConstants
+    from layoutopt.optimizer.topology.tiers import Tier
+
+    FloatArray = NDArray[np.float64]
+
+
+class Line(NamedTuple):
+    """One algorithm: latency, and seconds per byte in the node or NVLink domain and on the network, (n,)."""
+
+    latency_s: FloatArray
+    near_s_per_byte: FloatArray
+    far_s_per_byte: FloatArray
+    s_per_byte: FloatArray
+
+
+def line(latency_s: FloatArray, near: FloatArray, far: FloatArray, share: float = 1.0) -> Line:
+    """Build a line whose links run at ``share`` of their bandwidth."""
+    near, far = near / share, far / share
+    return Line(latency_s, near, far, np.maximum(near, far))
+
+
+def useful_lines(lines: list[Line]) -> list[Line]:
+    """Drop lines that in every row are nowhere below some other line."""
+    kept: list[Line] = []
+    for number, one in enumerate(lines):
+        rest = kept + lines[number + 1 :]
+        if not any(all((a <= b).all() for a, b in zip(other, one, strict=True)) for other in rest):
+            kept.append(one)
+    return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Fabric:
+    """A cluster with its link constants and its tiers above the NVLink domain, from the node outward."""
+
+    cluster: ClusterSpec
+    links: LinkConstants
+    tiers: tuple[Tier, ...]
+
+    @cached_property
+    def nvlink_bytes_per_s(self) -> float:
+        """Sustained NVLink bandwidth of one GPU, one way; infinite where no two GPUs share NVLink."""
+        if self.cluster.nvlink_domain == 1:
+            return np.inf
+        return self.cluster.gpu.nvlink_bytes_per_s * self.links.nvlink_share(self.cluster.gpu.architecture)
+
+    @cached_property
+    def in_switch_gain(self) -> float:
+        """All-reduce bandwidth of in-switch reduction over a ring's; 1 where the switch does not reduce."""
+        if not self.cluster.in_switch_reduction or not self.links.tree:
+            return 1.0
+        return self.links.in_switch_gain(self.cluster.gpu.architecture)
+
+    def leaves_node(self, k: int) -> bool:
+        """Tell whether tier ``k`` lies inside a node or is the first one beyond a node or NVLink domain."""
+        return k == 0 or self.tiers[k - 1].is_host
+
+    def sustained(self, tier: Tier, ratio: float) -> float:
+        """Sustained bytes/s of one GPU's way out of the tier's blocks, at ``ratio`` of all-reduce's."""
+        if tier.is_host:
+            return tier.bytes_per_s * self.links.host_fraction
+        return tier.bytes_per_s * self.links.network_fraction * ratio
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """How a group lies on the fabric, floats (n,).
+
+    ``inside[k]`` is the fewest members in a block below tier k, one more entry is the whole group;
+    ``per_exit[k]`` GPUs of a block over the groups that leave it; ``domain_most`` bounds the members in one
+    NVLink domain; ``many`` is 1 for groups of more than one.
+    """
+
+    size: FloatArray
+    inside: tuple[FloatArray, ...]
+    per_exit: tuple[FloatArray, ...]
+    domain_most: FloatArray
+    many: FloatArray
+
+    @property
+    def domain(self) -> FloatArray:
+        """Members in one NVLink domain."""
+        return self.inside[0]
+
+    def leaves(self, k: int) -> FloatArray:
+        """1 where the group leaves the blocks below tier ``k``, else 0."""
+        return (self.inside[k] < self.size).astype(np.float64)
+
+    def blocks(self, k: int) -> FloatArray:
+        """Blocks below tier ``k`` that the group touches."""
+        return self.size / self.inside[k]
+
+    def members_at_exit(self, fabric: Fabric, k: int) -> FloatArray:
+        """Members over which the traffic that leaves a block below tier ``k`` spreads.
+
+        Out of a node or NVLink domain a member uses its own GPU's links, so the smallest part of a group is
+        the slowest. Uplinks of larger blocks serve all groups that leave the block.
+        """
+        return self.inside[k] if fabric.leaves_node(k) else self.per_exit[k]
+
+
+def spread(group: GroupBatch, fabric: Fabric) -> Spread:
+    """Count the members of a group in every block of the fabric."""
+    size = group.size.astype(np.float64)
+    blocks = [fabric.cluster.nvlink_domain, *(tier.outside for tier in fabric.tiers[:-1])]
+    inside = [group.members_within(block).astype(np.float64) for block in blocks]
+    most = np.minimum(group.most_within(blocks[0]), size)
+    return Spread(
+        size=size,
+        inside=(*inside, size),
+        per_exit=tuple(group.members_per_exit(block) for block in blocks),
+        domain_most=np.where(inside[0] == size, size, most),
+        many=(size > 1).astype(np.float64),
+    )
+
+
+def busiest_s_per_byte(
+    fabric: Fabric, lay: Spread, loads: list[FloatArray], ratio: float, *, host: bool
+) -> FloatArray:
+    """Seconds per byte on the busiest tier, either inside nodes (``host``) or on the network.
+
+    ``loads`` are bytes per GPU and payload byte that leave each tier's blocks.
+    """
+    worst = np.zeros_like(lay.size)
+    for k, tier in enumerate(fabric.tiers):
+        if tier.is_host is host:
+            worst = np.maximum(worst, lay.leaves(k) * loads[k] / fabric.sustained(tier, ratio))
+    return worst
