@@ -32,18 +32,16 @@ BF16_BYTES = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Exposed seconds of one kind of traffic: forward, backward, and what whole-layer recomputation adds."""
+    """Exposed seconds of one kind of traffic: forward, backward, and what whole-layer recomputation adds.
+
+    ``hidden_*`` is what runs under the other micro-batch's compute: exposed again where a pipeline fills or drains.
+    """
 
     forward_s: FloatArray
     backward_s: FloatArray
     recompute_s: FloatArray
-
-    def __add__(self, other: Exposed) -> Exposed:
-        return Exposed(
-            self.forward_s + other.forward_s,
-            self.backward_s + other.backward_s,
-            self.recompute_s + other.recompute_s,
-        )
+    hidden_forward_s: FloatArray | float = 0.0
+    hidden_backward_s: FloatArray | float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +169,9 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine
     hidden_f, hidden_b = _hidden_ep(comm, work, forward, backward)
-    return Exposed(forward - hidden_f + inner, backward - hidden_b + inner, forward + inner)
+    paired = ctx.preset.ep_overlap in (EpOverlap.BATCH, EpOverlap.DUALPIPE)
+    alone = (hidden_f, hidden_b) if paired else (0.0, 0.0)
+    return Exposed(forward - hidden_f + inner, backward - hidden_b + inner, forward + inner, *alone)
 
 
 def _all_to_all(comm: CommContext, element_bytes: float) -> FloatArray:

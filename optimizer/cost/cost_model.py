@@ -17,10 +17,10 @@ from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, least_kept_bytes, recompute_members
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
-from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, in_flight
+from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, exposed_hops, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
-from layoutopt.optimizer.cost.term_parts import TermParts, scatter_terms
-from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
+from layoutopt.optimizer.cost.term_parts import Ends, TermParts, placed, scatter_terms
+from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 from layoutopt.optimizer.topology.mesh import MeshGroups, mesh_groups
 
@@ -180,22 +180,44 @@ class CostModel:
         memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
         mean = self.counts / batch.pp[:, None]
         stage_f, stage_b = (forward * mean).sum(axis=1), (backward * mean).sum(axis=1)
-        wgrad = (units.blocks_of("wgrad_s") * mean).sum(axis=1)
-        schedule = batch.codebook.schedules[int(batch.schedule[0])]
-        weight = bubble_weight(
-            schedule, stage_f, stage_b - wgrad, wgrad, batch.pp, batch.vp, batch.micro_batches
-        )
+        weight = self._bubble_weight(batch, units, mean, stage_f, stage_b)
+        embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
+        first_s, last_s = placed(_ends(batch), embedding, self._last_parts(units), shared=0.5)
         full = np.array([r.granularity is Granularity.FULL for r in batch.codebook.recomputes])
         return TermParts(
             batch=batch,
             layer_s=layer_s,
             recompute_s=units.parts_of("recompute_parts_s"),
-            first_s={part: value[units.inverse] for part, value in units.embedding.parts_s.items()},
-            last_s=self._last_parts(units),
+            first_s=first_s,
+            last_s=last_s,
             fixed_s=self._fixed(batch, dp, groups, held, stage_f, stage_b),
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
             **memory,
+        )
+
+    def _bubble_weight(
+        self, batch: LayoutBatch, units: Units, mean: FloatArray, stage_f: FloatArray, stage_b: FloatArray
+    ) -> FloatArray:
+        """Weight of the other ranks' time, from the mean stage's forward, input-gradient and weight-gradient time.
+
+        Traffic hidden under a paired micro-batch counts whole where a rank works on one micro-batch alone.
+        """
+        wgrad, hidden_f, hidden_b = (
+            (units.blocks_of(name) * mean).sum(axis=1) for name in ("wgrad_s", "hidden_forward_s", "hidden_backward_s")
+        )
+        schedule = batch.codebook.schedules[int(batch.schedule[0])]
+        paired = SCHEDULES[schedule].pairs
+        alone = (hidden_f, hidden_b) if paired else (0.0, 0.0)
+        return bubble_weight(
+            schedule,
+            stage_f + alone[0],
+            stage_b - wgrad + alone[1],
+            wgrad,
+            batch.pp,
+            batch.vp,
+            batch.micro_batches,
+            pair_s=stage_f + stage_b if paired else None,
         )
 
     def _last_parts(self, units: Units) -> dict[str, FloatArray]:
@@ -221,6 +243,7 @@ class CostModel:
             mtp_activation=mtp,
             in_flight=in_flight(schedule, batch.pp, batch.vp, batch.micro_batches),
             copies=SCHEDULES[schedule].parameter_copies,
+            ends=_ends(batch),
             boundary_bytes=self._boundary_bytes(batch),
             ideal=self.ideal,
         )
@@ -263,9 +286,10 @@ class CostModel:
         if self.ideal:
             return np.zeros(len(batch))
         hop = self.topology.p2p_s(self._boundary_bytes(batch), groups.pp)
-        overlapped = self.preset.pp_overlap and batch.codebook.schedules[int(batch.schedule[0])] is not Schedule.ONE_F_ONE_B
-        hops = np.where(overlapped, batch.pp - 1, batch.micro_batches + batch.pp - 2) * batch.vp
-        return np.where(batch.pp > 1, 2.0 * hop * hops * self.constants["pp_exposed"], 0.0)
+        schedule = batch.codebook.schedules[int(batch.schedule[0])]
+        overlap = SCHEDULES[schedule].hops_overlap and self.preset.pp_overlap
+        hops = exposed_hops(schedule, batch.pp, batch.vp, batch.micro_batches, overlap=overlap)
+        return np.where(batch.pp > 1, hop * hops * self.constants["pp_exposed"], 0.0)
 
     def _tied_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
         """All-reduce of a tied embedding's gradient between first and last rank, after the flush."""
@@ -286,6 +310,14 @@ def _homogeneous(batch: LayoutBatch) -> Iterator[tuple[IntArray, LayoutBatch]]:
     for group in range(len(first)):
         rows = np.flatnonzero(inverse == group)
         yield rows, batch.take(rows) if len(first) > 1 else batch
+
+
+def _ends(batch: LayoutBatch) -> Ends:
+    """Tell where the batch's schedule puts embedding and head."""
+    schedule = SCHEDULES[batch.codebook.schedules[int(batch.schedule[0])]]
+    if schedule.v_shape:
+        return Ends.TOGETHER
+    return Ends.MIRRORED if schedule.parameter_copies > 1 else Ends.APART
 
 
 def _order(batch: LayoutBatch, closest: bool) -> str:

@@ -135,13 +135,13 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
     stages = []
     for rank in range(len(blocks)):
         components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
+        components["logits"] = 0.0
         for at, ends in ((0, parts.first_states), (last, parts.last_states)):
-            if rank == at:
-                components = {name: value + float(ends[name][0]) for name, value in components.items()}
+            for name, value in ends.items() if rank == at else ():
+                components[name] += float(value[0])
         saved = parts.layer_activation_bytes[0] - parts.recomputed_activation_bytes[0]
         held = float(blocks[rank] @ parts.layer_activation_bytes[0] - recomputed[rank] @ saved)
         components["activations"] = held * float(parts.in_flight[0, rank])
-        components["logits"] = float(parts.last_activation_bytes[0]) if rank == last else 0.0
         components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(recomputed[rank].any())
         components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
         stages.append(RankMemory(rank=rank, components_bytes=components, total_bytes=fsum(components.values())))

@@ -39,7 +39,8 @@ class BlockUnit:
     """One block for one micro-batch, arrays (n,).
 
     ``parts_s`` sums to forward and backward together, ``recompute_parts_s`` to what whole-block recomputation
-    adds. ``forward_s``, ``backward_s`` and ``wgrad_s`` split the same total for schedules and overlap.
+    adds. ``forward_s``, ``backward_s`` and ``wgrad_s`` split the same total for schedules and overlap;
+    ``hidden_forward_s`` and ``hidden_backward_s`` is traffic that only another micro-batch's compute hides.
     """
 
     parts_s: dict[str, FloatArray]
@@ -47,19 +48,11 @@ class BlockUnit:
     forward_s: FloatArray
     backward_s: FloatArray
     wgrad_s: FloatArray
+    hidden_forward_s: FloatArray
+    hidden_backward_s: FloatArray
     kept_bytes: FloatArray
     checkpoint_bytes: FloatArray
     transient_bytes: FloatArray
-
-    @property
-    def total_s(self) -> FloatArray:
-        """Forward and backward seconds."""
-        return self.forward_s + self.backward_s
-
-    @property
-    def recompute_s(self) -> FloatArray:
-        """Seconds added when the whole block is recomputed."""
-        return sum(self.recompute_parts_s.values(), np.zeros_like(self.forward_s))
 
 
 def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np.bool_]]:
@@ -209,6 +202,8 @@ def _assemble(
         forward_s=device_f + idle_f,
         backward_s=device_b + idle_b,
         wgrad_s=work.wgrad_s,
+        hidden_forward_s=zero + traffic["ep"].hidden_forward_s,
+        hidden_backward_s=zero + traffic["ep"].hidden_backward_s,
         kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,

@@ -15,6 +15,7 @@ from layoutopt.optimizer.cost.parameters import (
     padded_vocab,
 )
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, state_bytes, working_set_bytes
+from layoutopt.optimizer.cost.term_parts import Ends, placed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +44,7 @@ class MemoryContext:
     mtp_activation: FloatArray
     in_flight: FloatArray
     copies: int
+    ends: Ends
     boundary_bytes: FloatArray
     ideal: bool
 
@@ -73,11 +75,9 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     blocks = [states.of(held.scaled(ctx.copies)) for held in ctx.held]
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
-        "first_states": states.of(first),
-        "last_states": states.of(last),
+        **_end_bytes(ctx, states.of(first), states.of(last)),
         "layer_activation_bytes": ctx.kept,
         "recomputed_activation_bytes": np.minimum(ctx.checkpoint, ctx.kept),
-        "last_activation_bytes": ctx.head_activation + _mtp_bytes(ctx) + _head_gradient_bytes(ctx),
         "common_bytes": _common(ctx, first, last, working_set),
         "recompute_transient_bytes": np.zeros(len(ctx.batch)) if ctx.ideal else ctx.kept.max(axis=1),
         "capacity_bytes": np.full(len(ctx.batch), usable_bytes(ctx.cluster, ctx.preset, ideal=ctx.ideal)),
@@ -85,9 +85,19 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     }
 
 
+def _end_bytes(
+    ctx: MemoryContext, first: dict[str, FloatArray], last: dict[str, FloatArray]
+) -> dict[str, dict[str, FloatArray]]:
+    """Bytes of the ends on rank 0 and rank p - 1: states, logits, MTP activations, scratch gradient of the head."""
+    last = last | {"logits": ctx.head_activation + _mtp_bytes(ctx) + _head_gradient_bytes(ctx)}
+    first, last = placed(ctx.ends, first, last, shared=1.0)
+    return {"first_states": first, "last_states": last}
+
+
 def _mtp_bytes(ctx: MemoryContext) -> FloatArray:
-    """Activations of the MTP layers, in flight as on the last rank."""
-    last = np.take_along_axis(ctx.in_flight, ctx.batch.pp[:, None] - 1, axis=1)[:, 0]
+    """Activations of the MTP layers, in flight as on the rank that holds the head."""
+    rank = np.zeros_like(ctx.batch.pp) if ctx.ends is Ends.TOGETHER else ctx.batch.pp - 1
+    last = np.take_along_axis(ctx.in_flight, rank[:, None], axis=1)[:, 0]
     return ctx.model.mtp_layers * ctx.mtp_activation * last
 
 

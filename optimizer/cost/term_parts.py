@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +27,35 @@ def total(parts: Named, like: FloatArray) -> FloatArray:
     return result
 
 
+class Ends(StrEnum):
+    """Where a schedule puts embedding and head: on the two end ranks, both on rank 0, or both on both end ranks."""
+
+    APART = "apart"
+    TOGETHER = "together"
+    MIRRORED = "mirrored"
+
+
+def placed(ends: Ends, first: Named, last: Named, *, shared: float) -> tuple[Named, Named]:
+    """Return what rank 0 and rank p - 1 carry of the model's first and last end.
+
+    ``shared`` is the part of both ends that each end rank of a mirrored schedule carries: half the micro-batches'
+    time, all of the bytes.
+    """
+    if ends is Ends.APART:
+        return first, last
+    both = {name: first.get(name, 0.0) + last.get(name, 0.0) for name in {**first, **last}}
+    if ends is Ends.TOGETHER:
+        return both, {}
+    part = {name: shared * value for name, value in both.items()}
+    return part, part
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermParts:
-    """Named components, each array (n, K) in ``layer_*`` and ``recompute_s`` and (n,) elsewhere. Seconds, bytes."""
+    """Named components, each array (n, K) in ``layer_*`` and ``recompute_s`` and (n,) elsewhere. Seconds, bytes.
+
+    ``first_*`` and ``last_*`` are what rank 0 and rank p - 1 carry.
+    """
 
     batch: LayoutBatch
     layer_s: Named
@@ -41,7 +68,6 @@ class TermParts:
     last_states: Named
     layer_activation_bytes: FloatArray
     recomputed_activation_bytes: FloatArray
-    last_activation_bytes: FloatArray
     common_bytes: Named
     recompute_transient_bytes: FloatArray
     capacity_bytes: FloatArray
@@ -66,7 +92,7 @@ class TermParts:
             layer_activation_bytes=self.layer_activation_bytes,
             recomputed_activation_bytes=self.recomputed_activation_bytes,
             first_bytes=total(self.first_states, rows),
-            last_bytes=total(self.last_states, rows) + self.last_activation_bytes,
+            last_bytes=total(self.last_states, rows),
             common_bytes=total(self.common_bytes, rows),
             recompute_transient_bytes=self.recompute_transient_bytes,
             capacity_bytes=self.capacity_bytes,

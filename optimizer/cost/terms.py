@@ -37,7 +37,8 @@ class StageTerms:
     Shapes: (n,) or (n, K); ``in_flight`` is (n, P) with P the largest pp, in micro-batches held at once
     by rank s (a fraction counts chunks), 0 beyond a row's own pp. Seconds and bytes. ``first`` and ``last`` add up on one rank
     when pp is 1. ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
-    ``bubble_weight`` is in [0, 1] and below ``micro_batches``.
+    ``bubble_weight`` is at least 0 and below ``micro_batches`` (1 for 1F1B; above 1 where
+    paired micro-batches hide much traffic that fill and drain expose).
     """
 
     pp: IntArray
