@@ -1,0 +1,104 @@
+"""What a solve answers: the best layout, what it costs, the proof, the near-ties, or why nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.cost.factory import CostKind
+from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.solve.certificate import Certificate
+    from layoutopt.optimizer.solve.verify_plan import Status
+    from layoutopt.optimizer.space.rule import BrokenRule
+    from layoutopt.optimizer.specs.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveOptions:
+    """What decides the answer beside workload and cluster.
+
+    ``top`` is how many near-ties to report at least, ``near`` the relative distance within which all are.
+    ``gap`` stops the search when the answer is proven within it. ``one_model`` puts every tuple into one CP-SAT model.
+    ``warm_start_s`` is a step time that some layout of the space is known to reach.
+    """
+
+    framework: Framework = Framework.MEGATRON
+    space: SpaceOptions = field(default_factory=SpaceOptions)
+    cost: CostKind = CostKind.FULL
+    top: int = 3
+    near: float = 0.02
+    time_limit_s: float = float("inf")
+    workers: int = 1
+    gap: float = 0.0
+    seed: int = 0
+    one_model: bool = False
+    warm_start_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A runner-up: its own best stages, how much slower it is (relative), and which part of the step makes it so."""
+
+    layout: Layout
+    estimate: Estimate
+    slower: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasibility:
+    """Why nothing fits.
+
+    ``binding`` names what binds: memory, a validity rule, or the GPU count. ``least_bytes`` is the least peak
+    memory of any layout, ``capacity_bytes`` what a GPU offers tensors, ``fewest_gpus`` the smallest number of GPUs
+    of this kind that fit (None: unknown), ``conflict`` a minimal set of constraints that exclude each other.
+    """
+
+    message: str
+    binding: str
+    least_bytes: float | None = None
+    capacity_bytes: float | None = None
+    fewest_gpus: int | None = None
+    conflict: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer of a solve. Without a layout ``infeasibility`` says why, or the search was stopped too early.
+
+    ``bound_s`` is proven for every layout of the space; ``gap`` is (step - bound) / step. ``binds`` names what
+    limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
+    (relative), None when not asked. ``inputs`` is the plain form of everything that decides the answer.
+    """
+
+    status: Status
+    layout: Layout | None
+    estimate: Estimate | None
+    verdict: Verdict | None
+    bound_s: float | None
+    gap: float | None
+    alternatives: tuple[Alternative, ...]
+    certificate: Certificate
+    infeasibility: Infeasibility | None
+    binds: tuple[str, ...]
+    idle_gpus: int
+    inputs: dict[str, Any]
+    warnings: tuple[str, ...]
+    solve_time_s: float
+    freer_gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The verdict on a given layout: valid or not and why, its price, and whether it fits."""
+
+    layout: Layout
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    broken: tuple[BrokenRule, ...]
+    estimate: Estimate | None
+    warnings: tuple[str, ...] = ()
