@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 def nanotron_counts(model: ModelSpec, pp: int) -> list[int]:
     """Layers of each rank.
 
-    huggingface/nanotron src/nanotron/models/base.py (build_model): walking over layers and LM head with the costs of
-    ``get_block_compute_costs`` (4*heads*head_dim*hidden + 3*ffn*hidden, vocab*hidden), the next rank begins after the
-    block at which the running cost exceeds the rank's equal share.
+    huggingface/nanotron src/nanotron/models/base.py (build_model): walking over layers and LM head with the
+    costs of ``get_block_compute_costs`` (4*heads*head_dim*hidden + 3*ffn*hidden, vocab*hidden), the next
+    rank begins after the block at which the running cost exceeds the rank's equal share.
     """
     ffn = next((shape.ffn for run in model.runs for shape in run.block if shape.ffn), 0)
     layer = 4 * model.heads * model.head_dim * model.hidden + 3 * ffn * model.hidden

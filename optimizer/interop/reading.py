@@ -28,7 +28,9 @@ def parse_json(text: str, file: str = "") -> dict[str, Any]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise input_error(f"not valid JSON: {error.msg}", "one JSON object", file=file, line=error.lineno) from None
+        raise input_error(
+            f"not valid JSON: {error.msg}", "one JSON object", file=file, line=error.lineno
+        ) from None
     except (ValueError, RecursionError):
         raise input_error("not valid JSON: numbers too long or nested too deeply", file=file) from None
     return _mapping(data, "JSON object", file)

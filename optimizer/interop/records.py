@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout, VirtualStage
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision, Schedule
+    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Framework, Precision, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +31,11 @@ class ImportedModel:
 class JobLayout:
     """The parallel layout as far as a launch file states it; None is unknown.
 
-    Degrees mean what they mean in ``Layout``. ``zero`` and ``hsdp_shard`` likewise. ``stages`` is empty when
-    the file leaves the split to the framework or the model is unknown. ``layer_counts`` are the decoder layers
-    of each virtual stage in model order, ``mtp_stage`` the position of the MTP layers there, ``recompute_layers``
-    how many of a stage's first layers are recomputed (None: all, under full recomputation).
+    Degrees mean what they mean in ``Layout``. ``zero`` and ``hsdp_shard`` likewise. ``stages`` is empty
+    when the file leaves the split to the framework or the model is unknown. ``layer_counts`` are the
+    decoder layers of each virtual stage in model order, ``mtp_stage`` the position of the MTP layers there,
+    ``recompute_layers`` how many of a stage's first layers are recomputed (None: all, under full
+    recomputation).
     """
 
     tp: int | None = None
@@ -80,9 +80,10 @@ class JobTraining:
 class JobOptions:
     """Switches that change a job's speed or memory but not its layout; None is the framework's default.
 
-    The first group has the names of the cost model's framework presets: gradient reduction (``dp``), parameter
-    gathering, pipeline sends, expert all-to-all (``none``, ``shared`` or ``batch``). ``optimizer_offload`` is the
-    fraction of the optimizer kept in host memory, ``checkpoint_interval`` counts steps.
+    The first group has the names of the cost model's framework presets: gradient reduction (``dp``),
+    parameter gathering, pipeline sends, expert all-to-all (``none``, ``shared`` or ``batch``).
+    ``optimizer_offload`` is the fraction of the optimizer kept in host memory, ``checkpoint_interval``
+    counts steps.
     """
 
     tp_overlap: bool | None = None
@@ -101,7 +102,15 @@ class JobOptions:
 
     def preset_overrides(self) -> dict[str, object]:
         """Return the stated switches under the names of the framework preset's fields."""
-        names = ("tp_overlap", "dp_overlap", "param_overlap", "pp_overlap", "ep_overlap", "cp_comm", "compiled")
+        names = (
+            "tp_overlap",
+            "dp_overlap",
+            "param_overlap",
+            "pp_overlap",
+            "ep_overlap",
+            "cp_comm",
+            "compiled",
+        )
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
@@ -160,8 +169,8 @@ class NodeBlock:
 class NodeSet:
     """Nodes of an allocation or of a whole cluster.
 
-    ``kind`` is ``flat``, ``tree``, ``block``, ``ring`` or ``torus``. ``block_size`` is the planning size of a block
-    in nodes. ``gpus_per_node`` None if the scheduler does not say.
+    ``kind`` is ``flat``, ``tree``, ``block``, ``ring`` or ``torus``. ``block_size`` is the planning size of
+    a block in nodes. ``gpus_per_node`` None if the scheduler does not say.
     """
 
     nodes: tuple[str, ...]
@@ -176,9 +185,9 @@ class NodeSet:
 class GpuTopology:
     """One node as ``nvidia-smi topo -m`` shows it.
 
-    ``nvlink_domain`` is the largest set of GPUs that reach each other over NVLink, ``nvlinks`` the fewest bonded
-    links between two of them (0: no NVLink). ``gpu_nics`` names, per GPU, the NICs usable with GPU-direct;
-    ``nics`` counts those that serve any GPU.
+    ``nvlink_domain`` is the largest set of GPUs that reach each other over NVLink, ``nvlinks`` the fewest
+    bonded links between two of them (0: no NVLink). ``gpu_nics`` names, per GPU, the NICs usable with
+    GPU-direct; ``nics`` counts those that serve any GPU.
     """
 
     gpus: int
@@ -202,9 +211,9 @@ class CheckpointSchedule:
 class ExportedJob:
     """A launch configuration.
 
-    ``files`` maps file names to their text, ``command`` starts the job from their folder. ``memory_check`` is a
-    command that confirms one rank's memory on a single GPU, or why there is none. ``notes`` are choices the
-    reader should know.
+    ``files`` maps file names to their text, ``command`` starts the job from their folder. ``memory_check``
+    is a command that confirms one rank's memory on a single GPU, or why there is none. ``notes`` are
+    choices the reader should know.
     """
 
     framework: Framework

@@ -54,8 +54,8 @@ def build_stages(
 ) -> tuple[VirtualStage, ...]:
     """Build ``Layout.stages`` from decoder layers per stage.
 
-    ``counts`` and ``recomputed`` (empty: none) are in model order. ``mtp_stage`` is the position of the MTP layers in
-    model order, None for the last. Without a model the kinds are left empty.
+    ``counts`` and ``recomputed`` (empty: none) are in model order. ``mtp_stage`` is the position of the MTP
+    layers in model order, None for the last. Without a model the kinds are left empty.
     """
     order = model_order(pp, vp, schedule)
     mtp_layers = model.mtp_layers if model else 0

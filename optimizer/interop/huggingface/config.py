@@ -19,7 +19,14 @@ TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k")
+TOP_K_KEYS = (
+    "num_experts_per_tok",
+    "experts_per_token",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+)
 
 
 @importer
@@ -56,7 +63,9 @@ def _model_type(outer: Fields, fields: Fields) -> str:
     stated = fields.text("model_type") or outer.text("model_type")
     if stated is None:
         classes = outer.words("architectures") or ("none stated",)
-        raise fields.fail("model_type", f"missing (architectures: {shorten(', '.join(classes))})", "needs a model_type")
+        raise fields.fail(
+            "model_type", f"missing (architectures: {shorten(', '.join(classes))})", "needs a model_type"
+        )
     return stated
 
 
@@ -66,7 +75,8 @@ def _refuse_nested_widths(fields: Fields) -> None:
 
 
 def _require_written_sizes(outer: Fields, fields: Fields, reader: ConfigReader) -> None:
-    # transformers always writes these at the top level; only nested configs drop values equal to the class default
+    # transformers always writes these at the top level; only nested configs drop values equal to the
+    # class default
     if fields is outer and reader.family.moe != "blocks":
         fields.required("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if fields is outer:
@@ -112,7 +122,9 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
 def _checked(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
     fields = reader.fields
     if model.mla is None and model.heads % model.kv_heads:
-        raise fields.fail("num_key_value_heads", f"{model.heads} heads are not a multiple of {model.kv_heads} kv heads")
+        raise fields.fail(
+            "num_key_value_heads", f"{model.heads} heads are not a multiple of {model.kv_heads} kv heads"
+        )
     if model.moe is not None and model.moe.top_k > model.moe.experts:
         raise fields.fail("num_experts_per_tok", f"top-{model.moe.top_k} of {model.moe.experts} experts")
     word_width = fields.integer("word_embed_proj_dim")
@@ -152,7 +164,9 @@ def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
         raise reader.fields.fail("head_dim", "missing", f"{reader.family.name}'s is not hidden_size / heads")
     if hidden % heads:
         raise reader.fields.fail(
-            "head_dim", f"missing, and hidden_size {hidden} is not a multiple of {heads} heads", "state head_dim"
+            "head_dim",
+            f"missing, and hidden_size {hidden} is not a multiple of {heads} heads",
+            "state head_dim",
         )
     return hidden // heads
 
@@ -191,7 +205,8 @@ def _moe(reader: ConfigReader) -> MoeSpec:
 
 
 def _node_limit(reader: ConfigReader) -> int | None:
-    # groups of experts are placed one per node, so a limit on groups is a limit on nodes (DeepSeek-V3 report, 2.1.2)
+    # groups of experts are placed one per node, so a limit on groups is a limit on nodes (DeepSeek-V3
+    # report, 2.1.2)
     groups, limit = reader.optional("n_group"), reader.optional("topk_group")
     if groups is None or limit is None or not 0 < limit < groups:
         return None
@@ -248,5 +263,7 @@ def _storage_notes(outer: Fields, fields: Fields) -> tuple[str, ...]:
     for part in (fields, outer):
         method = part.section("quantization_config").data.get("quant_method")
         if method:
-            return (f"quantization_config {shorten(method)} is how weights are stored, not how they are trained",)
+            return (
+                f"quantization_config {shorten(method)} is how weights are stored, not how they are trained",
+            )
     return ()

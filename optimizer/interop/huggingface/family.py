@@ -49,7 +49,11 @@ class Family:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = resources.files("layoutopt.optimizer.interop.huggingface").joinpath("families.yaml").read_text("utf-8")
+    text = (
+        resources.files("layoutopt.optimizer.interop.huggingface")
+        .joinpath("families.yaml")
+        .read_text("utf-8")
+    )
     return parse_yaml(text, "families.yaml")
 
 
@@ -74,7 +78,9 @@ def find_family(model_type: str, file: str = "") -> Family:
     name = table["aliases"].get(model_type, model_type)
     if name not in families:
         near = difflib.get_close_matches(model_type, sorted(families), n=3)
-        allowed = f"nearest known: {', '.join(near)}" if near else "write the architecture as model YAML instead"
+        allowed = (
+            f"nearest known: {', '.join(near)}" if near else "write the architecture as model YAML instead"
+        )
         raise input_error(
             f"architecture {shorten(model_type)!r} is not known", allowed, key="model_type", file=file
         )

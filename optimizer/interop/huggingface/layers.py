@@ -34,7 +34,9 @@ def block_kinds(reader: ConfigReader) -> list[str]:
     elif pattern is not None:
         kinds = [BLOCK_LETTERS.get(letter, letter) for letter in pattern]
     else:
-        raise fields.fail("hybrid_override_pattern", "missing", "or layers_block_type: the order of the blocks")
+        raise fields.fail(
+            "hybrid_override_pattern", "missing", "or layers_block_type: the order of the blocks"
+        )
     unknown = sorted({kind for kind in kinds if kind not in BLOCK_LETTERS.values()})
     if unknown or not 1 <= len(kinds) <= MAX_LAYERS:
         what = f"block kind {shorten(unknown[0])!r} is not known" if unknown else "no blocks"
@@ -62,7 +64,9 @@ def _block_shapes(reader: ConfigReader) -> list[LayerShape]:
     width = reader.size("intermediate_size")
     table = {
         "mamba": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.NONE),
-        "attention": LayerShape(mixer=Mixer.ATTENTION, mlp=Mlp.NONE, window=reader.optional("sliding_window", least=1)),
+        "attention": LayerShape(
+            mixer=Mixer.ATTENTION, mlp=Mlp.NONE, window=reader.optional("sliding_window", least=1)
+        ),
         "mlp": LayerShape(mixer=Mixer.NONE, mlp=Mlp.DENSE, ffn=width),
         "moe": LayerShape(mixer=Mixer.NONE, mlp=Mlp.MOE),
     }
@@ -137,7 +141,8 @@ def _windows(reader: ConfigReader, layers: int) -> list[int | None]:
     kinds = reader.fields.words("layer_types")
     if reader.family.no_linear_attention and (kinds is None or any(kind in LINEAR for kind in kinds)):
         raise reader.fields.fail(
-            "layer_types", f"architecture {reader.family.name} is not supported: {reader.family.no_linear_attention}"
+            "layer_types",
+            f"architecture {reader.family.name} is not supported: {reader.family.no_linear_attention}",
         )
     if kinds is not None:
         return _listed_windows(reader, kinds, layers)
@@ -155,7 +160,9 @@ def _window_length(reader: ConfigReader) -> int | None:
 
 def _listed_windows(reader: ConfigReader, kinds: tuple[str, ...], layers: int) -> list[int | None]:
     if len(kinds) != layers:
-        raise reader.fields.fail("layer_types", f"{len(kinds)} entries for {layers} layers", "one entry per layer")
+        raise reader.fields.fail(
+            "layer_types", f"{len(kinds)} entries for {layers} layers", "one entry per layer"
+        )
     windows: list[int | None] = []
     for kind in kinds:
         if kind in {"sliding_attention", "chunked_attention"}:
@@ -164,7 +171,9 @@ def _listed_windows(reader: ConfigReader, kinds: tuple[str, ...], layers: int) -
             windows.append(None)
         else:
             raise reader.fields.fail(
-                "layer_types", f"layer kind {shorten(kind)!r} is not supported", "full, sliding or chunked attention"
+                "layer_types",
+                f"layer kind {shorten(kind)!r} is not supported",
+                "full, sliding or chunked attention",
             )
     return windows
 
@@ -176,7 +185,9 @@ def _windowed_layers(reader: ConfigReader, layers: int) -> list[bool]:
     if rule == "alternate":
         return [index % 2 == 0 for index in range(layers)]
     if rule == "gemma3":
-        period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", least=1, most=MAX_LAYERS) or 6
+        period = (
+            fields.integer("sliding_window_pattern", "_sliding_window_pattern", least=1, most=MAX_LAYERS) or 6
+        )
         return [(index + 1) % period != 0 for index in range(layers)]
     if rule == "llama4":
         return _rotary_layers(reader, layers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
-from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
@@ -64,7 +63,10 @@ def _zero(kind: str, fsdp: Fields, deepspeed: Fields) -> int:
 
 
 def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: Fields) -> JobLayout:
-    sizes = {name: parallel.count(f"{PREFIX}{name}_size") for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    sizes = {
+        name: parallel.count(f"{PREFIX}{name}_size")
+        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    }
     if not parallel.data:
         sizes["dp_shard" if zero else "dp_replicate"] = gpus or 1
     product = 1
@@ -116,5 +118,3 @@ def _missing(gpus: int | None, words: str | None, layout: JobLayout) -> tuple[st
     if words not in PRECISIONS:
         missing.append("mixed_precision")
     return tuple(missing)
-
-

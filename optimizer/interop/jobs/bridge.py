@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.jobs.flags import ArgFields, launched_gpus, scalar
 from layoutopt.optimizer.interop.jobs.megatron import missing_values, training_command
-from layoutopt.optimizer.interop.jobs.megatron_layout import megatron_layout, megatron_options, megatron_training
+from layoutopt.optimizer.interop.jobs.megatron_layout import (
+    megatron_layout,
+    megatron_options,
+    megatron_training,
+)
 from layoutopt.optimizer.interop.jobs.megatron_model import megatron_model
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
@@ -33,7 +38,7 @@ SHORT_FLAGS = {
 }
 """Flags of scripts/training/run_recipe.py (NVIDIA-NeMo/Megatron-Bridge) and the keys that they set."""
 
-PRECISION_NAMES = {
+PRECISION_NAMES: dict[str, dict[str, Any]] = {
     "bf16_mixed": {"bf16": True},
     "fp16_mixed": {"fp16": True},
     "bf16_with_fp8_delayed_scaling_mixed": {"bf16": True, "fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -43,7 +48,17 @@ PRECISION_NAMES = {
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
 }
 BATCH_KEYS = ("--micro-batch-size", "--global-batch-size")
-SECTIONS = ("model", "train", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "dataset", "checkpoint")
+SECTIONS = (
+    "model",
+    "train",
+    "optimizer",
+    "ddp",
+    "dist",
+    "mixed_precision",
+    "comm_overlap",
+    "dataset",
+    "checkpoint",
+)
 RECIPES = (
     (r"llama31?_405b", "llama3-405b"),
     (r"llama3[13]?_70b", "llama3-70b"),
@@ -141,7 +156,7 @@ def _check_lengths(data: Mapping[str, Any], file: str) -> None:
 
 @importer
 def import_recipe_command(text: str, file: str = "") -> ImportedJob:
-    """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides, the last wins."""
+    """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides."""
     words = training_command(text, ("--recipe", "-tp", "-pp", "-gb", "-mb", "-ep"), file)
     sections: dict[str, dict[str, Any]] = {}
     recipe = _option(words, "--recipe")
@@ -166,7 +181,7 @@ def _option(words: Sequence[str], flag: str) -> str | None:
 
 
 def _short_flags(words: Sequence[str]) -> list[tuple[str, Any]]:
-    following = zip(words, words[1:], strict=False)
+    following = pairwise(words)
     return [(SHORT_FLAGS[word], scalar(value)) for word, value in following if word in SHORT_FLAGS]
 
 

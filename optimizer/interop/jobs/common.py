@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, shorten
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Fp8Recipe, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    RECOMPUTE_MODULES,
+    Fp8Recipe,
+    Granularity,
+    Precision,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +30,11 @@ FP8_RECIPES = {
 
 
 def per_layer_pattern(value: Any, layers: int, *, key: str) -> list[bool]:
-    """Read Megatron-LM's per-layer frequency: N (every Nth layer) or a list expression like ``([0]*3+[1]*58)``.
+    """Read Megatron-LM's per-layer frequency: N (every Nth layer) or a list expression like
+    ``([0]*3+[1]*58)``.
 
-    The expression may only add and repeat lists of whole numbers. For N, layer i is marked when ``i % N == 0``.
+    The expression may only add and repeat lists of whole numbers. For N, layer i is marked when ``i % N ==
+    0``.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MAX_LAYERS:
@@ -70,12 +78,16 @@ def selective(modules: Sequence[str], *, key: str) -> Recompute:
     for module in modules:
         if module not in RECOMPUTE_MODULES:
             raise input_error(
-                f"recompute module {shorten(module)!r} is not modelled", "of " + ", ".join(RECOMPUTE_MODULES), key=key
+                f"recompute module {shorten(module)!r} is not modelled",
+                "of " + ", ".join(RECOMPUTE_MODULES),
+                key=key,
             )
     return Recompute(granularity=Granularity.SELECTIVE, modules=tuple(sorted(set(modules))))
 
 
-def megatron_precision(fields: Fields, *, fp8_key: str, fp4_key: str) -> tuple[Precision | None, Fp8Recipe | None]:
+def megatron_precision(
+    fields: Fields, *, fp8_key: str, fp4_key: str
+) -> tuple[Precision | None, Fp8Recipe | None]:
     """Read Megatron's precision switches; bf16 and fp16 exclude each other, as do fp8 and fp4."""
     fp8, fp4 = fields.text(fp8_key), fields.text(fp4_key)
     if fields.on("bf16") and fields.on("fp16"):
@@ -88,7 +100,9 @@ def megatron_precision(fields: Fields, *, fp8_key: str, fp4_key: str) -> tuple[P
         name = fields.text("fp8_recipe") or "delayed"
         recipe = FP8_RECIPES.get(name)
         if recipe is None:
-            raise fields.fail("fp8_recipe", f"{shorten(name)!r} is not known", "one of " + ", ".join(FP8_RECIPES))
+            raise fields.fail(
+                "fp8_recipe", f"{shorten(name)!r} is not known", "one of " + ", ".join(FP8_RECIPES)
+            )
         return (Precision.MXFP8 if recipe is Fp8Recipe.MX else Precision.FP8), recipe
     if fields.on("fp16"):
         return Precision.FP16, None

@@ -1,4 +1,4 @@
-"""From what a launch file states to the complete layout that can be priced, or the list of what is missing."""
+"""From what a launch file states to the complete layout that can be priced, or what is missing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 
 def complete_layout(
-    job: ImportedJob, *, model: ModelSpec | None = None, gpus: int | None = None, global_batch: int | None = None
+    job: ImportedJob,
+    *,
+    model: ModelSpec | None = None,
+    gpus: int | None = None,
+    global_batch: int | None = None,
 ) -> Layout:
     """Return the job's layout with every axis set.
 
-    ``model``, ``gpus`` and ``global_batch`` (sequences) are used where the file does not state its own. Raises
-    ``InputError`` with one line for each value that is missing or does not divide.
+    ``model``, ``gpus`` and ``global_batch`` (sequences) are used where the file does not state its own.
+    Raises ``InputError`` with one line for each value that is missing or does not divide.
     """
     part = job.layout
     model = job.model or model
@@ -62,7 +66,9 @@ def complete_layout(
 def _dp(part: JobLayout, gpus: int | None, problems: list[Problem]) -> int | None:
     inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
     if gpus is None:
-        problems.append(Problem(what="missing", key="gpus", allowed="the launch file does not state how many"))
+        problems.append(
+            Problem(what="missing", key="gpus", allowed="the launch file does not state how many")
+        )
         return None
     if gpus % inner:
         factors = f"tp={part.tp or 1} * cp={part.cp or 1} * pp={part.pp or 1} = {inner}"
@@ -89,7 +95,9 @@ def _stages(
         return ()
     full = part.recompute.granularity is Granularity.FULL
     limit = part.recompute_layers
-    recomputed = [count if limit is None else min(count, limit) for count in part.layer_counts] if full else []
+    recomputed = (
+        [count if limit is None else min(count, limit) for count in part.layer_counts] if full else []
+    )
     if sum(part.layer_counts) != model.layers:
         what = f"the stages hold {sum(part.layer_counts)} layers, {model.name} has {model.layers}"
         raise InputError(Problem(what=what, key="stages"))

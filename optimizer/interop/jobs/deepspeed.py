@@ -12,7 +12,12 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Fra
 if TYPE_CHECKING:
     from typing import Any
 
-TOP_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization")
+TOP_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+)
 
 
 class _DeepSpeedFields(Fields):
@@ -61,7 +66,9 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         framework=Framework.DEEPSPEED,
         layout=layout,
         training=JobTraining(
-            global_batch=batch if batch is not None or dp is None else dp * micro_batch * accumulation
+            global_batch=batch
+            if batch is not None or dp is None
+            else dp * micro_batch * accumulation
             if micro_batch and accumulation
             else None,
             precision=_precision(fields),
@@ -84,7 +91,8 @@ def _batch(fields: Fields) -> tuple[int | None, int | None, int | None, int | No
         return micro_batch, accumulation, batch, None
     if batch % (micro_batch * accumulation):
         raise fields.fail(
-            "train_batch_size", f"{batch} is not a multiple of micro-batch {micro_batch} * accumulation {accumulation}"
+            "train_batch_size",
+            f"{batch} is not a multiple of micro-batch {micro_batch} * accumulation {accumulation}",
         )
     return micro_batch, accumulation, batch, batch // (micro_batch * accumulation)
 
@@ -95,7 +103,7 @@ def _zero(fields: Fields, notes: list[str]) -> tuple[int, int | None]:
     shard = section.integer("mics_shard_size", least=-1)
     secondary = section.integer("zero_hpz_partition_size", least=1) or 1
     if secondary > 1:
-        notes.append(f"zero_hpz_partition_size {secondary}: a second weight shard per {secondary} ranks is not modelled")
+        notes.append(f"zero_hpz_partition_size {secondary}: the second weight shard is not modelled")
     return stage, shard if stage == 3 and shard is not None and shard > 0 else None
 
 

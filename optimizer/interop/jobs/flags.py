@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 _REAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d{1,3})?")
-_LAUNCHER = {"nnodes": "nodes", "num_nodes": "nodes", "nproc_per_node": "per_node", "num_gpus": "per_node",
-             "ntasks_per_node": "per_node", "gpus_per_node": "per_node", "nodes": "nodes", "num_machines": "nodes",
-             "num_processes": "processes"}  # fmt: skip
+_LAUNCHER = dict.fromkeys(("nnodes", "num_nodes", "nodes", "num_machines"), "nodes")
+_LAUNCHER |= dict.fromkeys(("nproc_per_node", "num_gpus", "ntasks_per_node", "gpus_per_node"), "per_node")
+_LAUNCHER |= {"num_processes": "processes"}
 _SBATCH = re.compile(r"^#SBATCH\s+(?:--([a-z-]+)[= ]|-(N)\s*)(\S+)", re.MULTILINE)
 
 
@@ -51,14 +51,16 @@ def scalar(text: str) -> Any:
 
 
 class ArgFields(Fields):
-    """Fields of a command line: a value that the script takes from outside is reported by the variable's name."""
+    """Fields of a command line: a value that comes from outside the script is reported by its name."""
 
     def find(self, *keys: str) -> tuple[str, Any]:
         """Return the first flag present; refuse one whose value is not in the script."""
         key, value = super().find(*keys)
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, str) and part.startswith("$"):
-                raise self.fail(key, f"comes from {shorten(part)}, which the script does not set", "state the value")
+                raise self.fail(
+                    key, f"comes from {shorten(part)}, which the script does not set", "state the value"
+                )
         return key, value
 
     def flag(self, *keys: str) -> bool | None:
@@ -82,10 +84,10 @@ class ArgFields(Fields):
 
 
 def launched_gpus(words: Sequence[str], text: str = "") -> int | None:
-    """Processes that the launcher starts (torchrun, deepspeed, accelerate, ``#SBATCH``), None if not stated."""
+    """Processes that torchrun, deepspeed, accelerate or ``#SBATCH`` lines start, None if not stated."""
     found: dict[str, int] = {}
     for name, short, value in _SBATCH.findall(text):
-        key = _LAUNCHER.get((name or "nodes" if not short else "nodes").replace("-", "_"))
+        key = "nodes" if short else _LAUNCHER.get(name.replace("-", "_"))
         number = scalar(value.split(":")[-1])
         if key and type(number) is int and number > 0:
             found[key] = number

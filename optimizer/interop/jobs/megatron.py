@@ -7,7 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.jobs.flags import ArgFields, launched_gpus, split_flags
-from layoutopt.optimizer.interop.jobs.megatron_layout import megatron_layout, megatron_options, megatron_training
+from layoutopt.optimizer.interop.jobs.megatron_layout import (
+    megatron_layout,
+    megatron_options,
+    megatron_training,
+)
 from layoutopt.optimizer.interop.jobs.megatron_model import megatron_model
 from layoutopt.optimizer.interop.jobs.shell import parse_script
 from layoutopt.optimizer.interop.reading import Fields, importer
@@ -21,7 +25,12 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import JobLayout, JobTraining
     from layoutopt.optimizer.specs.model import ModelSpec
 
-OWN_FLAGS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-layers", "--micro-batch-size")
+OWN_FLAGS = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--num-layers",
+    "--micro-batch-size",
+)
 _DUMP_LINE = re.compile(r"^(?:\S+:\s*)?\s*([A-Za-z_]\w*) \.{2,} (.*)$")
 _HEADER = re.compile(r"([a-z -]+) size: (\[[^\]]*\]|\w+)")
 _PADDED = re.compile(r"> padded vocab \(size: (\d{1,12})\)")
@@ -40,7 +49,9 @@ def training_command(text: str, flags: Sequence[str], file: str = "") -> list[st
     script = parse_script(text, file)
     best = max(script.commands, key=lambda words: _hits(words, flags), default=[])
     if not _hits(best, flags):
-        raise input_error("no training command found", f"one with {', '.join(flags[:2])} or the like", file=file)
+        raise input_error(
+            "no training command found", f"one with {', '.join(flags[:2])} or the like", file=file
+        )
     return best
 
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.jobs.flags import ArgFields, launched_gpus, split_flags
 from layoutopt.optimizer.interop.jobs.megatron import missing_values, training_command
-from layoutopt.optimizer.interop.jobs.megatron_layout import megatron_layout, megatron_options, megatron_training
+from layoutopt.optimizer.interop.jobs.megatron_layout import (
+    megatron_layout,
+    megatron_options,
+    megatron_training,
+)
 from layoutopt.optimizer.interop.jobs.megatron_model import megatron_model
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import ImportedJob
@@ -18,7 +22,13 @@ from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity,
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import JobLayout
 
-MARKS = ("--deepspeed", "--deepspeed_config", "--zero-stage", "--no-pipeline-parallel", "--ds-sequence-parallel-size")
+MARKS = (
+    "--deepspeed",
+    "--deepspeed_config",
+    "--zero-stage",
+    "--no-pipeline-parallel",
+    "--ds-sequence-parallel-size",
+)
 
 
 @importer
@@ -36,7 +46,9 @@ def import_megatron_deepspeed(text: str, file: str = "") -> ImportedJob:
     layout = megatron_layout(fields, model, gpus, notes, etp_default="1")
     layout = _with_deepspeed_axes(layout, fields, model is not None and model.is_moe)
     training = replace(
-        megatron_training(fields, layout, fp8_key="fp8_format", fp4_key="fp4_format"), grad_bytes=None, pad_vocab=True
+        megatron_training(fields, layout, fp8_key="fp8_format", fp4_key="fp4_format"),
+        grad_bytes=None,
+        pad_vocab=True,
     )
     options = megatron_options(fields, layout, command_line=True)
     ulysses = fields.count("ds_sequence_parallel_size") > 1
@@ -71,12 +83,15 @@ def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str,
     experts = data.get("num_experts")
     if isinstance(experts, list):
         if len(set(map(str, experts))) != 1:
-            raise input_error("experts differ from layer to layer", "one number", key="--num-experts", file=file)
+            raise input_error(
+                "experts differ from layer to layer", "one number", key="--num-experts", file=file
+            )
         renamed["num_experts"] = experts[0]
     if renamed.get("num_experts") in (None, 1):
         renamed.pop("num_experts", None)
     elif fields.integer("expert_interval", least=1) != 1:
-        # arguments.py: every second layer has experts unless --expert-interval says otherwise, counted from the first
+        # arguments.py: every second layer has experts unless --expert-interval says otherwise, counted
+        # from the first
         interval = fields.integer("expert_interval", least=1) or 2
         layers = fields.integer("num_layers", least=1, most=10_000) or 0
         renamed["moe_layer_freq"] = [int((index + 1) % interval == 0) for index in range(layers)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.jobs.common import looped_schedule, megatron_precision, selective
-from layoutopt.optimizer.interop.layout_string import StageItems, parse_layout_string, stages_from_lists
 from layoutopt.optimizer.interop.reading import MAX_DEGREE
 from layoutopt.optimizer.interop.records import JobLayout, JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import build_stages
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string, stages_from_lists
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ CP_NAMES = {"p2p": CpComm.P2P, "a2a": CpComm.A2A, "all_gather": CpComm.ALL_GATHE
 def megatron_layout(
     fields: Fields, model: ModelSpec | None, gpus: int | None, notes: list[str], *, etp_default: str = "tp"
 ) -> JobLayout:
-    """Read every axis. ``etp_default`` says what an unset expert tensor parallelism means: ``tp`` or ``1``."""
+    """Read every axis; ``etp_default`` is what an unset expert tensor parallelism means: ``tp`` or ``1``."""
     tp = fields.count("tensor_model_parallel_size")
     cp = fields.count("context_parallel_size")
     pp = fields.count("pipeline_model_parallel_size")
@@ -78,7 +78,10 @@ def _virtual(fields: Fields, pp: int, model: ModelSpec | None, items: tuple[Stag
             raise fields.fail(LAYOUT_KEY, f"{len(items)} stages are not a multiple of pp={pp}")
         return len(items) // pp
     stated = fields.integer(
-        "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank", least=1, most=MAX_DEGREE
+        "virtual_pipeline_model_parallel_size",
+        "num_virtual_stages_per_pipeline_rank",
+        least=1,
+        most=MAX_DEGREE,
     )
     per_chunk = fields.integer("num_layers_per_virtual_pipeline_stage", least=1)
     if stated is not None or per_chunk is None:
@@ -86,7 +89,8 @@ def _virtual(fields: Fields, pp: int, model: ModelSpec | None, items: tuple[Stag
     layers = model.layers if model else fields.required("num_layers")
     if layers % (pp * per_chunk):
         raise fields.fail(
-            "num_layers_per_virtual_pipeline_stage", f"{layers} layers are not a multiple of pp*K = {pp}*{per_chunk}"
+            "num_layers_per_virtual_pipeline_stage",
+            f"{layers} layers are not a multiple of pp*K = {pp}*{per_chunk}",
         )
     return layers // (pp * per_chunk)
 
@@ -112,7 +116,9 @@ def _zero(fields: Fields, notes: list[str], shard_ranks: int | None) -> tuple[in
             notes.append("zero=3: Megatron-FSDP's default strategy since core 0.18 is optim_grads_params")
         zero = STRATEGIES.get(strategy or "optim_grads_params")
         if zero is None:
-            raise fields.fail("data_parallel_sharding_strategy", "not known", "one of " + ", ".join(STRATEGIES))
+            raise fields.fail(
+                "data_parallel_sharding_strategy", "not known", "one of " + ", ".join(STRATEGIES)
+            )
     else:
         zero = 1 if fields.on("use_distributed_optimizer") else 0
     replicas = fields.count("num_distributed_optimizer_instances")
@@ -216,7 +222,9 @@ def _stages(
         vp=vp,
         model=model,
         schedule=schedule,
-        recomputed=[count if per_chunk is None else min(count, per_chunk) for count in counts] if full else (),
+        recomputed=[count if per_chunk is None else min(count, per_chunk) for count in counts]
+        if full
+        else (),
         mtp_stage=mtp,
     )
 

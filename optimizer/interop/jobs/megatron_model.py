@@ -17,14 +17,20 @@ if TYPE_CHECKING:
 GPT2_VOCAB = 50257
 """Entries of the GPT-2 vocabulary file, the only one that ``GPT2BPETokenizer`` is used with."""
 
-HYBRID = ("hybrid_override_pattern", "hybrid_layer_pattern", "heterogeneous_layers_config_path", "is_hybrid_model")
+HYBRID = (
+    "hybrid_override_pattern",
+    "hybrid_layer_pattern",
+    "heterogeneous_layers_config_path",
+    "is_hybrid_model",
+)
 
 
 def megatron_model(fields: Fields, notes: list[str], *, command_line: bool = False) -> ModelSpec | None:
     """Build the model from a namespace of arguments; None when the arguments leave its size open.
 
-    Defaults are those of NVIDIA/Megatron-LM megatron/training/arguments.py; each one used goes into ``notes``.
-    ``command_line``: an absent flag is off, as argparse reads it; otherwise (dumps, run configs) it is unstated.
+    Defaults are those of NVIDIA/Megatron-LM megatron/training/arguments.py; each one used goes into
+    ``notes``. ``command_line``: an absent flag is off, as argparse reads it; otherwise (dumps, run configs)
+    it is unstated.
     """
     for key in HYBRID:
         if fields.data.get(key):
@@ -100,7 +106,9 @@ def _head_dim(fields: Fields, hidden: int, heads: int, mla: MlaSpec | None) -> i
         return mla.qk_nope_head_dim + mla.qk_rope_head_dim
     stated = fields.integer("kv_channels", least=1)
     if stated is None and hidden % heads:
-        raise fields.fail("kv_channels", f"missing, and hidden size {hidden} is not a multiple of {heads} heads")
+        raise fields.fail(
+            "kv_channels", f"missing, and hidden size {hidden} is not a multiple of {heads} heads"
+        )
     return stated or hidden // heads
 
 
@@ -138,7 +146,9 @@ def _mla(fields: Fields) -> MlaSpec:
 def _moe(fields: Fields, ffn: int) -> MoeSpec:
     experts = fields.data.get("num_experts") or fields.data.get("num_moe_experts")
     if isinstance(experts, list):  # Megatron-DeepSpeed takes one number per MoE layer
-        raise fields.fail("num_experts", f"{shorten(experts)}: a number of experts per layer is not supported")
+        raise fields.fail(
+            "num_experts", f"{shorten(experts)}: a number of experts per layer is not supported"
+        )
     groups = fields.integer("moe_router_num_groups", least=1)
     limit = fields.integer("moe_router_group_topk", least=1)
     moe = MoeSpec(
@@ -176,7 +186,9 @@ def _windows(fields: Fields, layers: int) -> list[int | None]:
     try:
         left = int(parts[0])
     except (ValueError, TypeError, IndexError, OverflowError):
-        raise fields.fail("window_size", f"{shorten(value)!r} is not a window", "LEFT,RIGHT in tokens") from None
+        raise fields.fail(
+            "window_size", f"{shorten(value)!r} is not a window", "LEFT,RIGHT in tokens"
+        ) from None
     skip = fields.data.get("window_attn_skip_freq")
     if left < 0:
         return [None] * layers

@@ -30,7 +30,11 @@ def import_nanotron(text: str, file: str = "") -> ImportedJob:
     if "parallelism" not in root or "tokens" not in root:
         raise input_error("no nanotron settings", "sections parallelism, tokens and model", file=file)
     notes: list[str] = []
-    tokens, parallelism, optimizer = root.section("tokens"), root.section("parallelism"), root.section("optimizer")
+    tokens, parallelism, optimizer = (
+        root.section("tokens"),
+        root.section("parallelism"),
+        root.section("optimizer"),
+    )
     model = _model(root.section("model"), notes)
     layout = _layout(parallelism, optimizer, tokens, model, notes)
     dp, pp, tp, cp = (layout.dp or 1), (layout.pp or 1), (layout.tp or 1), (layout.cp or 1)
@@ -67,7 +71,9 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
     if not config.data:
         return None
     if config.data.get("moe_config"):
-        raise config.fail("moe_config", "mixture-of-experts models of nanotron are not supported", "a dense model")
+        raise config.fail(
+            "moe_config", "mixture-of-experts models of nanotron are not supported", "a dense model"
+        )
     kinds = {"is_llama_config": "llama", "is_qwen2_config": "qwen2", "is_starcoder2_config": "starcoder2"}
     kind = next((name for key, name in kinds.items() if config.on(key)), None)
     if kind is None:
@@ -75,7 +81,9 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
     hidden, heads = config.required("hidden_size"), config.required("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", least=1) or heads
     if hidden % heads or heads % kv_heads:
-        raise config.fail("num_attention_heads", f"hidden {hidden}, heads {heads}, kv heads {kv_heads} do not divide")
+        raise config.fail(
+            "num_attention_heads", f"hidden {hidden}, heads {heads}, kv heads {kv_heads} do not divide"
+        )
     layers = config.required("num_hidden_layers", most=MAX_LAYERS)
     divisor = section.integer("make_vocab_size_divisible_by", least=1) or 1
     if divisor > 1:
@@ -104,7 +112,9 @@ def _layout(
 ) -> JobLayout:
     tp, cp, pp = (parallelism.count(key) for key in ("tp", "context_parallel_size", "pp"))
     if parallelism.count("expert_parallel_size") > 1:
-        raise parallelism.fail("expert_parallel_size", "expert parallelism above 1 is broken in nanotron", "1")
+        raise parallelism.fail(
+            "expert_parallel_size", "expert parallelism above 1 is broken in nanotron", "1"
+        )
     engine = parallelism.choice("pp_engine", tuple(ENGINES)) or "afab"
     if pp > 1 and "pp_engine" not in parallelism:
         notes.append("pp_engine afab (all forward, all backward): nanotron's default")

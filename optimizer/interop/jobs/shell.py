@@ -1,7 +1,7 @@
 """Read shell scripts without running them: quotes, continuations, assignments, arrays and ``${VAR}``.
 
-What only a shell could know (command substitution, positional parameters, variables from outside) stays in the
-text as ``$...``; whoever needs that value reports it by name.
+What only a shell could know (command substitution, positional parameters, variables from outside) stays in
+the text as ``$...``; whoever needs that value reports it by name.
 """
 
 from __future__ import annotations
@@ -272,11 +272,15 @@ def _lookup(name: str, default: str | None, script: Script) -> Value:
 
 def _plain(text: str, script: Script) -> str:
     # a default may name another variable; one level is all that launch scripts use
-    return re.sub(r"\$\{?([A-Za-z_]\w*)\}?", lambda match: str(script.variables.get(match[1], match[0])), text).strip("'\"")
+    return re.sub(
+        r"\$\{?([A-Za-z_]\w*)\}?", lambda match: str(script.variables.get(match[1], match[0])), text
+    ).strip("'\"")
 
 
 def _arithmetic(text: str, script: Script) -> str:
-    plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: str(script.variables.get(match[1], match[0])), text)
+    plain = re.sub(
+        r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: str(script.variables.get(match[1], match[0])), text
+    )
     try:
         return str(evaluate_integers(plain))
     except InputError:

@@ -1,4 +1,4 @@
-"""torchtitan configurations of all three eras to a job: TOML (A), Python with batches in sequences (B) or tokens (C)."""
+"""torchtitan configurations: TOML (era A), Python with batches in sequences (B) or tokens (C)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, pa
 from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Fp8Recipe, Framework, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import (
+    DEFAULT_MESH_ORDER,
+    CpComm,
+    Fp8Recipe,
+    Framework,
+    Granularity,
+    Precision,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +34,7 @@ FLAVORS = {
     ("qwen3", "30b-a3b"): ("qwen3-30b-a3b", 48),
     ("qwen3", "235b-a22b"): ("qwen3-235b-a22b", 94),
 }
-"""torchtitan model and flavor, the built-in model with that shape, and its layers (torchtitan/models/*/__init__.py)."""
+"""Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
 
 TOKENS_KEY = "num_tokens_per_microbatch_per_dp_rank"
 
@@ -109,12 +116,18 @@ def _python_model(data: Mapping[str, Any]) -> tuple[str, str]:
         if base.startswith(family):
             rest = base.removeprefix(family).strip("_").replace("_", "-")
             return family, str(flavor or rest)
-        if isinstance(flavor, str) and name == flavor.lower() and sum(name == other for _, other in FLAVORS) == 1:
+        if (
+            isinstance(flavor, str)
+            and name == flavor.lower()
+            and sum(name == other for _, other in FLAVORS) == 1
+        ):
             return family, flavor
     return "", ""
 
 
-def _layout(parallelism: Fields, era: str, layers: int | None, notes: list[str]) -> tuple[JobLayout, int | None]:
+def _layout(
+    parallelism: Fields, era: str, layers: int | None, notes: list[str]
+) -> tuple[JobLayout, int | None]:
     tp = parallelism.count("tensor_parallel_degree")
     cp = parallelism.count("context_parallel_degree")
     pp = parallelism.count("pipeline_parallel_degree")
@@ -124,7 +137,9 @@ def _layout(parallelism: Fields, era: str, layers: int | None, notes: list[str])
     shard = parallelism.integer("data_parallel_shard_degree", least=-1, most=MAX_DEGREE)
     dp = replicate * shard if shard is not None and shard > 0 else None
     if dp is None:
-        notes.append("data_parallel_shard_degree -1: the rest of the GPUs, whose number the file does not state")
+        notes.append(
+            "data_parallel_shard_degree -1: the rest of the GPUs, whose number the file does not state"
+        )
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
     etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" else 1
     sp = era == "A" or parallelism.flag("enable_sequence_parallel") is not False
@@ -152,7 +167,7 @@ def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[
     policy = parallelism.choice("fsdp_reshard_after_forward", ("default", "always", "never")) or "default"
     if policy == "default":
         policy = "always" if pp == 1 else "never"
-        notes.append(f"fsdp_reshard_after_forward default: {policy} {'without' if pp == 1 else 'with'} pipeline parallelism")
+        notes.append(f"fsdp_reshard_after_forward default: {policy} at pp={pp}")
     return 3 if policy == "always" else 2
 
 
@@ -165,7 +180,9 @@ def _token_batch(training: Fields, parallelism: Fields, layout: JobLayout) -> di
     sequence = training.required("max_context_length", "seq_len")
     tokens = training.required(TOKENS_KEY)
     micro_batch = divided(tokens, sequence, f"training.{TOKENS_KEY} over max_context_length")
-    micro_batches = parallelism.integer("num_pp_microbatches", least=1) if layout.pp and layout.pp > 1 else None
+    micro_batches = (
+        parallelism.integer("num_pp_microbatches", least=1) if layout.pp and layout.pp > 1 else None
+    )
     step = training.integer("num_tokens_per_train_step", least=-1)
     if step is None or step <= 0:
         micro_batches = micro_batches or 1
@@ -222,12 +239,18 @@ def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recomput
     if mode == "full":
         return Recompute(granularity=Granularity.FULL)
     if mode == "selective":
-        notes.append("selective activation checkpointing saves by operator: priced without recomputed modules")
+        notes.append(
+            "selective activation checkpointing saves by operator: priced without recomputed modules"
+        )
         return Recompute(granularity=Granularity.SELECTIVE)
-    raise fields.fail("mode", f"activation checkpointing {policy!r} is not modelled", "none, selective or full")
+    raise fields.fail(
+        "mode", f"activation checkpointing {policy!r} is not modelled", "none, selective or full"
+    )
 
 
-def _training(data: Mapping[str, Any], training: Fields, batch: dict[str, int | None], file: str) -> JobTraining:
+def _training(
+    data: Mapping[str, Any], training: Fields, batch: dict[str, int | None], file: str
+) -> JobTraining:
     precision, recipe = _precision(data, training, file)
     return JobTraining(
         sequence_length=batch["sequence"],
@@ -239,7 +262,9 @@ def _training(data: Mapping[str, Any], training: Fields, batch: dict[str, int | 
     )
 
 
-def _precision(data: Mapping[str, Any], training: Fields, file: str) -> tuple[Precision | None, Fp8Recipe | None]:
+def _precision(
+    data: Mapping[str, Any], training: Fields, file: str
+) -> tuple[Precision | None, Fp8Recipe | None]:
     words = str(data.get("model_spec", "")) + str(_section(data, "model", file).data.get("converters", ""))
     if "nvfp4" in words.lower():
         return Precision.NVFP4, None
@@ -274,7 +299,9 @@ def _options(data: Mapping[str, Any], parallelism: Fields, era: str, file: str) 
     )
 
 
-def _missing(name: str | None, gpus: int | None, batch: dict[str, int | None], layout: JobLayout) -> tuple[str, ...]:
+def _missing(
+    name: str | None, gpus: int | None, batch: dict[str, int | None], layout: JobLayout
+) -> tuple[str, ...]:
     missing = [] if name else ["the model: this flavor is not a built-in model"]
     if gpus is None:
         missing.append("number of GPUs (data_parallel_shard_degree is -1)")

@@ -1,8 +1,9 @@
 """torchtitan's Python configurations, read as syntax trees: nothing is imported and nothing runs.
 
-Understood: a function that builds the configuration by assignments (``cfg.parallelism = ParallelismConfig(...)``,
-``cfg.training.seq_len = 8192``) or by one call (``Trainer.Config(parallelism=..., training=...)``), with constants
-and whole-number arithmetic as values. Everything else stays a string that starts with ``$``.
+Understood: a function that builds the configuration by assignments (``cfg.parallelism =
+ParallelismConfig(...)``, ``cfg.training.seq_len = 8192``) or by one call (``Trainer.Config(parallelism=...,
+training=...)``), with constants and whole-number arithmetic as values. Everything else stays a string that
+starts with ``$``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def read_python_config(text: str, file: str = "", function: str | None = None) -
     if function is not None and function not in found:
         raise input_error(f"no configuration function {shorten(function)!r}", ", ".join(found), file=file)
     if function is None and len(found) != 1:
-        what = "several configuration functions: " + shorten(", ".join(found)) if found else "no function sets parallelism"
+        what = (
+            "several configuration functions: " + shorten(", ".join(found))
+            if found
+            else "no function sets parallelism"
+        )
         raise input_error(what, "one torchtitan configuration function", file=file)
     name = function or next(iter(found))
     return found[name], name
@@ -111,7 +116,9 @@ def _dotted(node: ast.expr) -> str:
 def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     """Evaluate constants, lists and whole-number arithmetic; anything else is its source behind a ``$``."""
     if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str | int | float | bool | None) else "$" + repr(node.value)
+        return (
+            node.value if isinstance(node.value, str | int | float | bool | None) else "$" + repr(node.value)
+        )
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(item, names) for item in node.elts]
     if isinstance(node, ast.Name) and node.id in names:

@@ -18,7 +18,7 @@ SCHEDULES = {
     "zbvzerobubble": Schedule.ZB_V,
     "dualpipev": Schedule.DUALPIPE_V,
 }
-"""Schedules of torch.distributed.pipelining that the cost model knows, by torchtitan's case-insensitive names."""
+"""Schedules of torch.distributed.pipelining that are modelled, by torchtitan's case-insensitive names."""
 
 NOT_MODELLED = ("loopedbfs", "interleavedzerobubble", "pipelineschedulesingle", "pipelineschedulemulti")
 SINGLE_STAGE = (Schedule.ONE_F_ONE_B, Schedule.GPIPE)
@@ -33,12 +33,17 @@ def read_schedule(parallelism: Fields, pp: int) -> Schedule:
     schedule = SCHEDULES.get(name.lower())
     if schedule is None:
         why = "is not modelled" if name.lower() in NOT_MODELLED else "is not known"
-        raise parallelism.fail("pipeline_parallel_schedule", f"{shorten(name)!r} {why}", "of 1F1B, GPipe, Interleaved1F1B, ZBVZeroBubble, DualPipeV")
+        raise parallelism.fail(
+            "pipeline_parallel_schedule",
+            f"{shorten(name)!r} {why}",
+            "of 1F1B, GPipe, Interleaved1F1B, ZBVZeroBubble, DualPipeV",
+        )
     return schedule
 
 
 def read_split(parallelism: Fields, pp: int, schedule: Schedule, layers: int | None) -> tuple[int, list[int]]:
-    """Return virtual stages per rank and the layers of each stage in model order (empty: unknown without a model).
+    """Return virtual stages per rank and the layers of each stage in model order (empty: unknown without a
+    model).
 
     Follows ``_get_pipeline_metadata`` and ``generate_llm_fqn_per_model_part`` of
     pytorch/torchtitan torchtitan/distributed/pipeline_parallel.py.
@@ -58,7 +63,9 @@ def read_split(parallelism: Fields, pp: int, schedule: Schedule, layers: int | N
         stages = -(-(layers + first + last) // per_stage)
         if stages % pp:
             raise parallelism.fail(
-                "pipeline_parallel_layers_per_stage", f"{stages} stages are not a multiple of pp={pp}", "torchtitan refuses it"
+                "pipeline_parallel_layers_per_stage",
+                f"{stages} stages are not a multiple of pp={pp}",
+                "torchtitan refuses it",
             )
         per_rank = stages // pp
     return per_rank, [] if layers is None else _automatic(parallelism, layers, pp * per_rank, first, last)
@@ -72,7 +79,9 @@ def _weight(parallelism: Fields, key: str) -> int:
 def _automatic(parallelism: Fields, layers: int, stages: int, first: int, last: int) -> list[int]:
     base, extra = divmod(layers + first + last, stages)
     if base == 0 or max(first, last) > base:
-        raise parallelism.fail("pipeline_parallel_degree", f"{layers} layers leave some of {stages} stages empty")
+        raise parallelism.fail(
+            "pipeline_parallel_degree", f"{layers} layers leave some of {stages} stages empty"
+        )
     counts = [base + (index < extra) for index in range(stages)]
     counts[0] -= first
     counts[-1] -= last
@@ -84,11 +93,15 @@ def _listed(parallelism: Fields, parts: list[object], pp: int, layers: int | Non
     counts, seen = [], []
     for part in parts:
         names = part if isinstance(part, list) else [part]
-        inside = [int(match[1]) for name in names if isinstance(name, str) and (match := _LAYER.fullmatch(name))]
+        inside = [
+            int(match[1]) for name in names if isinstance(name, str) and (match := _LAYER.fullmatch(name))
+        ]
         counts.append(len(inside))
         seen += inside
     if not counts or len(counts) % pp:
         raise parallelism.fail(key, f"{len(counts)} parts are not a multiple of pp={pp}")
     if seen != list(range(len(seen))) or (layers is not None and len(seen) != layers):
-        raise parallelism.fail(key, "layers are missing, repeated or out of order", "layers.0, layers.1, ... in stage order")
+        raise parallelism.fail(
+            key, "layers are missing, repeated or out of order", "layers.0, layers.1, ... in stage order"
+        )
     return len(counts) // pp, counts

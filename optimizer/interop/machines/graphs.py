@@ -18,7 +18,7 @@ Graph = dict[str, Any]
 
 @importer
 def import_graphml(text: str, file: str = "") -> Graph:
-    """Read a GraphML document: ``{"directed", "nodes": [{"id", ...}], "edges": [{"source", "target", ...}]}``."""
+    """Read GraphML: ``{"directed", "nodes": [{"id", ...}], "edges": [{"source", "target", ...}]}``."""
     root = _xml(text, file)
     graph = root.find("{*}graph") if root.tag.endswith("graphml") else None
     if graph is None:
@@ -51,7 +51,8 @@ def _attributes(element: Element, keys: dict[str, Element], file: str) -> dict[s
         key = keys.get(data.get("key", ""))
         if key is None:
             raise input_error(f"key {shorten(data.get('key'))!r} is not declared", "a key element", file=file)
-        name, kind = key.get("attr.name") or key.get("id", ""), key.get("attr.type", "string")
+        name = key.get("attr.name") or key.get("id") or ""
+        kind = key.get("attr.type", "string")
         value = (data.text or "").strip()
         try:
             found[name] = value.lower() == "true" if kind == "boolean" else _TYPES.get(kind, str)(value)
@@ -79,7 +80,9 @@ def import_node_link(text: str, file: str = "") -> Graph:
 
 def _checked(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], directed: bool, file: str) -> Graph:
     if not nodes or len(nodes) + len(edges) > MAX_ELEMENTS:
-        raise input_error(f"graph has {len(nodes)} nodes and {len(edges)} edges", "at least one node", file=file)
+        raise input_error(
+            f"graph has {len(nodes)} nodes and {len(edges)} edges", "at least one node", file=file
+        )
     names = [node.get("id") for node in nodes]
     if not all(isinstance(name, str | int) for name in names):
         raise input_error("a node has no id", "an id per node", key="nodes", file=file)
@@ -90,5 +93,7 @@ def _checked(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], directed:
         for end in ("source", "target"):
             name = edge.get(end)
             if not isinstance(name, str | int) or name not in known:
-                raise input_error(f"edge ends at unknown node {shorten(name)!r}", "a node's id", key=end, file=file)
+                raise input_error(
+                    f"edge ends at unknown node {shorten(name)!r}", "a node's id", key=end, file=file
+                )
     return {"directed": directed, "nodes": nodes, "edges": edges}

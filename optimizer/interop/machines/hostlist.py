@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.reading import importer, shorten
 from layoutopt.optimizer.specs.errors import input_error
 
 MAX_HOSTS = 200_000
@@ -12,6 +12,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
+@importer
 def expand_hostlist(text: str, *, key: str = "") -> tuple[str, ...]:
     """Expand a hostlist to its names, in order."""
     names: list[str] = []
@@ -46,12 +47,10 @@ def _expand(part: str, key: str) -> list[str]:
             raise input_error(f"{shorten(part)!r} is not a host name", "like gpu[001-016]", key=key)
         return [part]
     tails = _expand(part[match.end() :], key) if part[match.end() :] else [""]
-    names = [
-        part[: match.start()] + number + tail for number in _numbers(match[1], part, key) for tail in tails
-    ]
-    if len(names) > MAX_HOSTS:
+    numbers = _numbers(match[1], part, key)
+    if len(numbers) * len(tails) > MAX_HOSTS:
         raise input_error("hostlist is too long", f"at most {MAX_HOSTS} hosts", key=key)
-    return names
+    return [part[: match.start()] + number + tail for number in numbers for tail in tails]
 
 
 def _numbers(inside: str, part: str, key: str) -> list[str]:

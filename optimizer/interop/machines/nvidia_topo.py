@@ -46,7 +46,9 @@ def import_topo(text: str, file: str = "") -> GpuTopology:
 
 def _matrix(text: str, file: str) -> tuple[list[str], Links]:
     lines = text.splitlines()
-    header = next((index for index, line in enumerate(lines) if len(_DEVICE.findall(line)) > 1 or _only_gpu(line)), None)
+    header = next(
+        (index for index, line in enumerate(lines) if len(_DEVICE.findall(line)) > 1 or _only_gpu(line)), None
+    )
     if header is None:
         raise input_error("no topology matrix", "the output of nvidia-smi topo -m", file=file)
     devices = _DEVICE.findall(lines[header])
@@ -57,7 +59,9 @@ def _matrix(text: str, file: str) -> tuple[list[str], Links]:
             continue
         row = cells[1 : 1 + len(devices)]
         if len(row) < len(devices) or not all(_LINK.fullmatch(cell) for cell in row):
-            raise input_error(f"row {cells[0]} does not match the header", "one cell per device", file=file, line=number)
+            raise input_error(
+                f"row {cells[0]} does not match the header", "one cell per device", file=file, line=number
+            )
         links |= {(cells[0], device): cell for device, cell in zip(devices, row, strict=True)}
     gpus = [device for device in devices if device.startswith("GPU")]
     missing = [gpu for gpu in gpus if (gpu, gpu) not in links]
@@ -82,7 +86,9 @@ def _largest_island(gpus: list[str], links: Mapping[tuple[str, str], str]) -> li
         island = {min(left, key=gpus.index)}
         grown = True
         while grown:
-            near = {gpu for gpu in left - island if any(_is_nvlink(links.get((gpu, member))) for member in island)}
+            near = {
+                gpu for gpu in left - island if any(_is_nvlink(links.get((gpu, member))) for member in island)
+            }
             island |= near
             grown = bool(near)
         left -= island
@@ -105,7 +111,9 @@ def _notes(
     if any(not _is_nvlink(links.get(pair)) for pair in pairs):
         notes.append("NVLink is not all-to-all: some pairs reach each other only through others")
     if nics and not used:
-        notes.append("no NIC is GPU-direct (PIX or PXB): traffic crosses the CPU, or a virtual machine hides the paths")
+        notes.append(
+            "no NIC is GPU-direct (PIX or PXB): traffic crosses the CPU, or a virtual machine hides the paths"
+        )
     without = [gpu for gpu in gpus if not any(links.get((gpu, nic)) in GPU_DIRECT for nic in nics)]
     if used and without:
         notes.append(f"{len(without)} of {len(gpus)} GPUs have no NIC of their own: {', '.join(without)}")

@@ -21,7 +21,9 @@ def import_pbs_nodefile(text: str, file: str = "") -> NodeSet:
         if not host or host.startswith("#"):
             continue
         if not _HOST.fullmatch(host):
-            raise input_error(f"{shorten(host)!r} is not a host name", "one host per line", file=file, line=number)
+            raise input_error(
+                f"{shorten(host)!r} is not a host name", "one host per line", file=file, line=number
+            )
         hosts.append(host)
     slots = Counter(hosts)
     if not slots:

@@ -1,4 +1,4 @@
-"""Slurm: job environment, ``topology.conf`` (tree, block, ring) and ``topology.yaml`` to nodes and their blocks."""
+"""Slurm: job environment, ``topology.conf`` (tree, block, ring) and ``topology.yaml`` to nodes."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ def _own_block(found: Mapping[str, str]) -> tuple[str, tuple[NodeBlock, ...]]:
 
 @importer
 def import_topology_conf(text: str, file: str = "") -> NodeSet:
-    """Read ``topology.conf``; keys are case-insensitive, ``#`` starts a comment, LinkSpeed is ignored (so does Slurm)."""
+    """Read ``topology.conf``: keys in any case, ``#`` comments; LinkSpeed is ignored, as Slurm does."""
     entries = list(_entries(text))
     kinds = {kind for kind in ("switch", "block", "ring") for _, entry in entries if f"{kind}name" in entry}
     if len(kinds) != 1:
-        what = f"mixes {' and '.join(sorted(kinds))}" if kinds else "no SwitchName, BlockName or RingName line"
+        what = (
+            f"mixes {' and '.join(sorted(kinds))}" if kinds else "no SwitchName, BlockName or RingName line"
+        )
         raise input_error(what, "one topology kind", file=file)
     kind = kinds.pop()
     groups = [_group(entry, f"{kind}name", line, file) for line, entry in entries if f"{kind}name" in entry]
@@ -87,7 +89,9 @@ class _Group:
 
 def _group(entry: Mapping[str, str], name_key: str, line: int, file: str) -> _Group:
     if not entry.get("nodes") and not entry.get("switches"):
-        raise input_error("neither Nodes nor Switches", "one of them", key=entry[name_key], file=file, line=line)
+        raise input_error(
+            "neither Nodes nor Switches", "one of them", key=entry[name_key], file=file, line=line
+        )
     try:
         nodes = expand_hostlist(entry["nodes"]) if entry.get("nodes") else ()
         children = expand_hostlist(entry["switches"]) if entry.get("switches") else ()
@@ -101,7 +105,9 @@ def _block_size(text: str, file: str) -> int | None:
         return None
     first, *rest = text.split(",")
     if not all(part.isdecimal() and 0 < len(part) < 10 for part in (first, *rest)) or int(first) < 1:
-        raise input_error(f"{shorten(text)!r} is not a list of sizes", "like 16,32", key="BlockSizes", file=file)
+        raise input_error(
+            f"{shorten(text)!r} is not a list of sizes", "like 16,32", key="BlockSizes", file=file
+        )
     for part in rest:
         ratio = int(part) // int(first)
         if int(part) % int(first) or ratio & (ratio - 1) or ratio < 1:
@@ -115,23 +121,35 @@ def _tree(groups: list[_Group], file: str) -> NodeSet:
     known = {group.name.lower() for group in groups}
     unknown = sorted(child for child in parents if child.lower() not in known)
     if unknown:
-        raise input_error(f"switch {shorten(unknown[0])} is not defined", "a SwitchName line", key="Switches", file=file)
+        raise input_error(
+            f"switch {shorten(unknown[0])} is not defined", "a SwitchName line", key="Switches", file=file
+        )
     leaves = [group for group in groups if group.nodes]
     roots = [group for group in groups if group.name not in parents]
     notes = () if len(roots) == 1 else (f"{len(roots)} switches without a common root: separate islands",)
     return _node_set(
-        "tree", [NodeBlock(name=g.name, nodes=g.nodes, parent=parents.get(g.name, "")) for g in leaves], None, notes, file
+        "tree",
+        [NodeBlock(name=g.name, nodes=g.nodes, parent=parents.get(g.name, "")) for g in leaves],
+        None,
+        notes,
+        file,
     )
 
 
 def _blocks(kind: str, groups: list[_Group], size: int | None, file: str) -> NodeSet:
     small = [group.name for group in groups if size is not None and len(group.nodes) < size]
     if small:
-        raise input_error(f"block {shorten(small[0])} has fewer nodes than the base size {size}", key="BlockSizes", file=file)
+        raise input_error(
+            f"block {shorten(small[0])} has fewer nodes than the base size {size}",
+            key="BlockSizes",
+            file=file,
+        )
     return _node_set(kind, [NodeBlock(name=g.name, nodes=g.nodes) for g in groups], size, (), file)
 
 
-def _node_set(kind: str, blocks: list[NodeBlock], size: int | None, notes: tuple[str, ...], file: str) -> NodeSet:
+def _node_set(
+    kind: str, blocks: list[NodeBlock], size: int | None, notes: tuple[str, ...], file: str
+) -> NodeSet:
     nodes = tuple(dict.fromkeys(node for block in blocks for node in block.nodes))
     if not nodes:
         raise input_error("no nodes", "leaf switches or blocks with Nodes", file=file)
@@ -156,7 +174,11 @@ def import_topology_yaml(text: str, file: str = "", name: str | None = None) -> 
         what = f"a {kind} topology lists no nodes by block"
         raise input_error(what, "a tree, block or ring topology", key=entry.text("topology") or "", file=file)
     section = entry.section(kind)
-    list_key, name_key = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "ring": ("rings", "ring")}[kind]
+    list_key, name_key = {
+        "tree": ("switches", "switch"),
+        "block": ("blocks", "block"),
+        "ring": ("rings", "ring"),
+    }[kind]
     groups = [_yaml_group(item, name_key, section) for item in section.items(list_key) or []]
     if kind == "tree":
         return _tree(groups, file)
@@ -177,7 +199,9 @@ def _chosen(entries: list[Fields], name: str | None, file: str) -> Fields:
 def _yaml_group(item: Any, name_key: str, section: Fields) -> _Group:
     if not isinstance(item, dict):
         raise section.fail(name_key, f"{shorten(item)!r} is not a mapping")
-    fields = Fields({str(key): value for key, value in item.items()}, file=section.file, prefix=section.prefix)
+    fields = Fields(
+        {str(key): value for key, value in item.items()}, file=section.file, prefix=section.prefix
+    )
     name = fields.text(name_key)
     nodes, children = fields.text("nodes"), fields.text("children", "switches")
     if name is None or (not nodes and not children):

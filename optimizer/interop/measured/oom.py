@@ -28,7 +28,10 @@ def import_oom(text: str, file: str = "") -> tuple[OutOfMemory, ...]:
     """Read every out-of-memory message in a log."""
     starts = list(_START.finditer(text))
     ends = [match.start() for match in starts[1:]] + [len(text)]
-    messages = [_message(match, " ".join(text[match.start() : end].split())) for match, end in zip(starts, ends, strict=True)]
+    messages = [
+        _message(match, " ".join(text[match.start() : end].split()))
+        for match, end in zip(starts, ends, strict=True)
+    ]
     found = tuple(message for message in messages if message is not None)
     if not found:
         raise input_error("no out-of-memory message", "torch's line with 'Tried to allocate'", file=file)

@@ -1,0 +1,155 @@
+"""What an exporter works on: the layout with every default resolved, the model, the run and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from layoutopt.optimizer.cost.presets import FrameworkPreset, load_preset
+from layoutopt.optimizer.interop.stages import with_stages
+from layoutopt.optimizer.space.releases import parse_release
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, Granularity, Schedule
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import CheckpointSchedule
+    from layoutopt.optimizer.space.releases import Release
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+
+EXPORTED = {
+    Framework.MEGATRON: "core 0.19",
+    Framework.MEGATRON_BRIDGE: "0.6",
+    Framework.TORCHTITAN: "era C",
+    Framework.DEEPSPEED: "0.19.6",
+    Framework.MEGATRON_DEEPSPEED: "2025-07",
+    Framework.NANOTRON: "2026-04",
+    Framework.ACCELERATE: "1.15",
+}
+"""Frameworks with an exporter, and the release written when none is asked for: the newest one checked."""
+
+
+class Workload(Protocol):
+    """A model and how it is trained."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The architecture."""
+
+    @property
+    def training(self) -> TrainingSpec:
+        """The run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One export: ``layout`` has its stages and no meaningless settings; ``version`` as asked for."""
+
+    framework: Framework
+    version: str
+    release: Release
+    layout: Layout
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: ClusterSpec
+    preset: FrameworkPreset
+    checkpoint: CheckpointSchedule | None = None
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per step."""
+        return self.layout.dp * self.layout.micro_batch * self.layout.micro_batches
+
+    @property
+    def nodes(self) -> int:
+        """Hosts that the layout occupies."""
+        return -(-self.layout.gpus // self.gpus_per_node)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Processes per host."""
+        return min(self.cluster.gpus_per_node, self.layout.gpus)
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the run, None if its tokens are not stated."""
+        tokens = self.training.total_tokens
+        return (
+            None
+            if tokens is None
+            else max(1, round(tokens / (self.training.sequence_length * self.global_batch)))
+        )
+
+
+def framework_named(name: str) -> Framework:
+    """Return the framework of a name or alias that can be exported to."""
+    framework = FRAMEWORK_ALIASES.get(name)
+    if framework is None and name in Framework.__members__.values():
+        framework = Framework(name)
+    if framework not in EXPORTED:
+        allowed = ", ".join(
+            ["megatron-lm", *(known.value for known in EXPORTED if known is not Framework.MEGATRON)]
+        )
+        raise input_error(f"no exporter for {name!r}", f"one of {allowed}", key="--to")
+    return framework
+
+
+def make_target(
+    layout: Layout,
+    workload: Workload,
+    cluster: ClusterSpec,
+    to: str,
+    *,
+    version: str | None = None,
+    checkpoint: CheckpointSchedule | None = None,
+) -> Target:
+    """Resolve an export's inputs; a batch that the layout does not produce is an error."""
+    framework = framework_named(to)
+    model, training = workload.model, workload.training
+    batch = layout.dp * layout.micro_batch * layout.micro_batches
+    if batch != training.global_batch:
+        factors = f"{layout.dp} * {layout.micro_batch} * {layout.micro_batches} = {batch}"
+        raise input_error(
+            f"dp * micro-batch * micro-batches = {factors} is not the global batch {training.global_batch}",
+            key="global_batch",
+        )
+    stated = version or EXPORTED[framework]
+    era = (
+        f"era {stated}" if framework is Framework.TORCHTITAN and stated.upper() in {"A", "B", "C"} else stated
+    )
+    return Target(
+        framework=framework,
+        version=era,
+        release=parse_release(framework, era),
+        layout=resolved(layout, model),
+        model=model,
+        training=training,
+        cluster=cluster,
+        preset=load_preset(framework, era).with_training(training),
+        checkpoint=checkpoint,
+    )
+
+
+def resolved(layout: Layout, model: ModelSpec) -> Layout:
+    """Name the stages and drop settings without effect, so that equal layouts look equal.
+
+    Sequence parallelism needs tp > 1, sharding more than one rank, expert axes experts, recomputation
+    recomputed layers.
+    """
+    ranks = layout.dp * layout.cp
+    stages = with_stages(layout, model)
+    idle = layout.recompute.granularity is Granularity.FULL and not any(stage.recomputed for stage in stages)
+    return replace(
+        layout,
+        sp=layout.sp and layout.tp > 1,
+        zero=layout.zero if ranks > 1 else 0,
+        hsdp_shard=None
+        if layout.hsdp_shard == ranks or ranks == 1 or layout.zero == 0
+        else layout.hsdp_shard,
+        etp=layout.etp if model.is_moe else 1,
+        recompute=Recompute() if idle else layout.recompute,
+        schedule=layout.schedule if layout.pp > 1 else Schedule.NONE,
+        stages=stages,
+    )

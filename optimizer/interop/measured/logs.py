@@ -1,0 +1,189 @@
+"""Step logs of torchtitan, nanotron and Megatron-LM to one measured run each."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.measured.run_columns import job_columns
+from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.records import MeasuredRun
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.interop.measured.run_columns import Columns
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+GIB = 2**30
+MIB = 2**20
+SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_TITAN = re.compile(
+    r"step:\s*(?P<step>\d{1,9})\b.*?memory:\s*(?P<gib>[\d.]{1,12})GiB.*?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})"
+    r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?P<mfu>[\d.]{1,8}%|N/A))?"
+)
+_NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
+_PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
+_MEGATRON = re.compile(
+    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.*?elapsed time per iteration \(ms\): (?P<ms>[\d.]{1,15})"
+    r"(?:.*?throughput per GPU \(TFLOP/s/GPU\): (?P<tflops>[\d.]{1,12}))?"
+)
+_MEGATRON_MEMORY = re.compile(r"\[Rank \d+\].*?max allocated: (?P<mb>[\d.]{1,15})")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
+    """Median over the logged steps; of three or more the first, which compiles and warms up, is left out."""
+    first = min(steps)
+    kept = [value for step, value in zip(steps, values, strict=True) if value is not None and step != first]
+    if len(set(steps)) < 3:
+        kept = [value for value in values if value is not None]
+    return median(kept) if kept else None
+
+
+@importer
+def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = None) -> MeasuredRun:
+    """Read a torchtitan log; with the job's configuration the step time follows from tokens/s and batch.
+
+    Tokens per second are per GPU; memory is the most reserved, in GiB in the log and GB in the table.
+    """
+    found = [match for line in _ANSI.sub("", text).splitlines() if (match := _TITAN.search(line))]
+    if not found:
+        raise input_error("no torchtitan step lines", "lines with step:, memory: and tps:", file=file)
+    steps = [int(match["step"]) for match in found]
+    tokens_s = _steady(steps, [_number(match["tps"]) for match in found])
+    memory = max((value for match in found if (value := _number(match["gib"])) is not None), default=None)
+    mfu = _steady(
+        steps,
+        [_number(match["mfu"][:-1]) if match["mfu"] and match["mfu"] != "N/A" else None for match in found],
+    )
+    measured = {
+        "tokens_s_gpu": tokens_s,
+        "tflops_gpu": _steady(
+            steps, [_number(match["tflops"]) if match["tflops"] else None for match in found]
+        ),
+        "mfu_pct": mfu,
+        "mem_gb": None if memory is None else memory * GIB / 1e9,
+    }
+    columns = _measured("torchtitan", measured, job)
+    columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
+    return _with_step_time(columns, tokens_s, len(found))
+
+
+def _measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
+    columns: Columns = {"framework": framework, **(job_columns(job) if job else {})}
+    return columns | {name: value for name, value in values.items() if value is not None}
+
+
+def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int) -> MeasuredRun:
+    notes = [f"median of {lines} logged steps"]
+    needed = [columns.get(name) for name in ("seq", "global_batch", "n_gpus")]
+    numbers = [value for value in needed if isinstance(value, int | float) and value > 0]
+    if tokens_s_gpu and len(numbers) == 3:
+        sequence, batch, gpus = numbers
+        columns["measured_step_s"] = sequence * batch / (tokens_s_gpu * gpus)
+        columns["measured_from"] = "tokens_s_gpu"
+    else:
+        notes.append(
+            "step time needs sequence length, global batch and GPUs: give the job's configuration too"
+        )
+    return MeasuredRun(columns=columns, notes=tuple(notes))
+
+
+@importer
+def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = None) -> MeasuredRun:
+    """Read a nanotron log: batch in tokens on main (``time_per_iteration_ms``), in sequences up to 0.5.
+
+    The numbers carry two or three digits only; GPUs are the ratio of total to per-GPU tokens/s, rounded.
+    """
+    found = [match for line in _ANSI.sub("", text).splitlines() if (match := _NANOTRON.search(line))]
+    if not found:
+        raise input_error("no nanotron iteration lines", "lines with 'iteration: 10 / 1000 |'", file=file)
+    rows = [_nanotron_values(match["rest"]) for match in found]
+    steps = [int(match["step"]) for match in found]
+    time_ms = _steady(
+        steps, [row.get("time_per_iteration_ms", row.get("elapsed_time_per_iteration_ms")) for row in rows]
+    )
+    per_gpu = _steady(steps, [row.get("tokens_per_sec_per_gpu") for row in rows])
+    total = _steady(steps, [row.get("tokens_per_sec") for row in rows])
+    columns = _measured(
+        "nanotron",
+        {
+            "tokens_s_gpu": per_gpu,
+            "tflops_gpu": _steady(steps, [row.get("model_tflops_per_gpu") for row in rows]),
+        },
+        job,
+    )
+    notes = [f"median of {len(rows)} logged steps; the log rounds to two or three digits"]
+    if "n_gpus" not in columns and total and per_gpu:
+        columns["n_gpus"] = round(total / per_gpu)
+        notes.append("n_gpus is the ratio of total to per-GPU tokens/s")
+    if time_ms:
+        columns |= {
+            "measured_step_s": time_ms / 1e3,
+            "measured_from": "step_time_s",
+            "step_time_s": time_ms / 1e3,
+        }
+    _nanotron_batch(columns, rows[-1], notes)
+    return MeasuredRun(columns=columns, notes=tuple(notes))
+
+
+def _nanotron_values(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, number, suffix in _PAIR.findall(text):
+        value = _number(number)
+        if value is not None:
+            found[name] = value * SUFFIXES[suffix]
+    return found
+
+
+def _nanotron_batch(columns: Columns, row: dict[str, float], notes: list[str]) -> None:
+    batch = row.get("global_batch_size")
+    if batch is None or "global_batch" in columns:
+        return
+    if "time_per_iteration_ms" not in row:
+        columns["global_batch"] = round(batch)
+        return
+    sequence = columns.get("seq")
+    if isinstance(sequence, int) and sequence > 0:
+        columns["global_batch"] = round(batch / sequence)
+    notes.append(f"global batch {batch:g} is in tokens")
+
+
+@importer
+def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = None) -> MeasuredRun:
+    """Read Megatron-LM's iteration lines (milliseconds) and its memory line (max allocated, MiB)."""
+    found = [match for line in text.splitlines() if (match := _MEGATRON.search(line))]
+    if not found:
+        raise input_error(
+            "no Megatron iteration lines", "lines with 'elapsed time per iteration (ms)'", file=file
+        )
+    steps = [int(match["step"]) for match in found]
+    time_ms = _steady(steps, [_number(match["ms"]) for match in found])
+    memory = max(
+        (value for match in _MEGATRON_MEMORY.finditer(text) if (value := _number(match["mb"]))), default=None
+    )
+    columns = _measured(
+        "megatron",
+        {
+            "step_time_s": None if time_ms is None else time_ms / 1e3,
+            "measured_step_s": None if time_ms is None else time_ms / 1e3,
+            "tflops_gpu": _steady(
+                steps, [_number(match["tflops"]) if match["tflops"] else None for match in found]
+            ),
+            "mem_gb": None if memory is None else memory * MIB / 1e9,
+        },
+        job,
+    )
+    columns |= {"measured_from": "step_time_s"} if time_ms else {}
+    columns |= {"mem_kind": "allocated"} if memory else {}
+    return MeasuredRun(columns=columns, notes=(f"median of {len(found)} logged steps",))
