@@ -74,6 +74,6 @@ def _gpu(name: str) -> GpuSpec:
 
 @lru_cache(maxsize=1024)
 def _reference(name: str, count: int) -> ClusterSpec:
-    from layoutopt.optimizer.specs.loading import load_cluster
+    from layoutopt.optimizer.specs.loading import reference_cluster
 
-    return load_cluster(f"{name}x{count}")
+    return reference_cluster(name, count)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 PRESET_FIELDS = ("host_layer_s", "host_step_s", "allocator_reserve", "overhead_bytes")
 """Fields of a preset that are measured, not switched; a constant ``field.framework`` overrides one."""
 
+TIME_SCALE = "time_scale"
+"""Constant that multiplies every step time: what a calibration of few runs can tell."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -43,7 +46,7 @@ def predict(case: Case, values: Mapping[str, float] | None = None) -> Prediction
     ``values`` replaces constants by name, beside those of the case's cluster: names of the cost and the
     topology room, and ``field.framework`` for the measured fields of a preset.
     """
-    return _prediction(price(case, values))
+    return _prediction(price(case, values), _scale(case, values))
 
 
 def price(case: Case, values: Mapping[str, float] | None = None) -> Estimate:
@@ -67,11 +70,15 @@ def preset_of(case: Case, values: Mapping[str, float] | None = None) -> Framewor
     return replace(load_preset(case.framework, case.software), **{**measured, **case.switches})
 
 
-def _prediction(result: Estimate) -> Prediction:
+def _scale(case: Case, values: Mapping[str, float] | None) -> float:
+    return (values or {}).get(TIME_SCALE, case.cluster.calibration.get(TIME_SCALE, 1.0))
+
+
+def _prediction(result: Estimate, scale: float) -> Prediction:
     memory = result.memory
     return Prediction(
-        step_time_s=result.step_time_s,
-        breakdown_s=result.breakdown_s,
+        step_time_s=scale * result.step_time_s,
+        breakdown_s={name: scale * seconds for name, seconds in result.breakdown_s.items()},
         allocated_bytes=memory.peak_bytes,
         reserved_bytes=memory.reserved_bytes,
         device_bytes=memory.device_bytes,

@@ -1,0 +1,90 @@
+"""The cost model's constants as parameters of a fit: present value and what physics allows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.constants import constant_table
+from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.evidence.predict import PRESET_FIELDS, TIME_SCALE
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.vocabulary import Framework
+from layoutopt.optimizer.topology.links import link_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOST_BOUNDS = {"host_layer_s": (1e-5, 0.02), "host_step_s": (0.0, 2.0)}
+"""Host time of one layer's launches and of one step, seconds: from full graphs to one slow Python loop."""
+
+MEMORY_BOUNDS = {"allocator_reserve": (0.0, 0.5), "overhead_bytes": (5e8, 1.6e10)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A constant that a fit may move: its present value and its bounds."""
+
+    name: str
+    value: float
+    bounds: tuple[float, float]
+
+    def clipped(self, value: float) -> float:
+        """Return the allowed value next to ``value``."""
+        return min(max(value, self.bounds[0]), self.bounds[1])
+
+
+@cache
+def known_parameters() -> Mapping[str, Parameter]:
+    """Return every constant that a calibration may name: cost, topology, measured preset fields, scale."""
+    table = {
+        name: Parameter(name=name, value=entry.value, bounds=entry.bounds)
+        for name, entry in constant_table().items()
+    }
+    table |= {
+        name: Parameter(name=name, value=entry.value, bounds=entry.bounds)
+        for name, entry in link_table().items()
+    }
+    for framework in Framework:
+        preset = load_preset(framework)
+        for field in PRESET_FIELDS:
+            name = f"{field}.{framework.value}"
+            bounds = (HOST_BOUNDS | MEMORY_BOUNDS)[field]
+            table[name] = Parameter(name=name, value=float(getattr(preset, field)), bounds=bounds)
+    table.setdefault(TIME_SCALE, Parameter(name=TIME_SCALE, value=1.0, bounds=(0.2, 5.0)))
+    return table
+
+
+def check_values(values: Mapping[str, float], *, file: str = "") -> dict[str, float]:
+    """Return values of constants after checking name, finiteness, sign and bounds.
+
+    Raises
+    ------
+    InputError
+        With one problem per value.
+    """
+    problems = [problem for name, value in values.items() if (problem := _problem(name, value, file))]
+    if problems:
+        raise InputError(*problems)
+    return {name: float(value) for name, value in values.items()}
+
+
+def _problem(name: str, value: float, file: str) -> Problem | None:
+    known = known_parameters()
+    if name not in known:
+        return Problem(what=f"unknown constant {name!r}", key="calibration", file=file)
+    low, high = known[name].bounds
+    if not math.isfinite(value) or not low <= value <= high:
+        what = f"{name} = {value:g}"
+        return Problem(what=what, allowed=f"{low:g} to {high:g}", key="calibration", file=file)
+    return None
+
+
+def parameter(name: str) -> Parameter:
+    """Return a constant by name; an unknown one is an error."""
+    known = known_parameters()
+    if name not in known:
+        raise input_error(f"unknown constant {name!r}", f"one of {len(known)} names", key="calibration")
+    return known[name]

@@ -1,0 +1,88 @@
+"""Predictions of a few runs over a grid of one constant: all that fitting and leaving out needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.evidence.predict import predict
+from layoutopt.optimizer.evidence.robust import huber_location, huber_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.evidence.parameters import Parameter
+
+SPREAD = 0.03
+"""Spread of log ratios inside which a run is as good as its repeats."""
+
+PRIOR_SIGMA = 0.15
+"""Standard deviation of the log of a constant around the package's value, which rests on hundreds of runs."""
+
+_STEPS = (0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 1.0, 1.07, 1.15, 1.25, 1.43, 1.67, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Log of measured over predicted seconds, ``log_ratios[i][run]``, at values ``grid[i]`` of one constant.
+
+    ``start`` is the index of the constant's present value.
+    """
+
+    grid: tuple[float, ...]
+    log_ratios: tuple[tuple[float, ...], ...]
+    start: int
+
+    def fixed(self) -> Profile:
+        """Return the profile at the present value alone."""
+        return Profile(grid=(self.grid[self.start],), log_ratios=(self.log_ratios[self.start],), start=0)
+
+    def without(self, run: int) -> Profile:
+        """Return the profile of the other runs."""
+        return replace(self, log_ratios=tuple(row[:run] + row[run + 1 :] for row in self.log_ratios))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFit:
+    """The grid point with the least loss, the constant's value there, and the log scale that goes with it."""
+
+    index: int
+    value: float
+    log_scale: float
+
+
+def profile_of(cases: Sequence[Case], parameter: Parameter, values: Mapping[str, float]) -> Profile:
+    """Price timed cases on a grid of one constant, the others at ``values``."""
+    present = values.get(parameter.name, parameter.value)
+    grid = sorted({parameter.clipped(present * step) for step in _STEPS} | {present})
+    rows = [_log_ratios(cases, {**values, parameter.name: value}) for value in grid]
+    return Profile(grid=tuple(grid), log_ratios=tuple(rows), start=grid.index(present))
+
+
+def _log_ratios(cases: Sequence[Case], values: Mapping[str, float]) -> tuple[float, ...]:
+    return tuple(math.log((case.measured_s or 0.0) / predict(case, values).step_time_s) for case in cases)
+
+
+def fit_profile(profile: Profile) -> ProfileFit:
+    """Choose the constant's value: Huber loss after the best scale, plus a prior around the present value."""
+    present = profile.grid[profile.start]
+    losses, scales = [], []
+    for value, ratios in zip(profile.grid, profile.log_ratios, strict=True):
+        scale = huber_location(ratios, least_spread=SPREAD).value
+        prior = (math.log(value / present) / PRIOR_SIGMA) ** 2 / 2
+        losses.append(sum(huber_loss(ratio - scale, SPREAD) for ratio in ratios) + prior)
+        scales.append(scale)
+    index = losses.index(min(losses))
+    return ProfileFit(index=index, value=profile.grid[index], log_scale=scales[index])
+
+
+def left_out_error(profile: Profile) -> float:
+    """Return the mean absolute log ratio of each run after fitting the others."""
+    errors = []
+    for run in range(len(profile.log_ratios[0])):
+        fit = fit_profile(profile.without(run))
+        errors.append(abs(profile.log_ratios[fit.index][run] - fit.log_scale))
+    return fmean(errors)
