@@ -362,6 +362,7 @@ def _deepspeed(context: Context) -> list[Limit]:
     """deepspeedai/DeepSpeed runtime/engine.py, runtime/config.py, module_inject/auto_ep_config.py."""
     return [
         limits.fixed("pp", 1, "a Hugging Face model has no pipeline under DeepSpeed"),
+        _no_chunks_without_pipeline,
         limits.sequence_parallel(False, "AutoTP does not shard the sequence"),
         limits.mesh_orders((DEFAULT_MESH_ORDER,), "the rank order is fixed"),
         limits.precisions(SIXTEEN_BIT, "16-bit training only"),
@@ -405,6 +406,7 @@ def _accelerate(context: Context) -> list[Limit]:
     """huggingface/accelerate src/accelerate/parallelism_config.py and utils/launch.py."""
     return [
         limits.fixed("pp", 1, "accelerate has no pipeline parallelism for training"),
+        _no_chunks_without_pipeline,
         limits.fixed("ep", 1, "accelerate has no expert parallelism"),
         limits.fixed("etp", 1, "accelerate has no expert parallelism"),
         limits.sequence_parallel(False, "tensor parallelism does not shard the sequence"),

@@ -65,12 +65,13 @@ class Target:
     @property
     def nodes(self) -> int:
         """Hosts that the layout occupies."""
-        return -(-self.layout.gpus // self.gpus_per_node)
+        return self.layout.gpus // self.gpus_per_node
 
     @property
     def gpus_per_node(self) -> int:
-        """Processes per host."""
-        return min(self.cluster.gpus_per_node, self.layout.gpus)
+        """Processes per host: as many as fit such that every host has the same number."""
+        sizes = range(min(self.cluster.gpus_per_node, self.layout.gpus), 0, -1)
+        return next(size for size in sizes if self.layout.gpus % size == 0)
 
     @property
     def steps(self) -> int | None:

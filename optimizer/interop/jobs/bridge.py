@@ -167,7 +167,8 @@ def import_recipe_command(text: str, file: str = "") -> ImportedJob:
         sections["mixed_precision"] = named_precision(str(sections["mixed_precision"][""]))
     notes: list[str] = []
     merged = _merged(sections, notes)
-    merged.setdefault("bf16", True)
+    if not merged.get("fp16"):
+        merged.setdefault("bf16", True)
     fields = ArgFields(merged, file=file)
     return _job(fields, launched_gpus(words, text), notes, recipe)
 

@@ -8,12 +8,15 @@ from layoutopt.optimizer.interop.jobs.common import looped_schedule
 from layoutopt.optimizer.interop.stages import build_stages
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob, JobLayout
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Schedule
+
+EQUAL_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
+"""Frameworks that give every stage the same layers unless told otherwise."""
 
 
 def complete_layout(
@@ -59,7 +62,7 @@ def complete_layout(
         schedule=schedule,
         mesh_order=part.mesh_order or DEFAULT_MESH_ORDER,
         precision=job.training.precision or Precision.BF16,
-        stages=part.stages or _stages(part, pp, vp, model, schedule),
+        stages=part.stages or _stages(job, pp, vp, model, schedule),
     )
 
 
@@ -89,20 +92,25 @@ def _micro_batches(batch: int | None, dp: int, micro_batch: int, problems: list[
 
 
 def _stages(
-    part: JobLayout, pp: int, vp: int, model: ModelSpec | None, schedule: Schedule
+    job: ImportedJob, pp: int, vp: int, model: ModelSpec | None, schedule: Schedule
 ) -> tuple[VirtualStage, ...]:
-    if model is None or not part.layer_counts:
+    """Build the stages that the file states, or the equal ones that its framework makes; empty if unknown."""
+    part = job.layout
+    if model is None:
         return ()
+    counts = list(part.layer_counts)
+    if not counts and model.layers % (pp * vp) == 0 and (pp == 1 or job.framework in EQUAL_BY_DEFAULT):
+        counts = [model.layers // (pp * vp)] * (pp * vp)
+    if not counts:
+        return ()
+    if sum(counts) != model.layers or len(counts) != pp * vp:
+        what = f"{len(counts)} stages hold {sum(counts)} layers, {model.name} has {model.layers}"
+        raise InputError(Problem(what=what, key="stages"))
     full = part.recompute.granularity is Granularity.FULL
     limit = part.recompute_layers
-    recomputed = (
-        [count if limit is None else min(count, limit) for count in part.layer_counts] if full else []
-    )
-    if sum(part.layer_counts) != model.layers:
-        what = f"the stages hold {sum(part.layer_counts)} layers, {model.name} has {model.layers}"
-        raise InputError(Problem(what=what, key="stages"))
+    recomputed = [count if limit is None else min(count, limit) for count in counts] if full else []
     return build_stages(
-        part.layer_counts,
+        counts,
         pp=pp,
         vp=vp,
         model=model,

@@ -1,0 +1,223 @@
+"""Export, then import: the layout that comes back is the layout that went out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, nearest_expressible
+from layoutopt.optimizer.interop.exporters.export import export
+from layoutopt.optimizer.interop.exporters.target import resolved
+from layoutopt.optimizer.interop.jobs.complete import complete_layout
+from layoutopt.optimizer.interop.records import CheckpointSchedule
+from layoutopt.optimizer.interop.sources import Kind, import_text
+from layoutopt.optimizer.interop.stages import build_stages
+from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
+from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
+from layoutopt.optimizer.specs.vocabulary import (
+    DEFAULT_MESH_ORDER,
+    RECOMPUTE_MODULES,
+    Granularity,
+    Precision,
+    Schedule,
+)
+from layoutopt.optimizer.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+GPU = GpuSpec(
+    name="made-up",
+    architecture="hopper",
+    dense_flops={Precision.BF16: 1e15},
+    memory_bytes=85e9,
+    nominal_memory_bytes=80e9,
+    hbm_bytes_per_s=3e12,
+    nvlink_bytes_per_s=450e9,
+    nvlink_domain=8,
+    gpus_per_node=8,
+    nic_bytes_per_s=50e9,
+    sm_count=132,
+    tdp_w=700,
+    host_link_bytes_per_s=64e9,
+    source="test",
+)
+CLUSTER = ClusterSpec(
+    name="made-up",
+    gpu=GPU,
+    gpu_count=4096,
+    gpus_per_node=8,
+    nvlink_domain=8,
+    nics_per_node=8,
+    nic_bytes_per_s=50e9,
+    levels=(),
+)
+SEQUENCE = 4096
+TARGETS = [
+    ("megatron-lm", None, Kind.MEGATRON_ARGS, "launch.sh"),
+    ("megatron-lm", "core 0.12", Kind.MEGATRON_ARGS, "launch.sh"),
+    ("megatron-lm", "core 0.9", Kind.MEGATRON_ARGS, "launch.sh"),
+    ("megatron-bridge", None, Kind.BRIDGE_COMMAND, "launch.sh"),
+    ("torchtitan", "A", Kind.TORCHTITAN_TOML, "torchtitan.toml"),
+    ("torchtitan", "C", Kind.TORCHTITAN_PYTHON, "layoutopt_config.py"),
+    ("megatron-deepspeed", None, Kind.MEGATRON_DEEPSPEED, "launch.sh"),
+    ("deepspeed", None, Kind.DEEPSPEED_JSON, "ds_config.json"),
+    ("nanotron", None, Kind.NANOTRON_YAML, "config.yaml"),
+    ("accelerate", None, Kind.ACCELERATE_YAML, "accelerate.yaml"),
+]
+
+
+def dense_model(layers: int, kv_heads: int = 8, **changes: Any) -> ModelSpec:
+    """A small Llama-like model."""
+    model = ModelSpec(
+        name="tiny",
+        hidden=512,
+        heads=8,
+        kv_heads=kv_heads,
+        head_dim=64,
+        vocab=1000,
+        runs=(Run(name="dense", block=(LayerShape(ffn=1408),), count=layers),),
+    )
+    return replace(model, **changes)
+
+
+def sparse_model(layers: int) -> ModelSpec:
+    """A small model with dense layers first, then experts, and an MTP layer."""
+    runs = (
+        Run(name="dense", block=(LayerShape(ffn=1024),), count=1),
+        Run(name="moe", block=(LayerShape(mlp=Mlp.MOE),), count=layers - 1),
+    )
+    moe = MoeSpec(experts=16, top_k=2, ffn=256, shared_ffn=256)
+    return replace(dense_model(layers), runs=runs, moe=moe, mtp_layers=1)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Layout, ModelSpec]:
+    """Any layout, expressible or not, of a dense or sparse model."""
+    pp, vp = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 1, 2, 3]))
+    stages = pp * vp
+    layers = draw(st.integers(max(stages, 2), max(stages, 2) + 12))
+    model = draw(st.sampled_from([dense_model(layers), dense_model(layers, 2), sparse_model(layers)]))
+    cuts = sorted(draw(st.lists(st.integers(1, layers - 1), min_size=stages - 1, max_size=stages - 1)))
+    counts = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
+    if draw(st.booleans()) and layers % stages == 0:
+        counts = [layers // stages] * stages
+    schedule = (
+        draw(st.sampled_from([s for s in Schedule if s is not Schedule.NONE])) if pp > 1 else Schedule.NONE
+    )
+    granularity = draw(st.sampled_from(list(Granularity)))
+    depth = draw(st.integers(0, 3)) if granularity is Granularity.FULL else 0
+    wild = granularity is Granularity.FULL and draw(st.booleans())
+    redone = [draw(st.integers(0, count)) if wild else min(count, depth) for count in counts]
+    modules = tuple(sorted(draw(st.sets(st.sampled_from(RECOMPUTE_MODULES)))))
+    tp, cp, dp = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 4], [1, 2], [1, 2, 4, 8]))
+    ranks = dp * cp
+    mixed = Recompute(
+        granularity=granularity, modules=modules if granularity is Granularity.SELECTIVE else ()
+    )
+    layout = Layout(
+        tp=tp,
+        sp=draw(st.booleans()),
+        cp=cp,
+        pp=pp,
+        vp=vp,
+        ep=draw(st.sampled_from([1, 2, 4])) if model.is_moe else 1,
+        etp=draw(st.sampled_from([1, tp])) if model.is_moe else 1,
+        dp=dp,
+        zero=draw(st.integers(0, 3)),
+        hsdp_shard=draw(st.sampled_from([None, None, *(n for n in (2, 4) if ranks % n == 0)])),
+        micro_batch=draw(st.sampled_from([1, 2])),
+        micro_batches=draw(st.sampled_from([4, 8, 12])),
+        recompute=mixed,
+        schedule=schedule,
+        mesh_order=draw(st.sampled_from([DEFAULT_MESH_ORDER, "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp"])),
+        precision=draw(st.sampled_from(list(Precision))),
+        stages=build_stages(
+            counts,
+            pp=pp,
+            vp=vp,
+            model=model,
+            schedule=schedule,
+            recomputed=redone,
+            mtp_stage=None if stages == 1 else draw(st.sampled_from([None, None, stages - 2])),
+        ),
+    )
+    return layout, model
+
+
+def workload(model: ModelSpec, layout: Layout) -> Workload:
+    """The run that the layout's batch belongs to."""
+    batch = layout.dp * layout.micro_batch * layout.micro_batches
+    return Workload(
+        model=model,
+        training=TrainingSpec(sequence_length=SEQUENCE, global_batch=batch, precision=layout.precision),
+    )
+
+
+def read_back(kind: Kind, text: str, layout: Layout) -> ImportedJob:
+    """Import one exported file; what only the command line or the trainer knows is given along."""
+    options = {"gpus": layout.gpus} if kind is Kind.DEEPSPEED_JSON else {}
+    job: ImportedJob = import_text(text, "", kind, **options).value
+    if kind is Kind.ACCELERATE_YAML:
+        batch = {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
+        job = replace(job, layout=replace(job.layout, **batch))
+    if kind is Kind.DEEPSPEED_JSON:
+        job = replace(job, layout=replace(job.layout, recompute=layout.recompute))
+    return job
+
+
+@pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(case=layouts())
+def test_export_then_import_gives_the_same_layout(
+    framework: str, version: str | None, kind: Kind, file: str, case: tuple[Layout, ModelSpec]
+) -> None:
+    """Every axis, every stage and every recomputed layer survives the launch file."""
+    layout, model = case
+    if framework in ("nanotron", "megatron-deepspeed"):
+        assume(not model.is_moe)
+    try:
+        wanted = nearest_expressible(layout, framework, model, version=version)
+    except NotExpressible:
+        assume(False)
+    assume(framework != "deepspeed" or (wanted.pp == 1 and not wanted.sp))
+    job = export(wanted, workload(model, wanted), CLUSTER, framework, version=version)
+    assert job.layout == resolved(wanted, model)
+    back = complete_layout(read_back(kind, job.files[file], wanted), model=model)
+    assert back == job.layout
+
+
+@pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
+@settings(max_examples=40, deadline=None)
+@given(case=layouts())
+def test_nearest_expressible_keeps_gpus_and_batch(
+    framework: str, version: str | None, kind: Kind, file: str, case: tuple[Layout, ModelSpec]
+) -> None:
+    """The nearest layout runs on the same GPUs with the same batch, and is its own nearest."""
+    layout, model = case
+    try:
+        near = nearest_expressible(layout, framework, model, version=version)
+    except NotExpressible as error:
+        assert error.nearest is None and all("\n" not in str(problem) for problem in error.problems)
+        return
+    batch = layout.dp * layout.micro_batch * layout.micro_batches
+    assert near.gpus == layout.gpus and near.dp * near.micro_batch * near.micro_batches == batch
+    assert sum(stage.layers for stage in near.stages) == model.layers
+    assert nearest_expressible(near, framework, model, version=version) == near
+
+
+def test_checkpoint_schedule_survives() -> None:
+    """The asynchronous checkpoint interval of the plan is in the launch file and comes back."""
+    model = dense_model(4)
+    layout = Layout(dp=4, micro_batch=1, micro_batches=2, zero=1)
+    plan = CheckpointSchedule(interval_steps=123)
+    for framework, version, kind, file in TARGETS[:6]:
+        near = nearest_expressible(layout, framework, model, version=version)
+        job = export(near, workload(model, near), CLUSTER, framework, version=version, plan=plan)
+        options = import_text(job.files[file], "", kind).value.options
+        assert (options.checkpoint_interval, options.checkpoint_async) == (123, True)
