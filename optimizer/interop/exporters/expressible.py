@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.exporters import limits
 from layoutopt.optimizer.interop.exporters.limits import Context, Finding
-from layoutopt.optimizer.interop.exporters.target import framework_named, resolved
+from layoutopt.optimizer.interop.exporters.target import framework_named, resolved, version_text
 from layoutopt.optimizer.space.releases import ERA_B, parse_release
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import (
@@ -74,7 +74,7 @@ def nearest_expressible(
     recomputation per stage becomes one depth for all. Raises ``InputError`` when none is nearby.
     """
     target = framework_named(framework)
-    context = Context(model=model, release=parse_release(target, version))
+    context = Context(model=model, release=parse_release(target, version_text(target, version)))
     found, nearest = find_limits(resolved(layout, model), context, target)
     if nearest is None:
         raise NotExpressible(*_problems(found, target, None), nearest=None)

@@ -97,6 +97,13 @@ def framework_named(name: str) -> Framework:
     return framework
 
 
+def version_text(framework: Framework, version: str | None) -> str:
+    """Return the release as asked for, the newest where none is; torchtitan's eras may be one letter."""
+    stated = version or EXPORTED[framework]
+    letter = framework is Framework.TORCHTITAN and stated.upper() in {"A", "B", "C"}
+    return f"era {stated.upper()}" if letter else stated
+
+
 def make_target(
     layout: Layout,
     workload: Workload,
@@ -116,19 +123,16 @@ def make_target(
             f"dp * micro-batch * micro-batches = {factors} is not the global batch {training.global_batch}",
             key="global_batch",
         )
-    stated = version or EXPORTED[framework]
-    era = (
-        f"era {stated}" if framework is Framework.TORCHTITAN and stated.upper() in {"A", "B", "C"} else stated
-    )
+    stated = version_text(framework, version)
     return Target(
         framework=framework,
-        version=era,
-        release=parse_release(framework, era),
+        version=stated,
+        release=parse_release(framework, stated),
         layout=resolved(layout, model),
         model=model,
         training=training,
         cluster=cluster,
-        preset=load_preset(framework, era).with_training(training),
+        preset=load_preset(framework, stated).with_training(training),
         checkpoint=checkpoint,
     )
 
