@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Relative agreement demanded of stated numbers: sums of floats in another order agree to about 1e-12.
 TOLERANCE = 1e-9
 # Tuples that are priced one by one before optimistic terms may exclude degree rows: about half a minute.
-MAX_TUPLES = 3_000_000
+MAX_TUPLES = 6_000_000
 _SOLVER_STATUS = {
     Status.OPTIMAL: ("OPTIMAL",),
     Status.STOPPED: ("OPTIMAL", "FEASIBLE", "UNKNOWN"),

@@ -4,6 +4,10 @@ Every tuple is expanded and priced. ``verify_room`` excludes most of them; the s
 by ``exact_stages``. Independently of both, the even split of every tuple is priced, without recomputation and
 with all of it: an even layout below the step time refutes the claim, whatever the bounds say.
 
+On one core, 1.5 us per tuple beside the 3 us that its terms take, and about 2 ms for each solved tuple
+(303,384 tuples of a 405B dense model in 1.4 s, 7.1 million of a 671B mixture of experts in 36 s, 220 of them
+solved). Memory is flat.
+
 Spaces of more tuples than the caller wants to price can be treated by degree rows first: the optimistic
 terms of a row exclude all its tuples. Those terms serve the search too, so a sample of the excluded rows is
 expanded after all.
@@ -223,13 +227,14 @@ def _price_even(
 def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArray[np.bool_]]:
     """Return the even split (n, P, K) of every tuple, zeros where there is none, and whether there is."""
     counts = tuple(int(count) for count in space.counts)
-    pairs, which = np.unique(np.stack([terms.pp, terms.vp], axis=1), axis=0, return_inverse=True)
-    table = np.zeros((len(pairs), terms.in_flight.shape[1], len(counts)), dtype=np.int64)
-    valid = pairs[:, 0] * pairs[:, 1] - 2 * (pairs[:, 0] > 1) <= sum(counts)
+    deepest = int(terms.vp.max()) + 1
+    shapes, which = np.unique(terms.pp * deepest + terms.vp, return_inverse=True)
+    ranks, chunks = np.divmod(shapes, deepest)
+    table = np.zeros((len(shapes), terms.in_flight.shape[1], len(counts)), dtype=np.int64)
+    valid = ranks * chunks - 2 * (ranks > 1) <= sum(counts)
     for row in np.flatnonzero(valid):
-        ranks, chunks = pairs[row].tolist()
-        table[row, :ranks] = even_split(ranks, chunks, counts)
-    return table[which.ravel()], valid[which.ravel()]
+        table[row, : ranks[row]] = even_split(int(ranks[row]), int(chunks[row]), counts)
+    return table[which], valid[which]
 
 
 @lru_cache(maxsize=4096)
