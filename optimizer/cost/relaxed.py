@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.terms import StageTerms
 
-MAX_ORDERS_PRICED = 2
+MAX_ORDERS_PRICED = 1
 """With more mesh orders than this, every axis is priced as if it were innermost instead."""
 
 

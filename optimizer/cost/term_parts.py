@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -106,16 +106,16 @@ def scatter_terms(size: int, pieces: list[tuple[NDArray[np.int64], StageTerms]])
     if len(pieces) == 1:
         return pieces[0][1]
     width = max(terms.in_flight.shape[1] for _, terms in pieces)
-    padded = [(rows, replace(terms, in_flight=_pad(terms.in_flight, width))) for rows, terms in pieces]
     values: dict[str, Any] = {}
     for field in fields(StageTerms):
-        example = getattr(padded[0][1], field.name)
-        out = np.empty((size, *example.shape[1:]), dtype=example.dtype)
-        for rows, terms in padded:
-            out[rows] = getattr(terms, field.name)
+        example = getattr(pieces[0][1], field.name)
+        if field.name == "in_flight":
+            out = np.zeros((size, width))
+            for rows, terms in pieces:
+                out[rows, : terms.in_flight.shape[1]] = terms.in_flight
+        else:
+            out = np.empty((size, *example.shape[1:]), dtype=example.dtype)
+            for rows, terms in pieces:
+                out[rows] = getattr(terms, field.name)
         values[field.name] = out
     return StageTerms(**values)
-
-
-def _pad(array: FloatArray, width: int) -> FloatArray:
-    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
