@@ -1,8 +1,8 @@
 """The only place that reads files: which tool wrote this file, and what is in it.
 
-``import_path`` and ``import_text`` recognise every format of this room; what they return depends on the kind:
-``ImportedModel``, ``ImportedJob``, ``MeasuredRun``, ``NodeSet``, ``GpuTopology``, tables of collectives, messages,
-or a plain graph.
+``import_path`` and ``import_text`` recognise every format of this room; what they return depends on the
+kind: ``ImportedModel``, ``ImportedJob``, ``MeasuredRun``, ``NodeSet``, ``GpuTopology``, tables of
+collectives, out-of-memory messages, or a plain graph.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _json_kind(text: str, file: str) -> Kind:
 def import_text(text: str, file: str = "", kind: Kind | str | None = None, **options: Any) -> Imported:
     """Import a text of the given kind, or of the kind it gives itself away as.
 
-    ``options`` are the importer's own: ``job`` for logs, ``collective`` for nccl-tests, ``gpus`` for DeepSpeed,
-    ``function`` for torchtitan, ``name`` for models and Slurm topologies.
+    ``options`` are the importer's own: ``job`` for logs, ``collective`` for nccl-tests, ``gpus`` for
+    DeepSpeed, ``function`` for torchtitan, ``name`` for models and Slurm topologies.
     """
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
     module_name, function_name = _IMPORTERS[chosen]

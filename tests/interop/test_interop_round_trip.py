@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, nearest_expressible
 from layoutopt.optimizer.interop.exporters.export import export
+from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, nearest_expressible
 from layoutopt.optimizer.interop.exporters.target import resolved
 from layoutopt.optimizer.interop.jobs.complete import complete_layout
 from layoutopt.optimizer.interop.records import CheckpointSchedule
@@ -164,7 +164,7 @@ def read_back(kind: Kind, text: str, layout: Layout) -> ImportedJob:
     options = {"gpus": layout.gpus} if kind is Kind.DEEPSPEED_JSON else {}
     job: ImportedJob = import_text(text, "", kind, **options).value
     if kind is Kind.ACCELERATE_YAML:
-        batch = {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
+        batch: dict[str, Any] = {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
         job = replace(job, layout=replace(job.layout, **batch))
     if kind is Kind.DEEPSPEED_JSON:
         job = replace(job, layout=replace(job.layout, recompute=layout.recompute))

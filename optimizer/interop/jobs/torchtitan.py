@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.jobs.common import divided
@@ -220,8 +222,6 @@ def _sequence_batch(training: Fields, parallelism: Fields, layout: JobLayout) ->
 
 
 def _with_batch(layout: JobLayout, batch: dict[str, int | None], recompute: Recompute) -> JobLayout:
-    from dataclasses import replace
-
     return replace(
         layout, micro_batch=batch["micro_batch"], micro_batches=batch["micro_batches"], recompute=recompute
     )
@@ -268,7 +268,7 @@ def _precision(
     words = str(data.get("model_spec", "")) + str(_section(data, "model", file).data.get("converters", ""))
     if "nvfp4" in words.lower():
         return Precision.NVFP4, None
-    if "mxfp8" in words.lower() or '"mx"' in words:
+    if re.search(r"mxfp8|\bmx\b", words.lower()):
         return Precision.MXFP8, Fp8Recipe.MX
     if "float8" in words.lower():
         return Precision.FP8, Fp8Recipe.ROWWISE if "rowwise" in str(data).lower() else Fp8Recipe.CURRENT
