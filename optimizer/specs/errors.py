@@ -29,6 +29,8 @@ class InputError(ValueError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
-def input_error(what: str, allowed: str = "", *, key: str = "", file: str = "", line: int | None = None) -> InputError:
+def input_error(
+    what: str, allowed: str = "", *, key: str = "", file: str = "", line: int | None = None
+) -> InputError:
     """Build an ``InputError`` with a single problem."""
     return InputError(Problem(what=what, allowed=allowed, key=key, file=file, line=line))

@@ -1,0 +1,346 @@
+"""The ``architecture`` part of a model file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.file_model import FileModel
+from layoutopt.optimizer.specs.kinds import SWITCH, Kind, quantity, unknown_word, whole, word
+from layoutopt.optimizer.specs.layer_runs import runs_of
+from layoutopt.optimizer.specs.model import MambaSpec, Mixer, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
+from layoutopt.optimizer.specs.stacks import LAYER_KINDS, MAX_LAYERS, mlp_kinds, with_width, with_windows
+from layoutopt.optimizer.specs.units import NUMBER, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from layoutopt.optimizer.specs.file_model import Finding, Partial
+    from layoutopt.optimizer.specs.model import LayerShape
+
+MAX_WIDTH = 10_000_000
+MAX_VOCAB = 100_000_000
+WINDOW_WORDS = {"sliding": True, "full": False}
+
+Width = Annotated[int, whole(most=MAX_WIDTH)]
+OptionalWidth = Annotated[int | None, whole(most=MAX_WIDTH)]
+Switch = Annotated[bool, SWITCH]
+
+
+class MoeFile(FileModel):
+    """Mixture of experts."""
+
+    experts: Annotated[int, whole(least=2, most=1_000_000)] = Field(
+        description="routed experts per MoE layer"
+    )
+    top_k: Annotated[int, whole(most=1_000_000)] = Field(description="experts that each token is routed to")
+    ffn: Width = Field(description="width of one expert")
+    shared_ffn: Annotated[int, whole(least=0, most=MAX_WIDTH)] = Field(
+        default=0, description="total width of the shared experts, 0 for none"
+    )
+    dense_layers: Annotated[int, whole(least=0, most=MAX_LAYERS)] = Field(
+        default=0, description="leading layers with a dense MLP"
+    )
+    every: Annotated[int, whole(most=64)] = Field(
+        default=1,
+        description="after the leading dense layers, each n-th layer is MoE and the others are dense",
+    )
+    node_limit: Annotated[int | None, whole(most=1_000_000)] = Field(
+        default=None, description="nodes that one token may reach (node-limited routing)"
+    )
+    capacity_factor: Annotated[float | None, quantity(NUMBER)] = Field(
+        default=None, description="expert capacity over the mean load; left out: dropless"
+    )
+    router_bias: Switch = Field(default=False, description="one bias per expert in the router")
+    shared_gate: Switch = Field(default=False, description="a gate vector on the shared experts")
+    expert_bias: Switch = Field(default=False, description="biases in the experts' matrices")
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that a token can reach ``top_k`` different experts."""
+        if given.top_k and given.experts and given.top_k > given.experts:
+            yield (
+                ("top_k",),
+                f"{given.top_k} of only {given.experts} experts",
+                f"at most experts, {given.experts}",
+            )
+
+    def spec(self) -> MoeSpec:
+        """Convert to the form that the other rooms use."""
+        return MoeSpec(**self.model_dump(exclude={"dense_layers", "every"}))
+
+
+class MlaFile(FileModel):
+    """Multi-head latent attention."""
+
+    q_lora_rank: Annotated[int, whole(least=0, most=MAX_WIDTH)] = Field(
+        default=0, description="rank of the query projection, 0 for a full one"
+    )
+    kv_lora_rank: Width = Field(description="rank of the joint key-value projection")
+    qk_nope_head_dim: Width = Field(description="query and key width per head without positions")
+    qk_rope_head_dim: Width = Field(description="query and key width per head with rotary positions")
+    v_head_dim: Width = Field(description="value width per head")
+
+
+class MambaFile(FileModel):
+    """Mamba-2 mixers."""
+
+    heads: Width = Field(description="heads of the mixer")
+    head_dim: Width = Field(description="width of one head")
+    state: Width = Field(description="state size per head")
+    groups: Width = Field(default=1, description="groups that share B and C")
+    conv: Annotated[int, whole(most=1024)] = Field(default=4, description="width of the causal convolution")
+
+
+def _read_window_pattern(value: Any) -> tuple[bool, ...]:
+    words = ["sliding", "full"] if value == "alternating" else value
+    if not isinstance(words, list) or not words:
+        raise input_error(f"{shown(value)} is not a pattern", "alternating, or a list of sliding and full")
+    for item in words:
+        if item not in WINDOW_WORDS:
+            raise unknown_word(item, WINDOW_WORDS)
+    return tuple(WINDOW_WORDS[item] for item in words)
+
+
+WINDOW_PATTERN = Kind(
+    read=_read_window_pattern,
+    schema={"anyOf": [{"const": "alternating"}, {"type": "array", "items": {"enum": list(WINDOW_WORDS)}}]},
+)
+
+
+class WindowFile(FileModel):
+    """Sliding-window or chunked attention."""
+
+    window: Width = Field(description="tokens that a query looks back to")
+    pattern: Annotated[tuple[bool, ...], WINDOW_PATTERN] = Field(
+        default=(True,), description="repeated over the layers: alternating, or a list of sliding and full"
+    )
+
+
+def _layer_kind(value: Any) -> LayerShape:
+    if isinstance(value, str) and value in LAYER_KINDS:
+        return LAYER_KINDS[value]
+    raise unknown_word(value, LAYER_KINDS)
+
+
+def _read_pattern(value: Any) -> tuple[LayerShape, ...]:
+    if not isinstance(value, list) or not value or len(value) > MAX_LAYERS:
+        raise input_error(
+            f"{shown(value)} is not a pattern", "a list of layer kinds: " + ", ".join(LAYER_KINDS)
+        )
+    return tuple(_layer_kind(item) for item in value)
+
+
+LAYER_KIND = Kind(read=_layer_kind, schema={"enum": list(LAYER_KINDS)})
+LAYER_PATTERN = Kind(read=_read_pattern, schema={"type": "array", "items": {"enum": list(LAYER_KINDS)}})
+
+
+class BlockFile(FileModel):
+    """Equal layers in a row, or a pattern of layers repeated."""
+
+    kind: Annotated[Any, LAYER_KIND] = Field(default=None, description="kind of the layers (or give pattern)")
+    pattern: Annotated[Any, LAYER_PATTERN] = Field(
+        default=None, description="kinds of the layers of one period"
+    )
+    count: Annotated[int, whole(most=MAX_LAYERS)] = Field(
+        default=1, description="layers, or periods of a pattern"
+    )
+    ffn: OptionalWidth = Field(
+        default=None, description="width of these layers' dense MLP, if not architecture.ffn"
+    )
+    window: OptionalWidth = Field(default=None, description="sliding window of these layers, tokens")
+    bidirectional: Switch = Field(default=False, description="attention without causal mask (encoder layers)")
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that either ``kind`` or ``pattern`` is there."""
+        if len(given.stated & {"kind", "pattern"}) != 1:
+            yield (), "needs either kind or pattern", "kind: " + ", ".join(LAYER_KINDS)
+
+    def layers(self) -> list[LayerShape]:
+        """Return the layers in order."""
+        period: Sequence[LayerShape] = self.pattern or (self.kind,)
+        changes = {"window": self.window, "bidirectional": self.bidirectional}
+        shapes = [
+            replace(
+                shape,
+                ffn=(self.ffn or 0) if shape.mlp is Mlp.DENSE else 0,
+                **(changes if shape.mixer is Mixer.ATTENTION else {}),
+            )
+            for shape in period
+        ]
+        return shapes * self.count
+
+
+def _window_mapping(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"window": value}
+
+
+def _or_tokens(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"type": "integer", "minimum": 1}, *schema.get("anyOf", [])]
+
+
+class ArchitectureFile(FileModel):
+    """A decoder stack."""
+
+    layers: Annotated[int | None, whole(most=MAX_LAYERS)] = Field(
+        default=None, description="number of decoder layers (or give blocks)"
+    )
+    hidden: Width = Field(description="width of the residual stream")
+    heads: OptionalWidth = Field(default=None, description="query heads; needed with attention")
+    kv_heads: OptionalWidth = Field(
+        default=None, description="key-value heads, a divisor of heads; default heads"
+    )
+    head_dim: OptionalWidth = Field(default=None, description="width of one head; default hidden / heads")
+    ffn: OptionalWidth = Field(
+        default=None, description="width of one dense MLP matrix; needed with dense layers"
+    )
+    gated: Switch = Field(default=True, description="gated MLP: three matrices instead of two")
+    vocab: Annotated[int, whole(most=MAX_VOCAB)] = Field(description="vocabulary, without padding")
+    tied_embeddings: Switch = Field(default=False, description="the output matrix is the input embedding")
+    norm: Annotated[Norm, word(Norm, {"rmsnorm": Norm.RMS, "layernorm": Norm.LAYER})] = Field(
+        default=Norm.RMS, description="normalisation"
+    )
+    attention_bias: Switch = Field(default=False, description="biases in all attention projections")
+    qkv_bias: Switch = Field(default=False, description="biases in the query, key and value projections only")
+    mlp_bias: Switch = Field(default=False, description="biases in the dense MLP")
+    qk_norm: Switch = Field(default=False, description="RMSNorm on queries and keys per head")
+    learned_positions: Annotated[int, whole(least=0)] = Field(
+        default=0, description="length of a learned position table, 0 for none"
+    )
+    embedding_norm: Switch = Field(default=False, description="a norm after the embedding")
+    mtp_layers: Annotated[int, whole(least=0, most=64)] = Field(
+        default=0, description="multi-token-prediction layers"
+    )
+    moe: MoeFile | None = Field(
+        default=None, description="experts; makes the layers MoE unless blocks says which"
+    )
+    mla: MlaFile | None = Field(default=None, description="multi-head latent attention")
+    mamba: MambaFile | None = Field(
+        default=None, description="Mamba-2 mixers of the layers that blocks names"
+    )
+    sliding_window: Annotated[WindowFile | None, BeforeValidator(_window_mapping)] = Field(
+        default=None, description="window in tokens, or {window, pattern}", json_schema_extra=_or_tokens
+    )
+    blocks: list[BlockFile] | None = Field(
+        default=None, description="mixed stack: layer kinds in order with counts"
+    )
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check heads, widths, and that every kind of layer has its numbers."""
+        yield from _check_count(given)
+        yield from _check_parts(given)
+        yield from _check_heads(given)
+
+    def spec(self, name: str, published_parameters: float | None) -> ModelSpec:
+        """Convert to the form that the other rooms use."""
+        same = (
+            "hidden",
+            "vocab",
+            "gated",
+            "tied_embeddings",
+            "norm",
+            "attention_bias",
+            "qkv_bias",
+            "mlp_bias",
+        )
+        same += ("qk_norm", "learned_positions", "embedding_norm", "mtp_layers")
+        # attention-free stacks never use the numbers of heads
+        heads = self.heads or 1
+        query_dim = (
+            self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla else self.hidden // heads
+        )
+        return ModelSpec(
+            name=name,
+            runs=runs_of(with_width(_stack(self), self.ffn or 0)),
+            heads=heads,
+            kv_heads=self.kv_heads or heads,
+            head_dim=self.head_dim or query_dim,
+            moe=self.moe.spec() if self.moe else None,
+            mla=MlaSpec(**self.mla.model_dump()) if self.mla else None,
+            mamba=MambaSpec(**self.mamba.model_dump()) if self.mamba else None,
+            published_parameters=published_parameters,
+            **{field: getattr(self, field) for field in same},
+        )
+
+
+def _stack(given: Any) -> list[LayerShape]:
+    """Return the layers of an architecture, or none if the keys that say which are missing or invalid."""
+    if given.blocks:
+        return [shape for block in given.blocks for shape in block.layers()]
+    moe, layers = given.moe, given.layers or 0
+    if moe is not None and moe.dense_layers > layers:
+        return []
+    leading, every = (moe.dense_layers, moe.every) if moe else (0, 1)
+    shapes = mlp_kinds(layers, moe=moe is not None, dense_layers=leading, every=every)
+    window = given.sliding_window
+    return with_windows(shapes, window.window, window.pattern) if window else shapes
+
+
+def _check_count(given: Partial) -> Iterator[Finding]:
+    """Check the number of layers."""
+    if not given.stated & {"layers", "blocks"}:
+        yield ("layers",), "missing", "number of decoder layers, or blocks"
+    if "blocks" not in given.stated:
+        return
+    if given.blocks is not None and not given.blocks:
+        yield ("blocks",), "is empty", "at least one entry, or layers"
+    if given.sliding_window:
+        yield ("sliding_window",), "is not used with blocks", "window in the entries of blocks"
+    stacked = sum(len(block.pattern or (0,)) * block.count for block in given.blocks or ())
+    if stacked > MAX_LAYERS:
+        yield ("blocks",), f"hold {stacked} layers", f"at most {MAX_LAYERS}"
+    elif stacked and given.layers and stacked != given.layers:
+        yield ("layers",), f"{given.layers}, but blocks hold {stacked}", f"{stacked}, or leave it out"
+
+
+def _check_parts(given: Partial) -> Iterator[Finding]:
+    """Check that each kind of layer has its numbers and each part is used."""
+    moe = given.moe
+    if moe and given.blocks and (moe.dense_layers or moe.every != 1):
+        key = "dense_layers" if moe.dense_layers else "every"
+        yield ("moe", key), "is not used with blocks", "blocks says which layers are MoE"
+    elif moe and given.layers and moe.dense_layers + moe.every > given.layers:
+        yield ("moe",), f"none of the {given.layers} layers is MoE", "dense_layers + every <= layers"
+        return
+    stack = _stack(given)
+    if not stack:
+        return
+    for key, used in (("moe", _has_moe(stack)), ("mamba", any(s.mixer is Mixer.MAMBA for s in stack))):
+        if used and key not in given.stated:
+            yield (key,), "missing", f"blocks names {key} layers"
+        elif not used and key in given.stated:
+            yield (key,), "is not used", f"no entry of blocks names {key} layers"
+    if "ffn" not in given.stated and any(shape.mlp is Mlp.DENSE and not shape.ffn for shape in stack):
+        yield ("ffn",), "missing", "width of one dense MLP matrix"
+
+
+def _has_moe(stack: Sequence[LayerShape]) -> bool:
+    return any(shape.mlp is Mlp.MOE for shape in stack)
+
+
+def _check_heads(given: Partial) -> Iterator[Finding]:
+    """Check heads against the hidden size and each other."""
+    heads, kv_heads = given.heads, given.kv_heads
+    if "heads" not in given.stated:
+        stack = _stack(given)
+        if "mla" in given.stated or not stack or any(shape.mixer is Mixer.ATTENTION for shape in stack):
+            yield ("heads",), "missing", "number of query heads"
+        return
+    if heads is None:
+        return
+    if given.mla:
+        if kv_heads and kv_heads != heads:
+            yield ("kv_heads",), f"{kv_heads}, but mla shares one latent", "leave it out"
+        if given.head_dim:
+            yield ("head_dim",), "is not used with mla", "leave it out"
+        return
+    if kv_heads and heads % kv_heads:
+        yield ("kv_heads",), f"heads {heads} is not a multiple of {kv_heads}", f"a divisor of {heads}"
+    if given.hidden and "head_dim" not in given.stated and given.hidden % heads:
+        what = f"missing, and hidden {given.hidden} is not a multiple of heads {heads}"
+        yield ("head_dim",), what, "width of one head"

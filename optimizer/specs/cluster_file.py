@@ -1,0 +1,279 @@
+"""The cluster file: its keys, their checks, and the conversion to ``ClusterSpec``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from layoutopt.optimizer.specs.cluster import ClusterSpec, FailureSpec, NetworkLevel, StorageSpec
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.file_model import FileModel
+from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
+from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, Kind, as_kind_error, quantity, whole
+from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
+from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, HOURS, NUMBER, TIME, parse_quantity, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from layoutopt.optimizer.specs.document import Document
+    from layoutopt.optimizer.specs.file_model import Finding, Partial
+
+OptionalGpus = Annotated[int | None, whole(most=MAX_GPUS)]
+
+
+class LevelFile(FileModel):
+    """One switching level above the node."""
+
+    name: Annotated[str, NAME] = Field(description="name of the level: leaf, pod, spine")
+    gpus: OptionalGpus = Field(default=None, description="GPUs under one switch group of this level")
+    nodes: OptionalGpus = Field(default=None, description="nodes under one switch group, instead of gpus")
+    oversubscription: Annotated[float, quantity(NUMBER, least=1.0, most=1e6)] = Field(
+        default=1.0, description="downlink over uplink capacity towards this level, 1 for full bisection"
+    )
+    latency: Annotated[float, quantity(TIME, least=0.0, most=1.0)] = Field(
+        default=0.0, description="one hop through this level"
+    )
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that the size is given once."""
+        if given.gpus and given.nodes:
+            yield ("nodes",), "is given beside gpus", "one of the two"
+
+
+class StorageFile(FileModel):
+    """Checkpoint storage."""
+
+    write_bandwidth: Bandwidth = Field(description="sustained write bandwidth of the whole cluster")
+    per_gpu_bandwidth: Annotated[float | None, quantity(BANDWIDTH)] = Field(
+        default=None, description="most that one GPU can write; default its NIC's bandwidth"
+    )
+
+
+class FailuresFile(FileModel):
+    """How often hardware interrupts a job, and what a restart costs."""
+
+    gpu_hours_per_failure: Annotated[float, quantity(HOURS)] = Field(
+        default=FailureSpec().gpu_hours_per_failure, description="mean GPU-hours between interruptions"
+    )
+    restart: Annotated[float, quantity(TIME, least=0.0)] = Field(
+        default=FailureSpec().restart_s, description="time from an interruption to training again"
+    )
+
+
+def _read_calibration(value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise input_error(f"{shown(value)} is not a mapping", "constants by name: {gemm_cap.hopper: 0.65}")
+    numbers = {}
+    for name, item in value.items():
+        try:
+            number = parse_quantity(item, NUMBER)
+        except InputError:
+            raise input_error(f"{name}: {shown(item)} is not a finite number", "a number above 0") from None
+        if number <= 0:
+            raise input_error(f"{name}: {shown(item)} is not above 0", "a number above 0")
+        numbers[str(name)] = number
+    return numbers
+
+
+CALIBRATION = Kind(
+    read=_read_calibration,
+    schema={"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
+)
+
+
+def _read_graph(value: object) -> Any:
+    if isinstance(value, str | dict):
+        return value
+    raise input_error(
+        f"{shown(value)} is not a graph", "a node-link mapping, or a path to node-link JSON or GraphML"
+    )
+
+
+GRAPH = Kind(read=_read_graph, schema={"type": ["object", "string"]})
+
+
+@as_kind_error
+def _expand_gpu(value: object) -> object:
+    """Turn a catalog name, or a mapping with ``base``, into a whole entry."""
+    if isinstance(value, str):
+        return {"name": (name := entry_name(value)), **catalog()[name]}
+    if not isinstance(value, dict) or "base" not in value:
+        return value
+    if not isinstance(value["base"], str):
+        raise input_error(f"base {shown(value['base'])} is not a name", ", ".join(catalog()))
+    name = entry_name(value["base"])
+    return {"name": name, **catalog()[name], **{key: item for key, item in value.items() if key != "base"}}
+
+
+def _or_name(schema: dict[str, Any]) -> None:
+    reference = schema.pop("$ref", None) or schema.pop("allOf", [{}])[0].get("$ref")
+    entry = {"type": "object", "required": ["base"], "properties": {"base": {"enum": list(catalog())}}}
+    schema["anyOf"] = [{"type": "string", "examples": list(catalog())}, entry, {"$ref": reference}]
+
+
+class ClusterFile(FileModel):
+    """A cluster of equal nodes."""
+
+    name: Annotated[str | None, NAME] = Field(
+        default=None, description="name in reports; the file's if left out"
+    )
+    gpu: Annotated[GpuFile, BeforeValidator(_expand_gpu)] = Field(
+        description="catalog name, mapping with base (a catalog name) and changes, or a whole mapping",
+        json_schema_extra=_or_name,
+    )
+    nodes: OptionalGpus = Field(default=None, description="number of nodes (or give gpus)")
+    gpus: OptionalGpus = Field(default=None, description="number of GPUs; the last node may be partly used")
+    gpus_per_node: OptionalGpus = Field(default=None, description="GPUs in one host; default the GPU's")
+    nvlink_domain: OptionalGpus = Field(
+        default=None, description="GPUs that reach each other over NVLink; default the GPU's"
+    )
+    nics_per_node: OptionalGpus = Field(default=None, description="NICs in one host; default one per GPU")
+    nic_bandwidth: Annotated[float | None, quantity(BANDWIDTH)] = Field(
+        default=None, description="one NIC, one way; default the GPU's"
+    )
+    levels: list[LevelFile] = Field(
+        default=[], description="switching levels from the node outward; default one with full bisection"
+    )
+    rail_optimized: Annotated[bool, SWITCH] = Field(
+        default=True, description="GPUs of the same index in their node share a leaf"
+    )
+    in_switch_reduction: Annotated[bool, SWITCH] = Field(
+        default=False, description="switches add up all-reduces (NVLS, SHARP)"
+    )
+    graph: Annotated[Any, GRAPH] = Field(
+        default=None,
+        description="explicit graph: node-link mapping, or a path beside this file (JSON, GraphML)",
+    )
+    storage: StorageFile | None = Field(default=None, description="checkpoint storage")
+    failures: FailuresFile = Field(default=FailuresFile(), description="hardware failures")
+    reserve: Annotated[float, quantity(BYTES, least=0.0)] = Field(
+        default=0.0, description="memory kept free on every GPU"
+    )
+    host_memory: Annotated[float | None, quantity(BYTES)] = Field(default=None, description="RAM of one node")
+    pue: Annotated[float, quantity(NUMBER, least=1.0, most=10.0)] = Field(
+        default=1.2, description="power usage effectiveness of the machine room"
+    )
+    calibration: Annotated[dict[str, float], CALIBRATION] = Field(
+        default={}, description="constants of the cost model by name, in place of the package's"
+    )
+    source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check numbers of GPUs and the nesting of NVLink domains, nodes and levels."""
+        yield from _check_sizes(given)
+        yield from _check_levels(given)
+
+    def cluster(self, default_name: str, document: Document) -> ClusterSpec:
+        """Convert to a ``ClusterSpec``; reads the graph if one is named."""
+        node, _, gpus = _sizes(self)
+        assert node is not None
+        assert gpus is not None
+        nic_bytes_per_s = self.nic_bandwidth or self.gpu.nic_bandwidth
+        return ClusterSpec(
+            name=self.name or default_name,
+            gpu=self.gpu.spec(),
+            gpu_count=gpus,
+            gpus_per_node=node,
+            nvlink_domain=self.nvlink_domain or self.gpu.nvlink_domain,
+            nics_per_node=self.nics_per_node or node,
+            nic_bytes_per_s=nic_bytes_per_s,
+            levels=tuple(_levels(self.levels, node, gpus)) or _whole(node, gpus),
+            rail_optimized=self.rail_optimized,
+            in_switch_reduction=self.in_switch_reduction,
+            reserve_bytes=self.reserve,
+            host_memory_bytes=self.host_memory,
+            pue=self.pue,
+            storage=_storage(self.storage, nic_bytes_per_s),
+            failures=FailureSpec(
+                gpu_hours_per_failure=self.failures.gpu_hours_per_failure, restart_s=self.failures.restart
+            ),
+            graph=self._graph(document),
+            calibration=self.calibration,
+        )
+
+    def _graph(self, document: Document) -> Mapping[str, Any] | None:
+        from layoutopt.optimizer.specs.graph_file import check_graph, read_graph
+
+        if self.graph is None:
+            return None
+        if isinstance(self.graph, str):
+            return read_graph(Path(document.file).parent / self.graph)
+        return check_graph(self.graph, document, ("graph",))
+
+
+def _sizes(given: Any) -> tuple[int | None, int | None, int | None]:
+    """Return GPUs per node, nodes and GPUs as far as they are known."""
+    node = given.gpus_per_node or (given.gpu.gpus_per_node if given.gpu else None)
+    gpus = given.gpus or (given.nodes * node if given.nodes and node else None)
+    return node, given.nodes, gpus
+
+
+def _check_sizes(given: Partial) -> Iterator[Finding]:
+    """Check the number of GPUs and that nodes and NVLink domains nest."""
+    node, nodes, gpus = _sizes(given)
+    if not given.stated & {"nodes", "gpus"}:
+        yield ("gpus",), "missing", "number of GPUs, or nodes"
+    if nodes and node and given.gpus and nodes * node != gpus:
+        yield (
+            ("gpus",),
+            f"{gpus}, but nodes {nodes} x gpus_per_node {node} = {nodes * node}",
+            "one of the two keys",
+        )
+    if gpus and gpus > MAX_GPUS:
+        yield ("nodes",), f"{gpus} GPUs", f"at most {MAX_GPUS}"
+    domain = given.nvlink_domain or (given.gpu.nvlink_domain if given.gpu else None)
+    if node and domain and max(node, domain) % min(node, domain):
+        key = "nvlink_domain" if given.nvlink_domain else "gpus_per_node"
+        what = f"NVLink domains of {domain} GPUs and nodes of {node} do not nest"
+        yield (key,), what, f"a divisor or a multiple of {node if key == 'nvlink_domain' else domain}"
+
+
+def _check_levels(given: Partial) -> Iterator[Finding]:
+    """Check that levels grow, nest, and cover the cluster."""
+    node, _, gpus = _sizes(given)
+    if not given.levels or not node or not gpus:
+        return
+    last = len(given.levels) - 1
+    below, name = node, "a node"
+    for index, level in enumerate(_levels(given.levels, node, gpus)):
+        key = ("levels", index, "nodes" if given.levels[index].nodes else "gpus")
+        if index < last and not given.levels[index].gpus and not given.levels[index].nodes:
+            yield key, "missing", "GPUs under one switch group; only the last level may leave it out"
+            return
+        if level.gpus <= below and level.gpus < gpus:
+            yield key, f"{level.name} joins {level.gpus} GPUs, {name} {below}", "sizes that grow outward"
+        elif level.gpus % below and level.gpus < gpus:
+            yield key, f"{level.gpus} GPUs are no multiple of the {below} of {name}", f"a multiple of {below}"
+        elif index == last and level.gpus < gpus:
+            yield key, f"the outermost level joins {level.gpus} of {gpus} GPUs", f"{gpus}, or leave it out"
+        below, name = max(level.gpus, below), level.name
+
+
+def _levels(levels: list[LevelFile], node: int, gpus: int) -> Iterator[NetworkLevel]:
+    for level in levels:
+        yield NetworkLevel(
+            name=level.name,
+            gpus=level.gpus or (level.nodes * node if level.nodes else gpus),
+            oversubscription=level.oversubscription,
+            latency_s=level.latency,
+        )
+
+
+def _whole(node: int, gpus: int) -> tuple[NetworkLevel, ...]:
+    """One level with full bisection over the cluster."""
+    return (NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S),) if gpus > node else ()
+
+
+def _storage(storage: StorageFile | None, nic_bytes_per_s: float) -> StorageSpec | None:
+    if storage is None:
+        return None
+    return StorageSpec(
+        write_bytes_per_s=storage.write_bandwidth,
+        per_gpu_bytes_per_s=storage.per_gpu_bandwidth or nic_bytes_per_s,
+    )

@@ -1,0 +1,226 @@
+"""YAML and JSON files as plain data that remembers its lines; every way in which a file can be unreadable."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.units import shown
+
+if TYPE_CHECKING:
+    from yaml import MappingNode, Node, ScalarNode
+
+Path_ = tuple[str | int, ...]
+MAX_BYTES = 4_000_000
+"""Specification files are a few kilobytes; explicit cluster graphs, read elsewhere, may be larger."""
+MAX_NODES = 200_000
+"""Aliases can make a small file unfold without end; no honest file has this many values."""
+MAX_DEPTH = 50
+
+_YAML = "tag:yaml.org,2002:"
+_INTEGER = re.compile(r"[-+]?\d[\d_]*")
+# YAML 1.1 reads 1e-4 and 15.6e12 as text because the exponent has no sign or the mantissa no point
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+_WORDS: dict[str, Any] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_WORDS |= {
+    "null": None,
+    "~": None,
+    "": None,
+    ".inf": float("inf"),
+    "-.inf": float("-inf"),
+    ".nan": float("nan"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file's content as mappings, lists and scalars, and the line of every key and list entry."""
+
+    data: Any
+    file: str
+    lines: dict[Path_, int] = field(default_factory=dict)
+
+    def line(self, path: Path_) -> int | None:
+        """Return the line of a key, or of the nearest mapping around a key that is not there."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return None
+
+    def problem(self, path: Path_, what: str, allowed: str = "") -> Problem:
+        """Build a problem at a key."""
+        return Problem(what=what, allowed=allowed, file=self.file, line=self.line(path), key=dotted(path))
+
+    def at(self, path: Path_) -> Any:
+        """Return the value at a path."""
+        value = self.data
+        for part in path:
+            value = value[part]
+        return value
+
+    def replaced(self, path: Path_, value: Any) -> Document:
+        """Return a copy with another value at a path of mappings."""
+        if not path:
+            return replace(self, data=value)
+        inner = replace(self, data=self.data[path[0]]).replaced(path[1:], value).data
+        return replace(self, data={**self.data, path[0]: inner})
+
+
+def dotted(path: Path_) -> str:
+    """Write a path as users do: ``levels[1].gpus``."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{_one_line(part)}" for part in path]
+    return "".join(parts).removeprefix(".")
+
+
+def _one_line(key: str) -> str:
+    return key if key.isprintable() and len(key) <= 40 else shown(key)
+
+
+def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
+    """Read a text file; raises ``InputError`` if it is missing, not a file, too large, or not UTF-8 text."""
+    name = str(path)
+    try:
+        if path.is_dir():
+            raise input_error("is a directory", "a file", file=name)
+        with path.open("rb") as stream:
+            raw = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise input_error(error.strerror or "cannot be read", file=name) from None
+    except ValueError:  # a null byte in the name
+        raise input_error("is not a file name", file=shown(name)) from None
+    if len(raw) > max_bytes:
+        raise input_error(f"is larger than {max_bytes // 1_000_000} MB", file=name)
+    return decode(raw, name)
+
+
+def decode(raw: bytes, file: str) -> str:
+    """Decode UTF-8 (with or without byte-order mark), refusing binary content."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise input_error("is not UTF-8 text", "a YAML file", file=file, line=line) from None
+    if "\0" in text:
+        raise input_error("is a binary file", "a YAML file", file=file)
+    return text
+
+
+def parse_document(text: str, file: str) -> Document:
+    """Parse YAML (hence also JSON) whose top level is a mapping.
+
+    Raises ``InputError`` with every duplicate key and unusable value, or with the first syntax error.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        root = yaml.compose(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise input_error(_syntax(error), "YAML", file=file, line=mark.line + 1 if mark else None) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = " ".join(str(getattr(error, "reason", "") or "syntax error").split())
+        raise input_error(f"not valid YAML: {reason}", "YAML", file=file) from None
+    if root is None:
+        raise input_error("is empty", "a YAML mapping", file=file)
+    reader = _Reader(file)
+    data = reader.read(root, (), 0)
+    if reader.problems:
+        raise InputError(*reader.problems)
+    if not isinstance(data, dict):
+        raise input_error(f"top level is {_kind(data)}", "a mapping of keys to values", file=file, line=1)
+    return Document(data, file, reader.lines)
+
+
+def _syntax(error: Any) -> str:
+    what = " ".join(str(error.problem or error.context or "syntax error").split())
+    if "cannot start any token" in what:
+        what += "; indent with spaces, not tabs"
+    return f"not valid YAML: {what}"
+
+
+def _kind(data: object) -> str:
+    return "a list" if isinstance(data, list) else f"a single value, {shown(data)}"
+
+
+class _Reader:
+    """Turns nodes into data, collecting lines and problems."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Path_, int] = {}
+        self.problems: list[Problem] = []
+        self._nodes = 0
+
+    def read(self, node: Node, path: Path_, depth: int) -> Any:
+        import yaml
+
+        self._nodes += 1
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if self._nodes > MAX_NODES:
+            raise input_error(
+                "unfolds to too many values", f"at most {MAX_NODES}, aliases included", file=self.file
+            )
+        if depth > MAX_DEPTH:
+            raise InputError(
+                self._problem(path[:3], node, "is nested too deeply", f"at most {MAX_DEPTH} levels")
+            )
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, depth)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*path, index), depth + 1) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._scalar(node, path)
+
+    def _mapping(self, node: MappingNode, path: Path_, depth: int) -> dict[str, Any]:
+        import yaml
+
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problems.append(
+                    self._problem(path, key_node, "a key is a list or mapping", "plain keys")
+                )
+                continue
+            key = str(key_node.value)
+            place = (*path, key)
+            if key in data:
+                first = self.lines[place]
+                self.problems.append(self._problem(place, key_node, f"duplicate key, first on line {first}"))
+                continue
+            self.lines[place] = key_node.start_mark.line + 1
+            data[key] = self.read(value_node, place, depth + 1)
+        return data
+
+    def _scalar(self, node: ScalarNode, path: Path_) -> Any:
+        text = str(node.value)
+        if node.style in ("'", '"', "|", ">"):
+            return text
+        if not node.tag.startswith(_YAML):
+            self.problems.append(
+                self._problem(path, node, f"tag {shown(node.tag)} is not accepted", "plain values")
+            )
+            return None
+        return plain_scalar(text)
+
+    def _problem(self, path: Path_, node: Node, what: str, allowed: str = "") -> Problem:
+        return Problem(
+            what=what, allowed=allowed, file=self.file, line=node.start_mark.line + 1, key=dotted(path)
+        )
+
+
+def plain_scalar(text: str) -> Any:
+    """Read an unquoted scalar: true/false/yes/no, null, decimal integers and floats with any exponent, else text.
+
+    Octal, hexadecimal and base-60 numbers of YAML 1.1 (``1:30`` is 90) stay text: nobody means them here.
+    """
+    word = text.lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    if _INTEGER.fullmatch(text):
+        digits = text.replace("_", "")
+        return int(digits) if len(digits) <= 30 else float(digits)
+    return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text

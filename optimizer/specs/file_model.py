@@ -1,0 +1,149 @@
+"""Validation of a file against a pydantic model: all problems at once, one line each, with key and nearest key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.kinds import nearest
+from layoutopt.optimizer.specs.units import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.specs.document import Document, Path_
+
+    Finding = tuple[Path_, str, str]
+    """Where below the mapping, what is wrong, what is allowed."""
+
+
+class FileModel(BaseModel):
+    """One mapping of a file: unknown keys are errors, and ``check`` compares fields with each other."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, data: Any) -> Any:
+        """Read an optional key without a value as absent."""
+        return without_nulls(cls, data) if isinstance(data, dict) else data
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Yield what is wrong between fields; an absent or invalid field reads as None."""
+        yield from ()
+
+
+M = TypeVar("M", bound=FileModel)
+
+
+def without_nulls(model: type[FileModel], data: dict[str, Any]) -> dict[str, Any]:
+    """Return a mapping without the optional keys that have no value."""
+    optional = {name for name, field in model.model_fields.items() if not field.is_required()}
+    return {key: value for key, value in data.items() if value is not None or key not in optional}
+
+
+class Partial:
+    """The valid fields of a mapping with defaults; everything else reads as None."""
+
+    def __init__(self, values: dict[str, Any], stated: frozenset[str]) -> None:
+        self._values = values
+        self.stated = stated
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values.get(name)
+
+
+def validate(model: type[M], document: Document, *, path: Path_ = ()) -> M:
+    """Read the mapping at ``path`` of a document as a ``model``.
+
+    Raises ``InputError`` with every problem of the mapping, in the order of lines.
+    """
+    data = document.at(path)
+    result: M | None = None
+    problems: list[Problem] = []
+    try:
+        result = model.model_validate(data)
+    except ValidationError as error:
+        problems = [_problem(model, document, path, item) for item in error.errors(include_url=False)]
+    broken = {problem.key for problem in problems}
+    found = [
+        document.problem((*path, *where), what, allowed) for where, what, allowed in _check(model, data, ())
+    ]
+    problems += [problem for problem in found if problem.key not in broken]
+    if problems or result is None:
+        raise InputError(*sorted(problems, key=lambda problem: problem.line or 0))
+    return result
+
+
+def _problem(model: type[FileModel], document: Document, path: Path_, error: Any) -> Problem:
+    where: Path_ = tuple(error["loc"])
+    kind, context = error["type"], error.get("ctx", {})
+    owner = _owner(model, where[:-1])
+    if kind == "missing":
+        field = owner.model_fields[str(where[-1])]
+        return document.problem((*path, *where), "missing", field.description or "")
+    if kind == "extra_forbidden":
+        keys = list(owner.model_fields)
+        return document.problem(
+            (*path, *where), f"unknown key{nearest(str(where[-1]), keys)}", ", ".join(keys)
+        )
+    if kind == "kind":
+        return document.problem((*path, *where), context["what"], context["allowed"])
+    if kind == "list_type":
+        return document.problem((*path, *where), f"{shown(error['input'])} is not a list", "a list")
+    if kind in ("model_type", "model_attributes_type"):
+        keys = list(_owner(model, where).model_fields)
+        return document.problem((*path, *where), f"{shown(error['input'])} is not a mapping", ", ".join(keys))
+    return document.problem((*path, *where), error["msg"])
+
+
+def _owner(model: type[FileModel], where: Path_) -> type[FileModel]:
+    """Return the model of the mapping at a path."""
+    for part in where:
+        if isinstance(part, str):
+            nested = nested_model(model.model_fields[part].annotation)
+            assert nested is not None
+            model = nested
+    return model
+
+
+def nested_model(annotation: Any) -> type[FileModel] | None:
+    """Return the file model that an annotation holds, alone, optional or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, FileModel):
+        return annotation
+    return next(filter(None, map(nested_model, get_args(annotation))), None)
+
+
+def _check(model: type[FileModel], data: Any, path: Path_) -> Iterator[Finding]:
+    """Run the checks of a mapping and of every mapping below it."""
+    if not isinstance(data, dict):
+        return
+    for where, what, allowed in model.check(_partial(model, data)):
+        yield (*path, *where), what, allowed
+    for name, field in model.model_fields.items():
+        nested = nested_model(field.annotation)
+        if nested is None or name not in data:
+            continue
+        value = data[name]
+        for index, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            yield from _check(nested, item, (*path, name) if index is None else (*path, name, index))
+
+
+def _partial(model: type[FileModel], data: dict[str, Any]) -> Partial:
+    """Keep the fields that are valid on their own."""
+    data = without_nulls(model, data)
+    values = {
+        name: field.get_default() for name, field in model.model_fields.items() if not field.is_required()
+    }
+    for name in model.model_fields.keys() & data.keys():
+        try:
+            blank = model.model_construct()
+            model.__pydantic_validator__.validate_assignment(blank, name, data[name])
+        except ValidationError:
+            values[name] = None
+        else:
+            values[name] = getattr(blank, name)
+    return Partial(values, frozenset(data))

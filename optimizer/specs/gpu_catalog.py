@@ -1,0 +1,80 @@
+"""The catalog of GPUs (``gpus.yaml``): entries by name and alias, nearest names in errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.document import parse_document
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.kinds import nearest
+from layoutopt.optimizer.specs.units import shown
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.cluster import GpuSpec
+    from layoutopt.optimizer.specs.document import Document
+
+_REFERENCE = re.compile(r"([A-Za-z][A-Za-z0-9.-]*?)x(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry:
+    """A GPU with its other names and the RAM of its reference node in bytes."""
+
+    gpu: GpuSpec
+    aliases: tuple[str, ...]
+    node_memory_bytes: float | None
+
+
+@cache
+def _document() -> Document:
+    text = resources.files("layoutopt.optimizer.specs").joinpath("gpus.yaml").read_text("utf-8")
+    return parse_document(text, "gpus.yaml")
+
+
+def catalog() -> dict[str, dict[str, Any]]:
+    """Return the entries as they stand in the file, by name."""
+    entries: dict[str, dict[str, Any]] = _document().data["gpus"]
+    return entries
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Map every name and alias to the name of its entry."""
+    names = {name: name for name in catalog()}
+    for name, entry in catalog().items():
+        names |= {alias: name for alias in entry.get("aliases", ())}
+    return names
+
+
+def entry_name(name: str) -> str:
+    """Return the entry that a name or alias, in any case, stands for; raises ``InputError`` with the nearest."""
+    try:
+        return _names()[name.lower()]
+    except KeyError:
+        hint = nearest(name, _names())
+        raise input_error(f"no GPU is called {shown(name)}{hint}", ", ".join(catalog()), key="gpu") from None
+
+
+@cache
+def find_gpu(name: str) -> CatalogEntry:
+    """Return an entry by name or alias; raises ``InputError`` with the nearest name."""
+    from layoutopt.optimizer.specs.file_model import validate
+    from layoutopt.optimizer.specs.gpu_file import GpuFile
+
+    found = entry_name(name)
+    document = _document()
+    named = {"name": found, **document.data["gpus"][found]}
+    entry = validate(GpuFile, document.replaced(("gpus", found), named), path=("gpus", found))
+    return CatalogEntry(gpu=entry.spec(), aliases=entry.aliases, node_memory_bytes=entry.node_memory)
+
+
+def split_reference(text: str) -> tuple[str, int] | None:
+    """Read ``h100x16384`` as a GPU and a count; None if the text has another form or no such GPU is known."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None or match[1].lower() not in _names():
+        return None
+    return match[1], int(match[2])

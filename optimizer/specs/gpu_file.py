@@ -1,0 +1,101 @@
+"""One GPU as a catalog entry or an inline mapping of a cluster file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from layoutopt.optimizer.specs.cluster import GpuSpec
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.file_model import FileModel
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, Kind, quantity, unknown_word, whole
+from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, FLOP_RATE, POWER, parse_quantity, shown
+from layoutopt.optimizer.specs.vocabulary import Precision
+
+MAX_GPUS = 100_000_000
+ARCHITECTURES = ["volta", "ampere", "hopper", "hopper-500w", "blackwell-b200", "blackwell-gb200", "blackwell-b300", "blackwell-gb300", "cdna3"]
+"""Families that have calibrated constants."""
+
+
+def _read_architecture(value: object) -> str:
+    if isinstance(value, str) and value in ARCHITECTURES:
+        return value
+    raise unknown_word(value, ARCHITECTURES)
+
+
+def _read_flops(value: object) -> dict[Precision, float]:
+    if not isinstance(value, dict) or not value:
+        raise input_error(f"{shown(value)} is not a mapping", 'FLOP/s by precision: {bf16: "989.4 TFLOP/s"}')
+    rates = {}
+    for name, rate in value.items():
+        if name not in list(Precision):
+            raise unknown_word(name, list(Precision))
+        rates[Precision(name)] = number = parse_quantity(rate, FLOP_RATE)
+        if number <= 0:
+            raise input_error(f"{name}: {shown(rate)} is not above 0", FLOP_RATE.examples)
+    return rates
+
+
+ARCHITECTURE = Kind(read=_read_architecture, schema={"enum": list(ARCHITECTURES)})
+FLOPS = Kind(
+    read=_read_flops,
+    schema={
+        "type": "object",
+        "properties": {item.value: {"type": ["number", "string"]} for item in Precision},
+        "additionalProperties": False,
+    },
+)
+Gpus = Annotated[int, whole(most=MAX_GPUS)]
+Bandwidth = Annotated[float, quantity(BANDWIDTH)]
+Bytes = Annotated[float, quantity(BYTES)]
+
+
+class GpuFile(FileModel):
+    """One GPU model."""
+
+    name: Annotated[str, NAME] = Field(description="name in reports")
+    architecture: Annotated[str, ARCHITECTURE] = Field(description="family of calibrated constants")
+    dense_flops: Annotated[dict[Precision, float], FLOPS] = Field(
+        description="FLOP/s without sparsity by precision; a missing precision is not supported"
+    )
+    memory: Bytes = Field(description="memory that the driver shows, bytes")
+    nominal_memory: Annotated[float | None, quantity(BYTES)] = Field(
+        default=None, description="the datasheet's memory; default memory"
+    )
+    memory_bandwidth: Bandwidth = Field(description="HBM bandwidth")
+    nvlink_bandwidth: Bandwidth = Field(description="bandwidth to the GPUs of the NVLink domain, one way")
+    nvlink_domain: Gpus = Field(description="GPUs that reach each other over NVLink")
+    gpus_per_node: Gpus = Field(description="GPUs in one host")
+    nic_bandwidth: Bandwidth = Field(description="one NIC, one way")
+    sm_count: Annotated[int, whole(most=100_000)] = Field(
+        description="streaming multiprocessors or compute units"
+    )
+    tdp: Annotated[float, quantity(POWER)] = Field(description="power limit, watts")
+    host_link_bandwidth: Bandwidth = Field(description="PCIe or C2C bandwidth to the host, one way")
+    node_memory: Annotated[float | None, quantity(BYTES)] = Field(
+        default=None, description="RAM of one reference node"
+    )
+    aliases: Annotated[tuple[str, ...], SOURCE] = Field(
+        default=(), description="further names in the catalog"
+    )
+    source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
+
+    def spec(self) -> GpuSpec:
+        """Convert to the form that the other rooms use."""
+        return GpuSpec(
+            name=self.name,
+            architecture=self.architecture,
+            dense_flops=self.dense_flops,
+            memory_bytes=self.memory,
+            nominal_memory_bytes=self.nominal_memory or self.memory,
+            hbm_bytes_per_s=self.memory_bandwidth,
+            nvlink_bytes_per_s=self.nvlink_bandwidth,
+            nvlink_domain=self.nvlink_domain,
+            gpus_per_node=self.gpus_per_node,
+            nic_bytes_per_s=self.nic_bandwidth,
+            sm_count=self.sm_count,
+            tdp_w=self.tdp,
+            host_link_bytes_per_s=self.host_link_bandwidth,
+            source="; ".join(self.source),
+        )

@@ -1,0 +1,162 @@
+"""What a value in a file may be: whole numbers, quantities, words, switches, each with its exact error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticCustomError, core_schema
+
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.units import NUMBER, Dimension, parse_quantity, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of value: how it is read, and its JSON Schema. Use as ``Annotated[int, whole()]``."""
+
+    read: Callable[[Any], Any]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(self, core: object, handler: object) -> dict[str, Any]:
+        return dict(self.schema)
+
+    def _validate(self, value: Any) -> Any:
+        return as_kind_error(self.read)(value)
+
+
+def as_kind_error(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let pydantic collect the ``InputError`` of a reading function instead of stopping at it."""
+
+    @wraps(read)
+    def wrapped(value: Any) -> Any:
+        try:
+            return read(value)
+        except InputError as error:
+            problem = error.problems[0]
+            context = {"what": problem.what, "allowed": problem.allowed}
+            raise PydanticCustomError("kind", "{what}", context) from None
+
+    return wrapped
+
+
+def whole(least: int = 1, most: int = 1_000_000_000) -> Kind:
+    """Return the kind of whole numbers in a range."""
+    allowed = (
+        f"a whole number from {least} to {most}" if most < 1_000_000_000 else f"a whole number from {least}"
+    )
+
+    def read(value: Any) -> int:
+        try:
+            number = value if type(value) is int else parse_quantity(value, NUMBER)
+        except InputError:
+            raise input_error(f"{shown(value)} is not a whole number", allowed) from None
+        if number != int(number):
+            raise input_error(f"{shown(value)} is not a whole number", allowed)
+        if not least <= number <= most:
+            raise input_error(f"{shown(value)} is out of range", f"a whole number from {least} to {most}")
+        return int(number)
+
+    return Kind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
+
+
+def quantity(
+    dimension: Dimension, *, least: float | None = None, most: float | None = None, above: float | None = 0.0
+) -> Kind:
+    """Return the kind of quantities of a dimension, above 0 unless ``least`` is given."""
+    above = None if least is not None else above
+
+    def read(value: Any) -> float:
+        number = parse_quantity(value, dimension)
+        if above is not None and number <= above:
+            raise input_error(f"{shown(value)} is not above {above:g}", dimension.examples)
+        if least is not None and number < least:
+            raise input_error(f"{shown(value)} is below {least:g}", f"at least {least:g}")
+        if most is not None and number > most:
+            raise input_error(f"{shown(value)} is above {most:g}", f"at most {most:g}")
+        return number
+
+    number: dict[str, Any] = {"type": "number"}
+    number |= {"exclusiveMinimum": above} if above is not None else {}
+    number |= {"minimum": least} if least is not None else {}
+    number |= {"maximum": most} if most is not None else {}
+    return Kind(read=read, schema={"anyOf": [number, {"type": "string", "description": dimension.examples}]})
+
+
+def _read_switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise input_error(f"{shown(value)} is neither true nor false", "true or false")
+    return value
+
+
+SWITCH = Kind(read=_read_switch, schema={"type": "boolean"})
+
+
+def _read_line(value: Any) -> str:
+    if not isinstance(value, str):
+        raise input_error(f"{shown(value)} is not text", "text; put numbers in quotes")
+    if not value.strip() or not value.isprintable() or len(value) > 200:
+        raise input_error(f"{shown(value)} is not a name", "one line of 1 to 200 printable characters")
+    return value.strip()
+
+
+NAME = Kind(read=_read_line, schema={"type": "string"})
+
+
+def _read_source(value: Any) -> tuple[str, ...]:
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(part, str) for part in parts):
+        raise input_error(f"{shown(value)} is not text", "text or a list of texts")
+    return tuple(" ".join(part.split()) for part in parts)
+
+
+SOURCE = Kind(
+    read=_read_source, schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+)
+
+
+def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> Kind:
+    """Return the kind of the words of an enumeration; ``aliases`` are further spellings."""
+    table: dict[str, StrEnum] = {str(item.value): item for item in words} | dict(aliases or {})
+    listed = [str(item.value) for item in words]
+
+    def read(value: Any) -> StrEnum:
+        if isinstance(value, str) and value.lower() in table:
+            return table[value.lower()]
+        raise unknown_word(value, listed, among=table)
+
+    return Kind(read=read, schema={"enum": listed})
+
+
+def choice(table: Mapping[str, Any]) -> Kind:
+    """Return the kind of the words of a table, read as the table's values."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and value.lower() in table:
+            return table[value.lower()]
+        raise unknown_word(value, table)
+
+    return Kind(read=read, schema={"enum": list(table)})
+
+
+def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | None = None) -> InputError:
+    """Build the error for a word that is not in a list, with the nearest one."""
+    listed = list(listed)
+    near = nearest(str(value), among or listed)
+    return input_error(f"{shown(value)} is unknown{near}", ", ".join(listed))
+
+
+def nearest(text: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean X?"`` for the most similar known word, or nothing."""
+    # difflib is quadratic in the length: no word that is meant is this long
+    matches = get_close_matches(text.lower(), list(known), n=1, cutoff=0.6) if len(text) <= 60 else []
+    return f"; did you mean {matches[0]}?" if matches else ""

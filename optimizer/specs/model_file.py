@@ -1,0 +1,167 @@
+"""The model file: its keys, their checks, and the conversion to ``ModelSpec`` and ``TrainingSpec``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from layoutopt.optimizer.specs.architecture_file import ArchitectureFile
+from layoutopt.optimizer.specs.file_model import FileModel
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, choice, quantity, whole, word
+from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.units import COUNT, NUMBER, TOKENS
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
+from layoutopt.optimizer.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.specs.file_model import Finding, Partial
+
+GRAD_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+MASTER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
+"""``bf16`` master weights store what the 16-bit weights lack of 32 bits; ``none`` updates the weights themselves."""
+
+Count = Annotated[int, whole()]
+
+
+class BatchFile(FileModel):
+    """Sequence length and batch, shared by the run and its phases."""
+
+    sequence_length: Count = Field(description="tokens per sequence")
+    global_batch: Annotated[int | None, whole()] = Field(
+        default=None, description="sequences per optimizer step (or give global_batch_tokens)"
+    )
+    global_batch_tokens: Annotated[float | None, quantity(TOKENS)] = Field(
+        default=None,
+        description="tokens per optimizer step, a multiple of sequence_length (or give global_batch)",
+    )
+    total_tokens: Annotated[float | None, quantity(TOKENS)] = Field(
+        default=None, description="tokens of the whole run or phase"
+    )
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that the batch is given once and holds whole sequences."""
+        batch, tokens, length = given.global_batch, given.global_batch_tokens, given.sequence_length
+        if not given.stated & {"global_batch", "global_batch_tokens"}:
+            yield ("global_batch",), "missing", "sequences per optimizer step, or global_batch_tokens"
+        if tokens and length and tokens % length:
+            below = int(tokens // length) * length
+            near = f"{below} or {below + length}" if below else f"{length} or more"
+            what = f"{tokens:.0f} tokens are not a multiple of sequence_length {length}"
+            yield ("global_batch_tokens",), what, near
+        elif tokens and length and batch and tokens != batch * length:
+            what = f"{tokens:.0f} tokens contradict global_batch {batch} x sequence_length {length}"
+            yield ("global_batch_tokens",), what, f"{batch * length}, or only one of the two keys"
+
+    def sequences(self) -> int:
+        """Return the global batch in sequences."""
+        return self.global_batch or int((self.global_batch_tokens or 0) // self.sequence_length)
+
+
+class PhaseFile(BatchFile):
+    """A part of the run with its own sequence length and batch, such as a long-context stage."""
+
+    name: Annotated[str, NAME] = Field(description="name of the phase in reports")
+
+
+class TrainingFile(BatchFile):
+    """The numbers of the training run that decide cost; what is left out is the framework preset's."""
+
+    precision: Annotated[Precision, word(Precision)] = Field(
+        description="number format of matrix multiplications"
+    )
+    fp8_recipe: Annotated[Fp8Recipe | None, word(Fp8Recipe)] = Field(
+        default=None, description="how FP8 scales are chosen; only with precision fp8"
+    )
+    grad_dtype: Annotated[int | None, choice(GRAD_BYTES)] = Field(default=None, description="gradient buffer")
+    moment_dtype: Annotated[int | None, choice(MOMENT_BYTES)] = Field(
+        default=None, description="Adam moments"
+    )
+    master_dtype: Annotated[int | None, choice(MASTER_BYTES)] = Field(
+        default=None, description="master weights"
+    )
+    pad_vocab: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="round the vocabulary up to a multiple of 128 x tp"
+    )
+    flash: Annotated[bool, SWITCH] = Field(default=True, description="fused attention that stores no scores")
+    dropout: Annotated[bool, SWITCH] = Field(default=False, description="dropout masks are stored")
+    fused_loss: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="cross entropy that keeps only 16-bit logits"
+    )
+    moe_imbalance: Annotated[float | None, quantity(NUMBER, least=1.0)] = Field(
+        default=None, description="tokens of the fullest expert rank over the mean"
+    )
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check the batch and that an FP8 recipe comes with FP8."""
+        yield from super().check(given)
+        if given.fp8_recipe and given.precision and given.precision is not Precision.FP8:
+            yield ("fp8_recipe",), f"precision is {given.precision}", "only with precision fp8"
+
+    def spec(self) -> TrainingSpec:
+        """Convert to the form that the other rooms use."""
+        return TrainingSpec(
+            sequence_length=self.sequence_length,
+            global_batch=self.sequences(),
+            total_tokens=self.total_tokens,
+            precision=self.precision,
+            fp8_recipe=self.fp8_recipe,
+            grad_bytes=self.grad_dtype,
+            moment_bytes=self.moment_dtype,
+            master_bytes=self.master_dtype,
+            pad_vocab=self.pad_vocab,
+            flash=self.flash,
+            dropout=self.dropout,
+            fused_loss=self.fused_loss,
+            moe_imbalance=self.moe_imbalance,
+        )
+
+
+class ModelFile(FileModel):
+    """A model and how it is trained."""
+
+    architecture: ArchitectureFile = Field(description="the layers: layers, hidden, heads, vocab, ...")
+    training: TrainingFile = Field(description="the run: sequence_length, global_batch, precision, ...")
+    name: Annotated[str | None, NAME] = Field(
+        default=None, description="name in reports; the file's if left out"
+    )
+    phases: list[PhaseFile] = Field(
+        default=[], description="parts of the run in order, e.g. a long-context stage"
+    )
+    published_parameters: Annotated[float | None, quantity(COUNT)] = Field(
+        default=None, description="parameter count that the authors state"
+    )
+    source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check what training and architecture must agree on."""
+        training: Any = given.training
+        if training and training.moe_imbalance and given.architecture and given.architecture.moe is None:
+            yield ("training", "moe_imbalance"), "the model has no experts", "only with architecture.moe"
+
+    def workload(self, default_name: str) -> Workload:
+        """Convert to a ``Workload``."""
+        from dataclasses import replace
+
+        training = self.training.spec()
+        phases = tuple(
+            replace(
+                training,
+                sequence_length=phase.sequence_length,
+                global_batch=phase.sequences(),
+                total_tokens=phase.total_tokens,
+            )
+            for phase in self.phases
+        )
+        return Workload(
+            model=self.architecture.spec(self.name or default_name, self.published_parameters),
+            training=training,
+            phases=phases,
+            phase_names=tuple(phase.name for phase in self.phases),
+        )

@@ -1,0 +1,80 @@
+"""The reference fabric of a catalog GPU: the same family of networks at every number of GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel, StorageSpec
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.cluster import GpuSpec
+    from layoutopt.optimizer.specs.gpu_catalog import CatalogEntry
+
+MAX_GPUS = 10_000_000
+POD_GPUS = 3072
+"""GPUs with full bisection between them, and ``SPINE_OVERSUBSCRIPTION`` above (Grattafiori et al. 2024,
+arXiv:2407.21783, section 3.3.1: pods of 3,072 GPUs, 1:7 between pods)."""
+SPINE_OVERSUBSCRIPTION = 7.0
+LEAF_NODES = 32
+"""Nodes under one set of rail switches: a 64-port switch has 32 ports down and 32 up (NVIDIA DGX SuperPOD
+reference architecture, scalable units of 32 DGX H100)."""
+LEAF_DOMAINS = 8
+"""NVLink domains larger than a node under one set of rail switches (NVIDIA DGX SuperPOD reference architecture
+for GB200: scalable units of 8 racks, 576 GPUs)."""
+LEAF_LATENCY_S = 1e-6
+"""One hop through a fixed-configuration switch with its cables: 0.5-0.8 us of a 51.2 Tbit/s Ethernet chip plus
+5 ns per metre (vendor figures, recalled; InfiniBand switches are near 0.2 us)."""
+MODULAR_LATENCY_S = 4e-6
+"""One hop through a deep-buffer modular switch with its cables, as between leaves and pods (Arista 7800 series
+datasheet, under 4 us, recalled)."""
+STORAGE_BYTES_PER_S = 2e12 / 16_384
+"""Sustained write bandwidth per GPU (Grattafiori et al. 2024, section 3.3.1: 2 TB/s for 16,384 GPUs)."""
+STORAGE_PEAK_BYTES_PER_S = 6.25e9
+"""One GPU's share of the storage network: 400 Gbit/s per 8-GPU node (NVIDIA DGX H100 datasheet)."""
+
+
+def build_reference(entry: CatalogEntry, count: int) -> ClusterSpec:
+    """Return ``count`` GPUs in nodes of the entry's size, one NIC per GPU on rails.
+
+    The network has full bisection within a pod of at most 3,072 GPUs (whole NVLink domains) and 1:7 above. The
+    last node may be partly filled. Raises ``InputError`` for a count outside 1 to 10 million.
+    """
+    if not 1 <= count <= MAX_GPUS:
+        raise input_error(f"{count} GPUs", f"1 to {MAX_GPUS}", key="gpus")
+    gpu = entry.gpu
+    return ClusterSpec(
+        name=f"{gpu.name}x{count}",
+        gpu=gpu,
+        gpu_count=count,
+        gpus_per_node=gpu.gpus_per_node,
+        nvlink_domain=gpu.nvlink_domain,
+        nics_per_node=gpu.gpus_per_node,
+        nic_bytes_per_s=gpu.nic_bytes_per_s,
+        levels=reference_levels(gpu, count),
+        host_memory_bytes=entry.node_memory_bytes,
+        storage=StorageSpec(
+            write_bytes_per_s=STORAGE_BYTES_PER_S * count, per_gpu_bytes_per_s=STORAGE_PEAK_BYTES_PER_S
+        ),
+    )
+
+
+def reference_levels(gpu: GpuSpec, count: int) -> tuple[NetworkLevel, ...]:
+    """Return the levels that ``count`` GPUs need: leaf, pod, spine; none within one NVLink domain or node."""
+    block = max(gpu.nvlink_domain, gpu.gpus_per_node)
+    if count <= block:
+        return ()
+    leaf = gpu.gpus_per_node * LEAF_NODES if block == gpu.gpus_per_node else block * LEAF_DOMAINS
+    pod = max(POD_GPUS // leaf, 1) * leaf
+    levels = (
+        NetworkLevel(name="leaf", gpus=leaf, latency_s=LEAF_LATENCY_S),
+        NetworkLevel(name="pod", gpus=pod, latency_s=MODULAR_LATENCY_S),
+        NetworkLevel(
+            name="spine",
+            gpus=max(count, pod),
+            oversubscription=SPINE_OVERSUBSCRIPTION,
+            latency_s=MODULAR_LATENCY_S,
+        ),
+    )
+    needed = next(index for index, level in enumerate(levels) if count <= level.gpus)
+    return levels[: needed + 1]

@@ -1,0 +1,52 @@
+"""The layers of a model file: which kind each one is, from the few keys that users write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_LAYERS = 10_000
+"""Far above any published depth; a larger number is a typing error."""
+
+LAYER_KINDS: dict[str, LayerShape] = {
+    "dense": LayerShape(mlp=Mlp.DENSE),
+    "moe": LayerShape(mlp=Mlp.MOE),
+    "attention": LayerShape(mlp=Mlp.NONE),
+    "mlp": LayerShape(mixer=Mixer.NONE, mlp=Mlp.DENSE),
+    "experts": LayerShape(mixer=Mixer.NONE, mlp=Mlp.MOE),
+    "mamba": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.NONE),
+    "mamba-dense": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.DENSE),
+    "mamba-moe": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.MOE),
+}
+"""Layer kinds by the name used in ``blocks``: a mixer and an MLP, or one of them alone."""
+
+
+def mlp_kinds(layers: int, *, moe: bool, dense_layers: int, every: int) -> list[LayerShape]:
+    """Return dense and MoE layers: ``dense_layers`` leading dense ones, then each ``every``-th is MoE."""
+    if not moe:
+        return [LAYER_KINDS["dense"]] * layers
+    period = [LAYER_KINDS["dense"]] * (every - 1) + [LAYER_KINDS["moe"]]
+    rest = [period[index % every] for index in range(layers - dense_layers)]
+    return [LAYER_KINDS["dense"]] * dense_layers + rest
+
+
+def with_windows(shapes: Sequence[LayerShape], window: int, pattern: Sequence[bool]) -> list[LayerShape]:
+    """Give layers a window where the repeated pattern is True."""
+    return [
+        replace(shape, window=window)
+        if pattern[index % len(pattern)] and shape.mixer is Mixer.ATTENTION
+        else shape
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def with_width(shapes: Sequence[LayerShape], ffn: int) -> list[LayerShape]:
+    """Give dense layers that state no width of their own the model's."""
+    return [
+        replace(shape, ffn=ffn) if shape.mlp is Mlp.DENSE and not shape.ffn else shape for shape in shapes
+    ]

@@ -1,0 +1,189 @@
+"""Quantities with units: read what users write ("400 Gbit/s", "80 GB", "1.4T tokens") and write SI for people."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_SPOKEN = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_NUMBER = r"[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][-+]?\d+)?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*")
+MAX_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """A kind of quantity: its name, its units as factors to SI, and what an error message shows as valid."""
+
+    name: str
+    units: Mapping[str, float]
+    examples: str
+
+
+def _scaled(prefixes: Mapping[str, float], *endings: str, factor: float = 1.0) -> dict[str, float]:
+    return {prefix + ending: scale * factor for ending in endings for prefix, scale in prefixes.items()}
+
+
+BYTES = Dimension(
+    name="bytes",
+    units=_scaled(_DECIMAL | _BINARY, "B"),
+    examples='bytes, or a unit: "80 GB", "80 GiB"',
+)
+BANDWIDTH = Dimension(
+    name="bandwidth",
+    units=_scaled(_DECIMAL | _BINARY, "B/s", "Bps") | _scaled(_DECIMAL, "bit/s", "b/s", "bps", factor=1 / 8),
+    examples='bytes/s, or a unit: "400 Gbit/s", "450 GB/s"',
+)
+TIME = Dimension(
+    name="time",
+    units={"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+    | {
+        "min": 60.0,
+        "h": 3600.0,
+        "hour": 3600.0,
+        "hours": 3600.0,
+        "d": 86400.0,
+        "day": 86400.0,
+        "days": 86400.0,
+    },
+    examples='seconds, or a unit: "10 us", "5 min", "2 h"',
+)
+FLOP_RATE = Dimension(
+    name="FLOP/s",
+    units=_scaled(_DECIMAL, "FLOP/s", "FLOPS", "FLOPs", "FLOPs/s"),
+    examples='FLOP/s, or a unit: "989.4 TFLOP/s"',
+)
+TOKENS = Dimension(
+    name="tokens",
+    units=_SPOKEN | _scaled(_SPOKEN, " tokens", "tokens"),
+    examples='tokens: 15.6e12, "15.6T", "16M tokens"',
+)
+COUNT = Dimension(
+    name="count",
+    units=_SPOKEN,
+    examples='a number: 405e9, "405B"',
+)
+POWER = Dimension(name="power", units=_scaled(_DECIMAL, "W"), examples='watts, or a unit: "700 W"')
+HOURS = Dimension(
+    name="hours",
+    units={unit: factor / 3600.0 for unit, factor in TIME.units.items()},
+    examples='hours, or a unit: "50000 h", "2000 days"',
+)
+NUMBER = Dimension(name="number", units={}, examples="a number")
+
+
+def parse_quantity(value: object, dimension: Dimension, *, key: str = "") -> float:
+    """Read a quantity as an SI number.
+
+    Parameters
+    ----------
+    value
+        A number, taken as SI (hours for ``HOURS``), or a text of a number and a unit of the dimension.
+    dimension
+        What is expected, e.g. ``BYTES``.
+
+    Raises
+    ------
+    InputError
+        If the value is not a finite number with a unit of the dimension; lists what is allowed.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise input_error(f"{shown(value)} is not a quantity", dimension.examples, key=key)
+    number = _read(value, dimension, key) if isinstance(value, str) else _as_float(value)
+    if not math.isfinite(number):
+        raise input_error(f"{shown(value)} is not a finite number", dimension.examples, key=key)
+    return number
+
+
+def _read(text: str, dimension: Dimension, key: str) -> float:
+    match = _QUANTITY.fullmatch(text[:MAX_SHOWN]) if len(text) <= MAX_SHOWN else None
+    if match is None:
+        raise input_error(f"{shown(text)} is not a quantity", dimension.examples, key=key)
+    number, unit = match.groups()
+    factor = 1.0 if not unit else dimension.units.get(unit)
+    if factor is None:
+        raise input_error(f"{shown(text)}: unit {shown(unit)} is unknown", _known(dimension), key=key)
+    return float(number) * factor
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _known(dimension: Dimension) -> str:
+    return f"expected {dimension.examples}" if dimension.units else "a number without a unit"
+
+
+def shown(value: object) -> str:
+    """Write a value from a file on one line of at most ``MAX_SHOWN`` characters, texts in quotes."""
+    text = repr(value) if isinstance(value, str) else _plain(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "nothing"
+    if (
+        isinstance(value, int) and abs(value) >= 10**MAX_SHOWN
+    ):  # str() refuses integers of thousands of digits
+        return "a huge number"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _prefixed(value: float, unit: str) -> str:
+    scale, prefix = 1.0, ""
+    for name in ("k", "M", "G", "T", "P", "E"):
+        # 999.95 rounds to 1000.0: the next prefix reads better
+        if abs(value) / scale < 999.95:
+            break
+        scale, prefix = _DECIMAL[name], name
+    number = value / scale
+    digits = 0 if abs(number) >= 99.95 or number == int(number) else 1 if abs(number) >= 9.995 else 2
+    return f"{number:.{digits}f} {prefix}{unit}"
+
+
+def format_bytes(value_bytes: float) -> str:
+    """Write bytes with a decimal prefix and about three digits: ``85.0e9`` as ``85 GB``."""
+    return _prefixed(value_bytes, "B")
+
+
+def format_rate(value_per_s: float, unit: str = "B/s") -> str:
+    """Write a rate with a decimal prefix and about three digits: ``989.4e12`` FLOP/s as ``989 TFLOP/s``."""
+    return _prefixed(value_per_s, unit)
+
+
+def format_seconds(value_s: float) -> str:
+    """Write a time in the unit that reads best, from ``2.70 us`` over ``4.51 s`` to ``19.7 days``."""
+    size = abs(value_s)
+    steps = (
+        (1e-3, 1e-6, "us"),
+        (1.0, 1e-3, "ms"),
+        (120.0, 1.0, "s"),
+        (7200.0, 60.0, "min"),
+        (172_800.0, 3600.0, "h"),
+    )
+    for limit, unit_s, name in steps:
+        if size < limit:
+            return f"{_three_digits(value_s / unit_s)} {name}"
+    return f"{_three_digits(value_s / 86_400.0)} days"
+
+
+def _three_digits(number: float) -> str:
+    size = abs(number)
+    return f"{number:.{0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2}f}"
