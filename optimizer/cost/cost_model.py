@@ -106,7 +106,7 @@ class CostModel:
     ) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
         for rows, same in _homogeneous(batch):
-            yield rows, self._parts(same, closest, data_parallel)
+            yield rows, self._parts(same, closest, data_parallel).slower(self.constants["time_scale"])
 
     def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
         """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries."""
@@ -138,7 +138,7 @@ class CostModel:
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision of the batch's first row."""
         precision = batch.codebook.precisions[int(batch.precision[0])]
-        rates = sustained_rates(self.cluster.gpu, precision, self.constants, ideal=self.ideal)
+        rates = sustained_rates(self.cluster.gpu, precision, self.constants, self.preset, ideal=self.ideal)
         return ComputeContext(
             model=self.model, training=self.training, preset=self.preset, constants=self.constants, rates=rates
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.cost_model import CostModel
-from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.cost.presets import calibrated, load_preset
 from layoutopt.optimizer.specs.vocabulary import Framework
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
@@ -46,7 +46,8 @@ def build_cost_model(
 
     ``preset`` and ``constants`` replace the package's own; what the training spec states wins over the preset.
     """
-    preset = (preset or load_preset(framework, software)).with_training(training)
+    preset = preset or calibrated(load_preset(framework, software), framework, cluster.calibration)
+    preset = preset.with_training(training)
     constants = constants or load_constants(cluster.calibration)
     links = load_links(cluster.calibration)
     if kind is CostKind.SIMPLE:

@@ -42,7 +42,8 @@ class FrameworkPreset:
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
-    ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
+    ``gemm_speed`` is the release's matrix-multiplication library over a current one; ``flash_attention_2`` says that
+    its attention kernels are FlashAttention-2's. ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
     """
 
     weight_bytes: float
@@ -72,7 +73,8 @@ class FrameworkPreset:
     host_step_s: float
     allocator_reserve: float
     overhead_bytes: float
-    flash_attention_2: bool = False
+    gemm_speed: float
+    flash_attention_2: bool
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
         """Apply the dtypes and switches that the training spec states."""
@@ -84,6 +86,18 @@ class FrameworkPreset:
         if "grad_bytes" in own:
             own["grad_comm_bytes"] = own["grad_bytes"]
         return replace(self, **own)
+
+
+MEASURED = ("host_layer_s", "host_step_s", "allocator_reserve", "overhead_bytes")
+"""Fields that are measured, not switched: a calibration overrides one as ``field.framework``."""
+
+
+def calibrated(
+    preset: FrameworkPreset, framework: Framework, calibration: Mapping[str, float]
+) -> FrameworkPreset:
+    """Return the preset with the measured fields that a calibration names for this framework."""
+    names = {field: f"{field}.{framework.value}" for field in MEASURED}
+    return replace(preset, **{field: calibration[name] for field, name in names.items() if name in calibration})
 
 
 _ENUMS = {"ep_overlap": EpOverlap, "cp_comm": CpComm, "cuda_graph": CudaGraph}

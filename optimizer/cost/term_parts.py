@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,8 @@ class Ends(StrEnum):
 def placed(ends: Ends, first: Named, last: Named, *, shared: float) -> tuple[Named, Named]:
     """Return what rank 0 and rank p - 1 carry of the model's first and last end.
 
-    ``shared`` is the part of both ends that each end rank of a mirrored schedule carries: half the micro-batches'
-    time, all of the bytes.
+    ``shared`` is the part of both ends that each end rank of a mirrored schedule carries: half the
+    micro-batches' time, all of the bytes.
     """
     if ends is Ends.APART:
         return first, last
@@ -74,6 +74,16 @@ class TermParts:
     in_flight: FloatArray
     bubble_weight: FloatArray
     may_recompute: NDArray[np.bool_]
+
+    def slower(self, factor: float) -> TermParts:
+        """Return the parts with every time multiplied; 1 leaves them as they are."""
+        if factor == 1.0:
+            return self
+        times = ("layer_s", "recompute_s", "first_s", "last_s", "fixed_s")
+        scaled = {
+            field: {part: factor * value for part, value in getattr(self, field).items()} for field in times
+        }
+        return replace(self, **scaled)
 
     def terms(self) -> StageTerms:
         """Sum the components."""
