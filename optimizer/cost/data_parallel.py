@@ -42,6 +42,12 @@ class DpContext:
         """Share of compute time that can cover traffic running beside it."""
         return 1.0 if self.ideal else self.constants["dp_hidden"]
 
+    def beside(self, seconds: FloatArray, cover_s: FloatArray) -> FloatArray:
+        """What traffic adds when it runs beside compute: its uncovered rest, and the SMs it takes from compute."""
+        covered = np.minimum(seconds, self.hidden_share * cover_s)
+        slowdown = 0.0 if self.ideal else self.constants["overlap_slowdown"]
+        return seconds - covered + slowdown * covered
+
     def shard_group(self) -> GroupBatch:
         """The ranks that share sharded dense state."""
         return self.groups.hsdp_inner(self.batch.hsdp_shard)
@@ -78,12 +84,13 @@ def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
     )
 
 
-def exposed_once_s(ctx: DpContext, seconds: FloatArray, cover_s: FloatArray, buckets: FloatArray, overlap: bool) -> FloatArray:
-    """What is left of traffic that runs once beside ``cover_s`` of compute; at least its last bucket."""
+def exposed_once_s(
+    ctx: DpContext, seconds: FloatArray, cover_s: FloatArray, buckets: FloatArray, overlap: bool
+) -> FloatArray:
+    """What traffic that runs once beside ``cover_s`` of compute adds to the step; at least its last bucket."""
     if not overlap:
         return seconds
-    tail = 0.0 if ctx.ideal else seconds / buckets
-    return np.maximum(np.maximum(seconds - ctx.hidden_share * cover_s, 0.0), tail)
+    return np.maximum(ctx.beside(seconds, cover_s), 0.0 if ctx.ideal else seconds / buckets)
 
 
 def fsdp_layer_s(
@@ -93,13 +100,12 @@ def fsdp_layer_s(
 
     Forward: its gather runs under the previous block's compute. Backward: gather and reduce-scatter do.
     """
-    one, share = traffic(ctx, held), ctx.hidden_share
+    one = traffic(ctx, held)
     active = (ctx.batch.zero == 3) & ~keeps_gathered(ctx.preset, ctx.batch)
-    cover_f = share * forward_s if ctx.preset.param_overlap else 0.0
-    cover_b = share * backward_s if ctx.preset.dp_overlap else 0.0
     reduce = one.reduce_scatter_s if ctx.preset.reduce_each_micro_batch else 0.0
-    forward = np.maximum(one.all_gather_s - cover_f, 0.0)
-    backward = np.maximum(one.all_gather_s + reduce - cover_b, 0.0)
+    gather, both = one.all_gather_s, one.all_gather_s + reduce
+    forward = ctx.beside(gather, forward_s) if ctx.preset.param_overlap else gather
+    backward = ctx.beside(both, backward_s) if ctx.preset.dp_overlap else both
     return np.where(active, forward + backward, 0.0)
 
 

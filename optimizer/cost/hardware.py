@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import GpuSpec
 
     FloatArray = NDArray[np.float64]
@@ -45,18 +46,25 @@ class Rates:
     constants: Constants
 
 
-def sustained_rates(gpu: GpuSpec, precision: Precision, constants: Constants, *, ideal: bool = False) -> Rates:
-    """Return the rates of ``gpu`` at ``precision``; an unsupported precision is an error naming the supported ones."""
+def sustained_rates(
+    gpu: GpuSpec, precision: Precision, constants: Constants, preset: FrameworkPreset, *, ideal: bool = False
+) -> Rates:
+    """Return the rates of ``gpu`` at ``precision`` with the kernels of a framework's release.
+
+    A precision that the GPU lacks is an error naming the supported ones.
+    """
     wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
     if precision not in gpu.dense_flops:
         supported = ", ".join(item.value for item in gpu.dense_flops)
         raise input_error(f"{gpu.name} has no {precision.value} arithmetic", f"supported: {supported}", key="precision")
     cap = constants.of("gemm_cap", gpu.architecture)
+    if gpu.architecture.startswith("hopper") and not ideal:
+        cap *= preset.hopper_gemm_speed
     gain = _narrow_gain(precision, gpu.architecture, constants)
     return Rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain,
         wide_flops_per_s=gpu.dense_flops[wide] * cap,
-        attention_flops_per_s=gpu.dense_flops[wide] * constants.of("attention_cap", gpu.architecture),
+        attention_flops_per_s=gpu.dense_flops[wide] * constants.of("attention_cap", _attention_kernels(gpu, preset)),
         memory_bytes_per_s=gpu.hbm_bytes_per_s * constants["hbm_fraction"],
         optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
@@ -64,6 +72,13 @@ def sustained_rates(gpu: GpuSpec, precision: Precision, constants: Constants, *,
         ideal=ideal,
         constants=constants,
     )
+
+
+def _attention_kernels(gpu: GpuSpec, preset: FrameworkPreset) -> str:
+    """Name the attention kernels in use: FlashAttention-2 has none for Hopper and runs its Ampere ones there."""
+    if not gpu.architecture.startswith("hopper"):
+        return gpu.architecture
+    return "hopper-fa2" if preset.flash_attention_2 else "hopper"
 
 
 def _narrow_gain(precision: Precision, architecture: str, constants: Constants) -> float:

@@ -42,7 +42,8 @@ class FrameworkPreset:
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
-    ``gemm_speed`` is the release's matrix-multiplication library over a current one; ``flash_attention_2`` says that
+    ``hopper_gemm_speed`` is the release's multiplication library over a current one
+    on Hopper (the first ones ran Ampere kernels there); ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's. ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
     """
 
@@ -73,7 +74,7 @@ class FrameworkPreset:
     host_step_s: float
     allocator_reserve: float
     overhead_bytes: float
-    gemm_speed: float
+    hopper_gemm_speed: float
     flash_attention_2: bool
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:

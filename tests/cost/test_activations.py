@@ -40,7 +40,7 @@ def context(model: ModelSpec, precision: Precision = Precision.BF16, **training:
         training=TrainingSpec(**spec),  # type: ignore[arg-type]
         preset=load_preset(Framework.MEGATRON),
         constants=constants,
-        rates=sustained_rates(H100, precision, constants),
+        rates=sustained_rates(H100, precision, constants, load_preset(Framework.MEGATRON)),
     )
 
 
@@ -132,7 +132,7 @@ def test_attention_speed_grows_with_length_and_heads() -> None:
 def test_unsupported_precision_names_the_supported_ones() -> None:
     """A100-like FP8 requests fail with the list of formats."""
     with pytest.raises(InputError, match="bf16, fp8"):
-        sustained_rates(H100, Precision.NVFP4, load_constants())
+        sustained_rates(H100, Precision.NVFP4, load_constants(), load_preset(Framework.MEGATRON))
 
 
 def test_fp8_speeds_up_linear_layers_only() -> None:
