@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.hardware import EIGHT_BIT
 from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, Family, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_cluster import cluster_of, memory_size_stated
@@ -13,7 +14,7 @@ from layoutopt.optimizer.evidence.case_model import model_of, training_of
 from layoutopt.optimizer.evidence.case_preset import check_method, framework_of, switches_of
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.assumptions import Assumption
     from layoutopt.optimizer.evidence.notes import NoteFacts
     from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.specs.cluster import GpuSpec
     from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.vocabulary import Precision
 
 GIB_PER_GB = 2**30 / 1e9
 
@@ -39,9 +43,6 @@ DEFAULT_ZERO = {
 
 TIED_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
 """NVIDIA/Megatron-LM ties embedding and output unless ``--untie-embeddings-and-output-weights`` is given."""
-
-_BLACKWELL = ("B200", "B300", "GB200", "GB300")
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 
 
 def build_cases(
@@ -86,7 +87,7 @@ def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
         training=training,
         cluster=cluster,
         layout=layout,
-        family=family_of(filled, framework),
+        family=family_of(model, cluster.gpu, training.precision, framework),
         switches=switches,
         unstated=unstated,
         assumed=assumed,
@@ -131,18 +132,16 @@ def _memory_gb(run: MeasuredRun, facts: NoteFacts) -> float | None:
     return run.mem_gb * GIB_PER_GB if facts.memory_gib else run.mem_gb
 
 
-def family_of(run: MeasuredRun, framework: Framework) -> Family:
+def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: Framework) -> Family:
     """Return the family of a row: MoE on any GPU, dense by GPU generation and precision, nanotron apart."""
     if framework is Framework.NANOTRON:
         return Family.NANOTRON
-    if run.is_moe:
+    if model.is_moe:
         return Family.MOE
-    gpu = (run.gpu or "").upper()
-    if gpu.startswith(_BLACKWELL):
-        return Family.DENSE_BLACKWELL
-    if gpu.startswith(_HOPPER):
-        narrow = run.precision in (Precision.FP8, Precision.MXFP8, Precision.NVFP4)
-        return Family.DENSE_HOPPER_8 if narrow else Family.DENSE_HOPPER_16
-    if gpu.startswith("A100"):
-        return Family.DENSE_A100
-    return Family.DENSE_V100 if gpu.startswith("V100") else Family.DENSE_OTHER
+    generation = gpu.architecture.partition("-")[0]
+    if generation == "hopper":
+        return Family.DENSE_HOPPER_8 if precision in EIGHT_BIT else Family.DENSE_HOPPER_16
+    return _DENSE.get(generation, Family.DENSE_OTHER)
+
+
+_DENSE = {"ampere": Family.DENSE_A100, "volta": Family.DENSE_V100, "blackwell": Family.DENSE_BLACKWELL}

@@ -8,8 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.constants import constant_table
-from layoutopt.optimizer.cost.presets import load_preset
-from layoutopt.optimizer.evidence.predict import PRESET_FIELDS, TIME_SCALE
+from layoutopt.optimizer.cost.presets import MEASURED, load_preset
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.vocabulary import Framework
 from layoutopt.optimizer.topology.links import link_table
@@ -49,11 +48,10 @@ def known_parameters() -> Mapping[str, Parameter]:
     }
     for framework in Framework:
         preset = load_preset(framework)
-        for field in PRESET_FIELDS:
+        for field in MEASURED:
             name = f"{field}.{framework.value}"
             bounds = (HOST_BOUNDS | MEMORY_BOUNDS)[field]
             table[name] = Parameter(name=name, value=float(getattr(preset, field)), bounds=bounds)
-    table.setdefault(TIME_SCALE, Parameter(name=TIME_SCALE, value=1.0, bounds=(0.2, 5.0)))
     return table
 
 

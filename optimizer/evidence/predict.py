@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.cost.presets import calibrated, load_preset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.evidence.case import Case
-
-PRESET_FIELDS = ("host_layer_s", "host_step_s", "allocator_reserve", "overhead_bytes")
-"""Fields of a preset that are measured, not switched; a constant ``field.framework`` overrides one."""
 
 TIME_SCALE = "time_scale"
 """Constant that multiplies every step time: what a calibration of few runs can tell."""
@@ -46,7 +43,7 @@ def predict(case: Case, values: Mapping[str, float] | None = None) -> Prediction
     ``values`` replaces constants by name, beside those of the case's cluster: names of the cost and the
     topology room, and ``field.framework`` for the measured fields of a preset.
     """
-    return _prediction(price(case, values), _scale(case, values))
+    return _prediction(price(case, values))
 
 
 def price(case: Case, values: Mapping[str, float] | None = None) -> Estimate:
@@ -62,23 +59,16 @@ def price(case: Case, values: Mapping[str, float] | None = None) -> Estimate:
 
 def preset_of(case: Case, values: Mapping[str, float] | None = None) -> FrameworkPreset:
     """Return the preset of the case's framework and release with the row's own switches on top."""
-    measured = {
-        field: values[name]
-        for field in PRESET_FIELDS
-        if values and (name := f"{field}.{case.framework.value}") in values
-    }
-    return replace(load_preset(case.framework, case.software), **{**measured, **case.switches})
+    preset = load_preset(case.framework, case.software)
+    measured = calibrated(preset, case.framework, {**case.cluster.calibration, **(values or {})})
+    return replace(measured, **case.switches)
 
 
-def _scale(case: Case, values: Mapping[str, float] | None) -> float:
-    return (values or {}).get(TIME_SCALE, case.cluster.calibration.get(TIME_SCALE, 1.0))
-
-
-def _prediction(result: Estimate, scale: float) -> Prediction:
+def _prediction(result: Estimate) -> Prediction:
     memory = result.memory
     return Prediction(
-        step_time_s=scale * result.step_time_s,
-        breakdown_s={name: scale * seconds for name, seconds in result.breakdown_s.items()},
+        step_time_s=result.step_time_s,
+        breakdown_s=result.breakdown_s,
         allocated_bytes=memory.peak_bytes,
         reserved_bytes=memory.reserved_bytes,
         device_bytes=memory.device_bytes,

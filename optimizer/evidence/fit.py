@@ -1,0 +1,218 @@
+"""Fit constants of the cost model to measured runs: robust least squares on log ratios within bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.evidence.case import Family
+from layoutopt.optimizer.evidence.fit_plan import concerns
+from layoutopt.optimizer.evidence.metrics import ErrorSummary, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.evidence.fit_plan import FitPlan
+    from layoutopt.optimizer.evidence.pricing import Pricer
+
+    FloatArray = NDArray[np.float64]
+
+LOSS_SCALE = 0.05
+"""Log ratio from which a row's pull stops growing: about the noise of one layout across releases."""
+
+STEP = 0.01
+"""Step of the finite differences in log units."""
+
+MOST_STEPS = 12
+SETTLED = 1e-3
+"""The fit ends when no constant moves by more than this in log units."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """Fitted constants with the linear model around them.
+
+    ``log_times`` are predictions at ``logs`` (log of the constants, in plan order), ``jacobian`` their
+    derivatives, (cases, constants). ``at_bounds`` names constants that physics stopped.
+    """
+
+    values: Mapping[str, float]
+    logs: FloatArray
+    log_times: FloatArray
+    jacobian: FloatArray
+    at_bounds: tuple[str, ...]
+
+
+def row_weights(cases: Sequence[Case]) -> FloatArray:
+    """Weight rows so that a family of many rows counts as the square root of its size."""
+    sizes = Counter(case.family for case in cases)
+    weights = np.array([sizes[case.family] ** -0.25 for case in cases])
+    return np.asarray(weights / weights.mean())
+
+
+def fit(
+    pricer: Pricer,
+    cases: Sequence[Case],
+    plan: FitPlan,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+) -> FitResult:
+    """Fit the plan's constants to timed cases by Gauss-Newton steps on the exact model.
+
+    Each step solves the robust problem of the linear model within the bounds. ``progress`` is called with
+    the step and the mean absolute log ratio before it.
+    """
+    measured, weights = log_measured(cases), row_weights(cases)
+    logs = np.array(plan.start())
+    start, everything = logs.copy(), np.ones(len(cases), dtype=bool)
+    log_times = pricer.log_times(plan.values(logs.tolist()))
+    jacobian = derivatives(pricer, cases, plan, logs, log_times)
+    for step in range(MOST_STEPS):
+        if progress is not None:
+            progress(step, float(np.abs(log_times - measured).mean()))
+        linear = LinearModel(log_times - measured, jacobian, logs, weights, start, plan)
+        target = linear.solve(everything)
+        logs, log_times = _descend(pricer, plan, linear, logs, target, measured)
+        if float(np.abs(logs - linear.center).max()) < SETTLED:
+            break
+        jacobian = derivatives(pricer, cases, plan, logs, log_times)
+    return FitResult(
+        values=plan.values(logs.tolist()),
+        logs=logs,
+        log_times=log_times,
+        jacobian=jacobian,
+        at_bounds=_at_bounds(plan, logs),
+    )
+
+
+def log_measured(cases: Sequence[Case]) -> FloatArray:
+    """Return the log of measured seconds."""
+    return np.log(np.array([case.measured_s for case in cases], dtype=np.float64))
+
+
+def derivatives(
+    pricer: Pricer, cases: Sequence[Case], plan: FitPlan, logs: FloatArray, log_times: FloatArray
+) -> FloatArray:
+    """Return d log(time) / d log(constant), (cases, constants); each constant prices only cases it concerns."""
+    requests = []
+    for index, name in enumerate(plan.names):
+        moved = logs.copy()
+        moved[index] += STEP
+        wanted = [row for row, case in enumerate(cases) if concerns(name, case)]
+        requests.append((plan.values(moved.tolist()), wanted))
+    columns = [(moved - log_times) / STEP for moved in pricer.log_times_of(requests)]
+    return np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModel:
+    """Residuals (log predicted over measured) around ``center``, and the objective of the fit."""
+
+    residuals: FloatArray
+    jacobian: FloatArray
+    center: FloatArray
+    weights: FloatArray
+    start: FloatArray
+    plan: FitPlan
+
+    def solve(self, rows: NDArray[np.bool_]) -> FloatArray:
+        """Return the constants' logs that fit the chosen rows best, within bounds."""
+        from scipy.optimize import least_squares
+
+        low, high = (np.array(bound) for bound in self.plan.bounds())
+        inside = np.clip(self.center, low + 1e-9, high - 1e-9)
+        weights = self.weights[rows]
+        matrix = np.concatenate([weights[:, None] * self.jacobian[rows], np.eye(len(low)) * self._prior()])
+
+        def residuals(logs: FloatArray) -> FloatArray:
+            moved = weights * (self.residuals[rows] + self.jacobian[rows] @ (logs - self.center))
+            return np.concatenate([moved, (logs - self.start) * self._prior()])
+
+        solution = least_squares(
+            residuals, inside, jac=lambda _: matrix, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE
+        )
+        return np.asarray(solution.x)
+
+    def objective(self, residuals: FloatArray, logs: FloatArray) -> float:
+        """Return the robust loss of given residuals, with the prior."""
+        scaled = np.concatenate([self.weights * residuals, (logs - self.start) * self._prior()]) / LOSS_SCALE
+        return float(np.sum(np.sqrt(1 + scaled**2) - 1))
+
+    def _prior(self) -> float:
+        return LOSS_SCALE / self.plan.sigma
+
+
+def _descend(
+    pricer: Pricer,
+    plan: FitPlan,
+    linear: LinearModel,
+    logs: FloatArray,
+    target: FloatArray,
+    measured: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Go towards the target as far as the exact objective falls, halving the way up to four times."""
+    best = linear.objective(linear.residuals, logs)
+    for halving in range(5):
+        trial = logs + (target - logs) / 2**halving
+        log_times = pricer.log_times(plan.values(trial.tolist()))
+        if linear.objective(log_times - measured, trial) < best:
+            return trial, log_times
+    return logs, linear.residuals + measured
+
+
+def _at_bounds(plan: FitPlan, logs: FloatArray) -> tuple[str, ...]:
+    low, high = plan.bounds()
+    rows = zip(plan.names, logs, low, high, strict=True)
+    return tuple(name for name, log, least, most in rows if log - least < 1e-4 or most - log < 1e-4)
+
+
+def leave_one_source_out(
+    pricer: Pricer, cases: Sequence[Case], plan: FitPlan, result: FitResult
+) -> dict[str, FloatArray]:
+    """Predict every source with constants fitted to the others; returns log seconds by source, (its cases,).
+
+    The refit is one Gauss-Newton step from the full fit (its Jacobian without the source's rows);
+    predictions of the left-out rows are exact.
+    """
+    measured, sources = log_measured(cases), np.array([source_of(case) for case in cases])
+    linear = LinearModel(
+        result.log_times - measured,
+        result.jacobian,
+        result.logs,
+        row_weights(cases),
+        np.array(plan.start()),
+        plan,
+    )
+    names = sorted(set(sources.tolist()))
+    requests = []
+    for name in names:
+        logs = linear.solve(sources != name)
+        requests.append((plan.values(logs.tolist()), np.flatnonzero(sources == name).tolist()))
+    answers = pricer.log_times_of(requests)
+    return {name: answer[sources == name] for name, answer in zip(names, answers, strict=True)}
+
+
+def source_of(case: Case) -> str:
+    """Name the source of a row without the commit and the table in it: rows of one publication."""
+    text = (case.run.source or case.run.file or "unnamed").split("@")[0]
+    words = text.split()
+    if words[:1] == ["arXiv"] and len(words) > 1:
+        return " ".join(words[:2])
+    return words[0] if words else "unnamed"
+
+
+def errors_by_family(cases: Sequence[Case], log_times: FloatArray) -> dict[str, ErrorSummary]:
+    """Summarize errors of predictions, over all and by family."""
+    errors = np.exp(log_times - log_measured(cases)) - 1
+    found = {"all": summarize(errors.tolist())}
+    for family in Family:
+        own = [float(error) for error, case in zip(errors, cases, strict=True) if case.family is family]
+        if own:
+            found[family.value] = summarize(own)
+    return found
