@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.releases import ERA_B
@@ -16,6 +15,7 @@ from layoutopt.optimizer.space.stage_rule import (
     StageRule,
 )
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision
+from layoutopt.optimizer.topology.mesh import all_orders, dense_axes
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.space.releases import Release
@@ -24,11 +24,10 @@ _NEAR_EQUAL_ALL = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.
 _NEAR_EQUAL_COUNT = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT)
 
 PP_BEFORE_DP = "tp-cp-ep-pp-dp"
-ALL_ORDERS = tuple(
-    sorted(
-        ("-".join(axes).replace("dp", "ep-dp") for axes in permutations(("tp", "cp", "dp", "pp"))),
-        key=lambda order: (order != DEFAULT_MESH_ORDER, order != PP_BEFORE_DP),
-    )
+_MEGATRON_ORDERS = (DEFAULT_MESH_ORDER, PP_BEFORE_DP)
+ALL_ORDERS = (
+    *_MEGATRON_ORDERS,
+    *(order for order in all_orders() if dense_axes(order) not in map(dense_axes, _MEGATRON_ORDERS)),
 )
 """All 24 orders of tp, cp, dp and pp, innermost first, Megatron's two in front. Expert groups are cut out of
 a stage's ranks in the order of its other axes, so ``ep`` has no place of its own: it is written in front of
@@ -62,9 +61,7 @@ _MODULES_014 = (*_MODULES_012, "shared_experts")
 _SIXTEEN_BIT = (Precision.FP16, Precision.BF16)
 _WHOLE_LAYERS = (Granularity.NONE, Granularity.FULL)
 
-_MEGATRON = Abilities(
-    orders=(DEFAULT_MESH_ORDER, PP_BEFORE_DP), hsdp_zero=(1, 2, 3), modules=_MODULES_014, stage_rule=MEGATRON
-)
+_MEGATRON = Abilities(orders=_MEGATRON_ORDERS, hsdp_zero=(1, 2, 3), modules=_MODULES_014, stage_rule=MEGATRON)
 _TORCHTITAN = Abilities(
     zero=(0, 2, 3),
     hsdp_zero=(2, 3),

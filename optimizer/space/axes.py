@@ -12,6 +12,7 @@ from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Granularity, Precision, Schedule
+from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -213,16 +214,15 @@ def parse_recompute(text: str) -> Recompute:
 
 
 def _orders(options: SpaceOptions, abilities: Abilities) -> tuple[str, ...]:
-    """Return the framework's mesh orders, or the fixed ones, which must be written as one of the 24."""
-    from layoutopt.optimizer.specs.errors import input_error
+    """Return the framework's mesh orders, or the fixed ones in the spelling of the 24."""
+    spelling = {dense_axes(order): order for order in ALL_ORDERS}
 
-    fixed = tuple(str(order) for order in options.fix.get("mesh_order", ()))
-    unknown = [order for order in fixed if order not in ALL_ORDERS]
-    if unknown:
-        raise input_error(
-            f"no mesh order {unknown[0]!r}", f"for example {', '.join(ALL_ORDERS[:2])}", key="mesh_order"
-        )
-    return tuple(order for order in fixed or abilities.orders if options.allows("mesh_order", order))
+    def listed(given: Iterable[Value]) -> tuple[str, ...]:
+        return tuple(spelling[dense_axes(str(order))] for order in given)
+
+    forbidden = listed(options.forbid.get("mesh_order", ()))
+    orders = listed(options.fix.get("mesh_order", ())) or abilities.orders
+    return tuple(order for order in dict.fromkeys(orders) if order not in forbidden)
 
 
 def _schedules(ctx: Context, options: SpaceOptions) -> tuple[Schedule, ...]:

@@ -11,6 +11,7 @@ from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.space.rules.flags import padded_vocabulary
 from layoutopt.optimizer.space.rules.stage_lists import broken_stage_rules
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def check_layout(
     Raises
     ------
     InputError
-        If a degree is below 1, which no framework could even parse.
+        If a degree is below 1, or the mesh order is no order of the axes.
     """
     _require_degrees(layout)
     ctx = make_context(model, training, cluster, framework, software, options)
@@ -78,7 +79,8 @@ def advise_layout(
 
 
 def _require_degrees(layout: Layout) -> None:
-    """Degrees are positive integers: everything else divides by them."""
+    """Everything divides by the degrees, and the mesh order has to name the axes once each."""
+    dense_axes(layout.mesh_order)
     bad = [(axis, getattr(layout, axis)) for axis in _POSITIVE if getattr(layout, axis) < 1]
     if bad:
         raise InputError(

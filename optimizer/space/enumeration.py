@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,7 +109,8 @@ def build_space(
     The space. It may be empty, then ``empty`` says why.
     """
     options = options or SpaceOptions()
-    ctx = make_context(model, training, cluster, framework, options.software, options.run)
+    run = options.run if options.allow_idle is None else replace(options.run, idle_gpus=True)
+    ctx = make_context(model, training, cluster, framework, options.software, run)
     axes = declare_axes(ctx, options)
     rules = search_rules(RULES, ctx)
     modifiers = Modifiers(

@@ -66,8 +66,8 @@ WINDOW = (Run(name="w", block=(LayerShape(ffn=1024, window=128),), count=8),)
 SHARED = MoeSpec(experts=8, top_k=2, ffn=512, shared_ffn=512)
 BIASED = MoeSpec(experts=8, top_k=2, ffn=512, expert_bias=True)
 MAMBA = MambaSpec(heads=12, head_dim=64, state=16, groups=4)
-PIPE = {"pp": 4, "dp": 4, "schedule": Schedule.ONE_F_ONE_B}
-CHUNKS = {"pp": 4, "vp": 2, "dp": 4, "schedule": Schedule.INTERLEAVED}
+PIPE: dict[str, Any] = {"pp": 4, "dp": 4, "schedule": Schedule.ONE_F_ONE_B}
+CHUNKS: dict[str, Any] = {"pp": 4, "vp": 2, "dp": 4, "schedule": Schedule.INTERLEAVED}
 
 PRODUCTS = [
     Case("world_size_product", F.ANY, {"tp": 2, "dp": 8}, {"tp": 2, "dp": 4}),
@@ -245,6 +245,26 @@ SHARDING = [
         F.MEGATRON,
         PIPE | {"mesh_order": "tp-cp-ep-pp-dp"},
         PIPE | {"cp": 2, "dp": 2, "mesh_order": "tp-cp-ep-pp-dp"},
+    ),
+    Case(
+        "order_supported",
+        F.MEGATRON,
+        {"ep": 2, "mesh_order": "tp-cp-ep-dp-pp"},
+        {"ep": 2, "mesh_order": "tp-cp-dp-ep-pp"},
+        model=MOE,
+    ),
+    Case(
+        "shard_nests_axes",
+        F.ANY,
+        {"zero": 3, "cp": 4, "dp": 6, "hsdp_shard": 8, "mesh_order": "cp-tp-ep-dp-pp"},
+        {"zero": 3, "cp": 4, "dp": 6, "hsdp_shard": 6, "mesh_order": "cp-tp-ep-dp-pp"},
+    ),
+    Case(
+        "expert_grid_nests",
+        F.ANY,
+        {"tp": 6, "pp": 2, "dp": 4, "ep": 12, "mesh_order": "tp-pp-cp-ep-dp"},
+        {"tp": 6, "pp": 2, "dp": 4, "ep": 8, "mesh_order": "tp-pp-cp-ep-dp"},
+        model={"experts": 24},
     ),
     Case(
         "fsdp_mesh_order",
@@ -438,7 +458,8 @@ def test_offered_values_satisfy_the_rule(case: Case, bench: Workbench) -> None:
             continue
         for axis, values in rule.explain(layout, ctx).valid.items():
             for value in values:
-                offered = replace(layout, **{axis: value})
+                change: dict[str, Any] = {axis: value}
+                offered = replace(layout, **change)
                 if axis == "dp":
                     assert offered.gpus == ctx.gpus
                 elif axis == "micro_batch":

@@ -36,6 +36,11 @@ def expert_etp(rows: LayoutBatch, ctx: Context) -> IntArray:
     return rows.etp if ctx.experts else rows.tp
 
 
+def expert_dp(rows: LayoutBatch, ctx: Context) -> IntArray:
+    """Return the ranks that hold the same experts."""
+    return (rows.tp * rows.cp * rows.dp) // (expert_etp(rows, ctx) * rows.ep)
+
+
 def _product(rows: LayoutBatch, ctx: Context) -> BoolArray:
     result: BoolArray = (rows.tp * rows.cp * rows.dp) % (expert_etp(rows, ctx) * rows.ep) == 0
     return result

@@ -1,4 +1,4 @@
-"""Rules on ZeRO stages, shard groups and mesh orders."""
+"""Rules on ZeRO stages and shard groups."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.space.abilities import abilities_of
-from layoutopt.optimizer.space.orders import same_order
 from layoutopt.optimizer.space.releases import ERA_B
-from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
-from layoutopt.optimizer.space.rules.experts import expert_etp
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Precision
+from layoutopt.optimizer.space.rule import (
+    EVERY,
+    FREEST,
+    MEGATRONS,
+    TORCH_PIPELINES,
+    Rule,
+    everywhere,
+    varying,
+)
+from layoutopt.optimizer.space.rules.experts import expert_dp
+from layoutopt.optimizer.specs.vocabulary import Axis, Framework, Precision
+from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,15 +102,10 @@ def _replicas(rows: LayoutBatch) -> IntArray:
     return np.where(rows.hsdp_shard > 0, group // np.maximum(rows.hsdp_shard, 1), 1)
 
 
-def _expert_dp(rows: LayoutBatch, ctx: Context) -> IntArray:
-    """Return the ranks that hold the same experts."""
-    return (rows.tp * rows.cp * rows.dp) // (expert_etp(rows, ctx) * rows.ep)
-
-
 def _replicas_fit(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if not ctx.experts:
         return everywhere(rows)
-    result: BoolArray = _expert_dp(rows, ctx) % np.maximum(_replicas(rows), 1) == 0
+    result: BoolArray = expert_dp(rows, ctx) % np.maximum(_replicas(rows), 1) == 0
     return result
 
 
@@ -111,6 +114,28 @@ def _replicas_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
     text = f"expert dp {expert_dp} % {replicas} replicas = {expert_dp % max(replicas, 1)}"
     return text, {"expert_dp": expert_dp, "replicas": replicas}
+
+
+def _nests(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    """Where an order parts cp from dp, a shard group is made of whole inner groups or lies in one."""
+    result = everywhere(rows)
+    for inner in {axis for order in rows.codebook.orders for axis in _parted(order)}:
+        degree, shard = getattr(rows, inner), np.maximum(rows.hsdp_shard, 1)
+        result &= (rows.hsdp_shard == 0) | (shard % degree == 0) | (degree % shard == 0)
+    return result
+
+
+def _parted(order: str) -> tuple[Axis, ...]:
+    """Return the inner one of cp and dp if they are no neighbours in an order."""
+    axes = dense_axes(order)
+    inner, outer = sorted((Axis.CP, Axis.DP), key=axes.index)
+    return (inner,) if axes.index(outer) > axes.index(inner) + 1 else ()
+
+
+def _nests_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    shard, cp, dp = layout.hsdp_shard or 0, layout.cp, layout.dp
+    text = f"shard groups of {shard} ranks across cp {cp} and dp {dp} in the order {layout.mesh_order}"
+    return text, {"hsdp_shard": shard, "cp": cp, "dp": dp}
 
 
 def _whole_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -192,41 +217,6 @@ def _fsdp_v2(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _fsdp_v2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     text = f"Megatron-FSDP version 2 with pp {layout.pp}, tp {layout.tp}, cp {layout.cp}"
     return text, {"pp": layout.pp, "tp": layout.tp, "cp": layout.cp}
-
-
-def _known_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    orders = abilities_of(ctx.framework, ctx.release).orders
-    known: BoolArray = np.any(same_order(rows, orders), axis=1)
-    return known
-
-
-def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    orders = abilities_of(ctx.framework, ctx.release).orders
-    known = ", ".join(orders) if len(orders) < 4 else f"the {len(orders)} orders of tp, cp, ep-dp and pp"
-    return f"mesh order {layout.mesh_order}; valid: {known}", {"mesh_order": layout.mesh_order}
-
-
-def _same_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    last = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
-    result: BoolArray = last | (rows.pp == 1) | (_expert_dp(rows, ctx) == rows.dp)
-    return result
-
-
-def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    etp = layout.etp if ctx.experts else layout.tp
-    expert_dp = layout.tp * layout.cp * layout.dp // (etp * layout.ep)
-    text = f"expert dp {expert_dp} differs from dp {layout.dp} in the order {layout.mesh_order}"
-    return text, {"expert_dp": expert_dp, "dp": layout.dp}
-
-
-def _fsdp_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    default = np.array([order == DEFAULT_MESH_ORDER for order in rows.codebook.orders])[rows.order]
-    result: BoolArray = (rows.zero < 2) | default | (rows.pp == 1)
-    return result
-
-
-def _fsdp_order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    return f"ZeRO-{layout.zero} in the order {layout.mesh_order}", {"zero": layout.zero}
 
 
 _ZERO_PP = frozenset({"zero", "pp"})
@@ -374,6 +364,17 @@ _GROUP_RULES = (
         frameworks=EVERY - TORCH_PIPELINES,
     ),
     Rule(
+        name="shard_nests_axes",
+        formula="shard % inner = 0 or inner % shard = 0, inner being the inner one of parted cp and dp",
+        reason="shard groups are neighbouring ranks, made of whole inner groups or parts of one",
+        source="NVIDIA/Megatron-LM core/parallel_state.py (num_distributed_optimizer_instances)",
+        reads=_SHARD,
+        holds=_nests,
+        detail=_nests_detail,
+        valid=varying("hsdp_shard"),
+        frameworks=FREEST,
+    ),
+    Rule(
         name="hsdp_shard_mod_cp",
         formula="shard % cp = 0",
         reason="FSDP shards over dp_shard * cp, replicas over whole context groups",
@@ -397,40 +398,4 @@ _GROUP_RULES = (
     ),
 )
 
-_ORDER_RULES = (
-    Rule(
-        name="order_supported",
-        formula="mesh order in the framework's list",
-        reason="the framework has to number ranks in this order",
-        source=(
-            "NVIDIA/Megatron-LM arguments.py (--use-tp-pp-dp-mapping); torchtitan parallel_dims.py; "
-            "nanotron parallel/context.py"
-        ),
-        reads=frozenset({"tp", "cp", "dp", "pp", "order"}),
-        holds=_known_order,
-        detail=_order_detail,
-    ),
-    Rule(
-        name="expert_dp_equals_dp",
-        formula="pp not outermost and pp > 1 => expert dp = dp",
-        reason="dense and expert groups must agree on the pipeline stages",
-        source="NVIDIA/Megatron-LM core/parallel_state.py",
-        reads=_EP_GRID | {"pp", "order"},
-        holds=_same_dp,
-        detail=_same_dp_detail,
-        frameworks=MEGATRONS,
-    ),
-    Rule(
-        name="fsdp_mesh_order",
-        formula="zero >= 2 => the default mesh order",
-        reason="Megatron-FSDP builds its own mesh",
-        source="NVIDIA-NeMo/Megatron-Bridge training/config.py",
-        reads=frozenset({"zero", "order", "pp"}),
-        holds=_fsdp_order,
-        detail=_fsdp_order_detail,
-        frameworks=MEGATRONS,
-        launch_only=True,
-    ),
-)
-
-RULES: tuple[Rule, ...] = (*_STAGE_RULES, *_GROUP_RULES, *_ORDER_RULES)
+RULES: tuple[Rule, ...] = (*_STAGE_RULES, *_GROUP_RULES)

@@ -1,0 +1,127 @@
+"""Rules on mesh orders: which ranks are neighbours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.orders import same_order
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.rules.experts import expert_dp
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Axis
+from layoutopt.optimizer.topology.mesh import mesh_valid
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BoolArray, Factors
+    from layoutopt.optimizer.specs.layout import Layout
+
+
+def _known_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    orders = abilities_of(ctx.framework, ctx.release).orders
+    known: BoolArray = np.any(same_order(rows, orders), axis=1)
+    return known if ctx.framework in FREEST else known & ~(_outside(rows) & (rows.ep > 1))
+
+
+def _outside(rows: LayoutBatch) -> BoolArray:
+    """Mask the rows whose order numbers expert-data-parallel ranks inside expert-parallel ones."""
+    names = [order.split("-") for order in rows.codebook.orders]
+    outside = [Axis.EP in axes and axes.index(Axis.EP) > axes.index(Axis.DP) for axes in names]
+    mask: BoolArray = np.array(outside, dtype=bool)[rows.order]
+    return mask
+
+
+def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    orders = abilities_of(ctx.framework, ctx.release).orders
+    known = ", ".join(orders) if len(orders) < 4 else f"the {len(orders)} orders of tp, cp, ep-dp and pp"
+    return f"mesh order {layout.mesh_order}; valid: {known}", {"mesh_order": layout.mesh_order}
+
+
+def _same_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    last = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
+    result: BoolArray = last | (rows.pp == 1) | (expert_dp(rows, ctx) == rows.dp)
+    return result
+
+
+def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    etp = layout.etp if ctx.experts else layout.tp
+    expert_dp = layout.tp * layout.cp * layout.dp // (etp * layout.ep)
+    text = f"expert dp {expert_dp} differs from dp {layout.dp} in the order {layout.mesh_order}"
+    return text, {"expert_dp": expert_dp, "dp": layout.dp}
+
+
+def _grid_nests(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result = everywhere(rows)
+    if ctx.experts:
+        degrees = {axis: getattr(rows, axis) for axis in ("tp", "cp", "pp", "dp", "ep", "etp")}
+        for code, order in enumerate(rows.codebook.orders):
+            mine = np.flatnonzero(rows.order == code)
+            result[mine] = mesh_valid(order, **{axis: values[mine] for axis, values in degrees.items()})
+    return result
+
+
+def _grid_nests_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"etp {layout.etp} x ep {layout.ep} straddles the pipeline axis in the order {layout.mesh_order}"
+    return text, {"etp": layout.etp, "ep": layout.ep}
+
+
+def _fsdp_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    default = np.array([order == DEFAULT_MESH_ORDER for order in rows.codebook.orders])[rows.order]
+    result: BoolArray = (rows.zero < 2) | default | (rows.pp == 1)
+    return result
+
+
+def _fsdp_order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"ZeRO-{layout.zero} in the order {layout.mesh_order}", {"zero": layout.zero}
+
+
+_EP_GRID = frozenset({"tp", "cp", "dp", "ep", "etp"})
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="order_supported",
+        formula="mesh order in the framework's list",
+        reason="the framework has to number ranks in this order",
+        source=(
+            "NVIDIA/Megatron-LM arguments.py (--use-tp-pp-dp-mapping); torchtitan parallel_dims.py; "
+            "nanotron parallel/context.py"
+        ),
+        reads=frozenset({"tp", "cp", "dp", "pp", "ep", "order"}),
+        holds=_known_order,
+        detail=_order_detail,
+    ),
+    Rule(
+        name="expert_dp_equals_dp",
+        formula="pp not outermost and pp > 1 => expert dp = dp",
+        reason="dense and expert groups must agree on the pipeline stages",
+        source="NVIDIA/Megatron-LM core/parallel_state.py",
+        reads=_EP_GRID | {"pp", "order"},
+        holds=_same_dp,
+        detail=_same_dp_detail,
+        frameworks=MEGATRONS,
+    ),
+    Rule(
+        name="expert_grid_nests",
+        formula="expert axes divide, or are multiples of, the ranks inside the pipeline axis",
+        reason="expert groups are cut out of a stage's ranks; the pipeline axis may part only whole groups",
+        source="NVIDIA/Megatron-LM core/parallel_state.py (RankGenerator)",
+        reads=_EP_GRID | {"pp", "order"},
+        holds=_grid_nests,
+        detail=_grid_nests_detail,
+        frameworks=FREEST,
+    ),
+    Rule(
+        name="fsdp_mesh_order",
+        formula="zero >= 2 => the default mesh order",
+        reason="Megatron-FSDP builds its own mesh",
+        source="NVIDIA-NeMo/Megatron-Bridge training/config.py",
+        reads=frozenset({"zero", "order", "pp"}),
+        holds=_fsdp_order,
+        detail=_fsdp_order_detail,
+        frameworks=MEGATRONS,
+        launch_only=True,
+    ),
+)

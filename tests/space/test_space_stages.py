@@ -1,0 +1,198 @@
+"""Blocks on stages: even splits, chunks, kinds, and the way to a stage list and back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layoutopt.optimizer.space.stages import (
+    chunk_layers,
+    even_blocks,
+    first_blocks,
+    kinds_of,
+    model_order,
+    rank_totals,
+    virtual_stages,
+)
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
+from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, ModelSpec, Run
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FULL = Recompute(granularity=Granularity.FULL)
+DENSE, MOE = LayerShape(ffn=64), LayerShape(mlp=Mlp.MOE)
+
+
+def stack(*runs: tuple[str, int, int]) -> ModelSpec:
+    """Build a model from (name, blocks, layers per block)."""
+    shapes = (LayerShape(mixer=Mixer.ATTENTION, ffn=64), LayerShape(mixer=Mixer.NONE, ffn=64))
+    return ModelSpec(
+        name="stack",
+        hidden=64,
+        heads=4,
+        kv_heads=4,
+        head_dim=16,
+        vocab=128,
+        runs=tuple(Run(name=name, block=shapes[:size], count=count) for name, count, size in runs),
+    )
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[ModelSpec, int, int, list[int]]:
+    """A stack of up to three runs and random rank totals that obey the stage rule."""
+    pp, vp = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    vp = 1 if pp == 1 else vp
+    least = [vp - (pp > 1 and rank in (0, pp - 1)) for rank in range(pp)]
+    totals = [low + draw(st.integers(0, 5)) for low in least]
+    totals[-1] += max(1 - sum(totals), 0)
+    blocks = sum(totals)
+    cuts = sorted({0, blocks, *draw(st.lists(st.integers(0, blocks), max_size=2))})
+    sizes = [b - a for a, b in pairwise(cuts)]
+    runs = [(f"k{i}", size, draw(st.integers(1, 2))) for i, size in enumerate(sizes)]
+    return stack(*runs), pp, vp, totals
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=splits(), data=st.data())
+def test_stage_list_round_trip(case: tuple[ModelSpec, int, int, list[int]], data: st.DataObject) -> None:
+    """Rank totals written as a stage list are read back unchanged, recomputed blocks of every kind too."""
+    model, pp, vp, totals = case
+    counts = chunk_layers(np.array(totals), pp, vp)
+    kinds = kinds_of(model, counts, model_order(pp, vp)).reshape(vp, pp, -1).sum(axis=0)
+    repeated = np.array([[data.draw(st.integers(0, int(n))) for n in rank] for rank in kinds])
+    stages = virtual_stages(model, pp, vp, kinds, repeated)
+    layout = Layout(pp=pp, vp=vp, stages=stages, recompute=FULL)
+    blocks, again = rank_totals(layout, model)
+    assert (blocks == kinds).all()
+    assert (again == repeated).all()
+    assert sum(stage.layers for stage in stages) == model.layers
+    assert [stage.embedding for stage in stages] == [True] + [False] * (pp * vp - 1)
+    assert [stage.head for stage in stages] == [False] * (pp * vp - 1) + [True]
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=splits())
+def test_chunks_differ_by_at_most_one(case: tuple[ModelSpec, int, int, list[int]]) -> None:
+    """Smaller chunks come first, on the last rank last, and add up to the rank's total."""
+    _, pp, vp, totals = case
+    chunks = chunk_layers(np.array(totals), pp, vp).reshape(vp, pp)
+    assert chunks.sum(axis=0).tolist() == totals
+    for rank in range(pp):
+        column = chunks[:, rank].tolist()
+        last = pp > 1 and rank == pp - 1
+        assert column == sorted(column, reverse=last)
+        assert max(column) - min(column) <= 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(pp=st.integers(1, 12), vp=st.integers(1, 6), spare=st.integers(0, 40))
+def test_even_split_is_even_and_legal(pp: int, vp: int, spare: int) -> None:
+    """Ranks differ by one block at most, inner stages hold one, stages stay within one of each other."""
+    vp = 1 if pp == 1 else vp
+    blocks = max(pp * vp - 2, 1) + spare
+    totals = even_blocks(blocks, pp, vp)
+    counts = chunk_layers(totals, pp, vp)
+    assert totals.sum() == blocks
+    assert totals.max() - totals.min() <= 1
+    assert (counts[1:-1] >= 1).all()
+    inner = counts[1:-1] if len(counts) > 2 else counts
+    assert counts.max() - inner.min() <= 1
+
+
+@pytest.mark.parametrize(("blocks", "pp", "vp"), [(5, 4, 2), (0, 1, 1), (1, 5, 1)])
+def test_even_split_refuses_empty_inner_stages(blocks: int, pp: int, vp: int) -> None:
+    """Only the first and the last virtual stage may hold no block."""
+    with pytest.raises(ValueError, match="can't fill"):
+        even_blocks(blocks, pp, vp)
+
+
+def test_published_split() -> None:
+    """126 layers on 16 x 8 chunks: one each, none on the first and the last (Llama 3, section 3.3.2)."""
+    counts = chunk_layers(even_blocks(126, 16, 8), 16, 8)
+    assert counts[0] == 0
+    assert counts[-1] == 0
+    assert set(counts[1:-1].tolist()) == {1}
+
+
+def test_uniform_count_is_spread_as_megatron_does() -> None:
+    """Counts that come from one N per virtual stage are written as min(N, layers) on every stage."""
+    model = stack(("a", 3, 1), ("b", 8, 1))
+    counts = chunk_layers(np.array([3, 4, 4]), 3, 2)
+    kinds = kinds_of(model, counts, model_order(3, 2))
+    repeated = first_blocks(kinds, np.full(6, 1)).reshape(2, 3, -1).sum(axis=0)
+    stages = virtual_stages(model, 3, 2, kinds.reshape(2, 3, -1).sum(axis=0), repeated)
+    assert [stage.recomputed for stage in stages] == [1] * 6
+
+
+def test_kinds_follow_the_order_of_tokens() -> None:
+    """On a V-shaped schedule the second chunks run backwards through the ranks: rank 0 holds both ends."""
+    model = stack(("dense", 2, 1), ("moe", 6, 1))
+    order = model_order(4, 2, Schedule.ZB_V)
+    assert order.tolist() == [0, 1, 2, 3, 7, 6, 5, 4]
+    kinds = kinds_of(model, np.full(8, 1), order)
+    assert kinds[:, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    stages = virtual_stages(
+        model,
+        4,
+        2,
+        kinds.reshape(2, 4, 2).sum(axis=0),
+        np.zeros((4, 2), dtype=np.int64),
+        Schedule.ZB_V,
+    )
+    assert [stage.head for stage in stages].index(True) == 4
+
+
+def test_without_a_list_the_split_is_even() -> None:
+    """An empty stage list means the even split, and full recomputation then repeats every layer."""
+    model = stack(("a", 7, 1))
+    blocks, repeated = rank_totals(Layout(pp=2, recompute=FULL), model)
+    assert blocks.ravel().tolist() == even_blocks(7, 2, 1).tolist()
+    assert (repeated == blocks).all()
+    _, nothing = rank_totals(Layout(pp=2), model)
+    assert not nothing.any()
+
+
+def test_unmarked_recomputation_repeats_the_first_layers() -> None:
+    """A stage of two kinds without a split of its recomputed layers repeats its first ones."""
+    model = stack(("a", 2, 1), ("b", 2, 1))
+    stages = (VirtualStage(rank=0, chunk=0, layers=4, recomputed=3),)
+    _, repeated = rank_totals(Layout(stages=stages, recompute=FULL), model)
+    assert repeated.tolist() == [[2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([4], "1 stages"),  # pp 2 needs two entries
+        ([4, 5], "hold 9 layers"),  # the model has 8
+        ([3, 5], "inside a repeating block"),  # blocks are pairs of layers
+    ],
+)
+def test_bad_stage_lists_are_input_errors(layers: list[int], message: str) -> None:
+    """A list that doesn't describe the model is refused in one line."""
+    stages = tuple(VirtualStage(rank=i, chunk=0, layers=n) for i, n in enumerate(layers))
+    with pytest.raises(InputError, match=message):
+        rank_totals(Layout(pp=2, stages=stages), stack(("pair", 4, 2)))
+
+
+def test_impossible_totals_are_refused() -> None:
+    """Counts per kind that no contiguous split has are an error of the caller."""
+    model = stack(("a", 2, 1), ("b", 2, 1))
+    blocks = np.array([[1, 1], [1, 1]])
+    with pytest.raises(ValueError, match="no contiguous split"):
+        virtual_stages(model, 2, 1, blocks, np.zeros_like(blocks))
+
+
+def test_prediction_layers_sit_with_the_head(make_model: Callable[..., ModelSpec]) -> None:
+    """Multi-token prediction layers are listed on the last stage."""
+    model = make_model(4, mtp_layers=1)
+    stages = virtual_stages(model, 2, 1, np.array([[2], [2]]), np.zeros((2, 1), dtype=np.int64))
+    assert [stage.mtp for stage in stages] == [0, 1]
