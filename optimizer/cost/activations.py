@@ -13,7 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import CpComm
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE, CpComm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,12 +66,25 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     norm_inputs = 2.0 * norms * elements
     saved = saved | mlp_saved | {"layernorm": norms * stored * elements}
     hidden = keys.tokens * ctx.model.hidden
+    kept = norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero)
+    saved[OP_MODULE] = np.maximum(kept - _op_kept_bytes(ctx, keys, shape), 0.0)
     return LayerActivations(
-        kept_bytes=norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero),
+        kept_bytes=kept,
         saved_bytes=saved,
         checkpoint_bytes=2.0 * elements,
         transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape)),
     )
+
+
+def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Bytes kept by selective-op checkpointing: the input, attention's output, half of all multiplications' outputs."""
+    model = ctx.model
+    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
+    attention = keys.tokens * model.head_dim * heads
+    outputs = keys.tokens * model.head_dim * (heads + 2 * kv_heads) + 2.0 * keys.local_tokens * model.hidden
+    if shape.mlp is Mlp.DENSE:
+        outputs = outputs + keys.tokens * shape.ffn * (2 if model.gated else 1) / keys.tp
+    return 2.0 * keys.local_tokens * model.hidden + 2.0 * attention + outputs  # outputs: 2 bytes, half of them
 
 
 def _widest(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:

@@ -17,7 +17,7 @@ from layoutopt.optimizer.cost.communication import (
 from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
 from layoutopt.optimizer.cost.presets import CudaGraph
 from layoutopt.optimizer.specs.model import Mlp
-from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Granularity
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, Granularity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,7 @@ def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np
     """Tell, per module, which entries of a codebook recompute it selectively."""
     return {
         module: np.array([r.granularity is Granularity.SELECTIVE and module in r.modules for r in recomputes])
-        for module in RECOMPUTE_MODULES
+        for module in (*RECOMPUTE_MODULES, OP_MODULE)
     }
 
 
@@ -99,6 +99,7 @@ def layer_unit(
         "ep": expert_parallel(comm, shape, parts),
     }
     modules = {**parts, "layernorm": _total(norms, keys.tp), "moe": _routed(parts, keys.tp)}
+    modules[OP_MODULE] = _half_of_multiplications(parts, norms, keys.tp)
     again = _selective(modules, traffic, recompute, members)
     return _assemble(ctx, comm, shape, work, traffic, again, layer_activations(ctx, keys, shape), recompute, members)
 
@@ -113,6 +114,13 @@ def _total(works: list[Work], like: FloatArray) -> Work:
 
 def _routed(parts: dict[str, Work], like: FloatArray) -> Work:
     return _total([parts[name] for name in ("router", "permute", "experts", "moe_act") if name in parts], like)
+
+
+def _half_of_multiplications(parts: dict[str, Work], norms: list[Work], like: FloatArray) -> Work:
+    """Work that selective-op checkpointing repeats: element-wise kernels and every second multiplication."""
+    halves = _total([parts[name] for name in ("qkv", "proj", "mlp", "shared_experts") if name in parts], like)
+    others = _total([parts[name] for name in ("rotary",) if name in parts] + norms, like)
+    return Work(halves.forward_s / 2 + others.forward_s, others.dgrad_s, others.wgrad_s)
 
 
 def _selective(

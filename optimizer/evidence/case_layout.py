@@ -11,6 +11,7 @@ from layoutopt.optimizer.evidence.case_stages import stages_of
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
+    OP_MODULE,
     RECOMPUTE_MODULES,
     Framework,
     Granularity,
@@ -115,9 +116,15 @@ def _expert_tensor(run: MeasuredRun, framework: Framework) -> int:
     return (run.tp or 1) if framework is Framework.MEGATRON else 1
 
 
+SELECTIVE_OP = "other:selective-op-SAC"
+"""How measured-run tables write torchtitan's selective-op checkpointing."""
+
+
 def recompute_of(run: MeasuredRun, framework: Framework) -> Recompute:
     """Read the recomputation of a row; nothing stated counts as none."""
     word = run.recompute or "none"
+    if word == SELECTIVE_OP:
+        return Recompute(granularity=Granularity.SELECTIVE, modules=(OP_MODULE,))
     if word.startswith("other:"):
         raise SkipRow(f"recomputation {word.removeprefix('other:')!r} is not modelled")
     try:

@@ -68,6 +68,9 @@ class Granularity(StrEnum):
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts")
 """Modules that selective recomputation may name (Megatron-LM ``--recompute-modules``)."""
 
+OP_MODULE = "op"
+"""torchtitan's selective-op checkpointing: keeps attention outputs and every second multiplication, repeats the rest."""
+
 
 class Schedule(StrEnum):
     """Pipeline schedule."""
