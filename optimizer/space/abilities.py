@@ -29,9 +29,10 @@ ALL_ORDERS = (
     *_MEGATRON_ORDERS,
     *(order for order in all_orders() if dense_axes(order) not in map(dense_axes, _MEGATRON_ORDERS)),
 )
-"""All 24 orders of tp, cp, dp and pp, innermost first, Megatron's two in front. Expert groups are cut out of
-a stage's ranks in the order of its other axes, so ``ep`` has no place of its own: it is written in front of
-``dp``.
+"""All 24 orders of tp, cp, dp and pp, innermost first, Megatron's two in front.
+
+Expert groups are cut out of a stage's ranks in the order of its other axes, so ``ep`` has no place of its own: it is
+written in front of ``dp``.
 """
 
 

@@ -27,8 +27,7 @@ DEFAULT_SCHEDULES = (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroChoice:
-    """A ZeRO stage sharded over the whole data-parallel group, over a fixed number of ranks, or inside a
-    level.
+    """A ZeRO stage, sharded over the whole data-parallel group, over fixed groups, or inside a level.
 
     ``level_gpus`` is the size in GPUs of the node, NVLink domain or pod that a shard group must tile,
     ``shard`` a fixed number of ranks; both 0 mean the whole group.

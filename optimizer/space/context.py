@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Flags of a launch that decide validity beside the layout. None means not stated: no rule rejects for
-    it.
+    """Launch flags that decide validity beside the layout; None means not stated and never rejects.
 
     ``processes`` is the number of launched processes when it differs from the cluster's GPUs, ``idle_gpus``
     allows a layout to leave GPUs out. ``microbatch_group`` is Megatron's group size per virtual stage,

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptySpace:
-    """The reason: the rule that removed the last tuples, and prime factors of the GPU count that no axis can
-    take.
+    """The rule that removed the last tuples, and prime factors of the GPU count that no axis can take.
 
     ``message`` says it in one line, for exit code 3.
     """
@@ -40,9 +39,15 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
         named = f"{rule} ({formula})" if formula else rule
         message = (
             f"none of {counts.declared_degrees:,} declared degree tuples is valid under "
-            f"{axes.ctx.framework}; the last were removed by {named}"
+            f"{axes.ctx.framework}: {_largest(counts)}; the last were removed by {named}"
         )
     return EmptySpace(rule=rule, formula=formula, blocking_primes=primes, message=message)
+
+
+def _largest(counts: SpaceCounts) -> str:
+    """Name the rules that removed most, with their numbers."""
+    ranked = sorted(counts.removed, key=lambda count: -count.degrees)[:3]
+    return ", ".join(f"{count.rule} removed {count.degrees:,}" for count in ranked if count.degrees)
 
 
 def _blocking_primes(axes: Axes) -> tuple[int, ...]:

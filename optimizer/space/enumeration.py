@@ -69,10 +69,7 @@ class Space:
         return log10_assignments(self.tuples_by_shape(), self.ctx.blocks, self.stage_rule)
 
     def tuples_by_shape(self) -> dict[tuple[int, int, bool], int]:
-        """Count tuples by (pp, vp, whether whole layers may be recomputed):
-
-        what the choice of stages depends on.
-        """
+        """Count tuples by (pp, vp, whether whole layers may be recomputed), which decide the stages."""
         shapes, row = np.unique(np.stack([self.degrees.pp, self.degrees.vp]), axis=1, return_inverse=True)
         row, count = row.ravel(), shapes.shape[1]
         whole = np.bincount(row, weights=self.whole_layer_tuples, minlength=count)

@@ -1,7 +1,4 @@
-"""Count modifier choices by rule without building their combinations:
-
-masks of different modifiers multiply.
-"""
+"""Count modifier choices without building their combinations: masks of different ones multiply."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.counting import SpaceCounts, Tally
     from layoutopt.optimizer.space.modifiers import BoolArray, Masks, Modifiers
+
+    Counts = list[tuple[str, IntArray]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +52,27 @@ def count_modifiers(
     """
     m = modifiers
     others = len(m.zero) * len(m.orders)
-    chunks = m.declared_schedules(rows.pp, rows.vp).sum(axis=1)
+    pairs = len(m.recomputes) * len(m.precisions)
     masks = m.masks("schedule", rows)
-    schedules = _step(
-        tally, masks, chunks, np.full(len(rows), others * len(m.precisions) * len(m.recomputes))
-    )
-    precision, table, pairs = _pairs(m, tally, rows, schedules * others)
-    per_row = schedules * pairs
+    declared = _left(m.declared_schedules(rows.pp, rows.vp))
+    schedules = _step(tally, _lefts(masks), declared, np.full(len(rows), others * pairs))
+    precision, table, paired = _pairs(m, tally, rows, schedules * others)
+    per_row = schedules * paired
     per_fold = np.bincount(fold, weights=per_row, minlength=len(folds)).astype(np.int64)
     alive = np.bincount(fold, weights=per_row > 0, minlength=len(folds)).astype(np.int64)
-    zero_masks, order_masks = m.masks("zero", folds), m.masks("order", folds)
-    zero = _step(tally, zero_masks, np.full(len(folds), len(m.zero)), per_fold * len(m.orders), alive)
-    order = _step(tally, order_masks, np.full(len(folds), len(m.orders)), per_fold * zero, alive)
-    tuples = per_row * (zero * order)[fold]
+    zeros, orders = m.masks("zero", folds), m.masks("order", folds)
+    zero = _step(tally, _lefts(zeros), np.full(len(folds), len(m.zero)), per_fold * len(m.orders), alive)
+    order = _step(tally, _lefts(orders), np.full(len(folds), len(m.orders)), per_fold * zero, alive)
+    per_choice = (zero * order)[fold]
+    tuples = per_row * per_choice
     keep = np.flatnonzero(tuples)
     full = np.array([r.granularity is Granularity.FULL for r in m.recomputes], dtype=bool)
-    whole = precision @ table[full].sum(axis=0)
-    final = _Final(masks[-1][1], precision, zero_masks[-1][1], order_masks[-1][1], table)
+    whole = _weighted(precision, table[full].sum(axis=0)) * schedules * per_choice
+    final = _Final(masks[-1][1], precision, zeros[-1][1], orders[-1][1], table)
     return CountedRows(
         rows=_with_choice(m, folds, rows.take(keep), fold[keep], keep, final),
         tuples=tuples[keep],
-        whole_layer_tuples=(tuples // np.maximum(pairs, 1) * whole)[keep],
+        whole_layer_tuples=whole[keep],
         counts=tally.counts(len(keep), int(tuples.sum())),
     )
 
@@ -81,37 +80,47 @@ def count_modifiers(
 def _pairs(
     m: Modifiers, tally: Tally, rows: LayoutBatch, others: IntArray
 ) -> tuple[BoolArray, BoolArray, IntArray]:
-    """Count pairs of recomputation and precision:
-
-    return the precision mask, the (R, P) table, pairs per row.
-    """
+    """Count pairs of recomputation and precision: the precision mask, the (R, P) table, pairs per row."""
     choices = len(m.recomputes)
-    pairs = np.full(len(rows), len(m.precisions) * choices)
-    masks = m.masks("precision", rows)
-    pairs = _step(tally, [(name, np.repeat(mask, choices, axis=1)) for name, mask in masks], pairs, others)
+    masks, tables = m.masks("precision", rows), m.recompute_masks()
     precision = masks[-1][1]
-    tables = m.recompute_masks()
-    weighted = [(name, precision * table.sum(axis=0)) for name, table in tables]
-    return precision, tables[-1][1], _step(tally, weighted, pairs, others)
+    steps = [(name, choices * left) for name, left in _lefts(masks)]
+    steps += [(name, _weighted(precision, table.sum(axis=0))) for name, table in tables]
+    declared = np.full(len(rows), len(m.precisions) * choices)
+    return precision, tables[-1][1], _step(tally, steps, declared, others)
+
+
+def _left(mask: BoolArray) -> IntArray:
+    """Count the choices of each row; column by column, since masks are tall and narrow."""
+    return _weighted(mask, np.ones(mask.shape[1], dtype=np.int64))
+
+
+def _lefts(masks: Masks) -> Counts:
+    return [(name, _left(mask)) for name, mask in masks]
+
+
+def _weighted(mask: BoolArray, weights: IntArray) -> IntArray:
+    """Add up the weights of each row's choices."""
+    total = np.zeros(len(mask), dtype=np.int64)
+    for column, weight in enumerate(weights.tolist()):
+        total += weight * mask[:, column]
+    return total
 
 
 def _step(
-    tally: Tally,
-    masks: Masks | list[tuple[str, IntArray]],
-    count: IntArray,
-    others: IntArray,
-    degrees: IntArray | None = None,
+    tally: Tally, steps: Counts, count: IntArray, others: IntArray, degrees: IntArray | None = None
 ) -> IntArray:
-    """Count what each rule removes, given the choices of all other modifiers; return the choices left per
-    row.
+    """Tell the tally what each rule removes, given the choices of all other modifiers.
 
-    ``degrees`` is the number of degree tuples behind each row, by default one where any tuple is left.
+    ``steps`` lists the choices left per row after each rule, ``degrees`` the degree tuples behind each row, by
+    default one. Returns the choices left at the end.
     """
-    for name, mask in masks:
-        left = mask.sum(axis=1).astype(np.int64)
-        lost = (left == 0) & (count > 0) & (others > 0)
-        gone = int(lost.sum() if degrees is None else degrees[lost].sum())
-        tally.remove(name, gone, int(((count - left) * others).sum()))
+    for name, left in steps:
+        gone = count - left
+        if gone.any():
+            lost = (left == 0) & (gone > 0) & (others > 0)
+            rows = int(np.count_nonzero(lost) if degrees is None else degrees[lost].sum())
+            tally.remove(name, rows, int((gone * others).sum()))
         count = left
     return count
 
@@ -119,10 +128,7 @@ def _step(
 def _with_choice(
     m: Modifiers, folds: LayoutBatch, rows: LayoutBatch, fold: IntArray, keep: IntArray, final: _Final
 ) -> LayoutBatch:
-    """Give every row its first valid choices:
-
-    ZeRO-1 over the whole group where that is one, else the nearest stage.
-    """
+    """Give every row its first valid choices; of ZeRO stages the one nearest to 1, not grouped."""
     if not len(rows):
         return rows
     stages = np.array([choice.stage for choice in m.zero], dtype=np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.space.orders import first_orders
-from layoutopt.optimizer.space.rules.experts import expert_etp
+from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -81,19 +81,22 @@ class Modifiers:
         Choices that give the same layout as an earlier valid one go last, under ``EQUIVALENT``.
         """
         valid = self._declared(modifier, rows)
+        choices = [self._with_choice(modifier, rows, column) for column in range(valid.shape[1])]
         steps = []
         for rule in self._rules_on(modifier):
-            columns = [
-                rule.holds(self._with_choice(modifier, rows, column), self.ctx)
-                for column in range(valid.shape[1])
-            ]
-            valid = valid & np.stack(columns, axis=1)
+            valid = valid & np.stack([self._holds(rule, choice) for choice in choices], axis=1)
             steps.append((rule.name, valid))
         if modifier == "zero":
             steps.append((EQUIVALENT, self._first_zero(rows, valid)))
         if modifier == "order":
             steps.append((EQUIVALENT, first_orders(rows, valid)))
         return steps or [("", valid)]
+
+    def _holds(self, rule: Rule, rows: LayoutBatch) -> BoolArray:
+        """Apply a rule to rows of one modifier choice; what reads no degree is asked once."""
+        if rule.reads - MODIFIER_COLUMNS or not len(rows):
+            return rule.holds(rows, self.ctx)
+        return np.broadcast_to(rule.holds(rows.take(np.array([0])), self.ctx), (len(rows),))
 
     def recompute_masks(self) -> Masks:
         """List (rule name, (R, P) table of recomputation choices still valid at each precision)."""
@@ -126,21 +129,20 @@ class Modifiers:
         Inside a level of G GPUs a shard group takes every tp-th GPU and whole groups tile the level:
         gcd(dp*cp, G/tp) ranks. 1, which the rules refuse, where tp doesn't divide the level.
         """
-        group = rows.dp * rows.cp
-        sizes = np.zeros((len(rows), len(self.zero)), dtype=np.int64)
-        for column, choice in enumerate(self.zero):
-            if choice.level_gpus:
-                inside = np.gcd(group, np.maximum(choice.level_gpus // rows.tp, 1))
-                sizes[:, column] = np.where(choice.level_gpus % rows.tp == 0, inside, 1)
-            elif choice.shard:
-                sizes[:, column] = choice.shard
-        return sizes
+        columns = [self._shard(rows, choice) for choice in self.zero]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), dtype=np.int64)
+
+    @staticmethod
+    def _shard(rows: LayoutBatch, choice: ZeroChoice) -> IntArray:
+        if not choice.level_gpus:
+            return np.full(len(rows), choice.shard, dtype=np.int64)
+        inside = np.gcd(rows.dp * rows.cp, np.maximum(choice.level_gpus // rows.tp, 1))
+        return np.where(choice.level_gpus % rows.tp == 0, inside, 1)
 
     def expand(
         self, rows: LayoutBatch, over: tuple[str, ...] = ALL_MODIFIERS
     ) -> tuple[LayoutBatch, IntArray]:
-        """Return every valid combination of the named modifiers for each row, and the index of the row it
-        came from.
+        """Return each row's valid combinations of the named modifiers, and the row each came from.
 
         Modifiers that aren't named keep the row's own value. Memory grows with rows times choices: pass
         survivors, or slices.
@@ -190,7 +192,7 @@ class Modifiers:
             code: dict[str, Any] = {modifier: np.broadcast_to(np.int64(column), (len(rows),))}
             return replace(rows, **code)
         stage = np.broadcast_to(np.int64(self.zero[column].stage), (len(rows),))
-        return replace(rows, zero=stage, hsdp_shard=self.shards(rows)[:, column])
+        return replace(rows, zero=stage, hsdp_shard=self._shard(rows, self.zero[column]))
 
     def _first_zero(self, rows: LayoutBatch, valid: BoolArray) -> BoolArray:
         """Keep the first of the choices that shard alike.
@@ -201,10 +203,7 @@ class Modifiers:
         group = (rows.dp * rows.cp)[:, None]
         shards = self.shards(rows)
         stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
-        experts = (
-            (rows.tp * rows.cp * rows.dp) // (expert_etp(rows, self.ctx) * rows.ep) if self.ctx.experts else 1
-        )
-        alone = (group[:, 0] == 1) & (experts == 1)
+        alone = (group[:, 0] == 1) & (expert_dp(rows, self.ctx) == 1 if self.ctx.experts else True)
         keys = np.where(shards == group, 0, shards) + stages * (group + 1)
         keys[alone] = 0
         kept = valid.copy()

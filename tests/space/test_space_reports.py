@@ -149,7 +149,7 @@ def test_zero_2_with_the_pipeline_engine(judge: Judge, zero: int) -> None:
 
 
 def test_expert_product_of_a_fallback_etp(judge: Judge) -> None:
-    """NVIDIA-NeMo/Speech#14838: etp fell back to 2, so 2 x 2 x 2 = 8 > 4 GPUs; nor can vp 24 cut 12 layers."""
+    """NVIDIA-NeMo/Speech#14838: etp fell back to 2: 2 x 2 x 2 = 8 > 4 GPUs; nor can vp 24 cut 12 layers."""
     wanted = Layout(pp=2, dp=2, ep=2, vp=24, micro_batches=256, schedule=Schedule.INTERLEAVED)
     executed = replace(wanted, etp=2)
     shape = {"layers": 24, "experts": 32}

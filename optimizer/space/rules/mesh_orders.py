@@ -57,9 +57,9 @@ def _grid_nests(rows: LayoutBatch, ctx: Context) -> BoolArray:
     result = everywhere(rows)
     if ctx.experts:
         degrees = {axis: getattr(rows, axis) for axis in ("tp", "cp", "pp", "dp", "ep", "etp")}
-        for code, order in enumerate(rows.codebook.orders):
-            mine = np.flatnonzero(rows.order == code)
-            result[mine] = mesh_valid(order, **{axis: values[mine] for axis, values in degrees.items()})
+        for code in np.unique(rows.order).tolist():
+            valid = mesh_valid(rows.codebook.orders[code], **degrees)
+            result &= (rows.order != code) | valid
     return result
 
 

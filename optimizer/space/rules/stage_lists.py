@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
 
 LAYOUT_STRINGS = (0, 13)
-"""megatron-core release from which --pipeline-model-parallel-layout takes any list of stages, empty ones
-too.
-"""
+"""The megatron-core release from which a layout string takes any list of stages, empty ones too."""
 UNEVEN_ENDS = (0, 9)
 """megatron-core release from which the first and the last rank may have layer counts of their own."""
 
@@ -118,9 +116,7 @@ def _ends(layout: Layout, ctx: Context) -> BrokenRule | None:
 
 
 def _prediction_layers(layout: Layout, ctx: Context) -> BrokenRule | None:
-    """Multi-token prediction layers stay together, in the last chunk of their rank, behind all decoder
-    layers.
-    """
+    """Prediction layers stay together, in the last chunk of their rank, behind all decoder layers."""
     holding = [stage for stage in layout.stages if stage.mtp]
     if not holding:
         return None
@@ -174,10 +170,7 @@ def _split(layout: Layout, ctx: Context) -> BrokenRule | None:
 
 
 def _megatron_split(layers: list[int], layout: Layout, ctx: Context) -> bool:
-    """Equal chunks per rank and equal middle ranks;
-
-    the ends may differ from core 0.9 on, with chunks from 0.11.
-    """
+    """Equal chunks and equal middle ranks; from core 0.9 the ends may differ, with chunks from 0.11."""
     ranks = [layers[rank :: layout.pp] for rank in range(layout.pp)]
     if any(len(set(chunks)) > 1 for chunks in ranks):
         return False
