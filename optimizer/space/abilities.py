@@ -31,8 +31,8 @@ ALL_ORDERS = (
 )
 """All 24 orders of tp, cp, dp and pp, innermost first, Megatron's two in front.
 
-Expert groups are cut out of a stage's ranks in the order of its other axes, so ``ep`` has no place of its own: it is
-written in front of ``dp``.
+Expert groups are cut out of a stage's ranks in the order of its other axes, so ``ep`` has no place of
+its own; it is written in front of ``dp``.
 """
 
 

@@ -112,8 +112,8 @@ def _step(
 ) -> IntArray:
     """Tell the tally what each rule removes, given the choices of all other modifiers.
 
-    ``steps`` lists the choices left per row after each rule, ``degrees`` the degree tuples behind each row, by
-    default one. Returns the choices left at the end.
+    ``steps`` lists the choices left per row after each rule, ``degrees`` the degree tuples behind each row,
+    by default one. Returns the choices left at the end.
     """
     for name, left in steps:
         gone = count - left

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     BoolArray = NDArray[np.bool_]
     Masks = list[tuple[str, BoolArray]]
 
-ALL_MODIFIERS = ("zero", "recompute", "order", "schedule", "precision")
+ALL_MODIFIERS = ("zero", "order", "schedule", "precision", "recompute")
 EQUIVALENT = "equivalent"
 """The rule under which choices are counted that give the same layout as an earlier choice."""
 
@@ -147,33 +147,21 @@ class Modifiers:
         Modifiers that aren't named keep the row's own value. Memory grows with rows times choices: pass
         survivors, or slices.
         """
-        every = np.ones((len(rows), 1), dtype=bool)
-        zero, order, schedule, precision = (
-            self.valid(name, rows) if name in over else every
-            for name in ("zero", "order", "schedule", "precision")
-        )
-        table = (
-            self.recompute_masks()[-1][1]
-            if "recompute" in over
-            else np.ones((1, len(self.precisions)), dtype=bool)
-        )
-        paired = (
-            table[None] & precision[:, None, :]
-            if "precision" in over
-            else table[:, rows.precision].T[:, :, None]
-        )
-        grid = (
-            zero[:, :, None, None, None, None]
-            & paired[:, None, :, None, None, :]
-            & order[:, None, None, :, None, None]
-            & schedule[:, None, None, None, :, None]
-        )
-        index, z, r, o, s, p = np.nonzero(grid)
-        codes = {"recompute": r, "order": o, "schedule": s, "precision": p}
-        changed: dict[str, Any] = {name: code for name, code in codes.items() if name in over}
-        if "zero" in over:
+        index = np.arange(len(rows), dtype=np.int64)
+        codes: dict[str, IntArray] = {}
+        for name in (name for name in ALL_MODIFIERS if name in over):
+            if name == "recompute":
+                precision = codes["precision"] if "precision" in codes else rows.precision[index]
+                mask = self.recompute_masks()[-1][1].T[precision]
+            else:
+                mask = self.valid(name, rows)[index]
+            row, choice = np.nonzero(mask)
+            index, codes = index[row], {key: values[row] for key, values in codes.items()} | {name: choice}
+        changed: dict[str, Any] = codes
+        if "zero" in codes:
             stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
-            changed |= {"zero": stages[z], "hsdp_shard": self.shards(rows)[index, z]}
+            shards = self.shards(rows)[index, codes["zero"]]
+            changed = codes | {"zero": stages[codes["zero"]], "hsdp_shard": shards}
         return replace(rows.take(index), **changed), index
 
     def _rules_on(self, modifier: str) -> list[Rule]:

@@ -25,15 +25,17 @@ class Recomputation(StrEnum):
 class StageRule:
     """The stage choices of one framework.
 
-    All rules: stages are contiguous, in chunk-major order (virtual stage ``chunk*pp + rank``); every virtual stage holds
-    at least one block, except the first and the last, which may hold none when pp > 1 (they hold the embedding and the head);
-    the chunks of one rank differ by at most one block, the smaller ones first, except on the last rank, the smaller ones last.
+    All rules: stages are contiguous, in chunk-major order (virtual stage ``chunk*pp + rank``); every virtual
+    stage holds at least one block, except the first and the last, which may hold none when pp > 1 (they hold
+    the embedding and the head); the chunks of one rank differ by at most one block, the smaller ones first,
+    except on the last rank, the smaller ones last.
 
-    ``split`` free: any counts within those rules; near_equal: any two virtual stages differ by at most one block, the
-    first and last virtual stage may hold one block fewer than the smallest other one.
-    ``recomputation`` per_rank: rank s recomputes any r_s of its blocks (those cheapest per byte first is not required: with
-    several kinds, r_sk is free for each kind). uniform_count: one number N for all virtual stages, of which each recomputes
-    its first min(N, blocks) blocks (Megatron-LM ``--recompute-method block``). all_or_none: every block or none.
+    ``split`` free: any counts within those rules; near_equal: any two virtual stages differ by at most one
+    block, the first and last virtual stage may hold one block fewer than the smallest other one.
+    ``recomputation`` per_rank: rank s recomputes any r_s of its blocks (those cheapest per byte first is not
+    required: with several kinds, r_sk is free for each kind). uniform_count: one number N for all virtual
+    stages, of which each recomputes its first min(N, blocks) blocks (Megatron-LM ``--recompute-method
+    block``). all_or_none: every block or none.
     """
 
     split: Split

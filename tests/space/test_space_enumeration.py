@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, Any
@@ -228,9 +229,9 @@ def test_expansion_agrees_with_counts_and_has_no_equals(
 ) -> None:
     """Expanding every row gives as many tuples as were counted, all different."""
     options = SpaceOptions(
-        schedules=(*Schedule,), precisions=(Precision.BF16, Precision.FP8), micro_batches=(1, 2)
+        schedules=(*Schedule,), precisions=(Precision.BF16, Precision.FP8), micro_batches=(2,)
     )
-    space = build_space(*ask(8, 8, layers=3, experts=experts and 4), framework, options)
+    space = build_space(*ask(8, 8, layers=2, experts=experts and 4, kv_heads=2), framework, options)
     batch, index = space.expand(space.degrees)
     assert len(batch) == space.counts.remaining_tuples
     assert (np.bincount(index, minlength=len(space.degrees)) == space.tuples).all()
@@ -369,6 +370,21 @@ def test_declared_space_is_large(
     assert space.counts.declared_tuples >= least
     assert space.counts.remaining_tuples >= least
     assert space.joint_assignments_log10 > 30
+
+
+def test_memory_stays_flat(
+    make_model: Callable[..., ModelSpec],
+    make_cluster: Callable[..., ClusterSpec],
+    make_training: Callable[..., TrainingSpec],
+) -> None:
+    """61 layers with 256 experts on 131,072 GPUs: hundreds of millions of tuples in less than 300 MB."""
+    model = make_model(61, experts=256, dense_layers=3, heads=128, kv_heads=128)
+    tracemalloc.start()
+    space = build_space(model, make_training(983_040, 4096), make_cluster(131_072, pod=3072), Framework.ANY)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert space.counts.remaining_tuples > 1e8
+    assert peak_bytes < 300e6
 
 
 def test_axes_table_covers_every_axis(ask: Callable[..., Question]) -> None:
