@@ -1,0 +1,131 @@
+"""Everything that decides an answer, as plain data: written into a plan, and rebuilt from it for verification."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.solve.costed_space import CostedSpace
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.space.context import RunOptions
+from layoutopt.optimizer.space.enumeration import build_space
+from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.canonical import cluster_from_plain, to_plain, workload_from_plain
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Precision, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+ROOMS = ("cost", "topology")
+"""Packages whose code and constants decide a price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A workload, a cluster, and the options that declare the space and choose the prices."""
+
+    workload: Workload
+    cluster: ClusterSpec
+    options: SolveOptions
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain data; the options that only steer the search are left out."""
+        return {
+            "workload": to_plain(self.workload),
+            "cluster": to_plain(self.cluster),
+            "framework": self.options.framework.value,
+            "cost": self.options.cost.value,
+            "space": _space_to_plain(self.options.space),
+        }
+
+    def costed_space(self) -> CostedSpace:
+        """Enumerate the declared space and build its prices."""
+        model, training = self.workload.model, self.workload.training
+        framework, space = self.options.framework, self.options.space
+        cost = build_cost_model(
+            model, training, self.cluster, framework=framework, software=space.software, kind=self.options.cost
+        )
+        return CostedSpace(space=build_space(model, training, self.cluster, framework, space), cost=cost)
+
+
+def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question:
+    """Rebuild a question; InputError names what is missing or wrong."""
+    missing = [name for name in ("workload", "cluster", "framework", "cost", "space") if name not in plain]
+    if missing:
+        raise input_error(f"inputs lack {missing[0]!r}", key="inputs", file=file)
+    try:
+        framework, cost = Framework(plain["framework"]), CostKind(plain["cost"])
+        space = _space_from_plain(plain["space"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise input_error(f"unreadable options: {error}", key="inputs", file=file) from None
+    return Question(
+        workload=workload_from_plain(plain["workload"], file=file, path=("inputs", "workload")),
+        cluster=cluster_from_plain(plain["cluster"], file=file, path=("inputs", "cluster")),
+        options=SolveOptions(framework=framework, cost=cost, space=space),
+    )
+
+
+def _space_to_plain(options: SpaceOptions) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "fix": {axis: list(values) for axis, values in options.fix.items()},
+        "forbid": {axis: list(values) for axis, values in options.forbid.items()},
+        "max": dict(options.max),
+        "min": dict(options.min),
+        "allow_idle": options.allow_idle,
+        "software": options.software,
+        "run": {name: value for name, value in asdict(options.run).items() if value not in (None, False)},
+    }
+    for name in ("precisions", "schedules", "micro_batches"):
+        values = getattr(options, name)
+        plain[name] = None if values is None else list(values)
+    chosen = options.recomputes
+    plain["recomputes"] = None if chosen is None else [[r.granularity.value, list(r.modules)] for r in chosen]
+    return plain
+
+
+def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
+    """Read what ``_space_to_plain`` wrote; a wrong shape raises ValueError, TypeError or KeyError."""
+    known = {field.name for field in fields(RunOptions)}
+    run = {name: value for name, value in plain["run"].items() if name in known}
+    if "cp_comm" in run:
+        run["cp_comm"] = CpComm(run["cp_comm"])
+    lists: dict[str, Any] = {}
+    for name, kind in (("precisions", Precision), ("schedules", Schedule), ("micro_batches", int)):
+        values = plain[name]
+        lists[name] = None if values is None else tuple(kind(value) for value in values)
+    sets = plain["recomputes"]
+    if sets is not None:
+        sets = tuple(Recompute(granularity=Granularity(kind), modules=tuple(names)) for kind, names in sets)
+    return SpaceOptions(
+        fix={axis: tuple(values) for axis, values in plain["fix"].items()},
+        forbid={axis: tuple(values) for axis, values in plain["forbid"].items()},
+        max=plain["max"],
+        min=plain["min"],
+        allow_idle=plain["allow_idle"],
+        software=plain["software"],
+        recomputes=sets,
+        run=RunOptions(**run),
+        **lists,
+    )
+
+
+@cache
+def cost_model_digest() -> str:
+    """Return the sha256 of the cost model's code and constants in this installation."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        files = resources.files(f"layoutopt.optimizer.{room}").iterdir()
+        for entry in sorted(files, key=lambda item: item.name):
+            if entry.name.endswith((".py", ".yaml")):
+                digest.update(entry.name.encode())
+                digest.update(entry.read_bytes())
+    return digest.hexdigest()

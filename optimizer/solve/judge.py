@@ -1,0 +1,71 @@
+"""Judge a given layout: can it be launched, does it fit, what does it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.solve.plan import Judgement
+from layoutopt.optimizer.space.check import check_layout
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.estimate import MemoryEstimate
+    from layoutopt.optimizer.space.context import RunOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.workload import Workload
+
+BORDERLINE = 0.95
+"""From this share of usable memory on, a layout is called borderline."""
+
+
+def memory_verdict(memory: MemoryEstimate) -> Verdict:
+    """Compare the fullest rank with what the GPU leaves to tensors."""
+    if memory.peak_bytes > memory.capacity_bytes:
+        return Verdict.DOES_NOT_FIT
+    return Verdict.BORDERLINE if memory.peak_bytes > BORDERLINE * memory.capacity_bytes else Verdict.FITS
+
+
+def judge_layout(
+    workload: Workload,
+    cluster: ClusterSpec,
+    layout: PartialLayout | Layout,
+    *,
+    framework: Framework = Framework.MEGATRON,
+    software: str | None = None,
+    run_options: RunOptions | None = None,
+    cost: CostKind = CostKind.FULL,
+) -> Judgement:
+    """Return the verdict on a layout with every reason; a layout that can be priced is, even when invalid.
+
+    Raises InputError when the layout's degrees don't multiply to the GPUs or the batch.
+    """
+    whole = layout.complete(workload, cluster, strict=False) if isinstance(layout, PartialLayout) else layout
+    model, training = workload.model, workload.training
+    broken = check_layout(whole, model, training, cluster, framework, software, run_options)
+    reasons = tuple(str(rule) for rule in broken)
+    if broken and isinstance(layout, PartialLayout) and not whole.stages:
+        return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)
+    prices = build_cost_model(model, training, cluster, framework=framework, software=software, kind=cost)
+    priced = estimate(prices, whole)
+    verdict = Verdict.INVALID if broken else memory_verdict(priced.memory)
+    if not broken:
+        reasons = _memory_reasons(verdict, priced.memory)
+    return Judgement(layout=whole, verdict=verdict, reasons=reasons, broken=broken, estimate=priced)
+
+
+def _memory_reasons(verdict: Verdict, memory: MemoryEstimate) -> tuple[str, ...]:
+    """Say what fills the fullest rank when it is full or nearly so."""
+    if verdict is Verdict.FITS:
+        return ()
+    fullest = max(memory.stages, key=lambda stage: stage.total_bytes)
+    largest = sorted(fullest.components_bytes.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name} {value / 1e9:.1f} GB" for name, value in largest)
+    share = memory.peak_bytes / memory.capacity_bytes
+    return (
+        f"rank {fullest.rank} needs {memory.peak_bytes / 1e9:.1f} GB of {memory.capacity_bytes / 1e9:.1f} GB usable "
+        f"({share:.0%}): {parts}",
+    )
