@@ -203,9 +203,7 @@ def test_older_releases_enumerate_what_they_launch(ask: Callable[..., Question],
     question = ask(16, 32, layers=8, experts=8, kv_heads=4)
     space = build_space(*question, framework, SpaceOptions(software=software))
     assert len(space.degrees)
-    divisible = [layout for layout in layouts_of(space) if 8 % (layout.pp * layout.vp) == 0]
-    assert divisible
-    for layout in divisible:
+    for layout in layouts_of(space):
         assert check_layout(layout, *question, framework, software) == (), layout
 
 

@@ -100,6 +100,17 @@ def _even_chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"layers": layers, "pp": pp, "vp": vp, "remainder": layers % (pp * vp)}
 
 
+def _all_equal(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = ctx.model.layers % (rows.pp * rows.vp) == 0
+    return result
+
+
+def _all_equal_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    layers, slots = ctx.model.layers, layout.pp * layout.vp
+    text = f"layers {layers} % (pp {layout.pp} x vp {layout.vp}) = {layers % slots}"
+    return text, {"layers": layers, "pp": layout.pp, "vp": layout.vp, "remainder": layers % slots}
+
+
 def _even_chunks_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
     per_rank = _split_layers(ctx) // layout.pp
     return {"vp": tuple(vp for vp in range(1, per_rank + 1) if per_rank % vp == 0)}
@@ -172,6 +183,19 @@ _LAYER_RULES = (
         frameworks=MEGATRONS,
         launch_only=True,
         unless_staged=True,
+    ),
+    Rule(
+        name="equal_chunks",
+        formula="layers % (pp * vp) = 0",
+        reason="without layout strings every chunk holds as many layers; uneven ends alone aren't searched",
+        source="NVIDIA/Megatron-LM arguments.py (--pipeline-model-parallel-layout came with core 0.13)",
+        reads=_PP_VP,
+        holds=_all_equal,
+        detail=_all_equal_detail,
+        valid=varying("vp", "pp"),
+        frameworks=MEGATRONS,
+        until=(0, 13),
+        search_only=True,
     ),
     Rule(
         name="tied_with_pp",
