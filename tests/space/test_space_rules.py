@@ -77,7 +77,7 @@ PRODUCTS = [
     Case("vp_supported", F.NANOTRON, PIPE, CHUNKS),
     Case("ep_supported", F.NANOTRON, {"dp": 16}, {"dp": 16, "ep": 2}, model=MOE),
     Case("gbs_mod_mbs_dp", F.ANY, {"dp": 16, "micro_batches": 2}, {"dp": 16, "micro_batches": 3}),
-]
+]  # fmt: skip
 HEADS = [
     Case("heads_mod_tp", F.MEGATRON, {"tp": 8, "sp": True, "dp": 2}, {"tp": 16, "sp": True, "dp": 1}),
     Case("heads_mod_tp", F.DEEPSPEED, {"tp": 8, "dp": 2}, {"tp": 16}, software="0.9"),
@@ -89,27 +89,20 @@ HEADS = [
     Case("heads_mod_kv_heads", F.NANOTRON, {"tp": 1}, {"tp": 1}, model={"kv_heads": 3}),
     Case("mamba_heads_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"mamba": MAMBA}),
     Case("ffn_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"ffn": 1028}),
-]
+]  # fmt: skip
 SEQUENCE = [
     Case("seq_mod_cp_tp", F.MEGATRON, {"cp": 2, "tp": 2, "sp": True}, {"cp": 512, "tp": 4, "sp": True}),
     Case("seq_mod_cp_tp", F.TORCHTITAN, {"cp": 8, "micro_batch": 2}, {"cp": 8}, training={"sequence": 1000}),
     Case("seq_mod_cp_tp", F.TORCHTITAN, {"tp": 4}, {"tp": 8}, "era A", training={"sequence": 1000}),
-    Case(
-        "ulysses_heads", F.MEGATRON, {"cp": 4}, {"cp": 8}, None, {"kv_heads": 4}, {}, {"cp_comm": CpComm.A2A}
-    ),
+    Case("ulysses_heads", F.MEGATRON, {"cp": 4}, {"cp": 8}, None, {"kv_heads": 4}, {},
+         {"cp_comm": CpComm.A2A}),
     Case("ulysses_heads", F.ANY, {"cp": 8}, {"cp": 16}, None, {"kv_heads": 4}, {}, {"cp_comm": CpComm.A2A}),
     Case("ulysses_heads", F.DEEPSPEED, {"cp": 8}, {"cp": 16}, model={"kv_heads": 4}),
-    Case(
-        "window_needs_gathered_cp",
-        F.MEGATRON,
-        {"cp": 1},
-        {"cp": 2},
-        model={"runs": WINDOW},
-        options={"cp_comm": CpComm.P2P},
-    ),
+    Case("window_needs_gathered_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, model={"runs": WINDOW},
+         options={"cp_comm": CpComm.P2P}),
     Case("moe_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, model=MOE),
     Case("sp_or_ulysses", F.MEGATRON_DEEPSPEED, {"tp": 2, "sp": True}, {"tp": 2, "sp": True, "cp": 2}),
-]
+]  # fmt: skip
 LAYERS = [
     Case("stages_hold_blocks", F.ANY, {"pp": 2, "vp": 5}, {"pp": 2, "vp": 6}),
     Case("layers_mod_pp", F.MEGATRON, PIPE, {"pp": 3}),
@@ -120,45 +113,27 @@ LAYERS = [
     Case("vp_needs_pp", F.ANY, CHUNKS, {"pp": 1, "vp": 2}),
     Case("vp_needs_three_ranks", F.MEGATRON, CHUNKS, CHUNKS | {"pp": 2}, software="core 0.7"),
     Case("vp_needs_three_ranks", F.MEGATRON, CHUNKS, CHUNKS | {"pp": 2}, options={"overlap_p2p": False}),
-]
+]  # fmt: skip
 SCHEDULES = [
     Case("microbatches_ge_pp", F.MEGATRON, CHUNKS | {"micro_batches": 4}, CHUNKS | {"micro_batches": 3}),
     Case("microbatches_ge_pp", F.TORCHTITAN, PIPE | {"micro_batches": 4}, PIPE | {"micro_batches": 3}),
     Case("microbatches_ge_pp", F.NANOTRON, PIPE | {"micro_batches": 3}, PIPE | {"micro_batches": 2}),
     Case("interleaved_groups", F.MEGATRON, CHUNKS | {"micro_batches": 8}, CHUNKS | {"micro_batches": 9}),
-    Case(
-        "interleaved_groups",
-        F.MEGATRON,
-        CHUNKS | {"micro_batches": 8},
-        CHUNKS | {"micro_batches": 9},
-        "core 0.9",
-    ),
-    Case(
-        "interleaved_rounds",
-        F.TORCHTITAN,
-        CHUNKS | {"micro_batches": 9, "pp": 3},
-        CHUNKS | {"micro_batches": 9},
-    ),
+    Case("interleaved_groups", F.MEGATRON, CHUNKS | {"micro_batches": 8}, CHUNKS | {"micro_batches": 9},
+         "core 0.9"),
+    Case("interleaved_rounds", F.TORCHTITAN, CHUNKS | {"micro_batches": 9, "pp": 3},
+         CHUNKS | {"micro_batches": 9}),
     Case("full_pipeline", F.ANY, PIPE | {"micro_batches": 4}, PIPE | {"micro_batches": 3}),
     Case("schedule_supported", F.MEGATRON, PIPE, PIPE | {"schedule": Schedule.ZB_H1}),
     Case("schedule_chunks", F.ANY, CHUNKS, CHUNKS | {"schedule": Schedule.ONE_F_ONE_B}),
-    Case(
-        "schedule_micro_batches",
-        F.ANY,
-        PIPE | {"schedule": Schedule.DUALPIPE, "micro_batches": 8},
-        PIPE | {"schedule": Schedule.DUALPIPE, "micro_batches": 7},
-    ),
-]
+    Case("schedule_micro_batches", F.ANY, PIPE | {"schedule": Schedule.DUALPIPE, "micro_batches": 8},
+         PIPE | {"schedule": Schedule.DUALPIPE, "micro_batches": 7}),
+]  # fmt: skip
 EXPERTS = [
     Case("experts_mod_ep", F.ANY, {"ep": 4, "dp": 16}, {"ep": 16, "dp": 16}, model=MOE),
     Case("expert_world_product", F.ANY, {"ep": 8, "dp": 16}, {"ep": 8, "dp": 4, "pp": 4}, model=MOE),
-    Case(
-        "expert_world_product",
-        F.MEGATRON,
-        {"ep": 8, "dp": 4, "tp": 2},
-        {"ep": 8, "dp": 4, "etp": 2},
-        model=MOE,
-    ),
+    Case("expert_world_product", F.MEGATRON, {"ep": 8, "dp": 4, "tp": 2}, {"ep": 8, "dp": 4, "etp": 2},
+         model=MOE),
     Case("dp_mod_ep", F.MEGATRON, {"ep": 4, "dp": 4}, {"ep": 8, "dp": 4}, "core 0.9", MOE),
     Case("ep_without_cp", F.MEGATRON, {"ep": 2, "dp": 16}, {"ep": 2, "cp": 2, "dp": 8}, "core 0.7", MOE),
     Case("etp_supported", F.MEGATRON, {"tp": 2, "etp": 2}, {"tp": 2, "etp": 1}, "core 0.9", MOE),
@@ -166,27 +141,14 @@ EXPERTS = [
     Case("etp_supported", F.TORCHTITAN, {"tp": 4, "etp": 4}, {"tp": 4, "etp": 2}, "v0.2.2", MOE),
     Case("etp_supported", F.DEEPSPEED, {"tp": 2, "etp": 1}, {"tp": 2, "etp": 2}, model=MOE),
     Case("etp_supported", F.MEGATRON_DEEPSPEED, {"tp": 4, "etp": 4}, {"tp": 4, "etp": 2}, model=MOE),
-    Case(
-        "biased_experts_etp", F.MEGATRON, {"etp": 1}, {"tp": 2, "etp": 2}, model={"experts": 8, "moe": BIASED}
-    ),
+    Case("biased_experts_etp", F.MEGATRON, {"etp": 1}, {"tp": 2, "etp": 2},
+         model={"experts": 8, "moe": BIASED}),
     Case("expert_ffn_mod_etp", F.MEGATRON, {"etp": 4, "tp": 4}, {"etp": 3, "tp": 3}, model=MOE),
-    Case(
-        "ep_within_nvlink",
-        F.MEGATRON,
-        {"ep": 8},
-        {"ep": 16},
-        model={"experts": 16},
-        options={"dispatcher": "hybridep"},
-    ),
-    Case(
-        "dispatch_kernel_tokens",
-        F.TORCHTITAN,
-        {"ep": 2, "dp": 16},
-        {"ep": 1, "dp": 16},
-        model=MOE,
-        options={"dispatcher": "deepep"},
-    ),
-]
+    Case("ep_within_nvlink", F.MEGATRON, {"ep": 8}, {"ep": 16}, model={"experts": 16},
+         options={"dispatcher": "hybridep"}),
+    Case("dispatch_kernel_tokens", F.TORCHTITAN, {"ep": 2, "dp": 16}, {"ep": 1, "dp": 16}, model=MOE,
+         options={"dispatcher": "deepep"}),
+]  # fmt: skip
 SHARDING = [
     Case("zero_supported", F.NANOTRON, {"zero": 1, "dp": 16}, {"zero": 3, "dp": 16}),
     Case("zero_with_pp", F.DEEPSPEED, PIPE | {"zero": 1}, PIPE | {"zero": 2}),
@@ -196,169 +158,71 @@ SHARDING = [
     Case("ddp_alone", F.ACCELERATE, {"zero": 3, "tp": 2, "dp": 8}, {"zero": 0, "tp": 2, "dp": 8}),
     Case("zero3_experts_alone", F.DEEPSPEED, {"zero": 3, "ep": 2}, {"zero": 3, "ep": 2, "tp": 2}, model=MOE),
     Case("fsdp2_axes", F.MEGATRON, {"zero": 3}, PIPE | {"zero": 3}, options={"torch_fsdp2": True}),
-    Case(
-        "megatron_fsdp_v2_axes",
-        F.MEGATRON,
-        {"zero": 3},
-        {"zero": 3, "tp": 2},
-        options={"megatron_fsdp_version": 2},
-    ),
-    Case(
-        "hsdp_shard_divides",
-        F.ANY,
-        {"zero": 3, "dp": 16, "hsdp_shard": 8},
-        {"zero": 3, "dp": 16, "hsdp_shard": 6},
-    ),
-    Case(
-        "hsdp_supported",
-        F.DEEPSPEED,
-        {"zero": 3, "dp": 16, "hsdp_shard": 8},
-        {"zero": 1, "dp": 16, "hsdp_shard": 8},
-    ),
-    Case(
-        "replicas_divide_expert_dp",
-        F.MEGATRON,
-        {"zero": 1, "dp": 16, "ep": 4, "hsdp_shard": 8},
-        {"zero": 1, "dp": 16, "ep": 8, "hsdp_shard": 4},
-        model=MOE,
-    ),
-    Case(
-        "hsdp_shard_mod_cp",
-        F.TORCHTITAN,
-        {"zero": 3, "dp": 4, "cp": 4, "hsdp_shard": 8},
-        {"zero": 3, "dp": 4, "cp": 4, "hsdp_shard": 2},
-    ),
-    Case(
-        "shard_holds_experts",
-        F.TORCHTITAN,
-        {"zero": 3, "dp": 16, "ep": 8, "hsdp_shard": 8},
-        {"zero": 3, "dp": 16, "ep": 8, "hsdp_shard": 4},
-        model=MOE,
-    ),
-    Case(
-        "order_supported",
-        F.MEGATRON,
-        {"tp": 2, "dp": 8, "mesh_order": "tp-ep-dp-cp-pp"},
-        {"tp": 2, "dp": 8, "mesh_order": "ep-dp-tp-cp-pp"},
-    ),
-    Case(
-        "expert_dp_equals_dp",
-        F.MEGATRON,
-        PIPE | {"mesh_order": "tp-cp-ep-pp-dp"},
-        PIPE | {"cp": 2, "dp": 2, "mesh_order": "tp-cp-ep-pp-dp"},
-    ),
-    Case(
-        "order_supported",
-        F.MEGATRON,
-        {"ep": 2, "mesh_order": "tp-cp-ep-dp-pp"},
-        {"ep": 2, "mesh_order": "tp-cp-dp-ep-pp"},
-        model=MOE,
-    ),
-    Case(
-        "shard_nests_axes",
-        F.ANY,
-        {"zero": 3, "cp": 4, "dp": 6, "hsdp_shard": 8, "mesh_order": "cp-tp-ep-dp-pp"},
-        {"zero": 3, "cp": 4, "dp": 6, "hsdp_shard": 6, "mesh_order": "cp-tp-ep-dp-pp"},
-    ),
-    Case(
-        "expert_grid_nests",
-        F.ANY,
-        {"tp": 6, "pp": 2, "dp": 4, "ep": 12, "mesh_order": "tp-pp-cp-ep-dp"},
-        {"tp": 6, "pp": 2, "dp": 4, "ep": 8, "mesh_order": "tp-pp-cp-ep-dp"},
-        model={"experts": 24},
-    ),
-    Case(
-        "fsdp_mesh_order",
-        F.MEGATRON,
-        PIPE | {"zero": 3},
-        PIPE | {"zero": 3, "mesh_order": "tp-cp-ep-pp-dp"},
-    ),
-]
+    Case("megatron_fsdp_v2_axes", F.MEGATRON, {"zero": 3}, {"zero": 3, "tp": 2},
+         options={"megatron_fsdp_version": 2}),
+    Case("hsdp_shard_divides", F.ANY, {"zero": 3, "dp": 16, "hsdp_shard": 8},
+         {"zero": 3, "dp": 16, "hsdp_shard": 6}),
+    Case("hsdp_supported", F.DEEPSPEED, {"zero": 3, "dp": 16, "hsdp_shard": 8},
+         {"zero": 1, "dp": 16, "hsdp_shard": 8}),
+    Case("replicas_divide_expert_dp", F.MEGATRON, {"zero": 1, "dp": 16, "ep": 4, "hsdp_shard": 8},
+         {"zero": 1, "dp": 16, "ep": 8, "hsdp_shard": 4}, model=MOE),
+    Case("hsdp_shard_mod_cp", F.TORCHTITAN, {"zero": 3, "dp": 4, "cp": 4, "hsdp_shard": 8},
+         {"zero": 3, "dp": 4, "cp": 4, "hsdp_shard": 2}),
+    Case("shard_holds_experts", F.TORCHTITAN, {"zero": 3, "dp": 16, "ep": 8, "hsdp_shard": 8},
+         {"zero": 3, "dp": 16, "ep": 8, "hsdp_shard": 4}, model=MOE),
+    Case("order_supported", F.MEGATRON, {"tp": 2, "dp": 8, "mesh_order": "tp-ep-dp-cp-pp"},
+         {"tp": 2, "dp": 8, "mesh_order": "ep-dp-tp-cp-pp"}),
+    Case("expert_dp_equals_dp", F.MEGATRON, PIPE | {"mesh_order": "tp-cp-ep-pp-dp"},
+         PIPE | {"cp": 2, "dp": 2, "mesh_order": "tp-cp-ep-pp-dp"}),
+    Case("order_supported", F.MEGATRON, {"ep": 2, "mesh_order": "tp-cp-ep-dp-pp"},
+         {"ep": 2, "mesh_order": "tp-cp-dp-ep-pp"}, model=MOE),
+    Case("shard_nests_axes", F.ANY,
+         {"zero": 3, "cp": 4, "dp": 6, "hsdp_shard": 8, "mesh_order": "cp-tp-ep-dp-pp"},
+         {"zero": 3, "cp": 4, "dp": 6, "hsdp_shard": 6, "mesh_order": "cp-tp-ep-dp-pp"}),
+    Case("expert_grid_nests", F.ANY, {"tp": 6, "pp": 2, "dp": 4, "ep": 12, "mesh_order": "tp-pp-cp-ep-dp"},
+         {"tp": 6, "pp": 2, "dp": 4, "ep": 8, "mesh_order": "tp-pp-cp-ep-dp"}, model={"experts": 24}),
+    Case("fsdp_mesh_order", F.MEGATRON, PIPE | {"zero": 3},
+         PIPE | {"zero": 3, "mesh_order": "tp-cp-ep-pp-dp"}),
+]  # fmt: skip
 RECOMPUTE = [
     Case("recompute_supported", F.NANOTRON, {"recompute": FULL}, {"recompute": selective("mlp")}),
-    Case(
-        "recompute_modules_supported",
-        F.MEGATRON,
-        {"recompute": selective("core_attn")},
-        {"recompute": selective("layernorm")},
-        "core 0.11",
-    ),
-    Case(
-        "recompute_modules_present",
-        F.MEGATRON,
-        {"recompute": selective("mla_up_proj")},
-        {"recompute": selective("moe_act")},
-        model={"mla": MLA},
-    ),
-    Case(
-        "recompute_with_delayed_fp8",
-        F.MEGATRON,
-        {"recompute": selective("mlp"), "precision": Precision.FP8},
-        {"recompute": selective("layernorm"), "precision": Precision.FP8},
-        training={"fp8_recipe": Fp8Recipe.DELAYED},
-    ),
-]
+    Case("recompute_modules_supported", F.MEGATRON, {"recompute": selective("core_attn")},
+         {"recompute": selective("layernorm")}, "core 0.11"),
+    Case("recompute_modules_present", F.MEGATRON, {"recompute": selective("mla_up_proj")},
+         {"recompute": selective("moe_act")}, model={"mla": MLA}),
+    Case("recompute_with_delayed_fp8", F.MEGATRON,
+         {"recompute": selective("mlp"), "precision": Precision.FP8},
+         {"recompute": selective("layernorm"), "precision": Precision.FP8},
+         training={"fp8_recipe": Fp8Recipe.DELAYED}),
+]  # fmt: skip
 PRECISIONS = [
     Case("precision_supported", F.NANOTRON, {}, {"precision": Precision.FP8}),
     Case("precision_hardware", F.ANY, {"precision": Precision.FP8}, {"precision": Precision.NVFP4}),
-    Case(
-        "fp8_shapes",
-        F.MEGATRON,
-        {"precision": Precision.FP8, "tp": 4},
-        {"precision": Precision.FP8, "tp": 8},
-        model={"ffn": 1024 + 64},
-    ),
-]
+    Case("fp8_shapes", F.MEGATRON, {"precision": Precision.FP8, "tp": 4},
+         {"precision": Precision.FP8, "tp": 8}, model={"ffn": 1024 + 64}),
+]  # fmt: skip
 OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 FLAGS = [
-    Case(
-        "moe_batch_overlap", F.MEGATRON, {"ep": 2}, {"ep": 2, "recompute": FULL}, model=MOE, options=OVERLAP
-    ),
+    Case("moe_batch_overlap", F.MEGATRON, {"ep": 2}, {"ep": 2, "recompute": FULL}, model=MOE,
+         options=OVERLAP),
     Case("delay_wgrad_needs_overlap", F.MEGATRON, {}, {}, options={"delay_wgrad": True}),
-    Case(
-        "shared_overlap_recompute",
-        F.MEGATRON,
-        {"recompute": selective("moe_act")},
-        {"recompute": selective("shared_experts")},
-        model={"experts": 8, "moe": SHARED},
-        options={"shared_expert_overlap": True},
-    ),
-    Case(
-        "tp_overlap_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, options={"tp_comm_overlap": True}
-    ),
-    Case(
-        "distributed_activations_without_sp",
-        F.MEGATRON,
-        {"tp": 2},
-        {"tp": 2, "sp": True},
-        options={"distribute_saved_activations": True},
-    ),
+    Case("shared_overlap_recompute", F.MEGATRON, {"recompute": selective("moe_act")},
+         {"recompute": selective("shared_experts")}, model={"experts": 8, "moe": SHARED},
+         options={"shared_expert_overlap": True}),
+    Case("tp_overlap_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2},
+         options={"tp_comm_overlap": True}),
+    Case("distributed_activations_without_sp", F.MEGATRON, {"tp": 2}, {"tp": 2, "sp": True},
+         options={"distribute_saved_activations": True}),
     Case("activation_offload_alone", F.MEGATRON, {}, PIPE, options={"activation_offload": True}),
     Case("optimizer_offload_precision_aware", F.MEGATRON, {}, {}, options={"optimizer_offload": True}),
-    Case(
-        "cuda_device_max_connections",
-        F.MEGATRON,
-        {"tp": 2},
-        {"zero": 3},
-        options={"cuda_device_max_connections": 1},
-    ),
-    Case(
-        "cuda_device_max_connections",
-        F.MEGATRON,
-        {"zero": 3},
-        {"tp": 2},
-        options={"cuda_device_max_connections": 8},
-    ),
-    Case(
-        "vocab_mod_tp",
-        F.MEGATRON_BRIDGE,
-        {"tp": 2},
-        {"tp": 4},
-        model={"vocab": 1026},
-        options={"exact_vocab": True},
-    ),
+    Case("cuda_device_max_connections", F.MEGATRON, {"tp": 2}, {"zero": 3},
+         options={"cuda_device_max_connections": 1}),
+    Case("cuda_device_max_connections", F.MEGATRON, {"zero": 3}, {"tp": 2},
+         options={"cuda_device_max_connections": 8}),
+    Case("vocab_mod_tp", F.MEGATRON_BRIDGE, {"tp": 2}, {"tp": 4}, model={"vocab": 1026},
+         options={"exact_vocab": True}),
     Case("cuda_graphs_axes", F.TORCHTITAN, {}, PIPE, options={"cuda_graphs": True}),
-]
+]  # fmt: skip
 CASES = [
     *PRODUCTS,
     *HEADS,
