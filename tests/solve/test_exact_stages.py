@@ -207,6 +207,15 @@ def test_recomputes_only_where_memory_binds() -> None:
     assert free.step_time_s < uniform.step_time_s
 
 
+def test_buffer_of_recomputation_needs_blocks_of_its_own() -> None:
+    """When recomputing itself takes as much as four blocks free, those blocks are recomputed as well."""
+    terms = make_terms(pp=1, capacity_bytes=99.0, in_flight=[1.0], recompute_transient_bytes=8.0)
+    found = solve_stages(terms, [13], FREE)
+    assert found is not None
+    # 13 * 7 + 10 = 101 bytes are 2 too many, 8 more for the buffer: 2 bytes freed by each of 5 blocks.
+    assert found.recomputed.tolist() == [[5]]
+
+
 def test_does_not_fit() -> None:
     """Nothing fits when the states alone exceed the capacity."""
     assert solve_stages(make_terms(capacity_bytes=20.0), [10], FREE) is None

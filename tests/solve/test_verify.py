@@ -55,12 +55,13 @@ OPTIMISTIC_UP = ("capacity_bytes", "may_recompute")
 
 @dataclass
 class RandomSpace:
-    """Six degree rows of eight tuples each, with terms that are a pseudo-random function of the columns."""
+    """Degree rows of eight tuples each, with terms that are a pseudo-random function of the columns."""
 
     runs: tuple[Run, ...]
     rule: StageRule
     seed: int = 0
     tight: float = 1.0
+    rows: int = 6
 
     @cached_property
     def counts(self) -> IntArray:
@@ -70,11 +71,12 @@ class RandomSpace:
     @cached_property
     def degrees(self) -> LayoutBatch:
         """Rows of up to three ranks and two chunks."""
-        shapes = np.array([(1, 1), (2, 1), (2, 2), (3, 1), (2, 1), (1, 1)])
-        columns = {name: np.ones(6, dtype=np.int64) for name in DEGREES}
-        columns |= {name: np.zeros(6, dtype=np.int64) for name in CODES}
-        columns |= {"pp": shapes[:, 0], "vp": shapes[:, 1], "tp": np.arange(1, 7)}
-        return LayoutBatch(codebook=BOOK, **columns | {"micro_batches": np.full(6, 8), "dp": np.full(6, 2)})
+        shapes = np.resize([(1, 1), (2, 1), (2, 2), (3, 1), (2, 1), (1, 1)], (self.rows, 2))
+        columns = {name: np.ones(self.rows, dtype=np.int64) for name in DEGREES}
+        columns |= {name: np.zeros(self.rows, dtype=np.int64) for name in CODES}
+        columns |= {"pp": shapes[:, 0], "vp": shapes[:, 1], "tp": np.arange(1, self.rows + 1)}
+        columns |= {"micro_batches": np.full(self.rows, 8), "dp": np.full(self.rows, 2)}
+        return LayoutBatch(codebook=BOOK, **columns)
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
         """ZeRO 0 or 1, without or with full recomputation, in two orders."""
@@ -413,6 +415,40 @@ def test_portions_do_not_matter(
     single = exclude_tuples(space, below_s, progress=lambda done, total: seen.append((done, total)))
     assert single == whole
     assert seen[-1] == (6, 6)
+
+
+@pytest.mark.parametrize("cells", [1, 40, 300, 300_000])
+def test_every_tuple_is_priced_once(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    """Whatever the portions, all tuples of all rows are priced, and again through the audit of every row."""
+    space = make_space(rows=50)
+    monkeypatch.setattr(verify_exclusion, "CELLS", cells)
+    assert exclude_tuples(space, 1e-3).tuples == 400
+    by_rows = exclude_tuples(space, 1e-3, every_tuple=False, audit_rows=50)
+    assert (by_rows.tuples, by_rows.rows_at_sight, by_rows.rows_audited) == (400, 50, 50)
+    assert exclude_tuples(space, 1e-3, every_tuple=False, audit_rows=0).tuples == 0
+
+
+def test_audit_finds_terms_that_are_not_optimistic(free: tuple[RandomSpace, list[Choice]]) -> None:
+    """Degree rows excluded by wrong terms are refuted by the tuples of the sample."""
+    space, choices = free
+    wrong = replace(space)
+    slow = space.relaxed
+    wrong.relaxed = lambda rows: replace(slow(rows), fixed_s=np.full(len(rows), 1e6))  # type: ignore[method-assign]
+    below_s = choices[0].step_time_s * 1.01
+    assert exclude_tuples(wrong, below_s, every_tuple=False, audit_rows=6).witness is not None
+    assert exclude_tuples(wrong, below_s, every_tuple=False, audit_rows=0).holds
+
+
+def test_room_leaves_ends_empty() -> None:
+    """A first rank without room for any block doesn't exclude a tuple, a middle rank without room does."""
+    space = make_space(rows=4)
+    terms = space.terms(space.expand(space.degrees)[0])
+    deep = terms.take(np.flatnonzero(terms.pp == 3)[:1])
+    deep = replace(deep, capacity_bytes=np.array([1e3]), first_bytes=np.array([1e3 - 2.0]))
+    assert solve_stages(deep, space.counts, FREE) is not None
+    assert may_be_below(deep, space.counts, np.inf)[0]
+    flight = np.array([[1.0, 1e6, 1.0]])
+    assert not may_be_below(replace(deep, in_flight=flight), space.counts, np.inf)[0]
 
 
 def test_infeasible() -> None:
