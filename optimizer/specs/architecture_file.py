@@ -70,7 +70,7 @@ class MoeFile(FileModel):
 
     def spec(self) -> MoeSpec:
         """Convert to the form that the other rooms use."""
-        return MoeSpec(**self.model_dump(exclude={"dense_layers", "every"}))
+        return MoeSpec(**{name: value for name, value in self if name not in ("dense_layers", "every")})
 
 
 class MlaFile(FileModel):
@@ -163,16 +163,21 @@ class BlockFile(FileModel):
     def layers(self) -> list[LayerShape]:
         """Return the layers in order."""
         period: Sequence[LayerShape] = self.pattern or (self.kind,)
-        changes = {"window": self.window, "bidirectional": self.bidirectional}
-        shapes = [
-            replace(
-                shape,
-                ffn=(self.ffn or 0) if shape.mlp is Mlp.DENSE else 0,
-                **(changes if shape.mixer is Mixer.ATTENTION else {}),
-            )
-            for shape in period
-        ]
-        return shapes * self.count
+        return [self._shape(shape) for shape in period] * self.count
+
+    def _shape(self, kind: LayerShape) -> LayerShape:
+        """Give a kind this entry's width and, if it has attention, its mask."""
+        ffn = (self.ffn or 0) if kind.mlp is Mlp.DENSE else 0
+        if kind.mixer is not Mixer.ATTENTION:
+            return replace(kind, ffn=ffn)
+        return replace(kind, ffn=ffn, window=self.window, bidirectional=self.bidirectional)
+
+
+SAME = (
+    *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
+    *("qk_norm", "learned_positions", "embedding_norm", "mtp_layers"),
+)
+"""Fields that ``ModelSpec`` has under the same name."""
 
 
 def _window_mapping(value: Any) -> Any:
@@ -238,17 +243,6 @@ class ArchitectureFile(FileModel):
 
     def spec(self, name: str, published_parameters: float | None) -> ModelSpec:
         """Convert to the form that the other rooms use."""
-        same = (
-            "hidden",
-            "vocab",
-            "gated",
-            "tied_embeddings",
-            "norm",
-            "attention_bias",
-            "qkv_bias",
-            "mlp_bias",
-        )
-        same += ("qk_norm", "learned_positions", "embedding_norm", "mtp_layers")
         # attention-free stacks never use the numbers of heads
         heads = self.heads or 1
         query_dim = (
@@ -261,10 +255,10 @@ class ArchitectureFile(FileModel):
             kv_heads=self.kv_heads or heads,
             head_dim=self.head_dim or query_dim,
             moe=self.moe.spec() if self.moe else None,
-            mla=MlaSpec(**self.mla.model_dump()) if self.mla else None,
-            mamba=MambaSpec(**self.mamba.model_dump()) if self.mamba else None,
+            mla=MlaSpec(**dict(self.mla)) if self.mla else None,
+            mamba=MambaSpec(**dict(self.mamba)) if self.mamba else None,
             published_parameters=published_parameters,
-            **{field: getattr(self, field) for field in same},
+            **{field: getattr(self, field) for field in SAME},
         )
 
 

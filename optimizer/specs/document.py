@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.units import shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from yaml import MappingNode, Node, ScalarNode
 
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 MAX_BYTES = 4_000_000
 """Specification files are a few kilobytes; explicit cluster graphs, read elsewhere, may be larger."""
 MAX_NODES = 200_000
@@ -41,27 +42,27 @@ class Document:
 
     data: Any
     file: str
-    lines: dict[Path_, int] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
 
-    def line(self, path: Path_) -> int | None:
+    def line(self, path: KeyPath) -> int | None:
         """Return the line of a key, or of the nearest mapping around a key that is not there."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
         return None
 
-    def problem(self, path: Path_, what: str, allowed: str = "") -> Problem:
+    def problem(self, path: KeyPath, what: str, allowed: str = "") -> Problem:
         """Build a problem at a key."""
         return Problem(what=what, allowed=allowed, file=self.file, line=self.line(path), key=dotted(path))
 
-    def at(self, path: Path_) -> Any:
+    def at(self, path: KeyPath) -> Any:
         """Return the value at a path."""
         value = self.data
         for part in path:
             value = value[part]
         return value
 
-    def replaced(self, path: Path_, value: Any) -> Document:
+    def replaced(self, path: KeyPath, value: Any) -> Document:
         """Return a copy with another value at a path of mappings."""
         if not path:
             return replace(self, data=value)
@@ -69,7 +70,7 @@ class Document:
         return replace(self, data={**self.data, path[0]: inner})
 
 
-def dotted(path: Path_) -> str:
+def dotted(path: KeyPath) -> str:
     """Write a path as users do: ``levels[1].gpus``."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{_one_line(part)}" for part in path]
     return "".join(parts).removeprefix(".")
@@ -151,11 +152,11 @@ class _Reader:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.lines: dict[Path_, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self.problems: list[Problem] = []
         self._nodes = 0
 
-    def read(self, node: Node, path: Path_, depth: int) -> Any:
+    def read(self, node: Node, path: KeyPath, depth: int) -> Any:
         import yaml
 
         self._nodes += 1
@@ -175,7 +176,7 @@ class _Reader:
         assert isinstance(node, yaml.ScalarNode)
         return self._scalar(node, path)
 
-    def _mapping(self, node: MappingNode, path: Path_, depth: int) -> dict[str, Any]:
+    def _mapping(self, node: MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         import yaml
 
         data: dict[str, Any] = {}
@@ -195,7 +196,7 @@ class _Reader:
             data[key] = self.read(value_node, place, depth + 1)
         return data
 
-    def _scalar(self, node: ScalarNode, path: Path_) -> Any:
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)
         if node.style in ("'", '"', "|", ">"):
             return text
@@ -206,14 +207,14 @@ class _Reader:
             return None
         return plain_scalar(text)
 
-    def _problem(self, path: Path_, node: Node, what: str, allowed: str = "") -> Problem:
+    def _problem(self, path: KeyPath, node: Node, what: str, allowed: str = "") -> Problem:
         return Problem(
             what=what, allowed=allowed, file=self.file, line=node.start_mark.line + 1, key=dotted(path)
         )
 
 
 def plain_scalar(text: str) -> Any:
-    """Read an unquoted scalar: true/false/yes/no, null, decimal integers and floats with any exponent, else text.
+    """Read an unquoted scalar: true/false/yes/no, null, decimal numbers with any exponent, else text.
 
     Octal, hexadecimal and base-60 numbers of YAML 1.1 (``1:30`` is 90) stay text: nobody means them here.
     """

@@ -1,4 +1,4 @@
-"""Validation of a file against a pydantic model: all problems at once, one line each, with key and nearest key."""
+"""Validation of a file against a pydantic model: all problems at once, one line each, nearest keys."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from layoutopt.optimizer.specs.units import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from layoutopt.optimizer.specs.document import Document, Path_
+    from layoutopt.optimizer.specs.document import Document, KeyPath
 
-    Finding = tuple[Path_, str, str]
+    Finding = tuple[KeyPath, str, str]
     """Where below the mapping, what is wrong, what is allowed."""
 
 
 class FileModel(BaseModel):
     """One mapping of a file: unknown keys are errors, and ``check`` compares fields with each other."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +56,7 @@ class Partial:
         return self._values.get(name)
 
 
-def validate(model: type[M], document: Document, *, path: Path_ = ()) -> M:
+def validate(model: type[M], document: Document, *, path: KeyPath = ()) -> M:
     """Read the mapping at ``path`` of a document as a ``model``.
 
     Raises ``InputError`` with every problem of the mapping, in the order of lines.
@@ -69,17 +69,16 @@ def validate(model: type[M], document: Document, *, path: Path_ = ()) -> M:
     except ValidationError as error:
         problems = [_problem(model, document, path, item) for item in error.errors(include_url=False)]
     broken = {problem.key for problem in problems}
-    found = [
-        document.problem((*path, *where), what, allowed) for where, what, allowed in _check(model, data, ())
-    ]
+    findings = _check_raw(model, data, ()) if result is None else _check_valid(result, ())
+    found = [document.problem((*path, *where), what, allowed) for where, what, allowed in findings]
     problems += [problem for problem in found if problem.key not in broken]
     if problems or result is None:
         raise InputError(*sorted(problems, key=lambda problem: problem.line or 0))
     return result
 
 
-def _problem(model: type[FileModel], document: Document, path: Path_, error: Any) -> Problem:
-    where: Path_ = tuple(error["loc"])
+def _problem(model: type[FileModel], document: Document, path: KeyPath, error: Any) -> Problem:
+    where: KeyPath = tuple(error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     owner = _owner(model, where[:-1])
     if kind == "missing":
@@ -100,7 +99,7 @@ def _problem(model: type[FileModel], document: Document, path: Path_, error: Any
     return document.problem((*path, *where), error["msg"])
 
 
-def _owner(model: type[FileModel], where: Path_) -> type[FileModel]:
+def _owner(model: type[FileModel], where: KeyPath) -> type[FileModel]:
     """Return the model of the mapping at a path."""
     for part in where:
         if isinstance(part, str):
@@ -117,22 +116,43 @@ def nested_model(annotation: Any) -> type[FileModel] | None:
     return next(filter(None, map(nested_model, get_args(annotation))), None)
 
 
-def _check(model: type[FileModel], data: Any, path: Path_) -> Iterator[Finding]:
-    """Run the checks of a mapping and of every mapping below it."""
+def _check_valid(value: FileModel, path: KeyPath) -> Iterator[Finding]:
+    """Run the checks of a mapping whose fields are valid, and of every mapping below it."""
+    fields = dict(value)
+    yield from _found(type(value), Partial(fields, frozenset(value.model_fields_set)), path)
+    for name, item in fields.items():
+        for place, inner in _items(name, item):
+            if isinstance(inner, FileModel):
+                yield from _check_valid(inner, (*path, *place))
+
+
+def _check_raw(model: type[FileModel], data: Any, path: KeyPath) -> Iterator[Finding]:
+    """Run the checks of a mapping with invalid fields as far as possible, and of those below it."""
     if not isinstance(data, dict):
         return
-    for where, what, allowed in model.check(_partial(model, data)):
-        yield (*path, *where), what, allowed
+    yield from _found(model, _valid_part(model, data), path)
     for name, field in model.model_fields.items():
         nested = nested_model(field.annotation)
-        if nested is None or name not in data:
+        if nested is None:
             continue
-        value = data[name]
-        for index, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            yield from _check(nested, item, (*path, name) if index is None else (*path, name, index))
+        for place, inner in _items(name, data.get(name)):
+            yield from _check_raw(nested, inner, (*path, *place))
 
 
-def _partial(model: type[FileModel], data: dict[str, Any]) -> Partial:
+def _found(model: type[FileModel], given: Partial, path: KeyPath) -> Iterator[Finding]:
+    for where, what, allowed in model.check(given):
+        yield (*path, *where), what, allowed
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the entries of a list, or a single value, with their places."""
+    if isinstance(value, list):
+        yield from (((name, index), item) for index, item in enumerate(value))
+    else:
+        yield (name,), value
+
+
+def _valid_part(model: type[FileModel], data: dict[str, Any]) -> Partial:
     """Keep the fields that are valid on their own."""
     data = without_nulls(model, data)
     values = {

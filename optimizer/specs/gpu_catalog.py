@@ -51,7 +51,7 @@ def _names() -> dict[str, str]:
 
 
 def entry_name(name: str) -> str:
-    """Return the entry that a name or alias, in any case, stands for; raises ``InputError`` with the nearest."""
+    """Return the entry of a name or alias in any case; raises ``InputError`` with the nearest."""
     try:
         return _names()[name.lower()]
     except KeyError:

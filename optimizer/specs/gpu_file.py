@@ -14,7 +14,17 @@ from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, FLOP_RATE, POWER, 
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 MAX_GPUS = 100_000_000
-ARCHITECTURES = ["volta", "ampere", "hopper", "hopper-500w", "blackwell-b200", "blackwell-gb200", "blackwell-b300", "blackwell-gb300", "cdna3"]
+ARCHITECTURES = [
+    "volta",
+    "ampere",
+    "hopper",
+    "hopper-500w",
+    "blackwell-b200",
+    "blackwell-gb200",
+    "blackwell-b300",
+    "blackwell-gb300",
+    "cdna3",
+]
 """Families that have calibrated constants."""
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from xml.etree.ElementTree import Element
 
-    from layoutopt.optimizer.specs.document import Document, Path_
+    from layoutopt.optimizer.specs.document import Document, KeyPath
     from layoutopt.optimizer.specs.errors import Problem
 
 MAX_BYTES = 200_000_000
@@ -24,8 +24,8 @@ _TYPES = {"int": int, "long": int, "float": float, "double": float}
 def read_graph(path: Path) -> Mapping[str, Any]:
     """Read ``{"directed", "nodes": [{"id", ...}], "edges": [{"source", "target", ...}]}`` from a file.
 
-    Files that end in ``.graphml`` or ``.xml`` are GraphML, others node-link JSON or YAML as networkx writes it.
-    Raises ``InputError`` for unreadable files and edges between unknown nodes.
+    Files that end in ``.graphml`` or ``.xml`` are GraphML, others node-link JSON or YAML as networkx writes
+    it. Raises ``InputError`` for unreadable files and edges between unknown nodes.
     """
     text = read_text(path, max_bytes=MAX_BYTES)
     file = str(path)
@@ -50,7 +50,7 @@ def _node_link(text: str, file: str) -> Any:
         raise input_error("not valid JSON: numbers too long or nested too deeply", file=file) from None
 
 
-def check_graph(graph: Any, document: Document, path: Path_) -> Mapping[str, Any]:
+def check_graph(graph: Any, document: Document, path: KeyPath) -> Mapping[str, Any]:
     """Check a node-link mapping (``links`` or ``edges``) and bring it to its plain form.
 
     ``document`` and ``path`` say where the mapping stands, for messages.
@@ -68,7 +68,7 @@ def check_graph(graph: Any, document: Document, path: Path_) -> Mapping[str, Any
 
 
 def _faults(
-    nodes: list[dict[str, Any]], edges: list[dict[str, Any]], document: Document, path: Path_
+    nodes: list[dict[str, Any]], edges: list[dict[str, Any]], document: Document, path: KeyPath
 ) -> Iterator[Problem]:
     """Yield missing and repeated ids and edges to nowhere."""
     if not nodes:
@@ -123,15 +123,10 @@ def _attributes(element: Element, keys: dict[str, Element], file: str) -> dict[s
         key = keys.get(data.get("key", ""))
         if key is None:
             raise input_error(f"key {shown(data.get('key'))} is not declared", "a key element", file=file)
-        name, kind, value = (
-            key.get("attr.name") or key.get("id", ""),
-            key.get("attr.type", "string"),
-            data.text or "",
-        )
+        name, kind = key.get("attr.name") or key.get("id") or "", key.get("attr.type", "string")
+        value = (data.text or "").strip()
         try:
-            found[name] = (
-                value.strip() == "true" if kind == "boolean" else _TYPES.get(kind, str)(value.strip())
-            )
+            found[name] = value == "true" if kind == "boolean" else _TYPES.get(kind, str)(value)
         except ValueError:
             raise input_error(f"{name}: {shown(value)} is not a {kind}", "a number", file=file) from None
     return found

@@ -158,5 +158,6 @@ def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | No
 def nearest(text: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` for the most similar known word, or nothing."""
     # difflib is quadratic in the length: no word that is meant is this long
-    matches = get_close_matches(text.lower(), list(known), n=1, cutoff=0.6) if len(text) <= 60 else []
+    cutoff = 0.6 if len(text) > 4 else 0.5  # one wrong letter out of two is still a near miss
+    matches = get_close_matches(text.lower(), list(known), n=1, cutoff=cutoff) if len(text) <= 60 else []
     return f"; did you mean {matches[0]}?" if matches else ""

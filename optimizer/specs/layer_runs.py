@@ -17,7 +17,8 @@ def runs_of(shapes: Sequence[LayerShape]) -> tuple[Run, ...]:
     """Group layers into runs, each one block repeated.
 
     From each position the period that covers the most layers is taken, the shortest of equals, so that
-    3 dense and 58 MoE layers are two runs and a 5:1 window pattern is one run of 6-layer blocks and a remainder.
+    3 dense and 58 MoE layers are two runs and a 5:1 window pattern is one run of 6-layer blocks and a
+    remainder.
     """
     runs: list[tuple[tuple[LayerShape, ...], int]] = []
     start = 0

@@ -19,8 +19,9 @@ class Recompute:
 class VirtualStage:
     """One model chunk: entry ``chunk * pp + rank`` of ``Layout.stages``.
 
-    ``kinds`` maps run names to numbers of layers and sums to ``layers``; ``recomputed`` counts fully recomputed
-    layers and ``recomputed_kinds`` says of which kinds (empty: the chunk's first ones, as Megatron-LM does).
+    ``kinds`` maps run names to numbers of layers and sums to ``layers``; ``recomputed`` counts fully
+    recomputed layers and ``recomputed_kinds`` says of which kinds (empty: the chunk's first ones, as
+    Megatron-LM does).
     """
 
     rank: int

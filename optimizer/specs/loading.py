@@ -1,6 +1,7 @@
 """Load models, clusters and layouts from files or by built-in name.
 
-Reading imports pydantic and PyYAML; they are imported when a file is first read, never by importing this module.
+Reading imports pydantic and PyYAML; they are imported when a file is first read, never by importing this
+module.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
     from layoutopt.optimizer.specs.document import Document
+    from layoutopt.optimizer.specs.file_model import FileModel
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.workload import Workload
 
+MAX_PLAN_BYTES = 100_000_000
+"""A plan holds a stage list and a certificate beside the layout."""
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -62,7 +69,7 @@ def load_workload(source: str | Path) -> Workload:
 
 
 def load_cluster(source: str | Path) -> ClusterSpec:
-    """Load a cluster file, a built-in cluster by name (``h100-16384``), or a reference fabric (``h100x16384``).
+    """Load a cluster file, a built-in cluster (``h100-16384``), or a reference fabric (``h100x16384``).
 
     Raises
     ------
@@ -72,13 +79,61 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     from layoutopt.optimizer.specs.gpu_catalog import split_reference
 
     reference = split_reference(str(source))
-    if reference is not None and not Path(source).exists():
+    if reference is not None and not _exists(str(source)):
         return reference_cluster(*reference)
     from layoutopt.optimizer.specs.cluster_file import ClusterFile
     from layoutopt.optimizer.specs.file_model import validate
 
     document, name = _open(source, "layoutopt.topologies", "cluster")
     return validate(ClusterFile, document).cluster(name, document)
+
+
+def load_layout(source: str | Path) -> PartialLayout:
+    """Load a layout file, or the layout of a plan; ``PartialLayout.complete`` fills in what it leaves open.
+
+    Raises
+    ------
+    InputError
+        With one line for each problem: file, line, key, what is wrong, what is allowed.
+    """
+    from layoutopt.optimizer.specs.document import parse_document, read_text
+    from layoutopt.optimizer.specs.layout_file import read_layout
+
+    return read_layout(parse_document(read_text(Path(source), max_bytes=MAX_PLAN_BYTES), str(source)))
+
+
+def parse_layout(text: str) -> PartialLayout:
+    """Read a layout from the command line: ``tp=8,pp=16,vp=8,mb=1,zero=1,recompute=full:4``.
+
+    Raises ``InputError`` with every problem; an unknown key comes with the nearest valid one.
+    """
+    from layoutopt.optimizer.specs.layout_file import read_layout_text
+
+    return read_layout_text(text)
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a ``model``, ``cluster`` or ``layout`` file, every key described."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_file_model(kind).model_json_schema(),
+    }
+
+
+def _file_model(kind: str) -> type[FileModel]:
+    if kind == "model":
+        from layoutopt.optimizer.specs.model_file import ModelFile
+
+        return ModelFile
+    if kind == "cluster":
+        from layoutopt.optimizer.specs.cluster_file import ClusterFile
+
+        return ClusterFile
+    if kind == "layout":
+        from layoutopt.optimizer.specs.layout_file import LayoutFile
+
+        return LayoutFile
+    raise input_error(f"no schema is called {kind!r}", "model, cluster, layout", key="kind")
 
 
 def reference_cluster(gpu: str, count: int) -> ClusterSpec:
@@ -99,8 +154,8 @@ def override_training(
 ) -> Workload:
     """Return the workload with some of its training numbers replaced (the phases keep theirs).
 
-    Raises ``InputError`` for numbers that are not positive, an unknown precision, or a sequence that is longer
-    than the model's learned positions.
+    Raises ``InputError`` for numbers that are not positive, an unknown precision, or a sequence that is
+    longer than the model's learned positions.
     """
     changes: dict[str, Any] = {}
     positive = {
@@ -147,28 +202,53 @@ def _open(source: str | Path, package: str, what: str) -> tuple[Document, str]:
     if isinstance(source, str) and text in _builtin_names(package):
         file = f"{text}.yaml"
         return parse_document(resources.files(package).joinpath(file).read_text("utf-8"), file), text
+    if not _exists(text):
+        raise InputError(_unknown(text, package, what))
     path = Path(text)
-    if not _is_path(text):
-        raise InputError(_unknown_name(text, package, what))
     return parse_document(read_text(path), text), path.stem
 
 
-def _is_path(text: str) -> bool:
+def _exists(text: str) -> bool:
     try:
-        return text.endswith(SUFFIXES) or "/" in text or "\\" in text or Path(text).exists()
-    except (OSError, ValueError):
-        return True
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
 
 
-def _unknown_name(text: str, package: str, what: str) -> Problem:
-    from difflib import get_close_matches
-
+def _unknown(text: str, package: str, what: str) -> Problem:
+    """Build the problem for what is neither a built-in nor a file, with the nearest of both."""
     from layoutopt.optimizer.specs.units import shown
 
     names = _builtin_names(package)
-    near = get_close_matches(text.lower()[:60], names, n=3, cutoff=0.5)
-    hint = f"; nearest: {', '.join(near)}" if near else ""
+    if not text.endswith(SUFFIXES) and "/" not in text:
+        near = _near(text, names) or _near_gpus(text, what)
+        missing = f"no built-in {what} and no file is called {shown(text)}"
+        return Problem(what=missing + near, allowed=f"a {what} file, or one of: {', '.join(names)}")
+    near = _near(Path(text).name, _siblings(Path(text))) or _near(Path(text).stem, names)
     return Problem(
-        what=f"no built-in {what} and no file is called {shown(text)}{hint}",
-        allowed=f"a {what} file, or one of: {', '.join(names)}",
+        what=f"no such file{near}", allowed=f"a {what} file or a built-in name", file=shown(text)[1:-1]
     )
+
+
+def _near(text: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(text.lower()[:60], list(known), n=3, cutoff=0.6)
+    return f"; nearest: {', '.join(near)}" if near else ""
+
+
+def _near_gpus(text: str, what: str) -> str:
+    """Name the GPUs nearest to that of ``NAMExN``."""
+    head, _, count = text.rpartition("x")
+    if what != "cluster" or not head or not count.isdigit():
+        return ""
+    near = _near(head, gpu_names()).removeprefix("; nearest: ")
+    return f"; nearest: {', '.join(f'{name}x{count}' for name in near.split(', '))}" if near else ""
+
+
+def _siblings(path: Path) -> list[str]:
+    """Return the YAML and JSON files beside a path that does not exist."""
+    try:
+        return sorted(item.name for item in path.parent.iterdir() if item.suffix in SUFFIXES)[:1000]
+    except (OSError, ValueError):
+        return []

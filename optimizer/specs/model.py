@@ -99,7 +99,7 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
-    """Mamba-2 mixer: ``heads`` of ``head_dim``, ``state`` per head, ``groups`` of B and C, convolution width."""
+    """Mamba-2 mixer: ``heads`` of ``head_dim``, ``state`` per head, ``groups`` of B and C, convolution."""
 
     heads: int
     head_dim: int

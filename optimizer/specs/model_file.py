@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from layoutopt.optimizer.specs.architecture_file import ArchitectureFile
+from layoutopt.optimizer.specs.architecture_file import ArchitectureFile  # noqa: TC001  # pydantic reads it
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, choice, quantity, whole, word
 from layoutopt.optimizer.specs.model import TrainingSpec
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GRAD_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 MASTER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
-"""``bf16`` master weights store what the 16-bit weights lack of 32 bits; ``none`` updates the weights themselves."""
+"""``bf16`` stores what the 16-bit weights lack of 32 bits; ``none`` updates the weights themselves."""
 
 Count = Annotated[int, whole()]
 

@@ -20,14 +20,14 @@ LEAF_NODES = 32
 """Nodes under one set of rail switches: a 64-port switch has 32 ports down and 32 up (NVIDIA DGX SuperPOD
 reference architecture, scalable units of 32 DGX H100)."""
 LEAF_DOMAINS = 8
-"""NVLink domains larger than a node under one set of rail switches (NVIDIA DGX SuperPOD reference architecture
-for GB200: scalable units of 8 racks, 576 GPUs)."""
+"""NVLink domains larger than a node under one set of rail switches (NVIDIA DGX SuperPOD reference
+architecture for GB200: scalable units of 8 racks, 576 GPUs)."""
 LEAF_LATENCY_S = 1e-6
-"""One hop through a fixed-configuration switch with its cables: 0.5-0.8 us of a 51.2 Tbit/s Ethernet chip plus
+"""One hop through a fixed-configuration switch with its cables: 0.5-0.8 us of a 51.2 Tbit/s Ethernet chip and
 5 ns per metre (vendor figures, recalled; InfiniBand switches are near 0.2 us)."""
 MODULAR_LATENCY_S = 4e-6
-"""One hop through a deep-buffer modular switch with its cables, as between leaves and pods (Arista 7800 series
-datasheet, under 4 us, recalled)."""
+"""One hop through a deep-buffer modular switch with its cables, as between leaves and pods (Arista 7800
+series datasheet, under 4 us, recalled)."""
 STORAGE_BYTES_PER_S = 2e12 / 16_384
 """Sustained write bandwidth per GPU (Grattafiori et al. 2024, section 3.3.1: 2 TB/s for 16,384 GPUs)."""
 STORAGE_PEAK_BYTES_PER_S = 6.25e9
@@ -37,8 +37,8 @@ STORAGE_PEAK_BYTES_PER_S = 6.25e9
 def build_reference(entry: CatalogEntry, count: int) -> ClusterSpec:
     """Return ``count`` GPUs in nodes of the entry's size, one NIC per GPU on rails.
 
-    The network has full bisection within a pod of at most 3,072 GPUs (whole NVLink domains) and 1:7 above. The
-    last node may be partly filled. Raises ``InputError`` for a count outside 1 to 10 million.
+    The network has full bisection within a pod of at most 3,072 GPUs (whole NVLink domains) and 1:7 above.
+    The last node may be partly filled. Raises ``InputError`` for a count outside 1 to 10 million.
     """
     if not 1 <= count <= MAX_GPUS:
         raise input_error(f"{count} GPUs", f"1 to {MAX_GPUS}", key="gpus")

@@ -1,4 +1,4 @@
-"""Quantities with units: read what users write ("400 Gbit/s", "80 GB", "1.4T tokens") and write SI for people."""
+"""Quantities with units: read what users write ("400 Gbit/s", "1.4T tokens"), write SI for people."""
 
 from __future__ import annotations
 

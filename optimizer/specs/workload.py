@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Workload:
     """What a model file holds.
 
-    ``phases`` lists later or consecutive parts of the run that have another sequence length or batch, in order;
-    ``phase_names`` names them. Without phases the run is ``training`` alone.
+    ``phases`` lists later or consecutive parts of the run that have another sequence length or batch, in
+    order; ``phase_names`` names them. Without phases the run is ``training`` alone.
     """
 
     model: ModelSpec

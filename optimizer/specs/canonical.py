@@ -1,0 +1,213 @@
+"""Specs as plain data and back: what JSON holds, what digests are taken of. Exact inverses of each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from layoutopt.optimizer.specs.cluster import ClusterSpec
+from layoutopt.optimizer.specs.document import dotted
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+from layoutopt.optimizer.specs.units import shown
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
+from layoutopt.optimizer.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from layoutopt.optimizer.specs.document import KeyPath
+
+T = TypeVar("T")
+_NAMES = {
+    "Mapping": Mapping,
+    "Any": Any,
+    "Precision": Precision,
+    "Fp8Recipe": Fp8Recipe,
+    "ModelSpec": ModelSpec,
+    "TrainingSpec": TrainingSpec,
+}
+"""Names that the spec modules import for type checkers only."""
+_OMITTED_IF_EMPTY = ("recomputed_kinds",)
+
+
+def to_plain(spec: Any) -> dict[str, Any]:
+    """Return a spec as JSON-able data: mappings, lists, numbers, texts, true, false and null.
+
+    Numbers of fields that hold fractions come out as floats, so equal specs give equal data.
+    """
+    plain = _plain(spec, type(spec))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = _hints(type(value))
+        items = {field.name: _plain(getattr(value, field.name), hints[field.name]) for field in fields(value)}
+        return {name: item for name, item in items.items() if item or name not in _OMITTED_IF_EMPTY}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        inner = (get_args(hint) or (Any, Any))[1]
+        return {str(key): _plain(item, inner) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        inner = (get_args(hint) or (Any,))[0]
+        return [_plain(item, inner) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and float in (hint, *get_args(hint)):
+        return float(value)
+    return value
+
+
+def digest(obj: Any) -> str:
+    """Return the SHA-256 of a spec, or of plain data, as 64 hexadecimal digits.
+
+    It depends on content alone: the order of keys does not matter. Raises ``ValueError`` for NaN and
+    infinity.
+    """
+    plain = _plain(obj, type(obj))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def workload_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Workload:
+    """Rebuild a ``Workload`` from ``to_plain``'s data.
+
+    ``file`` and ``path`` say where the data stands, for messages. Raises ``InputError`` with every unknown,
+    missing or wrong value.
+    """
+    return _rebuild(Workload, data, file, path)
+
+
+def cluster_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> ClusterSpec:
+    """Rebuild a ``ClusterSpec`` from ``to_plain``'s data; errors as in ``workload_from_plain``."""
+    return _rebuild(ClusterSpec, data, file, path)
+
+
+def layout_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Layout:
+    """Rebuild a ``Layout`` from the ``layout`` of a plan; errors as in ``workload_from_plain``."""
+    return _rebuild(Layout, data, file, path)
+
+
+def _rebuild(kind: type[T], data: Any, file: str, path: KeyPath) -> T:
+    reader = _Reader(file)
+    result = reader.read(kind, data, path)
+    if reader.problems:
+        raise InputError(*reader.problems)
+    assert isinstance(result, kind)
+    return result
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, localns=_NAMES)
+
+
+_ZERO_ALLOWED = {
+    *("zero", "rank", "chunk", "layers", "recomputed", "mtp", "kinds", "recomputed_kinds"),
+    *("ffn", "shared_ffn", "q_lora_rank", "learned_positions", "mtp_layers"),
+    *("grad_bytes", "moment_bytes", "master_bytes", "latency_s", "reserve_bytes", "restart_s"),
+}
+"""Fields that may be 0; every other number in a spec counts or measures something that is there."""
+
+
+class _Reader:
+    """Builds values by type, collecting problems instead of stopping at the first."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+
+    def read(self, hint: Any, value: Any, path: KeyPath) -> Any:
+        """Return ``value`` as the type that a hint names, or None after noting a problem."""
+        origin = get_origin(hint)
+        if hint is Any:
+            return value
+        if origin in (Union, UnionType):
+            (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+            return None if value is None else self.read(inner, value, path)
+        if is_dataclass(hint):
+            return self._dataclass(hint, value, path)
+        if origin is tuple:
+            return self._tuple(get_args(hint)[0], value, path)
+        if origin in (dict, Mapping):
+            return self._mapping(get_args(hint), value, path)
+        if isinstance(hint, type) and issubclass(hint, StrEnum):
+            return self._word(hint, value, path)
+        return self._scalar(hint, value, path)
+
+    def _dataclass(self, kind: Any, value: Any, path: KeyPath) -> Any:
+        if not isinstance(value, dict):
+            return self._note(path, value, "an object")
+        known = {field.name: field for field in fields(kind)}
+        for name in sorted(map(str, value.keys() - known.keys())):
+            self._problem((*path, name), "unknown key", ", ".join(known))
+        missing = [
+            name
+            for name, field in known.items()
+            if name not in value and field.default is MISSING and field.default_factory is MISSING
+        ]
+        for name in missing:
+            self._problem((*path, name), "missing", "")
+        before = len(self.problems)
+        hints = _hints(kind)
+        items = {name: self.read(hints[name], value[name], (*path, name)) for name in known if name in value}
+        return kind(**items) if not missing and len(self.problems) == before else None
+
+    def _tuple(self, inner: Any, value: Any, path: KeyPath) -> Any:
+        if not isinstance(value, list):
+            return self._note(path, value, "a list")
+        return tuple(self.read(inner, item, (*path, index)) for index, item in enumerate(value))
+
+    def _mapping(self, inner: tuple[Any, ...], value: Any, path: KeyPath) -> Any:
+        if not isinstance(value, dict):
+            return self._note(path, value, "an object")
+        key_hint, item_hint = inner
+        return {
+            self.read(key_hint, str(key), (*path, str(key))): self.read(item_hint, item, (*path, str(key)))
+            for key, item in value.items()
+        }
+
+    def _word(self, kind: type[StrEnum], value: Any, path: KeyPath) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            return self._note(path, value, ", ".join(kind))
+
+    def _scalar(self, hint: Any, value: Any, path: KeyPath) -> Any:
+        if hint in (bool, str):
+            return value if isinstance(value, hint) else self._note(path, value, _SCALARS[hint])
+        wanted = int | float if hint is float else int
+        if isinstance(value, bool) or not isinstance(value, wanted) or not _is_number(value):
+            return self._note(path, value, _SCALARS[hint])
+        zero_allowed = _names(path) & _ZERO_ALLOWED
+        if value < 0 or (value == 0 and not zero_allowed):
+            return self._note(path, value, f"{_SCALARS[hint]}, {'0 or more' if zero_allowed else 'above 0'}")
+        return hint(value)
+
+    def _note(self, path: KeyPath, value: Any, allowed: str) -> None:
+        self._problem(path, f"{shown(value)} is not valid", allowed)
+
+    def _problem(self, path: KeyPath, what: str, allowed: str) -> None:
+        self.problems.append(Problem(what=what, allowed=allowed, file=self.file, key=dotted(path)))
+
+
+_SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
+
+
+def _is_number(value: float) -> bool:
+    return abs(value) < 1e30 and math.isfinite(value)
+
+
+def _names(path: Iterable[str | int]) -> set[str]:
+    """Return the field names at the end of a path: the last one, and the mapping it may stand in."""
+    words = [part for part in path if isinstance(part, str)]
+    return set(words[-2:])

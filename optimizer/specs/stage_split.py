@@ -1,0 +1,106 @@
+"""Layers on virtual stages: their order, the most even split, and the kinds on each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.layout import VirtualStage
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+V_SHAPED = (Schedule.ZB_V, Schedule.DUALPIPE_V)
+"""Schedules whose second chunk runs from the last rank back to the first."""
+
+
+def model_order(pp: int, vp: int, schedule: Schedule) -> list[int]:
+    """Return the stage list's entries (``chunk*pp + rank``) in the order in which a token passes them."""
+    entries = list(range(pp * vp))
+    return entries[:pp] + entries[pp:][::-1] if vp == 2 and schedule in V_SHAPED else entries
+
+
+def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple[int, ...] | None:
+    """Return the layers of every virtual stage under the most even split, or None if there is none.
+
+    Stages hold whole blocks of the model's runs. Ranks differ by at most one block: the last rank and then
+    the first get fewer, since they also hold the head and the embedding, then early ranks, which hold more
+    micro-batches at once. The chunks of a rank differ by at most one block, smaller ones first, on the last
+    rank last. Only the first and the last virtual stage may be empty.
+    """
+    lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
+    counts = _even_blocks(len(lengths), pp, vp)
+    if counts is None:
+        return None
+    layers, start = [0] * len(counts), 0
+    for entry in model_order(pp, vp, schedule):
+        layers[entry] = sum(lengths[start : start + counts[entry]])
+        start += counts[entry]
+    return tuple(layers)
+
+
+def _even_blocks(blocks: int, pp: int, vp: int) -> list[int] | None:
+    """Return the blocks of every entry of the stage list."""
+    if blocks < max(pp * vp - 2, 1) or (pp == 1 and blocks < vp):
+        return None
+    small, larger = divmod(blocks, pp)
+    totals = [small + 1] * pp
+    fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 else [0]
+    for rank in fewer_first[: pp - larger]:
+        totals[rank] -= 1
+    return [
+        _chunk_blocks(totals[rank], chunk, vp, rank == pp - 1 > 0)
+        for chunk in range(vp)
+        for rank in range(pp)
+    ]
+
+
+def _chunk_blocks(total: int, chunk: int, vp: int, last_rank: bool) -> int:
+    small, larger = divmod(total, vp)
+    return small + (chunk < larger if last_rank else chunk >= vp - larger)
+
+
+def build_stages(
+    model: ModelSpec,
+    layers: Sequence[int],
+    pp: int,
+    schedule: Schedule,
+    recompute_limit: int,
+    mtp: Sequence[int] | None = None,
+) -> tuple[VirtualStage, ...]:
+    """Build the stage list from the layers of every entry.
+
+    Each stage recomputes its first ``recompute_limit`` layers. ``mtp`` are the MTP layers of every
+    entry; None puts all on the stage with the head.
+    """
+    vp = len(layers) // pp
+    order = model_order(pp, vp, schedule)
+    stages, start = {}, 0
+    for position, entry in enumerate(order):
+        head = position == len(order) - 1
+        stages[entry] = VirtualStage(
+            rank=entry % pp,
+            chunk=entry // pp,
+            layers=layers[entry],
+            kinds=kinds_of(model, start, layers[entry]),
+            recomputed=min(recompute_limit, layers[entry]),
+            embedding=position == 0,
+            head=head,
+            mtp=mtp[entry] if mtp is not None else model.mtp_layers if head else 0,
+        )
+        start += layers[entry]
+    return tuple(stages[entry] for entry in range(len(layers)))
+
+
+def kinds_of(model: ModelSpec, start: int, count: int) -> dict[str, int]:
+    """Count the layers of each run among ``count`` layers from layer ``start`` on."""
+    kinds: dict[str, int] = {}
+    begin = 0
+    for run in model.runs:
+        overlap = min(start + count, begin + run.layers) - max(start, begin)
+        if overlap > 0:
+            kinds[run.name] = kinds.get(run.name, 0) + overlap
+        begin += run.layers
+    return kinds
