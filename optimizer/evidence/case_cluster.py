@@ -27,6 +27,11 @@ def gpu_of(run: MeasuredRun) -> GpuSpec:
         raise SkipRow(f"GPU {run.gpu!r} is not in the catalog") from None
 
 
+EFA_CROSSING_S = 3.0e-4
+"""Seconds a ring step between nodes takes on the EFA cluster of the nanotron runs beside its bytes: its published
+all-gather bandwidth at 256 MB (185, 119, 69, 55, 28, 11 GB/s on 2 to 64 nodes) is 0.3-0.45 ms per node crossed."""
+
+
 def memory_size_stated(run: MeasuredRun) -> bool:
     """Whether the GPU's name says how much memory it has."""
     return run.gpu not in UNSIZED
@@ -40,6 +45,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
     """
     gpu = gpu_of(run)
     count = run.n_gpus or 1
+    crossing_s = EFA_CROSSING_S if run.framework == "nanotron" else 0.0
     per_node = run.gpus_per_node or min(gpu.gpus_per_node, count)
     fabric = _reference(gpu.name, count)
     nic = fabric.nic_bytes_per_s
@@ -52,6 +58,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
         nics_per_node=per_node,
         nic_bytes_per_s=nic,
         nvlink_domain=_domain(gpu, per_node, count),
+        levels=tuple(replace(level, latency_s=level.latency_s + crossing_s) for level in fabric.levels),
     )
 
 

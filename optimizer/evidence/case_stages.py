@@ -40,12 +40,15 @@ def stages_of(
 
     The stated split counts. Otherwise layers that divide are split evenly; embedding and loss count as one
     layer each if that divides; then the framework's recipe for this depth; DeepSpeed fills stages from the
-    front.
+    front, nanotron by its own count of each block's work.
     """
     import numpy as np
 
     pp = run.pp or 1
-    items = split_of(run, framework, layers=model.layers, mtp=model.mtp_layers, stages=pp * vp)
+    if framework is Framework.NANOTRON and run.stage_split is None:
+        items = _items(nanotron_counts(model, pp), 0)
+    else:
+        items = split_of(run, framework, layers=model.layers, mtp=model.mtp_layers, stages=pp * vp)
     order = model_order(pp, vp, schedule)
     counts = np.array([item.layers for item in items], dtype=np.int64)
     listed = np.empty_like(counts)
@@ -133,6 +136,23 @@ def _from_the_front(layers: int, stages: int) -> list[int]:
     """Fill stages to the ceiling in turn (deepspeedai/DeepSpeed runtime/utils.py partition_balanced)."""
     share = -(-layers // stages)
     return [max(0, min(share, layers - index * share)) for index in range(stages)]
+
+
+def nanotron_counts(model: ModelSpec, pp: int) -> list[int]:
+    """Split layers as nanotron does (src/nanotron/models/base.py build_model, models/llama.py get_block_compute_costs).
+
+    A block goes to the next rank once the work up to and including it exceeds the rank's share; the output matrix
+    counts vocabulary times hidden, so that its rank holds few layers.
+    """
+    shape = model.runs[0].block[0]
+    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * shape.ffn * model.hidden
+    total = model.layers * layer + model.vocab * model.hidden
+    counts, rank = [0] * pp, 0
+    for index in range(model.layers):
+        if rank < pp - 1 and (index + 1) * layer > total * (rank + 1) / pp:
+            rank += 1
+        counts[rank] += 1
+    return counts
 
 
 @cache
