@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 TREE_UPLINKS = 3.0
-"""Edges of a binary tree over consecutive blocks that leave one block, at most: a parent and two children."""
+"""Edges of a binary tree that leave an aligned block of 2^k nodes: to its first node's parent and one child,
+and to the parent of its middle node."""
 
 
 def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> list[Line]:
@@ -62,10 +63,7 @@ def tree_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     Traeff 2009, https://doi.org/10.1016/j.parco.2009.09.001).
     """
     lay, lines = spread(group, fabric), []
-    loads = []
-    for k in range(len(fabric.tiers)):
-        edges = 2.0 if fabric.leaves_node(k) else TREE_UPLINKS
-        loads.append(np.clip(lay.blocks(k) - 1, 0.0, edges) / lay.members_at_exit(fabric, k))
+    loads = [_tree_load(fabric, lay, k) for k in range(len(fabric.tiers))]
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.tree_fraction, host=False)
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     for number, protocol in enumerate(fabric.links.tree):
@@ -76,6 +74,21 @@ def tree_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     return lines
 
 
+def _tree_load(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
+    """Bytes per member and payload byte that leave a block below tier ``k`` up and down both trees."""
+    first = fabric.first_network
+    alone = np.clip(lay.blocks(first) - 1, 0.0, 2.0)  # of a block that holds one node of each tree
+    if fabric.tiers[k].is_host:
+        joined = lay.inside[k + 1] / lay.inside[k]
+        return 2 * (1 - 1 / joined) / lay.inside[k] + alone / lay.inside[k + 1]
+    nodes = lay.inside[k] / lay.inside[first]
+    levels = np.ceil(np.log2(lay.blocks(first)))  # at most one edge of each passes either border of a block
+    aligned = (np.log2(nodes) % 1 == 0) & lay.even(first) & lay.even(k)
+    uplinks = np.where(aligned, TREE_UPLINKS, np.maximum(2 * levels, TREE_UPLINKS))
+    single = (k == first) | (aligned & (nodes == 1))
+    return np.where(single, alone, uplinks) / lay.members_at_exit(fabric, k)
+
+
 def _in_switch(fabric: Fabric, lay: Spread) -> FloatArray:
     """1 where the NVLink switch reduces, else 0."""
     if not fabric.cluster.in_switch_reduction:
@@ -84,11 +97,10 @@ def _in_switch(fabric: Fabric, lay: Spread) -> FloatArray:
 
 
 def _tree_near(fabric: Fabric, lay: Spread, in_switch: FloatArray) -> FloatArray:
-    """Seconds per byte inside the domain: scatter and gather at the switch's gain, or up and down a chain."""
+    """Seconds per byte inside the domain: scatter and gather by the switch, or chains in as many orders."""
     most = lay.domain_most
-    switched = 2 * (most - 1) / most / fabric.in_switch_gain
-    chained = 2.0 * (most > 1)
-    return np.where(in_switch > 0, switched, chained) / fabric.nvlink_bytes_per_s
+    gain = np.where(in_switch > 0, fabric.in_switch_gain, 1.0)
+    return 2 * (most - 1) / most / gain / fabric.nvlink_bytes_per_s
 
 
 def _tree_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, in_switch: FloatArray) -> FloatArray:

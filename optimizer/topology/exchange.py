@@ -25,7 +25,7 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """
     lay, most = spread(group, fabric), spread(group, fabric).domain_most
     moved = (most - 1) / (most if fabric.cluster.rail_optimized else lay.size)
-    loads = [(lay.size - inside) / lay.size for inside in lay.inside]
+    loads = [_exchanged(fabric, lay, k) for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     near = np.maximum(moved / fabric.nvlink_bytes_per_s, host)
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
@@ -35,12 +35,26 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
 def split_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """All-to-all given by the bytes inside and beyond the NVLink domain: seconds per byte of each."""
     lay = spread(group, fabric)
-    beyond = np.maximum(lay.size - lay.domain, 1.0)
-    loads = [(lay.size - inside) / beyond for inside in lay.inside]
+    beyond = np.maximum(lay.size - lay.domain, 1.0) / lay.size
+    loads = [_exchanged(fabric, lay, k) / beyond for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
     near = (lay.domain_most > 1) / fabric.nvlink_bytes_per_s
     return [line(_exchange_latency_s(fabric, lay), near, np.maximum(host, far))]
+
+
+def _exchanged(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
+    """Bytes per GPU and byte of a send buffer that leave the blocks below tier ``k``.
+
+    A GPU's own links carry what it sends beyond the smallest part of its group. Uplinks of larger blocks
+    carry, per group that leaves, what the members inside send out, most where they are half of the group.
+    """
+    if fabric.leaves_node(k):
+        share = (lay.size - lay.inside[k]) / lay.size
+    else:
+        part = np.clip(lay.size / 2, lay.inside[k], lay.most[k])
+        share = part * (lay.size - part) / lay.size / lay.per_exit[k]
+    return share * lay.crowding[k]
 
 
 def _exchange_latency_s(fabric: Fabric, lay: Spread) -> FloatArray:
@@ -60,12 +74,13 @@ def hop_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """
     lay = spread(group, fabric)
     on_nic = _members_on_nic(fabric, group)
-    # On rails the senders' NICs alone lead out; elsewhere a block's uplinks serve whatever NIC sends.
-    crowding = lay.domain_most / on_nic if fabric.cluster.rail_optimized else np.ones_like(lay.size)
     loads = []
     for k, tier in enumerate(fabric.tiers):
-        own = np.ones_like(lay.size) if tier.is_host else 1.0 / on_nic
-        loads.append(own if fabric.leaves_node(k) else crowding / lay.per_exit[k])
+        if fabric.leaves_node(k):
+            loads.append(np.ones_like(lay.size) if tier.is_host else lay.crowding[k] / on_nic)
+        else:  # the senders' rails alone lead out of a block of rails
+            rails = lay.domain_most / on_nic if fabric.on_rails(k) else 1.0
+            loads.append(rails * lay.crowding[k] / lay.per_exit[k])
     near = (lay.domain_most > 1) / fabric.nvlink_bytes_per_s
     near = np.maximum(near, busiest_s_per_byte(fabric, lay, loads, 1.0, host=True))
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_p2p, host=False)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.topology.tiers import Tier
 
     FloatArray = NDArray[np.float64]
+    BoolArray = NDArray[np.bool_]
 
 
 class Line(NamedTuple):
@@ -66,9 +67,18 @@ class Fabric:
             return 1.0
         return self.links.in_switch_gain(self.cluster.gpu.architecture)
 
+    @cached_property
+    def first_network(self) -> int:
+        """Index of the first tier beyond nodes and NVLink domains."""
+        return sum(tier.is_host for tier in self.tiers)
+
     def leaves_node(self, k: int) -> bool:
-        """Tell whether tier ``k`` lies inside a node or is the first one beyond a node or NVLink domain."""
-        return k == 0 or self.tiers[k - 1].is_host
+        """Tell whether traffic leaves the blocks below tier ``k`` on links that belong to single GPUs."""
+        return k <= self.first_network
+
+    def on_rails(self, k: int) -> bool:
+        """Tell whether traffic leaves the blocks below tier ``k`` on NICs or on uplinks of rail switches."""
+        return self.cluster.rail_optimized and k - self.first_network in (0, 1)
 
     def sustained(self, tier: Tier, ratio: float) -> float:
         """Sustained bytes/s of one GPU's way out of the tier's blocks, at ``ratio`` of all-reduce's."""
@@ -82,14 +92,16 @@ class Spread:
     """How a group lies on the fabric, floats (n,).
 
     ``inside[k]`` is the fewest members in a block below tier k, one more entry is the whole group;
-    ``per_exit[k]`` GPUs of a block over the groups that leave it; ``domain_most`` bounds the members in one
-    NVLink domain; ``many`` is 1 for groups of more than one.
+    ``per_exit[k]`` GPUs of a block over the groups that leave it; ``crowding[k]`` bounds the flows on one
+    rail below tier k where an even spread has one; ``most[k]`` bounds the members in a block below tier k;
+    ``many`` is 1 for groups of more than one.
     """
 
     size: FloatArray
     inside: tuple[FloatArray, ...]
     per_exit: tuple[FloatArray, ...]
-    domain_most: FloatArray
+    crowding: tuple[FloatArray | float, ...]
+    most: tuple[FloatArray, ...]
     many: FloatArray
 
     @property
@@ -97,9 +109,18 @@ class Spread:
         """Members in one NVLink domain."""
         return self.inside[0]
 
+    @property
+    def domain_most(self) -> FloatArray:
+        """Most members in one NVLink domain."""
+        return self.most[0]
+
     def leaves(self, k: int) -> FloatArray:
         """1 where the group leaves the blocks below tier ``k``, else 0."""
         return (self.inside[k] < self.size).astype(np.float64)
+
+    def even(self, k: int) -> BoolArray:
+        """Tell where blocks below tier ``k`` cut the group into equal parts."""
+        return np.asarray(self.most[k] == self.inside[k], dtype=np.bool_)
 
     def blocks(self, k: int) -> FloatArray:
         """Blocks below tier ``k`` that the group touches."""
@@ -111,7 +132,7 @@ class Spread:
         Out of a node or NVLink domain a member uses its own GPU's links, so the smallest part of a group is
         the slowest. Uplinks of larger blocks serve all groups that leave the block.
         """
-        return self.inside[k] if fabric.leaves_node(k) else self.per_exit[k]
+        return (self.inside[k] if fabric.leaves_node(k) else self.per_exit[k]) / self.crowding[k]
 
 
 def spread(group: GroupBatch, fabric: Fabric) -> Spread:
@@ -119,14 +140,30 @@ def spread(group: GroupBatch, fabric: Fabric) -> Spread:
     size = group.size.astype(np.float64)
     blocks = [fabric.cluster.nvlink_domain, *(tier.outside for tier in fabric.tiers[:-1])]
     inside = [group.members_within(block).astype(np.float64) for block in blocks]
-    most = np.minimum(group.most_within(blocks[0]), size)
+    most = [np.minimum(group.most_within(block), size) for block in blocks]
     return Spread(
         size=size,
         inside=(*inside, size),
         per_exit=tuple(group.members_per_exit(block) for block in blocks),
-        domain_most=np.where(inside[0] == size, size, most),
+        crowding=_crowding(group, fabric),
+        most=tuple(np.where(part == size, size, bound) for part, bound in zip(inside, most, strict=True)),
         many=(size > 1).astype(np.float64),
     )
+
+
+RAIL_SHIFTS = 2.0
+"""Most flows on one rail when members stand at other positions in every node: a member's peers ahead are one
+shift away and those behind another, and each shift sends the GPUs of a node to different rails."""
+
+
+def _crowding(group: GroupBatch, fabric: Fabric) -> tuple[FloatArray | float, ...]:
+    """Flows on one rail over an even spread, for NICs and for the uplinks of rail switches, per tier."""
+    if not fabric.cluster.rail_optimized:
+        return (1.0,) * max(len(fabric.tiers), 1)
+    same = group.same_positions(fabric.cluster.gpus_per_node)
+    factor = np.where(same, 1.0, RAIL_SHIFTS)
+    on_rails = [fabric.on_rails(k) for k in range(len(fabric.tiers))]
+    return tuple(factor if rails else 1.0 for rails in on_rails) or (1.0,)
 
 
 def busiest_s_per_byte(

@@ -75,6 +75,15 @@ class GroupBatch:
             product = product * np.minimum(digit.size, -(-block_gpus // digit.stride))
         return product
 
+    def same_positions(self, block_gpus: int) -> NDArray[np.bool_]:
+        """Tell where a group's members stand at the same positions in every block they touch, (n,)."""
+        same = np.ones(len(self), dtype=np.bool_)
+        for size, stride in self.digits:
+            reach = size * stride
+            even = (block_gpus % stride == 0) & (reach % block_gpus == 0)
+            same &= even | (stride % block_gpus == 0) | (block_gpus % reach == 0) | (size == 1)
+        return same | (self.ranks <= block_gpus)
+
     def distinct(self) -> tuple[GroupBatch, IntArray | None]:
         """Return the group of each distinct row, and every row's index among them (None: no row repeats)."""
         if "distinct" not in self.memo:

@@ -2,8 +2,8 @@
 
 Ranks are a mixed radix over the axes tp, cp, dp, pp in the mesh order, innermost first (NVIDIA/Megatron-LM
 megatron/core/parallel_state.py ``RankGenerator``; pytorch/torchtitan distributed/parallel_dims.py). The
-expert grid splits the list of ranks of one pipeline stage into expert-tensor (innermost), expert and expert-data
-parallel ranks.
+expert grid splits the ranks of one pipeline stage into expert-tensor (innermost), expert and expert-data
+parallel ones.
 """
 
 from __future__ import annotations

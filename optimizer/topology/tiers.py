@@ -20,19 +20,18 @@ class Tier:
     """Traffic that leaves a block of ``inside`` GPUs but stays in one of ``outside`` GPUs.
 
     ``bytes_per_s`` is each GPU's nominal share of what leads out of a block, one way, when all GPUs send: a
-    NIC's share over the oversubscription, or the host link. ``latency_s`` is the way through the switches.
+    NIC's share over the oversubscription, or the host link. ``latency_s`` is the whole way through switches,
+    ``switch_s`` one switch of this tier.
     """
 
     name: str
     inside: int
     outside: int
     bytes_per_s: float
-    latency_s: float
-
-    @property
-    def is_host(self) -> bool:
-        """Tell whether this traffic stays inside a node and takes the host link."""
-        return self.name == HOST
+    oversubscription: float = 1.0
+    latency_s: float = 0.0
+    switch_s: float = 0.0
+    is_host: bool = False
 
 
 def network_bytes_per_s(cluster: ClusterSpec) -> float:
@@ -47,43 +46,54 @@ def cluster_tiers(cluster: ClusterSpec) -> tuple[Tier, ...]:
     do not nest.
     """
     tiers, inside = [], cluster.nvlink_domain
-    if cluster.nvlink_domain < cluster.gpus_per_node:
+    if inside < min(cluster.gpus_per_node, cluster.gpu_count):
         rate = cluster.gpu.host_link_bytes_per_s
         tiers.append(
-            Tier(name=HOST, inside=inside, outside=cluster.gpus_per_node, bytes_per_s=rate, latency_s=0.0)
+            Tier(name=HOST, inside=inside, outside=cluster.gpus_per_node, bytes_per_s=rate, is_host=True)
         )
         inside = cluster.gpus_per_node
+    if cluster.gpu_count > inside:
+        _check_nesting("NVLink domain", cluster.nvlink_domain, cluster.gpus_per_node)
     share, below_s = network_bytes_per_s(cluster), 0.0
     for level, outside in _levels(cluster, inside):
-        rate = share / level.oversubscription
-        way_s = 2 * below_s + level.latency_s
-        tiers.append(Tier(name=level.name, inside=inside, outside=outside, bytes_per_s=rate, latency_s=way_s))
+        tiers.append(
+            Tier(
+                name=level.name,
+                inside=inside,
+                outside=outside,
+                bytes_per_s=share / level.oversubscription,
+                oversubscription=level.oversubscription,
+                latency_s=2 * below_s + level.latency_s,
+                switch_s=level.latency_s,
+            )
+        )
         inside, below_s = outside, below_s + level.latency_s
     return tuple(tiers)
 
 
 def _levels(cluster: ClusterSpec, inside: int) -> list[tuple[NetworkLevel, int]]:
     """Network levels with the GPUs they join: those above ``inside``, the last one joining all."""
-    levels = [level for level in cluster.levels if level.gpus > inside]
     if cluster.gpu_count <= inside:
         return []
+    levels = [level for level in cluster.levels if level.gpus > inside]
     if not levels:
-        levels = [
-            cluster.levels[-1] if cluster.levels else NetworkLevel(name="network", gpus=cluster.gpu_count)
-        ]
-    sizes = [level.gpus for level in levels[:-1]]
-    kept = [(level, size) for level, size in zip(levels, sizes, strict=False) if size < cluster.gpu_count]
-    _check_nesting(inside, kept)
+        levels = [*cluster.levels[-1:]] or [NetworkLevel(name="network", gpus=cluster.gpu_count)]
+    kept: list[tuple[NetworkLevel, int]] = []
+    for level in levels[:-1]:
+        if level.gpus >= cluster.gpu_count:
+            break
+        _check_nesting(f"level {level.name!r}", level.gpus, inside)
+        kept.append((level, level.gpus))
+        inside = level.gpus
     top = levels[len(kept)]
     return [*kept, (top, max(top.gpus, cluster.gpu_count))]
 
 
-def _check_nesting(inside: int, levels: list[tuple[NetworkLevel, int]]) -> None:
-    for level, size in levels:
-        if size % inside:
-            raise input_error(
-                f"level {level.name!r} joins {size} GPUs, no multiple of the {inside} of a block below it",
-                f"a multiple of {inside}",
-                key="levels",
-            )
-        inside = size
+def _check_nesting(what: str, gpus: int, other: int) -> None:
+    """Blocks of the larger size consist of whole blocks of the smaller size."""
+    if max(gpus, other) % min(gpus, other):
+        raise input_error(
+            f"{what} joins {gpus} GPUs, which does not nest with blocks of {other}",
+            f"a multiple or a divisor of {other}",
+            key="levels",
+        )
