@@ -80,9 +80,9 @@ def _layer_runs(run: MeasuredRun) -> tuple[Run, ...]:
 
 
 def _moe(run: MeasuredRun, facts: NoteFacts) -> MoeSpec | None:
-    if run.moe_experts is None:
+    if not run.moe_experts:
         return None
-    if run.moe_topk is None or run.moe_ffn is None:
+    if not run.moe_topk or not run.moe_ffn:
         raise SkipRow("experts per token or expert width not stated")
     if run.moe_topk > run.moe_experts:
         raise SkipRow(f"{run.moe_topk} experts per token of {run.moe_experts} experts")

@@ -122,9 +122,9 @@ vocab!          count    vocabulary
 seq!            count    sequence length in tokens
 gated           flag     1: gated MLP, three matrices
 tied            flag     1: embedding and output share their weights
-moe_experts     count    routed experts per layer; empty: a dense model
-moe_topk        count    experts per token
-moe_ffn         count    width of one expert
+moe_experts     natural  routed experts per layer; empty or 0: a dense model
+moe_topk        natural  experts per token
+moe_ffn         natural  width of one expert
 moe_shared_ffn  natural  total width of the shared experts
 moe_dense_layers natural leading layers with a dense MLP
 mla             mla      multi-head latent attention

@@ -99,7 +99,10 @@ def log_measured(cases: Sequence[Case]) -> FloatArray:
 def derivatives(
     pricer: Pricer, cases: Sequence[Case], plan: FitPlan, logs: FloatArray, log_times: FloatArray
 ) -> FloatArray:
-    """Return d log(time) / d log(constant), (cases, constants); each constant prices only cases it concerns."""
+    """Return d log(time) / d log(constant), (cases, constants).
+
+    Each constant prices only the cases it concerns.
+    """
     requests = []
     for index, name in enumerate(plan.names):
         moved = logs.copy()

@@ -113,4 +113,4 @@ class MeasuredRun:
     @property
     def is_moe(self) -> bool:
         """Whether the row describes a mixture of experts."""
-        return self.moe_experts is not None
+        return bool(self.moe_experts)
