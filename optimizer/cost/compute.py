@@ -14,6 +14,7 @@ import numpy as np
 from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, memory_bound_s
 from layoutopt.optimizer.specs.model import Mixer, Mlp
+from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +182,21 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     width = (model.mla.qk_nope_head_dim + model.mla.v_head_dim) / 2 if model.mla else model.head_dim
     forward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width)
     backward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width, backward=True)
-    return Work(forward, backward, np.zeros_like(forward))
+    return Work(forward, backward, np.zeros_like(forward)) + _ring_corrections(ctx, keys, heads * width)
+
+
+def _ring_corrections(ctx: ComputeContext, keys: Keys, width: FloatArray) -> Work:
+    """Time what each further step of ring attention adds: rescaling and adding partial outputs and gradients.
+
+    Forward: the 16-bit partial output is added to the fp32 output (read 6 bytes, write 4); backward: the partial
+    query, key and value gradients (three times 6 read and 4 written). Transformer Engine context_parallel.py.
+    """
+    if ctx.preset.cp_comm not in (CpComm.P2P, CpComm.A2A_P2P):
+        steps = np.zeros_like(keys.cp)
+    else:
+        steps = keys.cp - 1
+    elements = steps * keys.tokens * width
+    return moved(ctx, 10.0 * elements, 30.0 * elements)
 
 
 def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
