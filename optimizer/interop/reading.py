@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -63,7 +64,11 @@ def parse_toml(text: str, file: str = "") -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise input_error(f"not valid TOML: {shorten(error)}", file=file) from None
+        place = re.search(r" \(at line (\d{1,9})", str(error))
+        what = shorten(str(error).split(" (at ")[0])
+        raise input_error(
+            f"not valid TOML: {what}", file=file, line=int(place[1]) if place else None
+        ) from None
 
 
 def shorten(value: object) -> str:
@@ -118,7 +123,8 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, f"{shorten(value)!r} is not a whole number", f"{least} or more")
         if not least <= value <= most:
-            raise self.fail(key, f"{shorten(value)} is out of range", f"{least} to {most}")
+            limit = f"{least} or more" if most == LARGEST and value < least else f"{least} to {most}"
+            raise self.fail(key, f"{shorten(value)} is out of range", limit)
         return value
 
     def count(self, *keys: str, default: int = 1) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from layoutopt.optimizer.interop.reading import shorten
-from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.errors import InputError, input_error
 
 LARGEST_FILE = 64 * 2**20
 
@@ -165,7 +165,13 @@ def import_text(text: str, file: str = "", kind: Kind | str | None = None, **opt
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
     module_name, function_name = _IMPORTERS[chosen]
     module = importlib.import_module(f"layoutopt.optimizer.interop.{module_name}")
-    return Imported(kind=chosen, value=getattr(module, function_name)(text, file, **options))
+    try:
+        return Imported(kind=chosen, value=getattr(module, function_name)(text, file, **options))
+    except InputError as error:
+        # helpers deep in an importer do not know the file's name
+        raise InputError(
+            *(replace(problem, file=problem.file or file) for problem in error.problems)
+        ) from None
 
 
 def _named(kind: Kind | str) -> Kind:

@@ -179,7 +179,7 @@ def _python(target: Target, family: str, flavor: str, known: bool, notes: list[s
     if base is None or (family == "deepseek_v3" and flavor == "236B"):
         base = {"llama3": "llama3_8b", "deepseek_v3": "deepseek_v3_671b", "qwen3": "qwen3_32b"}[family]
     lines = [
-        header(target, "torchtitan main, era C (2026-08-20 and later)").rstrip(),
+        header(target, "torchtitan era C (2026-08-20 and later)").rstrip(),
         f"from torchtitan.components.quantization import {_converter(target).split('.')[0]}",
         "from torchtitan.config import ParallelismConfig",
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",

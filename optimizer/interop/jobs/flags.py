@@ -58,10 +58,12 @@ class ArgFields(Fields):
         key, value = super().find(*keys)
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, str) and part.startswith("$"):
-                raise self.fail(
-                    key, f"comes from {shorten(part)}, which the script does not set", "state the value"
-                )
+                raise self.fail(key, self.unresolved(part), "state the value")
         return key, value
+
+    def unresolved(self, value: str) -> str:
+        """Say where a value would have to come from."""
+        return f"comes from {shorten(value)}, which the script does not set"
 
     def flag(self, *keys: str) -> bool | None:
         """Read a switch: there or not; words behind it belong to somebody else."""

@@ -10,7 +10,7 @@ from layoutopt.optimizer.interop.jobs.common import divided
 from layoutopt.optimizer.interop.jobs.flags import ArgFields
 from layoutopt.optimizer.interop.jobs.torchtitan_python import read_python_config
 from layoutopt.optimizer.interop.jobs.torchtitan_split import read_schedule, read_split
-from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_toml
+from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
@@ -64,6 +64,9 @@ class _Section(ArgFields):
 
     def path(self, key: str) -> str:
         return Fields.path(self, key)
+
+    def unresolved(self, value: str) -> str:
+        return f"is computed by {shorten(value[1:])}, and nothing is run"
 
     def flag(self, *keys: str) -> bool | None:
         return Fields.flag(self, *keys)

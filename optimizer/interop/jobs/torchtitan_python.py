@@ -9,6 +9,7 @@ starts with ``$``.
 from __future__ import annotations
 
 import ast
+import warnings
 from typing import Any
 
 from layoutopt.optimizer.interop.reading import shorten
@@ -47,7 +48,9 @@ def read_python_config(text: str, file: str = "", function: str | None = None) -
 
 def _parse(text: str, file: str) -> ast.Module:
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in somebody's strings are not ours to report
+            return ast.parse(text)
     except SyntaxError as error:
         raise input_error(f"not valid Python: {shorten(error.msg)}", file=file, line=error.lineno) from None
     except (ValueError, RecursionError, MemoryError):

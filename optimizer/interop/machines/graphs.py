@@ -23,11 +23,11 @@ def import_graphml(text: str, file: str = "") -> Graph:
     graph = root.find("{*}graph") if root.tag.endswith("graphml") else None
     if graph is None:
         raise input_error("no graph element", "a GraphML document", file=file)
-    keys = {key.get("id", ""): key for key in root.iter("{*}key")}
-    nodes = [{"id": node.get("id"), **_attributes(node, keys, file)} for node in graph.iter("{*}node")]
+    keys = {key.get("id", ""): key for key in root.findall(".//{*}key")}
+    nodes = [{"id": node.get("id"), **_attributes(node, keys, file)} for node in graph.findall(".//{*}node")]
     edges = [
         {"source": edge.get("source"), "target": edge.get("target"), **_attributes(edge, keys, file)}
-        for edge in graph.iter("{*}edge")
+        for edge in graph.findall(".//{*}edge")
     ]
     return _checked(nodes, edges, graph.get("edgedefault") == "directed", file)
 

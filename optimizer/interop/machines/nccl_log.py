@@ -189,7 +189,7 @@ def _from_values(values: dict[str, str]) -> NcclRow | None:
 
 
 def _float(text: str) -> float | None:
-    if not re.fullmatch(r"\d{1,20}(?:\.\d{0,10})?(?:[eE][+-]?\d{1,2})?", text):
+    if not re.fullmatch(r"\d{1,20}(?:\.\d{0,25})?(?:[eE][+-]?\d{1,2})?", text):
         return None
     return float(text)
 

@@ -27,7 +27,7 @@ _GPU = re.compile(r"GPU (\d{1,4})")
 def import_oom(text: str, file: str = "") -> tuple[OutOfMemory, ...]:
     """Read every out-of-memory message in a log."""
     starts = list(_START.finditer(text))
-    ends = [match.start() for match in starts[1:]] + [len(text)]
+    ends = [*(match.start() for match in starts[1:]), len(text)][: len(starts)]
     messages = [
         _message(match, " ".join(text[match.start() : end].split()))
         for match, end in zip(starts, ends, strict=True)

@@ -1,0 +1,1 @@
+python pretrain_gpt.py --num-layers 4 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ett|tt'

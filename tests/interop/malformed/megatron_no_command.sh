@@ -1,0 +1,2 @@
+echo --num-layers-of-lasagne
+ls --micro-batch-size-ish

@@ -1,0 +1,1 @@
+python pretrain_gpt.py --num-layers 4 --bf16 --fp16 --tensor-model-parallel-size 1

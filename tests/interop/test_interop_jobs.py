@@ -1,0 +1,321 @@
+"""Launch files of every framework to model, layout, batch and switches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from layoutopt.optimizer.interop.jobs.complete import complete_layout
+from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.vocabulary import (
+    CpComm,
+    Fp8Recipe,
+    Framework,
+    Granularity,
+    Precision,
+    Schedule,
+)
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def job(name: str) -> ImportedJob:
+    """Import a sample file whose kind it tells itself."""
+    value: ImportedJob = import_path(SAMPLES / name).value
+    return value
+
+
+def megatron(flags: str) -> ImportedJob:
+    """Import a bare Megatron-LM argument list on 16 GPUs."""
+    text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {flags}"
+    value: ImportedJob = import_text(text, "", Kind.MEGATRON_ARGS).value
+    return value
+
+
+def test_shell_script_with_variables_arrays_and_sbatch_lines() -> None:
+    """Everything the script sets is expanded, nothing is run, and SBATCH lines give the GPUs."""
+    got = job("megatron_train.sh")
+    layout = got.layout
+    assert (got.gpus, layout.tp, layout.sp, layout.pp, layout.dp, layout.vp) == (32, 2, True, 4, 4, 1)
+    assert (layout.micro_batch, layout.micro_batches, got.training.global_batch) == (2, 8, 64)
+    assert [stage.layers for stage in layout.stages] == [5, 6, 6, 7]
+    assert [stage.recomputed for stage in layout.stages] == [2, 2, 2, 2]
+    assert got.model is not None and (got.model.layers, got.model.kv_heads, got.model.vocab) == (24, 4, 32000)
+    assert got.training.sequence_length == 4096
+    assert (got.options.dp_overlap, got.options.param_overlap) == (True, False)
+    assert got.missing == ()
+
+
+def test_mixture_of_experts_with_latent_attention_and_mtp() -> None:
+    """Unset etp is tp, MTP sits where the string says, replicas shrink the shard group."""
+    got = job("megatron_moe.sh")
+    layout = got.layout
+    assert (layout.ep, layout.etp, layout.tp) == (8, 2, 2)
+    assert any("etp=2" in note for note in got.notes)
+    assert [(s.layers, s.mtp, s.embedding, s.head) for s in layout.stages] == [
+        (4, 0, True, False),
+        (3, 0, False, False),
+        (2, 0, False, False),
+        (0, 1, False, True),
+    ]
+    assert [stage.kinds for stage in layout.stages] == [{"dense": 1, "moe": 3}, {"moe": 3}, {"moe": 2}, {}]
+    assert (layout.zero, layout.hsdp_shard, layout.dp) == (1, 8, 16)
+    assert (layout.mesh_order, layout.schedule) == ("tp-cp-ep-pp-dp", Schedule.INTERLEAVED)
+    assert (got.training.precision, got.training.fp8_recipe) == (Precision.FP8, Fp8Recipe.CURRENT)
+    assert (got.training.grad_bytes, got.training.moment_bytes) == (4, 2)
+    assert (got.options.ep_overlap, got.options.moe_dispatcher) == ("batch", "deepep")
+    assert got.model is not None and got.model.moe is not None and got.model.moe.node_limit == 4
+
+
+def test_argument_dump() -> None:
+    """The dotted block, the header and the padded-vocabulary line make a complete job."""
+    got = job("megatron_dump.txt")
+    assert got.model is not None
+    assert (got.gpus, got.model.vocab, got.model.kv_heads, got.layout.dp) == (8, 31000, 16, 2)
+    assert (got.layout.vp, [s.layers for s in got.layout.stages]) == (3, [2] * 6)
+    assert (got.training.precision, got.options.cp_comm) == (Precision.MXFP8, CpComm.A2A)
+
+
+SIZES = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --bf16 "
+
+
+def test_group_query_attention_is_a_switch() -> None:
+    """Without the switch the number of query groups is ignored, with it alone it is 1."""
+    for flags, kv_heads in (("--num-query-groups 2", 4), ("--group-query-attention", 1)):
+        model = megatron(SIZES + flags).model
+        assert model is not None and model.kv_heads == kv_heads
+
+
+def test_defaults_that_bite() -> None:
+    """ffn 4h or two thirds of it, learned positions, LayerNorm, biases and tied embeddings by default."""
+    plain = megatron(SIZES + "--max-position-embeddings 128").model
+    gated = megatron(SIZES + "--swiglu --position-embedding-type rope").model
+    assert plain is not None and gated is not None
+    assert plain.runs[0].block[0].ffn == 256 and gated.runs[0].block[0].ffn == 128
+    assert plain.tied_embeddings and plain.attention_bias and plain.learned_positions == 128
+    assert gated.learned_positions == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ("--pipeline-model-parallel-size 4", [3, 3, 3, 3]),
+        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", [2] * 6),
+        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 3", [2] * 6),
+        ("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2 "
+         "--decoder-last-pipeline-num-layers 4", [2, 3, 3, 4]),
+        ("--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split "
+         "--account-for-loss-in-pipeline-split", [6, 6]),
+        ("--pipeline-model-parallel-size 5", []),
+    ],
+)  # fmt: skip
+def test_stage_splits(flags: str, layers: list[int]) -> None:
+    """Every way of splitting layers; what Megatron would refuse leaves the stages open with a note."""
+    got = megatron(SIZES + flags)
+    assert [stage.layers for stage in got.layout.stages] == layers
+    assert any("left open" in note for note in got.notes) == (not layers)
+
+
+def test_counted_ends_shorten_the_end_stages() -> None:
+    """14 slots over 2 ranks are 7 each; embedding and loss take one of them on the ends."""
+    flags = "--account-for-embedding-in-pipeline-split --pipeline-model-parallel-size 13"
+    got = megatron(SIZES + flags)
+    assert [stage.layers for stage in got.layout.stages] == [0] + [1] * 12
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [
+        ("", 0),
+        ("--use-distributed-optimizer", 1),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", 3),
+        ("--use-torch-fsdp2", 3),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", 2),
+    ],
+)
+def test_zero_stages(flags: str, zero: int) -> None:
+    """The classic optimizer, Megatron-FSDP and FSDP2."""
+    assert megatron(SIZES + flags).layout.zero == zero
+
+
+def test_sequence_parallelism_needs_tensor_parallelism() -> None:
+    """Megatron switches it off silently at tp=1, so does the import."""
+    assert megatron(SIZES + "--sequence-parallel").layout.sp is False
+
+
+def test_full_recomputation_block_and_uniform() -> None:
+    """Block N counts per chunk and is clamped, uniform recomputes every layer."""
+    flags = SIZES + "--pipeline-model-parallel-size 4 --recompute-granularity full --recompute-method "
+    block, uniform = (megatron(flags + f"{m} --recompute-num-layers 2") for m in ("block", "uniform"))
+    assert [stage.recomputed for stage in block.layout.stages] == [2] * 4
+    assert [stage.recomputed for stage in uniform.layout.stages] == [3] * 4
+
+
+def test_last_flag_wins_and_equals_signs_work() -> None:
+    """argparse keeps the last mention; --flag=value is the same as --flag value."""
+    got = megatron(SIZES + "--tensor-model-parallel-size 4 --tensor-model-parallel-size=2")
+    assert got.layout.tp == 2
+
+
+def test_missing_values_are_listed() -> None:
+    """A partial argument list says what a price needs."""
+    text = "python pretrain_gpt.py --num-layers 4 --tensor-model-parallel-size 2"
+    got: ImportedJob = import_text(text, "", Kind.MEGATRON_ARGS).value
+    assert {"number of GPUs", "--hidden-size", "--vocab-size", "--micro-batch-size"} <= set(got.missing)
+    with pytest.raises(InputError, match="micro-batch: missing"):
+        complete_layout(got, gpus=8)
+
+
+def test_megatron_deepspeed() -> None:
+    """Ulysses is the context axis, experts have no tensor parallelism, the optimizer is on the host."""
+    got = job("megatron_deepspeed.sh")
+    layout = got.layout
+    assert got.framework is Framework.MEGATRON_DEEPSPEED
+    assert (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp, layout.zero) == (
+        2,
+        2,
+        1,
+        4,
+        4,
+        1,
+        2,
+    )
+    assert (got.options.cp_comm, got.options.optimizer_offload) == (CpComm.A2A, 1.0)
+    assert got.model is not None and got.model.kv_heads == 4
+    assert [run.name for run in got.model.runs] == ["pattern"]
+    assert layout.recompute.granularity is Granularity.FULL
+
+
+def test_bridge_recipe_command() -> None:
+    """Short flags and overrides; the recipe's name gives the model."""
+    got = job("bridge_recipe.sh")
+    layout = got.layout
+    assert (got.model_name, got.gpus) == ("qwen3-30b-a3b", 32)
+    assert (layout.tp, layout.sp, layout.pp, layout.vp, layout.ep, layout.etp, layout.dp) == (
+        2,
+        True,
+        4,
+        3,
+        4,
+        1,
+        4,
+    )
+    assert layout.recompute.modules == ("layernorm", "moe_act")
+    assert (got.training.precision, got.training.fp8_recipe) == (Precision.FP8, Fp8Recipe.BLOCKWISE)
+    assert (got.training.grad_bytes, got.training.global_batch) == (None, 96)
+    assert got.missing == ()
+
+
+def test_bridge_run_config_builder_style_and_lists() -> None:
+    """Fields one level deeper, a list-of-lists layout, untied by builder default, FSDP by ddp."""
+    got = job("bridge_run_config.yaml")
+    assert got.model is not None and not got.model.tied_embeddings
+    assert [stage.layers for stage in got.layout.stages] == [2, 3, 3, 2]
+    assert (got.layout.zero, got.training.grad_bytes, got.training.train_steps) == (2, 2, 10)
+    assert complete_layout(got, gpus=4).micro_batches == 8
+
+
+def test_torchtitan_toml() -> None:
+    """Era A: HSDP, sequence parallelism always on, the automatic split, FP8 by converter."""
+    got = job("torchtitan_era_a.toml")
+    layout = got.layout
+    assert (got.version, got.model_name, got.gpus) == ("era A", "llama3-8b", 32)
+    assert (layout.dp, layout.hsdp_shard, layout.zero, layout.sp) == (8, 4, 2, True)
+    assert (layout.micro_batch, layout.micro_batches, layout.layer_counts) == (2, 4, (16, 16))
+    assert (got.training.precision, got.options.tp_overlap) == (Precision.FP8, True)
+    assert layout.recompute.granularity is Granularity.FULL
+
+
+def test_torchtitan_python_in_sequences() -> None:
+    """Era B: one returned call, module constants and arithmetic, ZeRO-3 by default without a pipeline."""
+    got = job("torchtitan_era_b.py.txt")
+    assert (got.version, got.model_name, got.gpus) == ("era B", "llama3-70b", 16)
+    assert (got.layout.zero, got.layout.micro_batch, got.layout.micro_batches) == (3, 8, 1)
+    assert got.training.sequence_length == 4096
+
+
+def test_torchtitan_python_in_tokens() -> None:
+    """Era C: assignments, ZBV, an explicit module list of a shorter model, HSDP with resharding."""
+    got = job("torchtitan_era_c.py.txt")
+    layout = got.layout
+    assert (got.version, layout.schedule, layout.vp) == ("era C", Schedule.ZB_V, 2)
+    assert (layout.dp, layout.hsdp_shard, layout.zero) == (8, 4, 3)
+    assert (layout.micro_batch, layout.micro_batches, got.training.global_batch) == (2, 8, 128)
+    assert layout.layer_counts == (2, 2, 2, 1)
+
+
+TITAN = """
+def first():
+    cfg = llama3_8b()
+    cfg.parallelism = ParallelismConfig(data_parallel_shard_degree=4)
+    cfg.training.seq_len = 64
+    return cfg
+
+
+def second():
+    cfg = llama3_70b()
+    cfg.parallelism = ParallelismConfig(data_parallel_shard_degree=8)
+    cfg.training.seq_len = 64
+    return cfg
+"""
+
+
+def test_torchtitan_file_with_several_functions() -> None:
+    """Which one is meant must be said."""
+    with pytest.raises(InputError, match="several configuration functions: first, second"):
+        import_text(TITAN, "", Kind.TORCHTITAN_PYTHON)
+    got: ImportedJob = import_text(TITAN, "", Kind.TORCHTITAN_PYTHON, function="second").value
+    assert got.gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "counts"),
+    [
+        ("pipeline_parallel_layers_per_stage = 12", (11, 11, 10)),
+        ("", (16, 16)),
+        ("pipeline_parallel_first_stage_less_layers = 0", (17, 15)),
+    ],
+)
+def test_torchtitan_automatic_split(keys: str, counts: tuple[int, ...]) -> None:
+    """stages = ceil((L + weights) / K); the first stages get the extra layers, the ends lose their weight."""
+    pp = len(counts)
+    text = f'[model]\nname="llama3"\nflavor="8B"\n[parallelism]\npipeline_parallel_degree={pp}\n{keys}\n'
+    got: ImportedJob = import_text(text + "[training]\nseq_len=64\n", "", Kind.TORCHTITAN_TOML).value
+    assert got.layout.layer_counts == counts
+
+
+def test_deepspeed_json() -> None:
+    """auto counts as absent, offload has its ratio, what the JSON cannot say is listed."""
+    got = job("deepspeed_zero2.json")
+    assert (got.layout.zero, got.layout.tp, got.training.precision) == (2, 2, Precision.FP16)
+    assert (got.options.optimizer_offload, got.options.dp_overlap) == (0.5, False)
+    assert "sequence length" in got.missing
+    sized: ImportedJob = import_path(SAMPLES / "deepspeed_zero2.json", gpus=8).value
+    assert (sized.layout.dp, sized.training.global_batch) == (4, 32)
+
+
+def test_nanotron_yaml() -> None:
+    """All-forward-all-backward, whole-layer recomputation, and nanotron's own split over two stages."""
+    got = job("nanotron.yaml")
+    layout = got.layout
+    assert (got.gpus, layout.schedule, layout.sp, layout.zero) == (16, Schedule.GPIPE, False, 0)
+    assert sum(layout.layer_counts) == 14 and layout.layer_counts[0] > layout.layer_counts[1]
+    assert all(stage.recomputed == stage.layers for stage in layout.stages)
+    assert (got.training.global_batch, got.training.grad_bytes) == (128, 4)
+    assert complete_layout(got).dp == 4
+
+
+def test_accelerate_yaml() -> None:
+    """Replicas, shards, tp and cp multiply to the processes; shard groups span the context ranks."""
+    got = job("accelerate.yaml")
+    layout = got.layout
+    assert (layout.dp, layout.tp, layout.cp, layout.zero, layout.hsdp_shard) == (4, 2, 2, 2, 4)
+    assert got.options.cp_comm is CpComm.P2P
+    assert any("micro-batch" in item for item in got.missing)

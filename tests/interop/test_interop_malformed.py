@@ -1,0 +1,154 @@
+"""Bad files: one line each that says where, what, and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
+from layoutopt.optimizer.interop.sources import Kind, import_path, import_text, read_text
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layout_string import parse_layout_string
+
+HERE = Path(__file__).parent
+EXPECTED: dict[str, str] = yaml.safe_load((HERE / "malformed" / "expected.yaml").read_text())
+SAMPLES = sorted(path for path in (HERE / "samples").iterdir() if path.is_file())
+
+
+def test_corpus_is_large_and_complete() -> None:
+    """At least 40 malformed files, each with its expected error and none without."""
+    files = {path.name for path in (HERE / "malformed").iterdir()} - {"expected.yaml"}
+    assert len(files) >= 40
+    assert files == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_malformed_file_gives_its_one_line(name: str) -> None:
+    """The error is the expected line, word for word."""
+    with pytest.raises(InputError) as caught:
+        import_path(HERE / "malformed" / name)
+    assert str(caught.value) == EXPECTED[name]
+    assert "\n" not in EXPECTED[name]
+
+
+def test_missing_binary_and_folder(tmp_path: Path) -> None:
+    """Reading problems are bad input too; a model folder stands for its config.json."""
+    (tmp_path / "blob").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="no such file"):
+        read_text(tmp_path / "absent")
+    with pytest.raises(InputError, match="not a text file"):
+        read_text(tmp_path / "blob")
+    (tmp_path / "config.json").write_text("{}")
+    assert read_text(tmp_path) == "{}"
+
+
+def test_unknown_kind_is_named() -> None:
+    """A wrong kind lists the right ones."""
+    with pytest.raises(InputError, match="import kind 'hf' is not known"):
+        import_text("{}", "x", "hf")
+
+
+def attempt(text: str, kind: Kind | None) -> None:
+    """Import a text; the only exception allowed is ``InputError`` with one-line problems."""
+    try:
+        import_text(text, "fuzz", kind)
+    except InputError as error:
+        assert error.problems
+        assert all("\n" not in str(problem) for problem in error.problems)
+
+
+@pytest.mark.parametrize("kind", [None, *Kind])
+@settings(max_examples=25, deadline=None)
+@given(text=st.text(max_size=300))
+def test_arbitrary_text_raises_nothing_else(kind: Kind | None, text: str) -> None:
+    """Every importer survives any text."""
+    attempt(text, kind)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_damaged_samples_raise_nothing_else(data: st.DataObject) -> None:
+    """Good files with pieces cut out, doubled or overwritten still give one-line errors or a result."""
+    path = data.draw(st.sampled_from(SAMPLES))
+    text = path.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = data.draw(st.integers(start, min(len(text), start + 60)))
+        junk = data.draw(
+            st.one_of(
+                st.text(max_size=6),
+                st.sampled_from(
+                    ["-1", "0", "1e999", "null", "true", "[]", "{}", "9" * 30, "(", "[", "$X", "|"]
+                ),
+                st.just(text[start:stop] * 2),
+            )
+        )
+        text = text[:start] + junk + text[stop:]
+    attempt(text, None)
+    attempt(text, data.draw(st.sampled_from(list(Kind))))
+
+
+scalars = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=8)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_wrong_values_raise_nothing_else(data: st.DataObject) -> None:
+    """Structured files with a value of any type in any place still give one-line errors or a result."""
+    path = data.draw(st.sampled_from([path for path in SAMPLES if path.suffix in (".json", ".yaml")]))
+    tree = yaml.safe_load(path.read_text())
+    node = tree
+    while True:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        key = data.draw(st.sampled_from(keys))
+        inner = node[key]
+        if isinstance(inner, dict | list) and inner and data.draw(st.booleans()):
+            node = inner
+            continue
+        node[key] = data.draw(values)
+        break
+    attempt(yaml.safe_dump(tree, sort_keys=False, default_flow_style=path.suffix == ".json"), None)
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 5000, "[" * 100_000, "a" * 10 + "[1-2]" * 40, "((E" * 900, "t*999999" * 9]
+)
+def test_bombs_are_refused(text: str) -> None:
+    """Deep nesting and explosive repetition end in an error, quickly."""
+    for parse in (parse_layout_string, expand_hostlist):
+        with pytest.raises(InputError):
+            parse(text)
+
+
+SIZES = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --num-experts 2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.HF_CONFIG, '{"a":' * 100_000),
+        (Kind.TORCHTITAN_PYTHON, "x = " + "-" * 50_000 + "1"),
+        (
+            Kind.TORCHTITAN_PYTHON,
+            "def f():\n c.parallelism = P(tensor_parallel_degree=" + "[" * 80 + "]" * 80 + ")",
+        ),
+        (Kind.TORCHTITAN_TOML, "a = " + "[" * 50_000),
+        (Kind.NANOTRON_YAML, "a: " + "[" * 20_000),
+        (Kind.MEGATRON_ARGS, "A=xxxxxxxxxx\n" + "A=$A$A\n" * 60 + "run --num-layers $A"),
+        (Kind.MEGATRON_ARGS, "x --num-layers $((" + "(" * 3000 + "1" + ")" * 3000 + "))"),
+        (Kind.MEGATRON_ARGS, f"x {SIZES} --moe-layer-freq '" + "(" * 3000 + "'"),
+        (Kind.MEGATRON_DUMP, "  tensor_model_parallel_size .. " + "[" * 30_000),
+    ],
+)
+def test_nesting_and_growth_are_bad_input(kind: Kind, text: str) -> None:
+    """What cannot be walked or held is an error with one line, not a crash."""
+    with pytest.raises(InputError):
+        import_text(text, "bomb", kind)
