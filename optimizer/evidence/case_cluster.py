@@ -28,9 +28,9 @@ def gpu_of(run: MeasuredRun) -> GpuSpec:
 
 
 EFA_CROSSING_S = 3.0e-4
-"""Seconds a ring step between nodes takes on the EFA cluster of the nanotron runs beside its bytes: its published
-all-gather bandwidth at 256 MB (185, 119, 69, 55, 28, 11 GB/s on 2 to 64 nodes) is 0.3-0.45 ms per node
-crossed."""
+"""Seconds a ring step between nodes takes on the EFA cluster of the nanotron runs beside its bytes: its
+published all-gather bandwidth at 256 MB (185, 119, 69, 55, 28, 11 GB/s on 2 to 64 nodes) is 0.3-0.45 ms per
+node crossed."""
 
 
 def memory_size_stated(run: MeasuredRun) -> bool:

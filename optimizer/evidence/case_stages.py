@@ -139,7 +139,7 @@ def _from_the_front(layers: int, stages: int) -> list[int]:
 
 
 def nanotron_counts(model: ModelSpec, pp: int) -> list[int]:
-    """Split layers as nanotron does (src/nanotron/models/base.py build_model, models/llama.py get_block_compute_costs).
+    """Split layers as nanotron does (models/base.py build_model, models/llama.py get_block_compute_costs).
 
     A block goes to the next rank once the work up to and including it exceeds the rank's share; the output
     matrix counts vocabulary times hidden, so that its rank holds few layers.
