@@ -20,7 +20,8 @@ from layoutopt.optimizer.solve.exact_stages import solve_stages
 from layoutopt.optimizer.solve.space_size import space_size
 from layoutopt.optimizer.solve.verify import Rebuilt, verify_plan
 from layoutopt.optimizer.solve.verify_exclusion import even_split, exclude_tuples, unsound_terms
-from layoutopt.optimizer.solve.verify_layout import PricedLayout, Refuted, check_sizes
+from layoutopt.optimizer.solve.verify_layout import PricedLayout, Refuted, check_sizes, read_stages
+from layoutopt.optimizer.solve.verify_plan import StatedLayout, StatedStage
 from layoutopt.optimizer.solve.verify_room import may_be_below
 from layoutopt.optimizer.space.stage_rule import (
     FREE,
@@ -764,6 +765,80 @@ def test_sizes(sizes: list[int], ranks: int, split: Split, allowed: bool) -> Non
     else:
         with pytest.raises(Refuted):
             check_sizes(np.array(sizes), ranks, split)
+
+
+def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] = (4, 4)) -> StatedLayout:
+    """Two blocks of one layer, then three of two layers, on two ranks: 1 + 1 + 2 and 2 + 2 layers."""
+    kinds = ({"kind0": 2, "kind1": layers[0] - 2}, {"kind1": layers[1], "kind0": 0})
+    again = recomputed or ((0, {}), (0, {}))
+    stages = tuple(
+        StatedStage(
+            rank=rank,
+            chunk=0,
+            layers=layers[rank],
+            kinds=kinds[rank],
+            recomputed=again[rank][0],
+            recomputed_kinds=again[rank][1],
+            embedding=rank == 0,
+            head=rank == 1,
+        )
+        for rank in range(2)
+    )
+    return StatedLayout(
+        degrees=dict.fromkeys(DEGREES, 1) | {"pp": 2},
+        sp=False,
+        zero=0,
+        hsdp_shard=0,
+        recompute=Recompute(),
+        schedule="1f1b",
+        mesh_order=BOOK.orders[0],
+        precision=None,
+        stages=stages,
+    )
+
+
+def test_stages_of_two_kinds() -> None:
+    """Layers become blocks of each kind; recomputed ones are the first unless their kinds are stated."""
+    runs = make_space(counts=(2, 3)).runs
+    blocks, none = read_stages(two_stages(), runs, FREE, may_recompute=False)
+    assert blocks.tolist() == [[2, 1], [0, 2]]
+    assert not none.any()
+    first = two_stages((2, {}), (2, {}))
+    assert read_stages(first, runs, FREE, may_recompute=True)[1].tolist() == [[2, 0], [0, 1]]
+    chosen = two_stages((3, {"kind0": 1, "kind1": 2}), (0, {}))
+    assert read_stages(chosen, runs, FREE, may_recompute=True)[1].tolist() == [[1, 1], [0, 0]]
+    uniform = two_stages((4, {}), (4, {}))
+    with pytest.raises(Refuted, match="first 3 blocks"):
+        read_stages(two_stages((4, {}), (2, {})), runs, MEGATRON, may_recompute=True)
+    assert read_stages(uniform, runs, TORCHTITAN, may_recompute=True)[1].tolist() == [[2, 1], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "rule", "message"),
+    [
+        (two_stages(layers=(4, 2)), FREE, "hold 4 blocks of 5"),
+        (two_stages(layers=(3, 4)), FREE, "not a whole number"),
+        (two_stages(layers=(4, 6)), FREE, "not a whole number"),
+        (two_stages((3, {}), (0, {})), FREE, "recomputed: 3 layers are not a whole number"),
+        (two_stages((3, {"kind0": 3}), (0, {})), FREE, "cannot recompute 3 layers of kind0"),
+        (two_stages((1, {"kind1": 1}), (0, {})), FREE, "cannot recompute 1 layers of kind1"),
+        (two_stages((2, {"kind0": 1}), (0, {})), FREE, "don't add up to 2"),
+        (two_stages((1, {"other": 1}), (0, {})), FREE, "don't add up to 1"),
+        (two_stages((1, {}), (0, {})), MEGATRON, "first 1 blocks of every stage"),
+        (two_stages((2, {"kind1": 2}), (2, {})), MEGATRON, "first 1 blocks of every stage"),
+        (two_stages((1, {}), (2, {})), TORCHTITAN, "all blocks or none"),
+    ],
+)
+def test_stages_that_break_the_rule(layout: StatedLayout, rule: StageRule, message: str) -> None:
+    """Each statement that isn't possible is named."""
+    with pytest.raises(Refuted, match=message):
+        read_stages(layout, make_space(counts=(2, 3)).runs, rule, may_recompute=True)
+
+
+def test_no_recomputation_where_the_layout_has_none() -> None:
+    """Recomputed layers need a layout with full recomputation."""
+    with pytest.raises(Refuted, match="no full recomputation"):
+        read_stages(two_stages((2, {}), (2, {})), make_space(counts=(2, 3)).runs, FREE, may_recompute=False)
 
 
 @pytest.mark.parametrize(
