@@ -162,7 +162,7 @@ class BlockFile(FileModel):
 
     def layers(self) -> list[LayerShape]:
         """Return the layers in order."""
-        period: Sequence[LayerShape] = self.pattern or (self.kind,)
+        period: Sequence[LayerShape] = self.pattern or ((self.kind,) if self.kind else ())
         return [self._shape(shape) for shape in period] * self.count
 
     def _shape(self, kind: LayerShape) -> LayerShape:
@@ -295,6 +295,8 @@ def _check_count(given: Partial) -> Iterator[Finding]:
 def _check_parts(given: Partial) -> Iterator[Finding]:
     """Check that each kind of layer has its numbers and each part is used."""
     moe = given.moe
+    if any(key in given.stated and getattr(given, key) is None for key in ("moe", "mamba", "blocks")):
+        return
     if moe and given.blocks and (moe.dense_layers or moe.every != 1):
         key = "dense_layers" if moe.dense_layers else "every"
         yield ("moe", key), "is not used with blocks", "blocks says which layers are MoE"
@@ -317,6 +319,11 @@ def _has_moe(stack: Sequence[LayerShape]) -> bool:
     return any(shape.mlp is Mlp.MOE for shape in stack)
 
 
+def _divisors(heads: int) -> str:
+    divisors = [str(part) for part in range(1, heads + 1) if heads % part == 0] if heads <= 1024 else []
+    return f"a divisor of {heads}" + (f": {', '.join(divisors)}" if divisors else "")
+
+
 def _check_heads(given: Partial) -> Iterator[Finding]:
     """Check heads against the hidden size and each other."""
     heads, kv_heads = given.heads, given.kv_heads
@@ -334,7 +341,7 @@ def _check_heads(given: Partial) -> Iterator[Finding]:
             yield ("head_dim",), "is not used with mla", "leave it out"
         return
     if kv_heads and heads % kv_heads:
-        yield ("kv_heads",), f"heads {heads} is not a multiple of {kv_heads}", f"a divisor of {heads}"
+        yield ("kv_heads",), f"heads {heads} is not a multiple of {kv_heads}", _divisors(heads)
     if given.hidden and "head_dim" not in given.stated and given.hidden % heads:
         what = f"missing, and hidden {given.hidden} is not a multiple of heads {heads}"
         yield ("head_dim",), what, "width of one head"

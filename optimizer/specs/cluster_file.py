@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from layoutopt.optimizer.specs.cluster import ClusterSpec, FailureSpec, NetworkLevel, StorageSpec
+from layoutopt.optimizer.specs.document import exists
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
@@ -70,19 +71,33 @@ def _read_calibration(value: object) -> dict[str, float]:
         raise input_error(f"{shown(value)} is not a mapping", "constants by name: {gemm_cap.hopper: 0.65}")
     numbers = {}
     for name, item in value.items():
-        try:
-            number = parse_quantity(item, NUMBER)
-        except InputError:
-            raise input_error(f"{name}: {shown(item)} is not a finite number", "a number above 0") from None
-        if number <= 0:
-            raise input_error(f"{name}: {shown(item)} is not above 0", "a number above 0")
-        numbers[str(name)] = number
+        numbers[str(name)] = _read_constant(str(name), item)
     return numbers
+
+
+def _read_constant(name: str, item: object) -> float:
+    """Read a number, or a mapping of ``value`` and ``source``."""
+    value = item.get("value") if isinstance(item, dict) and item.keys() <= {"value", "source"} else item
+    try:
+        number = parse_quantity(value, NUMBER)
+    except InputError:
+        raise input_error(f"{name}: {shown(value)} is not a finite number", "a number above 0") from None
+    if number <= 0:
+        raise input_error(f"{name}: {shown(value)} is not above 0", "a number above 0")
+    return number
 
 
 CALIBRATION = Kind(
     read=_read_calibration,
-    schema={"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
+    schema={
+        "type": "object",
+        "additionalProperties": {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "object", "properties": {"value": {"type": "number"}, "source": {"type": "string"}}},
+            ]
+        },
+    },
 )
 
 
@@ -159,7 +174,7 @@ class ClusterFile(FileModel):
         default=1.2, description="power usage effectiveness of the machine room"
     )
     calibration: Annotated[dict[str, float], CALIBRATION] = Field(
-        default={}, description="constants of the cost model by name, in place of the package's"
+        default={}, description="constants of the cost model by name: a number, or {value, source}"
     )
     source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
 
@@ -203,7 +218,10 @@ class ClusterFile(FileModel):
         if self.graph is None:
             return None
         if isinstance(self.graph, str):
-            return read_graph(Path(document.file).parent / self.graph)
+            path = Path(document.file).parent / self.graph
+            if not exists(path):
+                raise InputError(document.problem(("graph",), f"{shown(self.graph)}: no such file", "a path"))
+            return read_graph(path)
         return check_graph(self.graph, document, ("graph",))
 
 
@@ -246,7 +264,8 @@ def _check_levels(given: Partial) -> Iterator[Finding]:
         if index < last and not given.levels[index].gpus and not given.levels[index].nodes:
             yield key, "missing", "GPUs under one switch group; only the last level may leave it out"
             return
-        if level.gpus <= below and level.gpus < gpus:
+        stated = given.levels[index].gpus or given.levels[index].nodes
+        if stated and level.gpus <= below and (index or level.gpus < gpus):
             yield key, f"{level.name} joins {level.gpus} GPUs, {name} {below}", "sizes that grow outward"
         elif level.gpus % below and level.gpus < gpus:
             yield key, f"{level.gpus} GPUs are no multiple of the {below} of {name}", f"a multiple of {below}"

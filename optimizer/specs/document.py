@@ -84,10 +84,10 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
     """Read a text file; raises ``InputError`` if it is missing, not a file, too large, or not UTF-8 text."""
     name = str(path)
     try:
-        if path.is_dir():
-            raise input_error("is a directory", "a file", file=name)
         with path.open("rb") as stream:
             raw = stream.read(max_bytes + 1)
+    except IsADirectoryError:
+        raise input_error("is a directory", "a file", file=name) from None
     except OSError as error:
         raise input_error(error.strerror or "cannot be read", file=name) from None
     except ValueError:  # a null byte in the name
@@ -121,10 +121,10 @@ def parse_document(text: str, file: str) -> Document:
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise input_error(_syntax(error), "YAML", file=file, line=mark.line + 1 if mark else None) from None
+        raise input_error(_syntax(error), file=file, line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(getattr(error, "reason", "") or "syntax error").split())
-        raise input_error(f"not valid YAML: {reason}", "YAML", file=file) from None
+        raise input_error(f"not valid YAML: {reason}", file=file) from None
     if root is None:
         raise input_error("is empty", "a YAML mapping", file=file)
     reader = _Reader(file)
@@ -169,12 +169,16 @@ class _Reader:
             raise InputError(
                 self._problem(path[:3], node, "is nested too deeply", f"at most {MAX_DEPTH} levels")
             )
+        if not node.tag.startswith(_YAML) or node.tag.startswith(_YAML + "python"):
+            tag = shown(node.tag.removeprefix(_YAML))
+            self.problems.append(self._problem(path, node, f"tag {tag} is not accepted", "plain values"))
+            return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index), depth + 1) for index, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
-        return self._scalar(node, path)
+        return _scalar(node)
 
     def _mapping(self, node: MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         import yaml
@@ -187,6 +191,10 @@ class _Reader:
                 )
                 continue
             key = str(key_node.value)
+            if key_node.tag == _YAML + "merge":
+                what = "merge keys are not accepted"
+                self.problems.append(self._problem((*path, key), key_node, what, "the keys themselves"))
+                continue
             place = (*path, key)
             if key in data:
                 first = self.lines[place]
@@ -196,21 +204,23 @@ class _Reader:
             data[key] = self.read(value_node, place, depth + 1)
         return data
 
-    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
-        text = str(node.value)
-        if node.style in ("'", '"', "|", ">"):
-            return text
-        if not node.tag.startswith(_YAML):
-            self.problems.append(
-                self._problem(path, node, f"tag {shown(node.tag)} is not accepted", "plain values")
-            )
-            return None
-        return plain_scalar(text)
-
     def _problem(self, path: KeyPath, node: Node, what: str, allowed: str = "") -> Problem:
         return Problem(
             what=what, allowed=allowed, file=self.file, line=node.start_mark.line + 1, key=dotted(path)
         )
+
+
+def _scalar(node: ScalarNode) -> Any:
+    quoted = node.style in ("'", '"', "|", ">")
+    return str(node.value) if quoted else plain_scalar(str(node.value))
+
+
+def exists(path: Path) -> bool:
+    """Tell whether a path exists; a name that no file can have does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
 
 
 def plain_scalar(text: str) -> Any:

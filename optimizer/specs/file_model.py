@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -116,6 +116,11 @@ def nested_model(annotation: Any) -> type[FileModel] | None:
     return next(filter(None, map(nested_model, get_args(annotation))), None)
 
 
+def holds_list(annotation: Any) -> bool:
+    """Tell whether an annotation is a list, or an optional one."""
+    return get_origin(annotation) is list or any(get_origin(part) is list for part in get_args(annotation))
+
+
 def _check_valid(value: FileModel, path: KeyPath) -> Iterator[Finding]:
     """Run the checks of a mapping whose fields are valid, and of every mapping below it."""
     fields = dict(value)
@@ -132,10 +137,10 @@ def _check_raw(model: type[FileModel], data: Any, path: KeyPath) -> Iterator[Fin
         return
     yield from _found(model, _valid_part(model, data), path)
     for name, field in model.model_fields.items():
-        nested = nested_model(field.annotation)
-        if nested is None:
+        nested, value = nested_model(field.annotation), data.get(name)
+        if nested is None or isinstance(value, list) is not holds_list(field.annotation):
             continue
-        for place, inner in _items(name, data.get(name)):
+        for place, inner in _items(name, value):
             yield from _check_raw(nested, inner, (*path, *place))
 
 

@@ -76,10 +76,11 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     InputError
         With one line for each problem: file, line, key, what is wrong, what is allowed.
     """
+    from layoutopt.optimizer.specs.document import exists
     from layoutopt.optimizer.specs.gpu_catalog import split_reference
 
     reference = split_reference(str(source))
-    if reference is not None and not _exists(str(source)):
+    if reference is not None and not exists(Path(source)):
         return reference_cluster(*reference)
     from layoutopt.optimizer.specs.cluster_file import ClusterFile
     from layoutopt.optimizer.specs.file_model import validate
@@ -196,23 +197,16 @@ def _builtin_names(package: str) -> tuple[str, ...]:
 
 def _open(source: str | Path, package: str, what: str) -> tuple[Document, str]:
     """Read a built-in or a file; return it with the name that it has unless it states one."""
-    from layoutopt.optimizer.specs.document import parse_document, read_text
+    from layoutopt.optimizer.specs.document import exists, parse_document, read_text
 
     text = str(source)
     if isinstance(source, str) and text in _builtin_names(package):
         file = f"{text}.yaml"
         return parse_document(resources.files(package).joinpath(file).read_text("utf-8"), file), text
-    if not _exists(text):
+    if not exists(Path(text)):
         raise InputError(_unknown(text, package, what))
     path = Path(text)
     return parse_document(read_text(path), text), path.stem
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # too long, or with a null byte
-        return False
 
 
 def _unknown(text: str, package: str, what: str) -> Problem:
@@ -221,7 +215,7 @@ def _unknown(text: str, package: str, what: str) -> Problem:
 
     names = _builtin_names(package)
     if not text.endswith(SUFFIXES) and "/" not in text:
-        near = _near(text, names) or _near_gpus(text, what)
+        near = _near_gpus(text, what) or _near(text, names)
         missing = f"no built-in {what} and no file is called {shown(text)}"
         return Problem(what=missing + near, allowed=f"a {what} file, or one of: {', '.join(names)}")
     near = _near(Path(text).name, _siblings(Path(text))) or _near(Path(text).stem, names)
@@ -233,7 +227,11 @@ def _unknown(text: str, package: str, what: str) -> Problem:
 def _near(text: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(text.lower()[:60], list(known), n=3, cutoff=0.6)
+    word, names = text.lower()[:60], list(known)
+    begun = [name for name in names if word and name.startswith(word)]
+    near = [*begun, *(name for name in get_close_matches(word, names, n=3, cutoff=0.6) if name not in begun)][
+        :3
+    ]
     return f"; nearest: {', '.join(near)}" if near else ""
 
 

@@ -142,6 +142,15 @@ class ModelFile(FileModel):
     def check(cls, given: Partial) -> Iterator[Finding]:
         """Check what training and architecture must agree on."""
         training: Any = given.training
+        positions = given.architecture.learned_positions if given.architecture else 0
+        parts = [
+            (("training",), training),
+            *((("phases", i), phase) for i, phase in enumerate(given.phases or ())),
+        ]
+        for place, part in parts if positions else ():
+            if part and part.sequence_length > positions:
+                what = f"{part.sequence_length} is more than the model's {positions} learned positions"
+                yield (*place, "sequence_length"), what, f"at most {positions}"
         if training and training.moe_imbalance and given.architecture and given.architecture.moe is None:
             yield ("training", "moe_imbalance"), "the model has no experts", "only with architecture.moe"
 

@@ -143,6 +143,8 @@ def _plain(value: object) -> str:
         isinstance(value, int) and abs(value) >= 10**MAX_SHOWN
     ):  # str() refuses integers of thousands of digits
         return "a huge number"
+    if isinstance(value, float):
+        return f"{value:.12g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
