@@ -31,9 +31,10 @@ from layoutopt.optimizer.space.stage_rule import (
     Split,
     StageRule,
 )
+from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.model import LayerShape, Run
+from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
@@ -833,6 +834,33 @@ def test_stages_that_break_the_rule(layout: StatedLayout, rule: StageRule, messa
     """Each statement that isn't possible is named."""
     with pytest.raises(Refuted, match=message):
         read_stages(layout, make_space(counts=(2, 3)).runs, rule, may_recompute=True)
+
+
+@pytest.mark.parametrize("rule", [FREE, MEGATRON, TORCHTITAN])
+@pytest.mark.parametrize("counts", [(7,), (2, 5), (1, 3, 3)])
+def test_reads_what_the_space_writes(rule: StageRule, counts: tuple[int, ...]) -> None:
+    """Optimal stages written as a layout's stage list are read as the same blocks and recomputed blocks."""
+    space = make_space(rule, counts, tight=1.2, seed=11)
+    model = ModelSpec(name="tiny", hidden=8, heads=1, kv_heads=1, head_dim=8, vocab=8, runs=space.runs)
+    batch, _ = space.expand(space.degrees)
+    terms = space.terms(batch)
+    written = 0
+    for row in range(len(batch)):
+        best = solve_stages(terms.take(np.array([row])), space.counts, rule)
+        if best is None:
+            continue
+        pp, vp = int(batch.pp[row]), int(batch.vp[row])
+        listed = virtual_stages(model, pp, vp, best.blocks, best.recomputed)
+        stages = tuple(
+            StatedStage(**{f.name: getattr(stage, f.name) for f in fields(StatedStage)}) for stage in listed
+        )
+        degrees = dict.fromkeys(DEGREES, 1) | {"pp": pp, "vp": vp}
+        layout = replace(two_stages(), degrees=degrees, stages=stages)
+        blocks, recomputed = read_stages(layout, space.runs, rule, may_recompute=True)
+        assert blocks.tolist() == best.blocks.tolist()
+        assert recomputed.tolist() == best.recomputed.tolist()
+        written += bool(best.recomputed.any())
+    assert written > 1
 
 
 def test_no_recomputation_where_the_layout_has_none() -> None:
