@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from layoutopt.optimizer.evidence.run import MeasuredRun, Sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DENSE: dict[str, Any] = {
     "id": "made-up",
@@ -54,18 +57,13 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-class MakeRun:
-    """Builds rows from the complete dense one, with cells replaced (None empties a cell)."""
-
-    def __call__(self, **cells: Any) -> MeasuredRun:
-        return MeasuredRun(**{**DENSE, **cells})
-
-    def experts(self, **cells: Any) -> MeasuredRun:
-        """Build a mixture-of-experts row."""
-        return self(**{**EXPERTS, **cells})
+@pytest.fixture
+def make_run() -> Callable[..., MeasuredRun]:
+    """Return a builder of the complete dense row with cells replaced (None empties a cell)."""
+    return lambda **cells: MeasuredRun(**{**DENSE, **cells})
 
 
 @pytest.fixture
-def make_run() -> MakeRun:
-    """Return the builder of made-up rows."""
-    return MakeRun()
+def make_moe_run() -> Callable[..., MeasuredRun]:
+    """Return a builder of a complete mixture-of-experts row."""
+    return lambda **cells: MeasuredRun(**{**DENSE, **EXPERTS, **cells})
