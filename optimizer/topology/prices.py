@@ -37,6 +37,10 @@ class Topology:
     """
 
     def __init__(self, cluster: ClusterSpec, links: LinkConstants) -> None:
+        if cluster.graph is not None:
+            from layoutopt.optimizer.topology.explicit import resolve_graph  # only graphs need networkx
+
+            cluster = resolve_graph(cluster)
         self.cluster = cluster
         self.links = links
         self._fabric = Fabric(cluster, links, cluster_tiers(cluster))

@@ -82,7 +82,7 @@ def test_expert_groups_split_a_stage(
 
 
 def test_megatron_default_order() -> None:
-    """tp4 cp2 pp2 dp2 with ep4 over 32 ranks: tp neighbours, pipeline outermost, experts folded over tp and cp."""
+    """tp4 cp2 pp2 dp2 with ep4: tp neighbours, pipeline outermost, experts folded over tp and cp."""
     degrees = {"tp": 4, "cp": 2, "pp": 2, "dp": 2, "ep": 4, "etp": 1}
     order = "tp-cp-ep-dp-pp"
     assert (0, 1, 2, 3) in groups_of("tp", order, **degrees)
@@ -112,7 +112,7 @@ def test_grid_that_does_not_nest_is_told() -> None:
 
 
 def test_hsdp_splits_the_sharding_group() -> None:
-    """Shard groups are neighbours in the sharding group, replicas hold the same place; 0 means no replicas."""
+    """Shard groups are neighbours in the sharding group, replicas hold the same place; 0: no replicas."""
     groups = mesh_groups("tp-cp-ep-dp-pp", tp=[2, 2], cp=[2, 2], pp=[1, 1], dp=[4, 4], ep=[1, 1], etp=[1, 1])
     shard = np.array([4, 0])
     inner, outer = groups.hsdp_inner(shard), groups.hsdp_outer(shard)

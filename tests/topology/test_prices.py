@@ -67,7 +67,7 @@ def test_two_nodes_beat_four(make_cluster: MakeCluster, make_group: MakeGroup) -
 
 
 def test_nvlink_domain_beyond_a_node(make_cluster: MakeCluster, make_group: MakeGroup) -> None:
-    """NVL72: 72 ranks on 18 nodes reduce at NVLink speed (850 GB/s in the switch, 680 by rings, published)."""
+    """NVL72: 72 ranks on 18 nodes reduce at NVLink speed (published 850 GB/s in the switch, 680 by rings)."""
     base = make_cluster(576, gpus_per_node=4, nvlink_domain=72, nics_per_node=4, in_switch_reduction=True)
     gpu = replace(base.gpu, architecture="blackwell-gb200", nvlink_bytes_per_s=900e9)
     topology = Topology(replace(base, gpu=gpu), LINKS)
