@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.specs.layout import Recompute
-
 if TYPE_CHECKING:
-    from layoutopt.optimizer.specs.layout import Layout, VirtualStage
+    from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Framework, Precision, Schedule
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Framework, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,38 +24,6 @@ class ImportedModel:
     sequence_length: int | None = None
     precision: Precision | None = None
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLayout:
-    """The parallel layout as far as a launch file states it; None is unknown.
-
-    Degrees mean what they mean in ``Layout``. ``zero`` and ``hsdp_shard`` likewise. ``stages`` is empty
-    when the file leaves the split to the framework or the model is unknown. ``layer_counts`` are the
-    decoder layers of each virtual stage in model order, ``mtp_stage`` the position of the MTP layers there,
-    ``recompute_layers`` how many of a stage's first layers are recomputed (None: all, under full
-    recomputation).
-    """
-
-    tp: int | None = None
-    sp: bool | None = None
-    cp: int | None = None
-    pp: int | None = None
-    vp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    dp: int | None = None
-    zero: int | None = None
-    hsdp_shard: int | None = None
-    micro_batch: int | None = None
-    micro_batches: int | None = None
-    recompute: Recompute = field(default_factory=Recompute)
-    recompute_layers: int | None = None
-    schedule: Schedule | None = None
-    mesh_order: str | None = None
-    layer_counts: tuple[int, ...] = ()
-    mtp_stage: int | None = None
-    stages: tuple[VirtualStage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +85,15 @@ class JobOptions:
 class ImportedJob:
     """Somebody's launch configuration.
 
+    ``layout`` holds the axes as far as the file states them and, in ``split``, the stages that the
+    framework makes of them.
     ``model`` is None when the file only names it (``model_name``). ``gpus`` is the number of processes if
     stated or derivable. ``notes`` say which values are the framework's defaults and why; ``missing`` names
     what a price needs and the file does not state.
     """
 
     framework: Framework
-    layout: JobLayout
+    layout: PartialLayout
     training: JobTraining
     options: JobOptions = field(default_factory=JobOptions)
     version: str | None = None

@@ -1,93 +1,45 @@
-"""Virtual stages from numbers of layers, in the form every answer of the project has."""
+"""Stages as launch files list them, and the stages of a layout that names none."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.layer_runs import kinds_of
-from layoutopt.optimizer.specs.layout import VirtualStage
-from layoutopt.optimizer.specs.vocabulary import Schedule
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layout_string import StageItems
+from layoutopt.optimizer.specs.stage_split import build_stages, even_layers, model_order
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.layout import Layout, VirtualStage
     from layoutopt.optimizer.specs.model import ModelSpec
 
-V_SHAPED = (Schedule.ZB_V, Schedule.DUALPIPE_V)
-"""Schedules whose second chunk runs from the last rank back to the first."""
 
+def stage_items(
+    counts: Sequence[int], pp: int, schedule: Schedule = Schedule.NONE
+) -> tuple[StageItems, ...] | None:
+    """Return a layout's ``split`` from the layers of every stage in model order; None where there are none.
 
-def model_order(pp: int, vp: int, schedule: Schedule) -> list[int]:
-    """Indices of ``Layout.stages`` (chunk * pp + rank) in the order in which the layers pass through them."""
-    order: list[int] = []
-    for chunk in range(vp):
-        ranks = range(pp)
-        backwards = schedule in V_SHAPED and chunk % 2 == 1
-        order += [chunk * pp + rank for rank in (reversed(ranks) if backwards else ranks)]
-    return order
-
-
-def even_counts(layers: int, stages: int) -> list[int]:
-    """Layers of each stage, in model order, as even as can be.
-
-    When layers do not divide, embedding and loss count as one layer each if that divides (Llama 3's and
-    Megatron-LM's account-for-* split), else the stages in the middle hold one layer more.
+    The MTP layers are left to their default place, the stage with the head.
     """
-    if layers % stages and stages > 1 and (layers + 2) % stages == 0:
-        share = (layers + 2) // stages
-        return [share - (index in (0, stages - 1)) for index in range(stages)]
-    base, extra = divmod(layers, stages)
-    begin = (stages - extra) // 2
-    return [base + (begin <= index < begin + extra) for index in range(stages)]
-
-
-def build_stages(
-    counts: Sequence[int],
-    *,
-    pp: int,
-    vp: int,
-    model: ModelSpec | None,
-    schedule: Schedule = Schedule.NONE,
-    recomputed: Sequence[int] = (),
-    mtp_stage: int | None = None,
-) -> tuple[VirtualStage, ...]:
-    """Build ``Layout.stages`` from decoder layers per stage.
-
-    ``counts`` and ``recomputed`` (empty: none) are in model order. ``mtp_stage`` is the position of the MTP
-    layers in model order, None for the last. Without a model the kinds are left empty.
-    """
-    order = model_order(pp, vp, schedule)
-    mtp_layers = model.mtp_layers if model else 0
-    mtp_at = len(order) - 1 if mtp_stage is None else mtp_stage
-    stages: list[VirtualStage | None] = [None] * len(order)
-    first = 0
-    for position, (index, layers) in enumerate(zip(order, counts, strict=True)):
-        stages[index] = VirtualStage(
-            rank=index % pp,
-            chunk=index // pp,
-            layers=layers,
-            kinds=kinds_of(model.runs, first, layers) if model else {},
-            recomputed=recomputed[position] if recomputed else 0,
-            embedding=position == 0,
-            head=position == len(order) - 1,
-            mtp=mtp_layers if position == mtp_at else 0,
+    if not counts:
+        return None
+    items: dict[int, StageItems] = {}
+    for position, entry in enumerate(model_order(pp, len(counts) // pp, schedule)):
+        items[entry] = StageItems(
+            layers=counts[position], embedding=position == 0, loss=position == len(counts) - 1
         )
-        first += layers
-    return tuple(stage for stage in stages if stage is not None)
+    return tuple(items[entry] for entry in range(len(counts)))
 
 
 def with_stages(layout: Layout, model: ModelSpec) -> tuple[VirtualStage, ...]:
     """Return a layout's stages, or the most even split where it names none."""
     if layout.stages:
         return layout.stages
-    counts = even_counts(model.layers, layout.pp * layout.vp)
-    full = layout.recompute.granularity.value == "full"
-    return build_stages(
-        counts,
-        pp=layout.pp,
-        vp=layout.vp,
-        model=model,
-        schedule=layout.schedule,
-        recomputed=counts if full else (),
-    )
+    layers = even_layers(model, layout.pp, layout.vp, layout.schedule)
+    if layers is None:
+        stages = f"pp={layout.pp} * vp={layout.vp}"
+        raise input_error(f"{model.layers} layers do not fill {stages} virtual stages", key="stages")
+    full = layout.recompute.granularity is Granularity.FULL
+    return build_stages(model, layers, layout.pp, layout.schedule, model.layers if full else 0)

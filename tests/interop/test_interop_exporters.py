@@ -16,10 +16,9 @@ from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, ne
 from layoutopt.optimizer.interop.jobs.shell import parse_script
 from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
 from layoutopt.optimizer.interop.sources import Kind, import_text
-from layoutopt.optimizer.interop.stages import build_stages
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import (
     LayerShape,
     MambaSpec,
@@ -31,6 +30,7 @@ from layoutopt.optimizer.specs.model import (
     Run,
     TrainingSpec,
 )
+from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
@@ -109,7 +109,7 @@ EXPERTS = Layout(
     schedule=Schedule.INTERLEAVED,
     precision=Precision.FP8,
     recompute=Recompute(granularity=Granularity.SELECTIVE, modules=("mla_up_proj", "mlp", "moe_act")),
-    stages=build_stages([3] + [2] * 29 + [0, 0], pp=16, vp=2, model=DEEPSEEK, mtp_stage=30),
+    stages=build_stages(DEEPSEEK, [3] + [2] * 29 + [0, 0], 16, Schedule.INTERLEAVED, 0, [0] * 30 + [1, 0]),
 )
 PLAN = CheckpointSchedule(interval_steps=500)
 
@@ -121,6 +121,11 @@ def run(
     batch = layout.dp * layout.micro_batch * layout.micro_batches
     spec = TrainingSpec(sequence_length=length, global_batch=batch, precision=layout.precision, **training)
     return export(layout, Workload(model=model, training=spec), CLUSTER, to, version=version, plan=PLAN)
+
+
+def llama_stages(layers: list[int], limit: int = 0) -> tuple[VirtualStage, ...]:
+    """Stages of the 70B model on four ranks, the first ``limit`` layers of each recomputed."""
+    return build_stages(LLAMA, layers, 4, Schedule.INTERLEAVED, limit)
 
 
 def flat(text: str) -> str:
@@ -238,11 +243,12 @@ def test_sharding_inside_groups_and_fsdp() -> None:
 
 def test_block_recomputation_counts_per_chunk() -> None:
     """The first N layers of every chunk are one number; all else names the axis and the nearest depth."""
-    stages = build_stages([4] * 20, pp=4, vp=5, model=LLAMA, recomputed=[2] * 20)
+    stages = llama_stages([4] * 20, 2)
     full = replace(INTERLEAVED, stages=stages, recompute=Recompute(granularity=Granularity.FULL))
     text = flat(run(full, LLAMA, "megatron-lm").files["launch.sh"])
     assert "--recompute-method block" in text and "--recompute-num-layers 2" in text
-    uneven = build_stages([4] * 20, pp=4, vp=5, model=LLAMA, recomputed=[3] + [0] * 19)
+    plain = llama_stages([4] * 20)
+    uneven = (replace(plain[0], recomputed=3), *plain[1:])
     with pytest.raises(NotExpressible, match="recompute: megatron") as caught:
         run(replace(full, stages=uneven), LLAMA, "megatron-lm")
     nearest = caught.value.nearest
@@ -251,11 +257,11 @@ def test_block_recomputation_counts_per_chunk() -> None:
 
 def test_uneven_ends_before_layout_strings() -> None:
     """Core 0.12 can shorten the ends but not a stage in the middle."""
-    stages = build_stages([18, 22, 22, 18], pp=4, vp=1, model=LLAMA)
+    stages = llama_stages([18, 22, 22, 18])
     layout = replace(INTERLEAVED, vp=1, schedule=Schedule.ONE_F_ONE_B, stages=stages)
     text = flat(run(layout, LLAMA, "megatron-lm", "core 0.12").files["launch.sh"])
     assert "--decoder-first-pipeline-num-layers 18 --decoder-last-pipeline-num-layers 18" in text
-    middle = build_stages([20, 22, 18, 20], pp=4, vp=1, model=LLAMA)
+    middle = llama_stages([20, 22, 18, 20])
     with pytest.raises(NotExpressible, match="stages: megatron"):
         run(replace(layout, stages=middle), LLAMA, "megatron-lm", "core 0.12")
 
@@ -347,7 +353,7 @@ def test_deepspeed_pipeline_goes_through_megatron_deepspeed() -> None:
     assert set(job.files) == {"launch.sh", "ds_config.json"}
     assert "--zero-stage 1" in job.files["launch.sh"]
     assert json.loads(job.files["ds_config.json"])["zero_optimization"]["stage"] == 1
-    with pytest.raises(NotExpressible, match="zero: .*exclude pipeline parallelism"):
+    with pytest.raises(NotExpressible, match=r"zero: .*exclude pipeline parallelism"):
         run(replace(layout, zero=2), LLAMA, "deepspeed")
     with pytest.raises(InputError, match="no multi-head latent attention"):
         run(EXPERTS, DEEPSEEK, "deepspeed")

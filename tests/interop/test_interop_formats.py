@@ -70,8 +70,9 @@ def test_worked_example_2(name: str) -> None:
     got = job(name)
     layout = complete_layout(got)
     assert (layout.tp, layout.pp, layout.vp, layout.ep, layout.etp, layout.dp) == (1, 16, 2, 64, 1, 128)
-    assert got.layout.layer_counts == (3, *(2,) * 29, 0, 0)
-    assert got.layout.mtp_stage == 30
+    split = got.layout.split or ()
+    assert [stage.layers for stage in split] == [3, *[2] * 29, 0, 0]
+    assert [index for index, stage in enumerate(split) if stage.mtp] == [30]
     assert layout.recompute.modules == ("mla_up_proj", "mlp", "moe_act")
 
 
@@ -79,7 +80,7 @@ def test_deepspeed_variants() -> None:
     """The Megatron-DeepSpeed script, and JSONs with pipeline, ZeRO-3 and experts."""
     script = job("megatron_deepspeed_llama3_70b.sh")
     assert script.framework is Framework.MEGATRON_DEEPSPEED
-    assert (script.layout.pp, script.layout.layer_counts) == (4, (20,) * 4)
+    assert [stage.layers for stage in script.layout.split or ()] == [20] * 4
     experts = job("deepspeed_autoep_moe.json", gpus=64)
     assert (experts.layout.ep, experts.layout.dp, experts.training.global_batch) == (8, 64, 512)
     assert job("deepspeed_zero3_autotp_ulysses.json").options.optimizer_offload == 1.0

@@ -203,7 +203,7 @@ def test_older_key_names() -> None:
 def test_falcon_kv_heads() -> None:
     """multi_query means one kv head whatever num_kv_heads says; the new architecture groups."""
     size = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 100}
-    cases = [
+    cases: list[tuple[dict[str, Any], int]] = [
         ({"multi_query": True, "num_kv_heads": 8}, 1),
         ({"multi_query": False}, 8),
         ({"new_decoder_architecture": True, "num_kv_heads": 4}, 4),

@@ -21,6 +21,7 @@ from layoutopt.optimizer.specs.vocabulary import (
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.specs.layout import VirtualStage
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -29,6 +30,16 @@ def job(name: str) -> ImportedJob:
     """Import a sample file whose kind it tells itself."""
     value: ImportedJob = import_path(SAMPLES / name).value
     return value
+
+
+def layer_counts(got: ImportedJob) -> tuple[int, ...]:
+    """Layers of every virtual stage that the file states or its framework makes."""
+    return tuple(stage.layers for stage in got.layout.split or ())
+
+
+def stages(got: ImportedJob) -> tuple[VirtualStage, ...]:
+    """Stages of the completed layout."""
+    return complete_layout(got, gpus=16, global_batch=16).stages
 
 
 def megatron(flags: str) -> ImportedJob:
@@ -44,8 +55,7 @@ def test_shell_script_with_variables_arrays_and_sbatch_lines() -> None:
     layout = got.layout
     assert (got.gpus, layout.tp, layout.sp, layout.pp, layout.dp, layout.vp) == (32, 2, True, 4, 4, 1)
     assert (layout.micro_batch, layout.micro_batches, got.training.global_batch) == (2, 8, 64)
-    assert [stage.layers for stage in layout.stages] == [5, 6, 6, 7]
-    assert [stage.recomputed for stage in layout.stages] == [2, 2, 2, 2]
+    assert [(stage.layers, stage.recomputed) for stage in stages(got)] == [(5, 2), (6, 2), (6, 2), (7, 2)]
     assert got.model is not None and (got.model.layers, got.model.kv_heads, got.model.vocab) == (24, 4, 32000)
     assert got.training.sequence_length == 4096
     assert (got.options.dp_overlap, got.options.param_overlap) == (True, False)
@@ -58,13 +68,13 @@ def test_mixture_of_experts_with_latent_attention_and_mtp() -> None:
     layout = got.layout
     assert (layout.ep, layout.etp, layout.tp) == (8, 2, 2)
     assert any("etp=2" in note for note in got.notes)
-    assert [(s.layers, s.mtp, s.embedding, s.head) for s in layout.stages] == [
+    assert [(s.layers, s.mtp, s.embedding, s.head) for s in stages(got)] == [
         (4, 0, True, False),
         (3, 0, False, False),
         (2, 0, False, False),
         (0, 1, False, True),
     ]
-    assert [stage.kinds for stage in layout.stages] == [{"dense": 1, "moe": 3}, {"moe": 3}, {"moe": 2}, {}]
+    assert [stage.kinds for stage in stages(got)] == [{"dense": 1, "moe": 3}, {"moe": 3}, {"moe": 2}, {}]
     assert (layout.zero, layout.hsdp_shard, layout.dp) == (1, 8, 16)
     assert (layout.mesh_order, layout.schedule) == ("tp-cp-ep-pp-dp", Schedule.INTERLEAVED)
     assert (got.training.precision, got.training.fp8_recipe) == (Precision.FP8, Fp8Recipe.CURRENT)
@@ -78,7 +88,7 @@ def test_argument_dump() -> None:
     got = job("megatron_dump.txt")
     assert got.model is not None
     assert (got.gpus, got.model.vocab, got.model.kv_heads, got.layout.dp) == (8, 31000, 16, 2)
-    assert (got.layout.vp, [s.layers for s in got.layout.stages]) == (3, [2] * 6)
+    assert (got.layout.vp, layer_counts(got)) == (3, (2,) * 6)
     assert (got.training.precision, got.options.cp_comm) == (Precision.MXFP8, CpComm.A2A)
 
 
@@ -118,7 +128,7 @@ def test_defaults_that_bite() -> None:
 def test_stage_splits(flags: str, layers: list[int]) -> None:
     """Every way of splitting layers; what Megatron would refuse leaves the stages open with a note."""
     got = megatron(SIZES + flags)
-    assert [stage.layers for stage in got.layout.stages] == layers
+    assert list(layer_counts(got)) == layers
     assert any("left open" in note for note in got.notes) == (not layers)
 
 
@@ -126,7 +136,7 @@ def test_counted_ends_shorten_the_end_stages() -> None:
     """14 slots over 2 ranks are 7 each; embedding and loss take one of them on the ends."""
     flags = "--account-for-embedding-in-pipeline-split --pipeline-model-parallel-size 13"
     got = megatron(SIZES + flags)
-    assert [stage.layers for stage in got.layout.stages] == [0] + [1] * 12
+    assert layer_counts(got) == (0, *(1,) * 12)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +162,11 @@ def test_sequence_parallelism_needs_tensor_parallelism() -> None:
 
 def test_full_recomputation_block_and_uniform() -> None:
     """Block N counts per chunk and is clamped, uniform recomputes every layer."""
-    flags = SIZES + "--pipeline-model-parallel-size 4 --recompute-granularity full --recompute-method "
+    flags = SIZES + "--micro-batch-size 1 --pipeline-model-parallel-size 4 --recompute-granularity full "
+    flags += "--recompute-method "
     block, uniform = (megatron(flags + f"{m} --recompute-num-layers 2") for m in ("block", "uniform"))
-    assert [stage.recomputed for stage in block.layout.stages] == [2] * 4
-    assert [stage.recomputed for stage in uniform.layout.stages] == [3] * 4
+    assert [stage.recomputed for stage in stages(block)] == [2] * 4
+    assert [stage.recomputed for stage in stages(uniform)] == [3] * 4
 
 
 def test_last_flag_wins_and_equals_signs_work() -> None:
@@ -190,7 +201,7 @@ def test_megatron_deepspeed() -> None:
     assert (got.options.cp_comm, got.options.optimizer_offload) == (CpComm.A2A, 1.0)
     assert got.model is not None and got.model.kv_heads == 4
     assert [run.name for run in got.model.runs] == ["pattern"]
-    assert layout.recompute.granularity is Granularity.FULL
+    assert layout.recompute is not None and layout.recompute.granularity is Granularity.FULL
 
 
 def test_bridge_recipe_command() -> None:
@@ -207,7 +218,7 @@ def test_bridge_recipe_command() -> None:
         1,
         4,
     )
-    assert layout.recompute.modules == ("layernorm", "moe_act")
+    assert layout.recompute is not None and layout.recompute.modules == ("layernorm", "moe_act")
     assert (got.training.precision, got.training.fp8_recipe) == (Precision.FP8, Fp8Recipe.BLOCKWISE)
     assert (got.training.grad_bytes, got.training.global_batch) == (None, 96)
     assert got.missing == ()
@@ -217,7 +228,7 @@ def test_bridge_run_config_builder_style_and_lists() -> None:
     """Fields one level deeper, a list-of-lists layout, untied by builder default, FSDP by ddp."""
     got = job("bridge_run_config.yaml")
     assert got.model is not None and not got.model.tied_embeddings
-    assert [stage.layers for stage in got.layout.stages] == [2, 3, 3, 2]
+    assert layer_counts(got) == (2, 3, 3, 2)
     assert (got.layout.zero, got.training.grad_bytes, got.training.train_steps) == (2, 2, 10)
     assert complete_layout(got, gpus=4).micro_batches == 8
 
@@ -228,9 +239,9 @@ def test_torchtitan_toml() -> None:
     layout = got.layout
     assert (got.version, got.model_name, got.gpus) == ("era A", "llama3-8b", 32)
     assert (layout.dp, layout.hsdp_shard, layout.zero, layout.sp) == (8, 4, 2, True)
-    assert (layout.micro_batch, layout.micro_batches, layout.layer_counts) == (2, 4, (16, 16))
+    assert (layout.micro_batch, layout.micro_batches, layer_counts(got)) == (2, 4, (16, 16))
     assert (got.training.precision, got.options.tp_overlap) == (Precision.FP8, True)
-    assert layout.recompute.granularity is Granularity.FULL
+    assert layout.recompute is not None and layout.recompute.granularity is Granularity.FULL
 
 
 def test_torchtitan_python_in_sequences() -> None:
@@ -248,7 +259,7 @@ def test_torchtitan_python_in_tokens() -> None:
     assert (got.version, layout.schedule, layout.vp) == ("era C", Schedule.ZB_V, 2)
     assert (layout.dp, layout.hsdp_shard, layout.zero) == (8, 4, 3)
     assert (layout.micro_batch, layout.micro_batches, got.training.global_batch) == (2, 8, 128)
-    assert layout.layer_counts == (2, 2, 2, 1)
+    assert layer_counts(got) == (2, 2, 1, 2)
 
 
 TITAN = """
@@ -288,7 +299,7 @@ def test_torchtitan_automatic_split(keys: str, counts: tuple[int, ...]) -> None:
     pp = len(counts)
     text = f'[model]\nname="llama3"\nflavor="8B"\n[parallelism]\npipeline_parallel_degree={pp}\n{keys}\n'
     got: ImportedJob = import_text(text + "[training]\nseq_len=64\n", "", Kind.TORCHTITAN_TOML).value
-    assert got.layout.layer_counts == counts
+    assert layer_counts(got) == counts
 
 
 def test_deepspeed_json() -> None:
@@ -306,8 +317,8 @@ def test_nanotron_yaml() -> None:
     got = job("nanotron.yaml")
     layout = got.layout
     assert (got.gpus, layout.schedule, layout.sp, layout.zero) == (16, Schedule.GPIPE, False, 0)
-    assert sum(layout.layer_counts) == 14 and layout.layer_counts[0] > layout.layer_counts[1]
-    assert all(stage.recomputed == stage.layers for stage in layout.stages)
+    assert layer_counts(got) == (9, 5)
+    assert all(stage.recomputed == stage.layers for stage in stages(got))
     assert (got.training.global_batch, got.training.grad_bytes) == (128, 4)
     assert complete_layout(got).dp == 4
 

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.interop.stages import build_stages, even_counts, model_order
+from layoutopt.optimizer.interop.stages import stage_items, with_stages
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string, write_layout_string
+from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
@@ -88,25 +90,31 @@ def test_illegal_strings_are_refused(text: str) -> None:
         parse_layout_string(text)
 
 
-@given(st.integers(1, 200), st.integers(1, 40))
-def test_even_counts_are_even(layers: int, stages: int) -> None:
-    """They add up, differ by one at most, and only the ends may be shorter when embedding and loss count."""
-    counts = even_counts(layers, stages)
-    assert sum(counts) == layers and len(counts) == stages
-    assert max(counts) - min(counts) <= 1
-
-
-def test_llama_405b_split() -> None:
-    """126 layers over 16 x 8 virtual stages: one layer each, none on the first and on the last."""
-    counts = even_counts(126, 128)
-    assert counts == [0] + [1] * 126 + [0]
-
-
 def test_v_shaped_schedules_come_back_to_rank_0() -> None:
-    """The second chunk runs backwards, so embedding and head share rank 0."""
-    assert model_order(3, 2, Schedule.ZB_V) == [0, 1, 2, 5, 4, 3]
-    stages = build_stages([1, 2, 3, 4, 5, 6], pp=3, vp=2, model=None, schedule=Schedule.ZB_V)
-    assert [(stage.rank, stage.chunk, stage.layers) for stage in stages] == [
-        (0, 0, 1), (1, 0, 2), (2, 0, 3), (0, 1, 6), (1, 1, 5), (2, 1, 4)
-    ]  # fmt: skip
-    assert stages[0].embedding and stages[3].head
+    """The second chunk runs backwards: embedding and head share rank 0, counts in model order land there."""
+    items = stage_items([1, 2, 3, 4, 5, 6], 3, Schedule.ZB_V)
+    assert items is not None
+    assert [(item.layers, item.embedding, item.loss) for item in items] == [
+        (1, True, False),
+        (2, False, False),
+        (3, False, False),
+        (6, False, True),
+        (5, False, False),
+        (4, False, False),
+    ]
+
+
+def test_stages_that_cannot_be_filled() -> None:
+    """A layout without stages whose layers do not fill them is bad input, with the product named."""
+    shape = LayerShape(ffn=64)
+    model = ModelSpec(
+        name="short",
+        hidden=64,
+        heads=1,
+        kv_heads=1,
+        head_dim=64,
+        vocab=64,
+        runs=(Run(name="dense", block=(shape,), count=3),),
+    )
+    with pytest.raises(InputError, match=r"3 layers do not fill pp=4 \* vp=2"):
+        with_stages(Layout(pp=4, vp=2, schedule=Schedule.INTERLEAVED), model)

@@ -138,18 +138,18 @@ def test_host_times_are_not_fitted() -> None:
 def test_fit_recovers_the_law_through_noise_and_one_dip(
     alpha_us: float, gbs: float, dip: int, depth: float, noise: list[float]
 ) -> None:
-    """Latency and bandwidth within 10% although one size is up to 30% slow."""
+    """Bandwidth within 10%, latency within 15%, although one size is up to 30% slow."""
     factor = bus_factor("all_reduce", 32)
     rows = []
     for index, wobble in enumerate(noise):
-        size = 2**16 * 4**index
+        size = 2**12 * 4**index
         time_s = (alpha_us * 1e-6 + size * factor / (gbs * 1e9)) * wobble / (depth if index == dip else 1.0)
         busbw = size * factor / time_s
         rows.append(
             NcclRow(size_bytes=size, time_s=time_s, algbw_bytes_per_s=busbw / factor, busbw_bytes_per_s=busbw)
         )
     fit = fit_collective(NcclTable(collective="all_reduce", rows=tuple(rows), ranks=32))
-    assert fit.latency_s == pytest.approx(alpha_us * 1e-6, rel=0.1)
+    assert fit.latency_s == pytest.approx(alpha_us * 1e-6, rel=0.15)
     assert fit.bus_bytes_per_s == pytest.approx(gbs * 1e9, rel=0.1)
 
 

@@ -15,10 +15,10 @@ from layoutopt.optimizer.interop.exporters.target import resolved
 from layoutopt.optimizer.interop.jobs.complete import complete_layout
 from layoutopt.optimizer.interop.records import CheckpointSchedule
 from layoutopt.optimizer.interop.sources import Kind, import_text
-from layoutopt.optimizer.interop.stages import build_stages
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
+from layoutopt.optimizer.specs.stage_split import build_stages, model_order
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     RECOMPUTE_MODULES,
@@ -100,13 +100,13 @@ def sparse_model(layers: int) -> ModelSpec:
 def layouts(draw: st.DrawFn) -> tuple[Layout, ModelSpec]:
     """Any layout, expressible or not, of a dense or sparse model."""
     pp, vp = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 1, 2, 3]))
-    stages = pp * vp
-    layers = draw(st.integers(max(stages, 2), max(stages, 2) + 12))
+    slots = pp * vp
+    layers = draw(st.integers(max(slots, 2), max(slots, 2) + 12))
     model = draw(st.sampled_from([dense_model(layers), dense_model(layers, 2), sparse_model(layers)]))
-    cuts = sorted(draw(st.lists(st.integers(1, layers - 1), min_size=stages - 1, max_size=stages - 1)))
+    cuts = sorted(draw(st.lists(st.integers(1, layers - 1), min_size=slots - 1, max_size=slots - 1)))
     counts = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
-    if draw(st.booleans()) and layers % stages == 0:
-        counts = [layers // stages] * stages
+    if draw(st.booleans()) and layers % slots == 0:
+        counts = [layers // slots] * slots
     schedule = (
         draw(st.sampled_from([s for s in Schedule if s is not Schedule.NONE])) if pp > 1 else Schedule.NONE
     )
@@ -114,6 +114,14 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, ModelSpec]:
     depth = draw(st.integers(0, 3)) if granularity is Granularity.FULL else 0
     wild = granularity is Granularity.FULL and draw(st.booleans())
     redone = [draw(st.integers(0, count)) if wild else min(count, depth) for count in counts]
+    order = model_order(pp, vp, schedule)
+    mtp = [0] * slots
+    mtp[order[-1 if slots == 1 else draw(st.sampled_from([-1, -1, -2]))]] = model.mtp_layers
+    listed = [0] * slots
+    for position, entry in enumerate(order):
+        listed[entry] = counts[position]
+    plain = build_stages(model, listed, pp, schedule, 0, mtp)
+    stages = tuple(replace(stage, recomputed=redone[order.index(entry)]) for entry, stage in enumerate(plain))
     modules = tuple(sorted(draw(st.sets(st.sampled_from(RECOMPUTE_MODULES)))))
     tp, cp, dp = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 4], [1, 2], [1, 2, 4, 8]))
     ranks = dp * cp
@@ -137,15 +145,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, ModelSpec]:
         schedule=schedule,
         mesh_order=draw(st.sampled_from([DEFAULT_MESH_ORDER, "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp"])),
         precision=draw(st.sampled_from(list(Precision))),
-        stages=build_stages(
-            counts,
-            pp=pp,
-            vp=vp,
-            model=model,
-            schedule=schedule,
-            recomputed=redone,
-            mtp_stage=None if stages == 1 else draw(st.sampled_from([None, None, stages - 2])),
-        ),
+        stages=stages,
     )
     return layout, model
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.layer_runs import kinds_of
 from layoutopt.optimizer.interop.nanotron_split import nanotron_counts
-from layoutopt.optimizer.interop.stages import build_stages, even_counts, model_order
 from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.stage_split import build_stages, kinds_of, model_order
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Schedule
 
 if TYPE_CHECKING:
@@ -232,7 +231,7 @@ def _recompute_kinds_are_first(layout: Layout, context: Context) -> bool:
     for index in model_order(layout.pp, layout.vp, layout.schedule):
         stage = layout.stages[index]
         kinds = {kind: count for kind, count in stage.recomputed_kinds.items() if count}
-        if kinds and kinds != kinds_of(context.model.runs, first, stage.recomputed):
+        if kinds and kinds != kinds_of(context.model, first, stage.recomputed):
             return False
         first += stage.layers
     return True
@@ -257,7 +256,7 @@ def even_stages(why: str) -> Limit:
             return Finding(
                 axis="stages", why=f"{why}; {layers} layers do not split over {stages}", nearest=nearest
             )
-        counts = even_counts(layers, stages)
+        counts = [layers // stages] * stages
         if stage_counts(layout) == counts and mtp_is_last(layout):
             return None
         return Finding(axis="stages", why=why, nearest=replace(layout, stages=()))
@@ -268,7 +267,7 @@ def even_stages(why: str) -> Limit:
 def is_even_split(layout: Layout, model: ModelSpec) -> bool:
     """Whether equal stages with the MTP layers on the last one are what the layout has."""
     count = layout.pp * layout.vp
-    even = model.layers % count == 0 and stage_counts(layout) == even_counts(model.layers, count)
+    even = model.layers % count == 0 and stage_counts(layout) == [model.layers // count] * count
     return even and mtp_is_last(layout)
 
 
@@ -313,12 +312,7 @@ def nanotron_stages(layout: Layout, context: Context) -> Finding | None:
         return None
     full = layout.recompute.granularity is Granularity.FULL
     stages = build_stages(
-        counts,
-        pp=layout.pp,
-        vp=1,
-        model=context.model,
-        schedule=layout.schedule,
-        recomputed=counts if full else (),
+        context.model, counts, layout.pp, layout.schedule, context.model.layers if full else 0
     )
     why = f"nanotron balances the stages by its own costs: {'/'.join(map(str, counts))}"
     return Finding(axis="stages", why=why, nearest=replace(layout, stages=stages))

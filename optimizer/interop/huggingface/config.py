@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.huggingface.family import ConfigReader, find_family
 from layoutopt.optimizer.interop.huggingface.layers import count_layers, layer_shapes
-from layoutopt.optimizer.interop.layer_runs import runs_of
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
 from layoutopt.optimizer.interop.records import ImportedModel
+from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import MambaSpec, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
 from layoutopt.optimizer.specs.vocabulary import Precision
 

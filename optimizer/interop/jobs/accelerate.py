@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
-from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
+from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     CpComm,
@@ -62,7 +63,7 @@ def _zero(kind: str, fsdp: Fields, deepspeed: Fields) -> int:
     return 2 if fsdp.flag("fsdp_reshard_after_forward") is False else 3
 
 
-def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: Fields) -> JobLayout:
+def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: Fields) -> PartialLayout:
     sizes = {
         name: parallel.count(f"{PREFIX}{name}_size")
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
@@ -81,7 +82,7 @@ def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: F
     context = sizes["cp"] * sizes["sp"]
     hybrid = sizes["dp_replicate"] > 1 and sizes["dp_shard"] > 1
     full = fsdp.on("fsdp_activation_checkpointing")
-    return JobLayout(
+    return PartialLayout(
         tp=sizes["tp"],
         sp=False,
         cp=context,
@@ -111,7 +112,7 @@ def _options(parallel: Fields, fsdp: Fields, deepspeed: Fields, notes: list[str]
     return JobOptions(cp_comm=comm, optimizer_offload=1.0 if offload else None)
 
 
-def _missing(gpus: int | None, words: str | None, layout: JobLayout) -> tuple[str, ...]:
+def _missing(gpus: int | None, words: str | None, layout: PartialLayout) -> tuple[str, ...]:
     missing = ["the model", "sequence length", "micro-batch and global batch (in the training script)"]
     if gpus is None and layout.dp is None:
         missing.append("num_processes")

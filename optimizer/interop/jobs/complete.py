@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.jobs.common import looped_schedule
-from layoutopt.optimizer.interop.stages import build_stages
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.layout import Layout, VirtualStage
+from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
+from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision
+from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.records import ImportedJob, JobLayout
+    from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.vocabulary import Schedule
 
 EQUAL_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
@@ -58,15 +61,56 @@ def complete_layout(
         hsdp_shard=part.hsdp_shard,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
-        recompute=part.recompute,
+        recompute=part.recompute or Recompute(),
         schedule=schedule,
         mesh_order=part.mesh_order or DEFAULT_MESH_ORDER,
         precision=job.training.precision or Precision.BF16,
-        stages=part.stages or _stages(job, pp, vp, model, schedule),
+        stages=_stages(job, pp, vp, model, schedule),
     )
 
 
-def _dp(part: JobLayout, gpus: int | None, problems: list[Problem]) -> int | None:
+def complete_workload(
+    job: ImportedJob,
+    *,
+    model: ModelSpec | None = None,
+    global_batch: int | None = None,
+    sequence_length: int | None = None,
+) -> Workload:
+    """Return the job's model and run; the arguments are used where the file does not state its own.
+
+    Raises ``InputError`` with one line for each value that is missing.
+    """
+    training = job.training
+    found = job.model or model
+    batch, length = training.global_batch or global_batch, training.sequence_length or sequence_length
+    if found is None or batch is None or length is None:
+        needed = {"model": found, "global batch": batch, "sequence length": length}
+        lacking = [name for name, value in needed.items() if value is None]
+        raise InputError(*(Problem(what="missing in the launch file", key=name) for name in lacking))
+    tokens = None if training.train_steps is None else float(training.train_steps * batch * length)
+    spec = TrainingSpec(
+        sequence_length=length,
+        global_batch=batch,
+        precision=training.precision or Precision.BF16,
+        total_tokens=tokens,
+        fp8_recipe=training.fp8_recipe,
+        grad_bytes=training.grad_bytes,
+        moment_bytes=training.moment_bytes,
+        pad_vocab=training.pad_vocab,
+    )
+    return Workload(model=found, training=spec)
+
+
+def named_model(job: ImportedJob) -> ModelSpec | None:
+    """Return the job's model; one that the file only names is loaded from the built-in models."""
+    if job.model is not None or job.model_name is None:
+        return job.model
+    from layoutopt.optimizer.specs.loading import load_workload
+
+    return load_workload(job.model_name).model
+
+
+def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int | None:
     inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
     if gpus is None:
         problems.append(
@@ -98,23 +142,15 @@ def _stages(
     part = job.layout
     if model is None:
         return ()
-    counts = list(part.layer_counts)
-    if not counts and model.layers % (pp * vp) == 0 and (pp == 1 or job.framework in EQUAL_BY_DEFAULT):
-        counts = [model.layers // (pp * vp)] * (pp * vp)
-    if not counts:
+    layers = [stage.layers for stage in part.split or ()]
+    if not layers and model.layers % (pp * vp) == 0 and (pp == 1 or job.framework in EQUAL_BY_DEFAULT):
+        layers = [model.layers // (pp * vp)] * (pp * vp)
+    if not layers:
         return ()
-    if sum(counts) != model.layers or len(counts) != pp * vp:
-        what = f"{len(counts)} stages hold {sum(counts)} layers, {model.name} has {model.layers}"
+    if sum(layers) != model.layers or len(layers) != pp * vp:
+        what = f"{len(layers)} stages hold {sum(layers)} layers, {model.name} has {model.layers}"
         raise InputError(Problem(what=what, key="stages"))
-    full = part.recompute.granularity is Granularity.FULL
-    limit = part.recompute_layers
-    recomputed = [count if limit is None else min(count, limit) for count in counts] if full else []
-    return build_stages(
-        counts,
-        pp=pp,
-        vp=vp,
-        model=model,
-        schedule=schedule,
-        recomputed=recomputed,
-        mtp_stage=part.mtp_stage,
-    )
+    full = part.recompute is not None and part.recompute.granularity is Granularity.FULL
+    limit = model.layers if part.recompute_layers is None else part.recompute_layers
+    mtp = [stage.mtp for stage in part.split or ()]
+    return build_stages(model, layers, pp, schedule, limit if full else 0, mtp if any(mtp) else None)

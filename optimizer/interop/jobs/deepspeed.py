@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_json
-from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
+from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Framework, Precision
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
     if dp is None and gpus is not None and gpus % (tp * cp) == 0:
         dp = gpus // (tp * cp)
     zero, shard = _zero(fields, notes)
-    layout = JobLayout(
+    layout = PartialLayout(
         tp=tp,
         sp=False,
         cp=cp,
@@ -140,7 +141,7 @@ def _options(fields: Fields, zero: int, cp: int) -> JobOptions:
     )
 
 
-def _missing(layout: JobLayout, batch: int | None, world: int | None) -> tuple[str, ...]:
+def _missing(layout: PartialLayout, batch: int | None, world: int | None) -> tuple[str, ...]:
     known = {
         "the model (a DeepSpeed JSON has none)": None,
         "sequence length": None,

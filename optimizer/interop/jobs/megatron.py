@@ -22,8 +22,9 @@ from layoutopt.optimizer.specs.vocabulary import Framework
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.interop.records import JobLayout, JobTraining
+    from layoutopt.optimizer.interop.records import JobTraining
     from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 OWN_FLAGS = (
     "--tensor-model-parallel-size",
@@ -80,7 +81,7 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
 
 
 def missing_values(
-    fields: Fields, model: ModelSpec | None, layout: JobLayout, training: JobTraining, gpus: int | None
+    fields: Fields, model: ModelSpec | None, layout: PartialLayout, training: JobTraining, gpus: int | None
 ) -> tuple[str, ...]:
     """Name what a price needs and the arguments do not state."""
     needed: dict[str, Any] = {

@@ -20,7 +20,7 @@ from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Schedule
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.records import JobLayout
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 MARKS = (
     "--deepspeed",
@@ -103,14 +103,14 @@ def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str,
     return renamed
 
 
-def _with_deepspeed_axes(layout: JobLayout, fields: ArgFields, sparse: bool) -> JobLayout:
+def _with_deepspeed_axes(layout: PartialLayout, fields: ArgFields, sparse: bool) -> PartialLayout:
     stage = fields.number("zero_stage")
     zero = 0 if not fields.on("deepspeed") else 1 if stage is None else int(stage)
     if not 0 <= zero <= 3:
         raise fields.fail("zero_stage", f"{zero} is not a ZeRO stage", "0 to 3")
     schedule = Schedule.ZB_H1 if fields.on("enable_zbh1_pipeline") and layout.pp != 1 else layout.schedule
     recompute = layout.recompute
-    if recompute.granularity is Granularity.SELECTIVE:
+    if recompute is not None and recompute.granularity is Granularity.SELECTIVE:
         recompute = Recompute(granularity=Granularity.SELECTIVE, modules=("core_attn",))
     tensor_experts = fields.on("enable_expert_tensor_parallelism") and sparse
     return replace(

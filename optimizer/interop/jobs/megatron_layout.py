@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.jobs.common import looped_schedule, megatron_precision, selective
 from layoutopt.optimizer.interop.reading import MAX_DEGREE
-from layoutopt.optimizer.interop.records import JobLayout, JobOptions, JobTraining
-from layoutopt.optimizer.interop.stages import build_stages
-from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.interop.records import JobOptions, JobTraining
+from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string, stages_from_lists
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.reading import Fields
-    from layoutopt.optimizer.specs.layout import VirtualStage
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.vocabulary import Schedule
 
 LAYOUT_KEY = "pipeline_model_parallel_layout"
 MESH_WITH_PP_INSIDE = "tp-cp-ep-pp-dp"
@@ -27,7 +25,7 @@ CP_NAMES = {"p2p": CpComm.P2P, "a2a": CpComm.A2A, "all_gather": CpComm.ALL_GATHE
 
 def megatron_layout(
     fields: Fields, model: ModelSpec | None, gpus: int | None, notes: list[str], *, etp_default: str = "tp"
-) -> JobLayout:
+) -> PartialLayout:
     """Read every axis; ``etp_default`` is what an unset expert tensor parallelism means: ``tp`` or ``1``."""
     tp = fields.count("tensor_model_parallel_size")
     cp = fields.count("context_parallel_size")
@@ -40,7 +38,7 @@ def megatron_layout(
     zero, hsdp = _zero(fields, notes, None if dp is None else dp * cp)
     micro_batch = fields.integer("micro_batch_size", least=1, most=MAX_DEGREE)
     schedule = looped_schedule(pp, vp)
-    return JobLayout(
+    return PartialLayout(
         tp=tp,
         sp=fields.on("sequence_parallel") and tp > 1,
         cp=cp,
@@ -57,9 +55,7 @@ def megatron_layout(
         recompute_layers=per_chunk,
         schedule=schedule,
         mesh_order=MESH_WITH_PP_INSIDE if fields.on("use_tp_pp_dp_mapping") else DEFAULT_MESH_ORDER,
-        layer_counts=tuple(counts),
-        mtp_stage=next((index for index, stage in enumerate(items) if stage.mtp), None),
-        stages=_stages(counts, (pp, vp, schedule), model, recompute, per_chunk, items),
+        split=items or stage_items(counts, pp),
     )
 
 
@@ -160,6 +156,9 @@ def _counts(
         counts = [stage.layers for stage in items]
         if layers is not None and sum(counts) != layers:
             raise fields.fail(LAYOUT_KEY, f"layout holds {sum(counts)} layers, the model {layers}")
+        held = sum(stage.mtp for stage in items)
+        if model is not None and held != model.mtp_layers:
+            raise fields.fail(LAYOUT_KEY, f"layout holds {held} MTP layers, the model {model.mtp_layers}")
         return counts
     if layers is None:
         return []
@@ -199,36 +198,6 @@ def _uneven(fields: Fields, layers: int, pp: int) -> list[int]:
     return front + [share] * (pp - ends) + back
 
 
-def _stages(
-    counts: list[int],
-    layout: tuple[int, int, Schedule],
-    model: ModelSpec | None,
-    recompute: Recompute,
-    per_chunk: int | None,
-    items: tuple[StageItems, ...],
-) -> tuple[VirtualStage, ...]:
-    if not counts or model is None:
-        return ()
-    pp, vp, schedule = layout
-    full = recompute.granularity is Granularity.FULL
-    mtp = next((index for index, stage in enumerate(items) if stage.mtp), None)
-    held = sum(stage.mtp for stage in items)
-    if items and held != model.mtp_layers:
-        what = f"layout holds {held} MTP layers, the model {model.mtp_layers}"
-        raise input_error(what, "as many m as --mtp-num-layers", key=LAYOUT_KEY)
-    return build_stages(
-        counts,
-        pp=pp,
-        vp=vp,
-        model=model,
-        schedule=schedule,
-        recomputed=[count if per_chunk is None else min(count, per_chunk) for count in counts]
-        if full
-        else (),
-        mtp_stage=mtp,
-    )
-
-
 def _micro_batches(fields: Fields, micro_batch: int | None, dp: int | None) -> int | None:
     batch = fields.integer("global_batch_size", least=1)
     if micro_batch is None or dp is None:
@@ -238,7 +207,7 @@ def _micro_batches(fields: Fields, micro_batch: int | None, dp: int | None) -> i
     return batch // (micro_batch * dp) if batch % (micro_batch * dp) == 0 else None
 
 
-def megatron_training(fields: Fields, layout: JobLayout, *, fp8_key: str, fp4_key: str) -> JobTraining:
+def megatron_training(fields: Fields, layout: PartialLayout, *, fp8_key: str, fp4_key: str) -> JobTraining:
     """Read the batch and the number formats."""
     precision, recipe = megatron_precision(fields, fp8_key=fp8_key, fp4_key=fp4_key)
     batch = fields.integer("global_batch_size", least=1)
@@ -272,7 +241,7 @@ def _moment_bytes(fields: Fields) -> int | None:
     return {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "fp8": 1}.get(kind)
 
 
-def megatron_options(fields: Fields, layout: JobLayout, *, command_line: bool) -> JobOptions:
+def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: bool) -> JobOptions:
     """Read the switches that change speed or memory only. On a command line an absent switch is off."""
     read = fields.on if command_line else fields.flag
     overlap = fields.on("overlap_moe_expert_parallel_comm")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.jobs.common import per_layer_pattern
-from layoutopt.optimizer.interop.layer_runs import runs_of
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
+from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
 
 if TYPE_CHECKING:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from layoutopt.optimizer.interop.layer_runs import runs_of
 from layoutopt.optimizer.interop.nanotron_split import nanotron_counts
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, importer, parse_yaml, shorten
-from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
-from layoutopt.optimizer.interop.stages import build_stages
+from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
+from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Norm
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     CpComm,
@@ -109,7 +110,7 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
 
 def _layout(
     parallelism: Fields, optimizer: Fields, tokens: Fields, model: ModelSpec | None, notes: list[str]
-) -> JobLayout:
+) -> PartialLayout:
     tp, cp, pp = (parallelism.count(key) for key in ("tp", "context_parallel_size", "pp"))
     if parallelism.count("expert_parallel_size") > 1:
         raise parallelism.fail(
@@ -122,15 +123,7 @@ def _layout(
     recompute = Recompute(granularity=Granularity.FULL) if parallelism.on("recompute_layer") else Recompute()
     schedule = ENGINES[engine] if pp > 1 else Schedule.NONE
     counts = nanotron_counts(model, pp) if model and pp <= model.layers else []
-    stages = build_stages(
-        counts,
-        pp=pp,
-        vp=1,
-        model=model,
-        schedule=schedule,
-        recomputed=counts if parallelism.on("recompute_layer") else (),
-    ) if counts else ()  # fmt: skip
-    return JobLayout(
+    return PartialLayout(
         tp=tp,
         sp=mode == "REDUCE_SCATTER" and tp > 1,
         cp=cp,
@@ -145,6 +138,5 @@ def _layout(
         recompute=recompute,
         schedule=schedule,
         mesh_order=DEFAULT_MESH_ORDER,
-        layer_counts=tuple(counts),
-        stages=stages,
+        split=stage_items(counts, pp),
     )

@@ -11,9 +11,11 @@ from layoutopt.optimizer.interop.jobs.flags import ArgFields
 from layoutopt.optimizer.interop.jobs.torchtitan_python import read_python_config
 from layoutopt.optimizer.interop.jobs.torchtitan_split import read_schedule, read_split
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_toml, shorten
-from layoutopt.optimizer.interop.records import ImportedJob, JobLayout, JobOptions, JobTraining
+from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
+from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     CpComm,
@@ -132,7 +134,7 @@ def _python_model(data: Mapping[str, Any]) -> tuple[str, str]:
 
 def _layout(
     parallelism: Fields, era: str, layers: int | None, notes: list[str]
-) -> tuple[JobLayout, int | None]:
+) -> tuple[PartialLayout, int | None]:
     tp = parallelism.count("tensor_parallel_degree")
     cp = parallelism.count("context_parallel_degree")
     pp = parallelism.count("pipeline_parallel_degree")
@@ -148,7 +150,7 @@ def _layout(
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
     etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" else 1
     sp = era == "A" or parallelism.flag("enable_sequence_parallel") is not False
-    layout = JobLayout(
+    layout = PartialLayout(
         tp=tp,
         sp=sp and tp > 1,
         cp=cp,
@@ -161,7 +163,7 @@ def _layout(
         hsdp_shard=shard * cp if shard and dp and replicate > 1 and zero else None,
         schedule=schedule,
         mesh_order=DEFAULT_MESH_ORDER,
-        layer_counts=tuple(counts),
+        split=stage_items(counts, pp, schedule),
     )
     return layout, None if dp is None else dp * tp * cp * pp
 
@@ -176,12 +178,12 @@ def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[
     return 3 if policy == "always" else 2
 
 
-def _batch(training: Fields, parallelism: Fields, era: str, layout: JobLayout) -> dict[str, int | None]:
+def _batch(training: Fields, parallelism: Fields, era: str, layout: PartialLayout) -> dict[str, int | None]:
     """Return sequence length, micro-batch, micro-batches and global batch, in sequences."""
     return (_token_batch if era == "C" else _sequence_batch)(training, parallelism, layout)
 
 
-def _token_batch(training: Fields, parallelism: Fields, layout: JobLayout) -> dict[str, int | None]:
+def _token_batch(training: Fields, parallelism: Fields, layout: PartialLayout) -> dict[str, int | None]:
     sequence = training.required("max_context_length", "seq_len")
     tokens = training.required(TOKENS_KEY)
     micro_batch = divided(tokens, sequence, f"training.{TOKENS_KEY} over max_context_length")
@@ -208,7 +210,7 @@ def _accumulated(batch: int, micro_batch: int, per_pass: int | None, dp: int | N
     return total
 
 
-def _sequence_batch(training: Fields, parallelism: Fields, layout: JobLayout) -> dict[str, int | None]:
+def _sequence_batch(training: Fields, parallelism: Fields, layout: PartialLayout) -> dict[str, int | None]:
     local = training.integer("local_batch_size", "batch_size", least=1) or 8  # class default of torchtitan
     piped = layout.pp is not None and layout.pp > 1
     micro_batch = (parallelism.integer("pipeline_parallel_microbatch_size", least=1) or 1) if piped else local
@@ -224,7 +226,7 @@ def _sequence_batch(training: Fields, parallelism: Fields, layout: JobLayout) ->
     return {"sequence": sequence, "micro_batch": micro_batch, "micro_batches": micro_batches, "global": batch}
 
 
-def _with_batch(layout: JobLayout, batch: dict[str, int | None], recompute: Recompute) -> JobLayout:
+def _with_batch(layout: PartialLayout, batch: dict[str, int | None], recompute: Recompute) -> PartialLayout:
     return replace(
         layout, micro_batch=batch["micro_batch"], micro_batches=batch["micro_batches"], recompute=recompute
     )
@@ -303,7 +305,7 @@ def _options(data: Mapping[str, Any], parallelism: Fields, era: str, file: str) 
 
 
 def _missing(
-    name: str | None, gpus: int | None, batch: dict[str, int | None], layout: JobLayout
+    name: str | None, gpus: int | None, batch: dict[str, int | None], layout: PartialLayout
 ) -> tuple[str, ...]:
     missing = [] if name else ["the model: this flavor is not a built-in model"]
     if gpus is None:
