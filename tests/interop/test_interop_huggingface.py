@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from layoutopt.optimizer.cost.parameters import active_parameters, model_parameters
 from layoutopt.optimizer.interop.huggingface.config import import_config
 from layoutopt.optimizer.interop.huggingface.family import find_family, known_architectures
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.loading import load_workload
 from layoutopt.optimizer.specs.model import Mixer, Mlp, ModelSpec, Norm
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -302,3 +304,74 @@ def test_sequence_length_before_rope_scaling() -> None:
     scaled = {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 4096}}
     text = json.dumps({"model_type": "llama", **BASE, "max_position_embeddings": 131072, **scaled})
     assert import_config(text).sequence_length == 4096
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama3-70b": {
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_nextn_predict_layers": 1,
+        "vocab_size": 129280,
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "vocab_size": 201088,
+    },
+    "mixtral-8x7b": {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+        "vocab_size": 32000,
+    },
+    "bloom-176b": {"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "n_head": 112},
+}
+"""Sizes of public models as their config.json has them; what is left out is the class default."""
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_config_has_the_built_in_models_parameters(name: str) -> None:
+    """Importing a public model's config counts the same parameters as the built-in model of that name."""
+    imported = import_config(json.dumps(PUBLISHED[name])).model
+    built_in = load_workload(name).model
+    assert (imported.layers, imported.mtp_layers) == (built_in.layers, built_in.mtp_layers)
+    assert model_parameters(imported) == pytest.approx(model_parameters(built_in), rel=1e-6)
+    assert active_parameters(imported) == pytest.approx(active_parameters(built_in), rel=1e-6)

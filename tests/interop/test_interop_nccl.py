@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.interop.machines.nccl_calibration import suggest_calibration
 from layoutopt.optimizer.interop.machines.nccl_fit import (
     compare_collectives,
     find_anomalies,
@@ -17,6 +20,7 @@ from layoutopt.optimizer.interop.machines.nccl_fit import (
 from layoutopt.optimizer.interop.machines.nccl_log import NcclRow, NcclTable, bus_factor, import_nccl_tests
 from layoutopt.optimizer.interop.sources import import_path
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.loading import load_cluster
 
 SAMPLES = Path(__file__).parent / "samples"
 MIB = 2**20
@@ -200,3 +204,39 @@ def test_collectives_differ() -> None:
     gather = fit_collective(table([200] * 8, ranks=256, nodes=32, collective="all_gather"))
     assert [anomaly.kind for anomaly in compare_collectives([reduce, gather])] == ["collectives_differ"]
     assert compare_collectives([reduce]) == ()
+
+
+def test_calibration_from_a_whole_set() -> None:
+    """NVLink's share and the switch's gain in a node, the NICs' share and the ratios to it between."""
+    cluster = load_cluster("h100x256")
+    inside: dict[str, Any] = {"ranks": 8, "nodes": 1}
+    across: dict[str, Any] = {"ranks": 32, "nodes": 4}
+    tables = [
+        table([360] * 12, collective="all_gather", **inside),
+        table([364] * 12, collective="reduce_scatter", **inside),
+        table([476] * 12, **inside),
+        table([365.6] * 12, **across),
+        table([470] * 12),  # two nodes: not the basis
+        table([240] * 12, collective="all_gather", **across),
+        table([44] * 12, collective="alltoall", **across),
+        replace(table([1] * 12, collective="alltoall", **across), failed=True),
+    ]
+    result = suggest_calibration(tables, cluster)
+    values = {name: entry.value for name, entry in result.values.items()}
+    assert values["nvlink_fraction.hopper"] == pytest.approx(362 / 450, rel=0.01)
+    assert values["nvls_gain.hopper"] == pytest.approx(476 / 362, rel=0.01)
+    assert values["network_fraction"] == pytest.approx(365.6 / 400, rel=0.01)
+    assert values["network_gather"] == pytest.approx(240 / 365.6, rel=0.01)
+    leaving = 44 * 8 * 24 / 31
+    assert values["network_all_to_all"] == pytest.approx(leaving / 365.6, rel=0.01)
+    assert "alltoall on 32 ranks: wrong results" in result.skipped
+    assert {"in_switch_reduction", "two_nodes"} <= {anomaly.kind for anomaly in result.anomalies}
+    assert result.values["network_fraction"].source == "nccl-tests: all_reduce 366 GB/s on 32 ranks"
+
+
+def test_calibration_outside_physics_is_left_out() -> None:
+    """14 GB/s on a node of 400 GB/s is a fault, not a constant."""
+    result = suggest_calibration([table([14] * 12, ranks=32, nodes=4)], load_cluster("h100x256"))
+    assert result.values == {}
+    assert any("network_fraction" in line for line in result.skipped)
+    assert "below_nominal" in {anomaly.kind for anomaly in result.anomalies}
