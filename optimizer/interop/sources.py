@@ -181,5 +181,8 @@ def _named(kind: Kind | str) -> Kind:
 
 
 def import_path(path: str | Path, kind: Kind | str | None = None, **options: Any) -> Imported:
-    """Read and import one file (or the ``config.json`` of a model folder)."""
+    """Read and import one file, or the ``config.json`` of a model folder, which names the model."""
+    if Path(path).is_dir():
+        options.setdefault("name", Path(path).resolve().name)
+        kind = kind or Kind.HF_CONFIG
     return import_text(read_text(path), Path(path).name, kind, **options)

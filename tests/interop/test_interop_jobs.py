@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.interop.jobs.complete import complete_layout
+from layoutopt.optimizer.interop.jobs.complete import complete_layout, complete_workload, named_model
 from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import (
@@ -202,6 +202,35 @@ def test_megatron_deepspeed() -> None:
     assert got.model is not None and got.model.kv_heads == 4
     assert [run.name for run in got.model.runs] == ["pattern"]
     assert layout.recompute is not None and layout.recompute.granularity is Granularity.FULL
+
+
+EMBEDDED = """cat <<EOT > ds.json
+{"train_batch_size": 8, "zero_optimization": {"stage": 3}}
+EOT
+deepspeed --num_gpus 8 --num_nodes 1 pretrain_gpt.py --num-layers 2 --deepspeed --deepspeed_config ds.json """
+
+
+def test_json_written_by_the_script_itself() -> None:
+    """A here-document gives the ZeRO stage, and must agree with the flag if both state it."""
+    alone: ImportedJob = import_text(EMBEDDED, "", Kind.MEGATRON_DEEPSPEED).value
+    assert (alone.layout.zero, alone.gpus) == (3, 8)
+    with pytest.raises(InputError, match="--zero-stage 1 and stage 3 of the JSON differ"):
+        import_text(EMBEDDED + "--zero-stage 1", "", Kind.MEGATRON_DEEPSPEED)
+
+
+def test_complete_workload() -> None:
+    """Model and run of a job; a built-in model stands in where the file only names one; lacks are listed."""
+    got = job("megatron_moe.sh")
+    run = complete_workload(got)
+    assert run.model is got.model
+    assert (run.training.global_batch, run.training.moment_bytes, run.training.total_tokens) == (128, 2, None)
+    recipe = job("bridge_recipe.sh")
+    model = named_model(recipe)
+    assert model is not None and model.layers == 48
+    assert complete_workload(recipe, model=model).training.sequence_length == 4096
+    assert [stage.layers for stage in complete_layout(recipe, model=model).stages] == [4] * 12
+    with pytest.raises(InputError, match=r"model: missing in the launch file\nsequence length: missing"):
+        complete_workload(job("deepspeed_zero2.json"), global_batch=8)
 
 
 def test_bridge_recipe_command() -> None:

@@ -172,7 +172,7 @@ def read_back(kind: Kind, text: str, layout: Layout) -> ImportedJob:
 
 
 @pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(case=layouts())
 def test_export_then_import_gives_the_same_layout(
     framework: str, version: str | None, kind: Kind, file: str, case: tuple[Layout, ModelSpec]
@@ -193,7 +193,7 @@ def test_export_then_import_gives_the_same_layout(
 
 
 @pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(case=layouts())
 def test_nearest_expressible_keeps_gpus_and_batch(
     framework: str, version: str | None, kind: Kind, file: str, case: tuple[Layout, ModelSpec]

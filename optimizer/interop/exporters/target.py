@@ -145,6 +145,8 @@ def resolved(layout: Layout, model: ModelSpec) -> Layout:
     """
     ranks = layout.dp * layout.cp
     stages = with_stages(layout, model)
+    if layout.recompute.granularity is not Granularity.FULL:
+        stages = tuple(replace(stage, recomputed=0, recomputed_kinds={}) for stage in stages)
     idle = layout.recompute.granularity is Granularity.FULL and not any(stage.recomputed for stage in stages)
     return replace(
         layout,

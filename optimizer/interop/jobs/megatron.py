@@ -22,6 +22,7 @@ from layoutopt.optimizer.specs.vocabulary import Framework
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.interop.jobs.shell import Script
     from layoutopt.optimizer.interop.records import JobTraining
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
@@ -47,12 +48,15 @@ def import_arguments(text: str, file: str = "") -> ImportedJob:
 
 def training_command(text: str, flags: Sequence[str], file: str = "") -> list[str]:
     """Return the words of the script's command that has most of the given flags."""
-    script = parse_script(text, file)
+    return find_command(parse_script(text, file), flags, file)
+
+
+def find_command(script: Script, flags: Sequence[str], file: str = "") -> list[str]:
+    """Return the words of a parsed script's command that has most of the given flags."""
     best = max(script.commands, key=lambda words: _hits(words, flags), default=[])
     if not _hits(best, flags):
-        raise input_error(
-            "no training command found", f"one with {', '.join(flags[:2])} or the like", file=file
-        )
+        allowed = f"one with {', '.join(flags[:2])} or the like"
+        raise input_error("no training command found", allowed, file=file)
     return best
 
 

@@ -6,20 +6,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.jobs.flags import ArgFields, launched_gpus, split_flags
-from layoutopt.optimizer.interop.jobs.megatron import missing_values, training_command
+from layoutopt.optimizer.interop.jobs.megatron import find_command, missing_values
 from layoutopt.optimizer.interop.jobs.megatron_layout import (
     megatron_layout,
     megatron_options,
     megatron_training,
 )
 from layoutopt.optimizer.interop.jobs.megatron_model import megatron_model
-from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.jobs.shell import parse_script
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Schedule
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.jobs.shell import Script
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 MARKS = (
@@ -35,10 +37,12 @@ MARKS = (
 def import_megatron_deepspeed(text: str, file: str = "") -> ImportedJob:
     """Read a script that starts Megatron-DeepSpeed's ``pretrain_gpt.py``.
 
-    The ZeRO stage is ``--zero-stage``; the JSON that ``--deepspeed_config`` names must agree and is not read.
+    The ZeRO stage is ``--zero-stage``; a JSON that the script itself writes must agree, or states it alone.
     """
-    words = training_command(text, (*MARKS, "--tensor-model-parallel-size", "--num-layers"), file)
+    script = parse_script(text, file)
+    words = find_command(script, (*MARKS, "--tensor-model-parallel-size", "--num-layers"), file)
     data = split_flags(words)
+    _read_embedded_json(data, script, file)
     notes: list[str] = []
     fields = ArgFields(_as_megatron(data, notes, file), file=file)
     gpus = launched_gpus(words, text)
@@ -66,6 +70,19 @@ def import_megatron_deepspeed(text: str, file: str = "") -> ImportedJob:
         notes=tuple(notes),
         missing=missing_values(fields, model, layout, training, gpus),
     )
+
+
+def _read_embedded_json(data: dict[str, Any], script: Script, file: str) -> None:
+    """Take the ZeRO stage from a JSON that the script writes with a here-document."""
+    text = script.heredocs.get(str(data.get("deepspeed_config")))
+    if text is None:
+        return
+    settings = Fields(parse_json(text, file), file=file)
+    inside = settings.section("zero_optimization").integer("stage", most=3) or 0
+    stated = data.setdefault("zero_stage", inside)
+    if stated != inside:
+        what = f"--zero-stage {shorten(stated)} and stage {inside} of the JSON differ"
+        raise input_error(what, "the same stage in both", key="--zero-stage", file=file)
 
 
 def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str, Any]:
