@@ -37,6 +37,11 @@ class CostedSpace:
         """Which stage splits and recomputation the framework can launch."""
         return self.space.stage_rule
 
+    @property
+    def tuples(self) -> IntArray:
+        """Number of tuples of each degree row, (n,)."""
+        return self.space.tuples
+
     def relaxed(self, rows: LayoutBatch) -> StageTerms:
         """Return terms that are optimistic over all modifiers of each degree row."""
         return relaxed_terms(self.cost, rows, self._relaxation(rows))

@@ -1,0 +1,294 @@
+"""Best-first search: bound all degree rows, expand the survivors, let CP-SAT choose stages in order of the bound.
+
+A degree row is dropped when its bound, over optimistic terms of all its modifiers, is not below what is wanted; then its
+tuples one by one by their own bound; the rest wait in a heap. CP-SAT solves the tuple with the least bound until no
+bound is below the best layout found. What the bound drops can't beat it, so that layout is optimal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus, SolverLimits
+from layoutopt.optimizer.solve.slices import Goal, tuple_slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+    from layoutopt.optimizer.solve.cp_model import SliceResult
+    from layoutopt.optimizer.solve.source import TermsSource
+
+RELAXED_ROWS = 65_536
+"""Degree rows priced at once, so that memory stays flat."""
+
+FIRST_ROWS, MORE_ROWS = 64, 1_024
+"""Degree rows bounded at once: few until a first layout is known."""
+
+EXPANDED_TUPLES = 100_000
+"""Tuples priced at once."""
+
+
+FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
+"""Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search. ``top`` layouts of different families within ``near`` of the best are solved too.
+
+    ``upper_s`` is a step time that a layout of the space is known to reach.
+    """
+
+    top: int = 1
+    near: float = 0.02
+    time_limit_s: float = float("inf")
+    workers: int = 1
+    gap: float = 0.0
+    seed: int = 0
+    one_model: bool = False
+    upper_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One layout: a tuple (batch of one), blocks and recomputed blocks per rank (pp, K), its price."""
+
+    layout: LayoutBatch
+    blocks: IntArray
+    recomputed: IntArray
+    step_time_s: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """State of a running search: best step time (inf: none yet), proven bound, degree rows left, CP-SAT solves."""
+
+    best_s: float
+    bound_s: float
+    rows_left: int
+    solves: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """Outcome. ``found`` is sorted, the best first; ``bound_s`` holds for every layout (inf: nothing fits).
+
+    ``complete`` says whether the search ended by itself. The tuples of the space are ``by_memory`` (proven not to fit),
+    ``solved`` by CP-SAT, and the rest, excluded by their bound. ``rounding_s`` bounds CP-SAT's rounding.
+    """
+
+    found: tuple[Found, ...]
+    bound_s: float
+    complete: bool
+    by_memory: int
+    solved: int
+    rounding_s: float
+
+    @property
+    def best(self) -> Found | None:
+        """The fastest layout found."""
+        return self.found[0] if self.found else None
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    """A tuple in the heap: ordered by its bound, then by the order of arrival."""
+
+    bound_s: float
+    serial: int
+    family: tuple[int, ...] = field(compare=False)
+    layout: LayoutBatch = field(compare=False)
+    terms: StageTerms = field(compare=False)
+
+
+class BestFirst:
+    """One search over one space. ``run`` it once."""
+
+    def __init__(
+        self,
+        source: TermsSource,
+        options: SearchOptions,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.source, self.options = source, options
+        self._on_progress, self._should_stop = on_progress, should_stop
+        self._deadline = time.perf_counter() + options.time_limit_s
+        self._heap: list[_Waiting] = []
+        self._serial = self._solved = self._by_memory = 0
+        self._rounding_s = 0.0
+        self._best_of: dict[tuple[int, ...], Found] = {}
+        self._next_bound_s = np.inf
+
+    def run(self) -> SearchResult:
+        """Search until the answer is proven, the time is up or a stop is asked for."""
+        quick = self._quick_bounds()
+        order = np.argsort(quick, kind="stable")
+        order = order[np.isfinite(quick[order])]
+        self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
+        start, size = 0, len(order) if self.options.one_model else FIRST_ROWS
+        while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
+            self._next_bound_s = float(quick[order[start]])
+            self._take_rows(order[start : start + size])
+            start, size = start + size, MORE_ROWS
+            self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
+            self._solve_waiting(self._limit_s(), len(order) - start)
+        self._solve_runners_up()
+        return self._result()
+
+    def _quick_bounds(self) -> FloatArray:
+        """Bound every degree row in closed form."""
+        rows, counts = self.source.degrees, self.source.counts
+        parts = [
+            quick_bound(self.source.relaxed(rows.take(np.arange(i, min(i + RELAXED_ROWS, len(rows))))), counts)
+            for i in range(0, len(rows), RELAXED_ROWS)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _best_s(self) -> float:
+        return min((item.step_time_s for item in self._best_of.values()), default=np.inf)
+
+    def _limit_s(self) -> float:
+        """Step time below which CP-SAT still has to look for the best layout."""
+        return min(self._best_s() * (1 - self.options.gap), self.options.upper_s * (1 + 1e-12))
+
+    def _wanted_s(self) -> float:
+        """Step time below which tuples are kept: near-ties of the best too."""
+        near = self.options.near if self.options.top > 1 else 0.0
+        return min(self._best_s(), self.options.upper_s) * (1 + near)
+
+    def _stopped(self) -> bool:
+        asked = self._should_stop is not None and self._should_stop()
+        return asked or time.perf_counter() > self._deadline
+
+    def _tuples_of(self, rows: IntArray) -> int:
+        """Count the tuples of degree rows."""
+        return int(self.source.tuples[rows].sum())
+
+    def _take_rows(self, rows: IntArray) -> None:
+        """Bound degree rows over optimistic terms, expand the survivors, and put their tuples into the heap."""
+        batch = self.source.degrees.take(rows)
+        bound = lower_bound(
+            self.source.relaxed(batch), self.source.counts, self.source.rule, self._wanted_s(), free=True
+        )
+        self._by_memory += self._tuples_of(rows[np.isinf(bound)])
+        alive = np.flatnonzero(bound < self._wanted_s())
+        for part in _parts(self.source.tuples[rows[alive]], EXPANDED_TUPLES):
+            self._take_tuples(rows[alive[part]])
+
+    def _take_tuples(self, rows: IntArray) -> None:
+        """Expand degree rows and keep the tuples whose own bound is wanted."""
+        batch, _ = self.source.expand(self.source.degrees.take(rows))
+        terms = self.source.terms(batch)
+        counts, rule = self.source.counts, self.source.rule
+        quick = quick_bound(terms, counts)
+        left = np.flatnonzero(quick < self._wanted_s())
+        bound = np.full(len(batch), np.inf)
+        bound[left] = lower_bound(terms.take(left), counts, rule, self._wanted_s())
+        self._by_memory += int(np.isinf(np.where(quick < self._wanted_s(), bound, quick)).sum())
+        for index in np.flatnonzero(bound < self._wanted_s()):
+            one = np.array([index])
+            self._serial += 1
+            family = tuple(int(getattr(batch, name)[index]) for name in FAMILY)
+            item = _Waiting(float(bound[index]), self._serial, family, batch.take(one), terms.take(one))
+            heapq.heappush(self._heap, item)
+
+    def _solve_waiting(self, limit_s: float, rows_left: int) -> None:
+        """Solve tuples in order of their bound while one may beat the best layout."""
+        while self._heap and self._heap[0].bound_s < min(limit_s, self._limit_s()) and not self._stopped():
+            self._solve(heapq.heappop(self._heap), self._limit_s())
+            self._report(rows_left)
+        self._report(rows_left)
+
+    def _solve_runners_up(self) -> None:
+        """Solve tuples of further families, as many as wanted and as near as wanted."""
+        while self._heap and len(self._near_ties()) < self.options.top and not self._stopped():
+            if self._heap[0].bound_s >= self._wanted_s():
+                break
+            item = heapq.heappop(self._heap)
+            known = self._best_of.get(item.family)
+            if known is None or item.bound_s < known.step_time_s:
+                self._solve(item, self._wanted_s())
+
+    def _near_ties(self) -> list[Found]:
+        """Layouts found that are as near to the best as wanted."""
+        return [item for item in self._best_of.values() if item.step_time_s <= self._wanted_s()]
+
+    def _solve(self, item: _Waiting, upper_s: float) -> None:
+        """Find the best stages of one tuple with CP-SAT."""
+        counts, rule = self.source.counts, self.source.rule
+        data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
+        self._rounding_s = max(self._rounding_s, data.rounding_ns / 1e9)
+        result = CpModel(data).solve(self._limits())
+        self._solved += 1
+        if result.status is SliceStatus.UNKNOWN:
+            self._solved -= 1
+            heapq.heappush(self._heap, item)
+        elif result.blocks is not None:
+            self._keep(item, result)
+
+    def _keep(self, item: _Waiting, result: SliceResult) -> None:
+        """Remember a layout if it is the best of its family."""
+        assert result.blocks is not None
+        assert result.recomputed is not None
+        known = self._best_of.get(item.family)
+        if known is None or result.step_time_s < known.step_time_s:
+            pp = int(item.layout.pp[0])
+            self._best_of[item.family] = Found(
+                layout=item.layout,
+                blocks=result.blocks[:pp],
+                recomputed=result.recomputed[:pp],
+                step_time_s=result.step_time_s,
+                peak_bytes=result.peak_bytes,
+            )
+
+    def _limits(self) -> SolverLimits:
+        left = self._deadline - time.perf_counter()
+        return SolverLimits(
+            time_limit_s=max(left, 0.01),
+            workers=self.options.workers,
+            seed=self.options.seed,
+            gap=self.options.gap,
+            should_stop=self._should_stop,
+        )
+
+    def _report(self, rows_left: int) -> None:
+        if self._on_progress is not None:
+            state = Progress(
+                best_s=self._best_s(), bound_s=self._bound_s(), rows_left=rows_left, solves=self._solved
+            )
+            self._on_progress(state)
+
+    def _bound_s(self) -> float:
+        """Proven floor under every step time: the best found, or what still waits."""
+        waiting = self._heap[0].bound_s if self._heap else np.inf
+        return float(min(self._best_s(), waiting, self._next_bound_s))
+
+    def _result(self) -> SearchResult:
+        found = sorted(self._near_ties(), key=lambda item: item.step_time_s)
+        bound = self._bound_s()
+        proven = bound >= self._best_s() * (1 - self.options.gap) or (not found and np.isinf(bound))
+        return SearchResult(
+            found=tuple(found[: max(self.options.top, 1)]),
+            bound_s=bound,
+            complete=bool(proven),
+            by_memory=self._by_memory,
+            solved=self._solved,
+            rounding_s=self._rounding_s,
+        )
+
+
+def _parts(sizes: IntArray, limit: int) -> list[IntArray]:
+    """Cut positions into consecutive groups whose sizes sum to about ``limit``."""
+    group = np.cumsum(sizes) // max(limit, 1)
+    return [np.flatnonzero(group == value) for value in np.unique(group)]
