@@ -33,7 +33,7 @@ class Blocks:
         ordered = sorted(ranks, key=lambda part: ranks[part][0])
         for part in ordered:
             if ranks[part][-1] - ranks[part][0] + 1 != len(ranks[part]):
-                names = sorted(name for name in part if name in rank)
+                names = sorted((name for name in part if name in rank), key=str)
                 raise _error(
                     f"GPUs of {what} are not listed one after the other ({names[0]!r})", "block by block"
                 )

@@ -35,7 +35,7 @@ def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> 
     around = passes * (lay.size - 1) / lay.size
     most = lay.domain_most
     within = np.where(most < lay.size, (most - 1) / most, 1.0)  # a ring that leaves has one hop less inside
-    near = around * within * (most > 1) / fabric.nvlink_bytes_per_s
+    near = around * within * (most > 1) * fabric.nvlink_s_per_byte(most - 1)
     loads = [around / lay.members_at_exit(fabric, k) for k in range(len(fabric.tiers))]
     near = np.maximum(near, busiest_s_per_byte(fabric, lay, loads, ratio, host=True))
     far = busiest_s_per_byte(fabric, lay, loads, ratio, host=False)
@@ -100,7 +100,7 @@ def _tree_near(fabric: Fabric, lay: Spread, in_switch: FloatArray) -> FloatArray
     """Seconds per byte inside the domain: scatter and gather by the switch, or chains in as many orders."""
     most = lay.domain_most
     gain = np.where(in_switch > 0, fabric.in_switch_gain, 1.0)
-    return 2 * (most - 1) / most / gain / fabric.nvlink_bytes_per_s
+    return 2 * (most - 1) / most / gain * fabric.nvlink_s_per_byte(most - 1)
 
 
 def _tree_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, in_switch: FloatArray) -> FloatArray:

@@ -23,11 +23,12 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
 
     On rails a message first moves over NVLink to the GPU whose NIC is on the receiver's rail (NCCL PXN).
     """
-    lay, most = spread(group, fabric), spread(group, fabric).domain_most
+    lay = spread(group, fabric)
+    most = lay.domain_most
     moved = (most - 1) / (most if fabric.cluster.rail_optimized else lay.size)
     loads = [_exchanged(fabric, lay, k) for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
-    near = np.maximum(moved / fabric.nvlink_bytes_per_s, host)
+    near = np.maximum(moved * fabric.nvlink_s_per_byte(most - 1), host)
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
     return [line(_exchange_latency_s(fabric, lay), near, far)]
 
@@ -39,7 +40,7 @@ def split_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     loads = [_exchanged(fabric, lay, k) / beyond for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
-    near = (lay.domain_most > 1) / fabric.nvlink_bytes_per_s
+    near = (lay.domain_most > 1) * fabric.nvlink_s_per_byte(lay.domain_most - 1)
     return [line(_exchange_latency_s(fabric, lay), near, np.maximum(host, far))]
 
 
@@ -81,7 +82,7 @@ def hop_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
         else:  # the senders' rails alone lead out of a block of rails
             rails = lay.domain_most / on_nic if fabric.on_rails(k) else 1.0
             loads.append(rails * lay.crowding[k] / lay.per_exit[k])
-    near = (lay.domain_most > 1) / fabric.nvlink_bytes_per_s
+    near = (lay.domain_most > 1) * fabric.nvlink_s_per_byte(1.0)
     near = np.maximum(near, busiest_s_per_byte(fabric, lay, loads, 1.0, host=True))
     far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_p2p, host=False)
     lines = []

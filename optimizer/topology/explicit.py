@@ -185,7 +185,7 @@ def _described(cluster: ClusterSpec, parts: _Parts) -> ClusterSpec:
         gpu = replace(gpu, nvlink_bytes_per_s=rate)
     if parts.nvlink.gpus < machines.gpus:
         gpu = replace(
-            gpu, host_link_bytes_per_s=_equal(machines.per_gpu(graph, ("host",)), "host links of GPUs")
+            gpu, host_link_bytes_per_s=_equal(machines.per_gpu(graph, ("host", "nic")), "host links of GPUs")
         )
     if len(machines.parts) == 1:
         return replace(cluster, gpu=gpu, graph=None)

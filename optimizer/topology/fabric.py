@@ -60,6 +60,13 @@ class Fabric:
             return np.inf
         return self.cluster.gpu.nvlink_bytes_per_s * self.links.nvlink_share(self.cluster.gpu.architecture)
 
+    def nvlink_s_per_byte(self, peers: FloatArray | float) -> FloatArray:
+        """Seconds per byte that a GPU sends over NVLink to ``peers`` others: as many links of a mesh."""
+        links = self.cluster.nvlink_domain - 1
+        if links > 0 and self.links.is_mesh(self.cluster.gpu.architecture):
+            return links / np.maximum(peers, 1.0) / self.nvlink_bytes_per_s
+        return np.asarray(1.0 / self.nvlink_bytes_per_s)
+
     @cached_property
     def in_switch_gain(self) -> float:
         """All-reduce bandwidth of in-switch reduction over a ring's; 1 where the switch does not reduce."""

@@ -38,7 +38,11 @@ class FlowModel:
     @cached_property
     def graph(self) -> nx.Graph:
         """The cluster's graph."""
-        return build_graph(self.cluster)
+        return build_graph(self.cluster, mesh=self._mesh)
+
+    @property
+    def _mesh(self) -> bool:
+        return self.links.is_mesh(self.cluster.gpu.architecture)
 
     @cached_property
     def edges(self) -> dict[Edge, int]:
@@ -82,7 +86,7 @@ class FlowModel:
         if source == target:
             return {}
         if source // cluster.nvlink_domain == target // cluster.nvlink_domain:
-            return _path(f"gpu:{source}", f"nvswitch:{source // cluster.nvlink_domain}", f"gpu:{target}")
+            return _path(*self._over_nvlink(source), f"gpu:{target}")
         if source // cluster.gpus_per_node == target // cluster.gpus_per_node:
             return _path(f"gpu:{source}", f"host:{source // cluster.gpus_per_node}", f"gpu:{target}")
         flows: Flows = {}
@@ -125,10 +129,15 @@ class FlowModel:
             return _path(*(hops if out else hops[::-1]))
         flows: Flows = {}
         for owner, share in self._owners(gpu, nic).items():
-            over = [] if owner == gpu else [f"gpu:{gpu}", f"nvswitch:{gpu // cluster.nvlink_domain}"]
+            over = [] if owner == gpu else self._over_nvlink(gpu)
             hops = [*over, f"gpu:{owner}", f"nic:{node}:{nic}"]
             _add(flows, _path(*(hops if out else hops[::-1])), share)
         return flows
+
+    def _over_nvlink(self, gpu: int) -> list[str]:
+        """Where traffic to another GPU of the domain starts."""
+        switch = [] if self._mesh else [f"nvswitch:{gpu // self.cluster.nvlink_domain}"]
+        return [f"gpu:{gpu}", *switch]
 
     def _between(self, source: int, sent_on: int, target: int, nic: int) -> Flows:
         """Shortest path between two NICs through the switches."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.topology.tiers import Tier
 
 
-def build_graph(cluster: ClusterSpec) -> nx.Graph:
-    """Build the graph of a cluster from its levels.
+def build_graph(cluster: ClusterSpec, *, mesh: bool = False) -> nx.Graph:
+    """Build the graph of a cluster from its levels; ``mesh`` joins GPUs of an NVLink domain without a switch.
 
     A GPU's ``index`` is its rank. Switches of one level and block are one node, but for the leaves of a
     rail-optimised fabric, one per rail. Every block has a full block's uplinks, however many GPUs it holds.
@@ -29,7 +29,7 @@ def build_graph(cluster: ClusterSpec) -> nx.Graph:
     graph = nx.Graph(name=cluster.name)
     for gpu in range(cluster.gpu_count):
         graph.add_node(f"gpu:{gpu}", kind="gpu", index=gpu, node=gpu // cluster.gpus_per_node)
-    _add_nvlink(graph, cluster)
+    (_add_mesh if mesh else _add_nvlink)(graph, cluster)
     tiers = [tier for tier in cluster_tiers(cluster) if not tier.is_host]
     if cluster.nvlink_domain < cluster.gpus_per_node:
         _add_hosts(graph, cluster)
@@ -73,6 +73,15 @@ def _add_nvlink(graph: nx.Graph, cluster: ClusterSpec) -> None:
         switch = f"nvswitch:{gpu // cluster.nvlink_domain}"
         graph.add_node(switch, kind="nvswitch")
         _link(graph, f"gpu:{gpu}", switch, "nvlink", cluster.gpu.nvlink_bytes_per_s)
+
+
+def _add_mesh(graph: nx.Graph, cluster: ClusterSpec) -> None:
+    """A link between every two GPUs of a domain: each GPU's bandwidth divides over them."""
+    domain = cluster.nvlink_domain
+    for gpu in range(cluster.gpu_count):
+        for peer in range(gpu + 1, min(gpu // domain * domain + domain, cluster.gpu_count)):
+            rate = cluster.gpu.nvlink_bytes_per_s / (domain - 1)
+            _link(graph, f"gpu:{gpu}", f"gpu:{peer}", "nvlink", rate)
 
 
 def _add_hosts(graph: nx.Graph, cluster: ClusterSpec) -> None:

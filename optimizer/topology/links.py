@@ -43,11 +43,12 @@ class Protocol:
 class LinkConstants:
     """Fractions of nominal bandwidth and latencies; ``link_table()`` has the meaning of each.
 
-    ``nvlink_fraction`` and ``nvls_gain`` hold one value per GPU family. The first protocol is the bulk one.
-    An empty ``tree`` leaves all-reduce to rings.
+    ``nvlink_fraction``, ``nvlink_mesh`` and ``nvls_gain`` hold one value per GPU family. The first protocol
+    is the bulk one. An empty ``tree`` leaves all-reduce to rings.
     """
 
     nvlink_fraction: Mapping[str, float]
+    nvlink_mesh: Mapping[str, float]
     nvls_gain: Mapping[str, float]
     nvls_min_members: float
     network_fraction: float
@@ -66,6 +67,10 @@ class LinkConstants:
     def nvlink_share(self, architecture: str) -> float:
         """Return the NVLink fraction of a GPU architecture; a family without one is an error."""
         return _of_family("nvlink_fraction", self.nvlink_fraction, architecture)
+
+    def is_mesh(self, architecture: str) -> bool:
+        """Tell whether GPUs of an architecture have a link to each other one instead of a switch."""
+        return self.nvlink_mesh.get(_family(architecture), 0.0) > 0
 
     def in_switch_gain(self, architecture: str) -> float:
         """Return the gain of in-switch reduction of a GPU architecture; a family without one is an error."""
@@ -100,8 +105,12 @@ class LinkConstants:
         )
 
 
+def _family(architecture: str) -> str:
+    return architecture.partition("-")[0]
+
+
 def _of_family(name: str, values: Mapping[str, float], architecture: str) -> float:
-    family = architecture.partition("-")[0]
+    family = _family(architecture)
     if family not in values:
         known = ", ".join(sorted(values))
         raise input_error(
@@ -146,6 +155,7 @@ def load_links(calibration: Mapping[str, float] | None = None) -> LinkConstants:
         ring=_protocols("ring", values),
         tree=_protocols("tree", values),
         nvlink_fraction=_below("nvlink_fraction", values),
+        nvlink_mesh=_below("nvlink_mesh", values),
         nvls_gain=_below("nvls_gain", values),
         **scalars,
     )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.topology.explicit import resolve_graph
@@ -203,6 +205,47 @@ def test_rings_of_switches_are_refused(make_cluster: MakeCluster) -> None:
     nodes = [node for node in nodes if "leaf" not in node["id"]]
     with pytest.raises(InputError, match="no blocks"):
         resolve_graph(replace(cluster, graph={"nodes": nodes, "edges": kept}))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_graphs_never_crash(data: st.DataObject, make_cluster: MakeCluster) -> None:
+    """Nodes and edges dropped, retyped or rewired: a cluster or an input error, nothing else."""
+    cluster = make_cluster(16, gpus_per_node=4, nvlink_domain=2, nics_per_node=2, levels=SMALL)
+    graph = data_of(cluster)
+    for _ in range(data.draw(st.integers(1, 4))):
+        items = graph[data.draw(st.sampled_from(["nodes", "edges"]))]
+        item = data.draw(st.sampled_from(items))
+        if data.draw(st.booleans()):
+            items.remove(item)
+        else:
+            key = data.draw(
+                st.sampled_from(["id", "kind", "source", "target", "bandwidth_bytes_per_s", "count"])
+            )
+            others = [
+                "gpu",
+                "nic",
+                "switch",
+                "host",
+                "gpu:1",
+                "leaf:0:0",
+                3,
+                0,
+                -1,
+                2.5,
+                None,
+                [],
+                True,
+                "1 GB/s",
+            ]
+            item[key] = data.draw(st.sampled_from(others))
+    try:
+        Topology(replace(cluster, graph=graph), LINKS)
+    except InputError as error:
+        assert str(error)
+
+
+SMALL = {"leaf": (8, 1.0), "spine": (16, 2.0)}
 
 
 def test_built_graphs_are_connected_and_complete(make_cluster: MakeCluster) -> None:

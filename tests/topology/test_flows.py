@@ -173,6 +173,21 @@ def test_nics_that_gpus_do_not_divide(
         assert hop_s * (1 - 1e-9) <= topology.p2p_s(SIZE_BYTES, case.group)[0] <= hop_s * MOST
 
 
+def test_mesh_of_links(
+    make_cluster: Callable[..., ClusterSpec], make_group: Callable[[int, int, int], GroupBatch]
+) -> None:
+    """GPUs joined by single links: exchanges and sends cost what they cost on every link."""
+    base = make_cluster(32)
+    for case in cases(replace(base, gpu=replace(base.gpu, architecture="cdna3")), make_group):
+        topology = Topology(case.cluster, LINKS)
+        exchange_s = case.flows.seconds(
+            exchange_demand(case.members, 32, SIZE_BYTES), LINKS.network_all_to_all
+        )
+        agree(topology.all_to_all_s(SIZE_BYTES, case.group)[0], exchange_s, case)
+        hop_s = case.flows.seconds(hop_demand(case.members, 32, SIZE_BYTES), LINKS.network_p2p)
+        agree(topology.p2p_s(SIZE_BYTES, case.group)[0], hop_s, case)
+
+
 def test_flows_leave_and_arrive(make_cluster: Callable[..., ClusterSpec]) -> None:
     """Every route is whole: what leaves the sender arrives at the receiver and stays nowhere."""
     for fields in (

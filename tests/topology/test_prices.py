@@ -118,6 +118,17 @@ def test_pairs_of_nvlink_use_the_host_link(make_cluster: MakeCluster, make_group
     assert topology.all_gather_s(1e9, make_group(4, 2, 8))[0] == pytest.approx(0.75 * 1e9 / 64e9)
 
 
+def test_mesh_of_links(make_cluster: MakeCluster, make_group: MakeGroup) -> None:
+    """Eight MI300X, each with a link of 64 GB/s to each other: a pair has one link, all eight have seven."""
+    base = make_cluster(8)
+    gpu = replace(base.gpu, architecture="cdna3", nvlink_bytes_per_s=448e9)
+    topology = Topology(replace(base, gpu=gpu), LINKS.ideal())
+    for size in (2, 4, 8):  # every shard goes straight to every peer over its own link
+        assert topology.all_gather_s(1e9, make_group(size, 1, 8))[0] == pytest.approx(1e9 / size / 64e9)
+        assert topology.all_to_all_s(1e9, make_group(size, 1, 8))[0] == pytest.approx(1e9 / size / 64e9)
+        assert topology.p2p_s(1e9, make_group(size, 1, 8))[0] == pytest.approx(1e9 / 64e9)
+
+
 def test_split_exchange(make_cluster: MakeCluster, make_group: MakeGroup) -> None:
     """Bytes inside and beyond the domain run at the same time; an even split equals the plain all-to-all."""
     topology = Topology(make_cluster(64), LINKS)
