@@ -21,8 +21,8 @@ SPREAD = 0.03
 """Spread of log ratios inside which a run is as good as its repeats."""
 
 PRIOR_SIGMA = {"gemm_cap": 0.15, "nvlink_fraction": 0.2, "network_fraction": 0.35, "host_layer_s": 0.6}
-"""Standard deviation of the log of a constant around the package's value. Clusters share their chips, not their
-fabric, and hosts differ most: published fabrics reach 0.49-0.86 of nominal, hosts take 0.55-1.4 ms a layer."""
+"""Standard deviation of the log of a constant around the package's value. Clusters share their chips, not
+their fabric, and hosts differ most: fabrics reach 0.49-0.86 of nominal, hosts take 0.55-1.4 ms a layer."""
 
 _STEPS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 1.0, 1.07, 1.15, 1.25, 1.43, 1.67, 2.0, 2.5, 3.0)
 
