@@ -315,6 +315,53 @@ def test_torchtitan_file_with_several_functions() -> None:
     assert got.gpus == 8
 
 
+def titan(body: str, kind: Kind = Kind.TORCHTITAN_PYTHON) -> ImportedJob:
+    """Import a configuration function with the given body."""
+    text = "def run():\n" + "".join(f"    {line}\n" for line in body.splitlines()) + "    return cfg\n"
+    value: ImportedJob = import_text(text, "", kind).value
+    return value
+
+
+def test_torchtitan_inherits_from_its_base() -> None:
+    """What a function does not set is its base's: checkpointing is known, the batch is listed as missing."""
+    degrees = "cfg.parallelism = ParallelismConfig(data_parallel_shard_degree=8)"
+    got = titan(f"cfg = llama3_70b()\n{degrees}")
+    assert got.layout.recompute is not None and got.layout.recompute.granularity is Granularity.FULL
+    assert (got.layout.micro_batch, got.training.sequence_length) == (None, None)
+    assert any("micro-batch" in item for item in got.missing)
+    other = titan(f"cfg = somebody_elses()\n{degrees}\ncfg.training.seq_len = 64")
+    assert other.layout.recompute is None and other.training.sequence_length == 64
+    assert any("activation checkpointing" in item for item in other.missing)
+    off = titan(f"cfg = llama3_70b()\n{degrees}\ncfg.activation_checkpoint = None")
+    assert off.layout.recompute is not None and off.layout.recompute.granularity is Granularity.NONE
+
+
+def test_torchtitan_class_defaults_without_a_base() -> None:
+    """A TOML file that says little has the class's batch, length and selective checkpointing."""
+    text = "[parallelism]\ndata_parallel_shard_degree = 4\n"
+    got: ImportedJob = import_text(text, "", Kind.TORCHTITAN_TOML).value
+    assert (got.layout.micro_batch, got.training.sequence_length, got.training.global_batch) == (8, 2048, 32)
+    assert got.layout.recompute is not None
+    assert got.layout.recompute.granularity is Granularity.SELECTIVE
+
+
+def test_axes_that_are_not_modelled() -> None:
+    """Weight shards beyond tp are refused, a batch ramp is noted, the older MoE recompute switch is read."""
+    with pytest.raises(InputError, match="weight shards beyond tp"):
+        megatron(SIZES + "--tensor-parallel-num-weight-shards 2")
+    assert any("rampup" in note for note in megatron(SIZES + "--rampup-batch-size 8 8 100").notes)
+    old = megatron(SIZES + "--moe-layer-recompute").layout.recompute
+    assert old is not None and old.modules == ("moe",)
+
+
+def test_bridge_notes_an_unset_expert_tensor_degree() -> None:
+    """NVIDIA-NeMo/Megatron-Bridge#546: without -etp the default is said, since it changed in 0.6."""
+    text = "torchrun --nnodes 1 --nproc-per-node 4 run_recipe.py --recipe qwen3_30b_a3b_pretrain_config -tp 4 -ep 4"
+    got: ImportedJob = import_text(text, "", Kind.BRIDGE_COMMAND).value
+    assert (got.layout.tp, got.layout.ep, got.layout.etp) == (4, 4, 1)
+    assert any("etp=1" in note for note in got.notes)
+
+
 @pytest.mark.parametrize(
     ("keys", "counts"),
     [

@@ -27,6 +27,7 @@ def megatron_layout(
     fields: Fields, model: ModelSpec | None, gpus: int | None, notes: list[str], *, etp_default: str = "tp"
 ) -> PartialLayout:
     """Read every axis; ``etp_default`` is what an unset expert tensor parallelism means: ``tp`` or ``1``."""
+    _refuse_other_axes(fields, notes)
     tp = fields.count("tensor_model_parallel_size")
     cp = fields.count("context_parallel_size")
     pp = fields.count("pipeline_model_parallel_size")
@@ -57,6 +58,16 @@ def megatron_layout(
         mesh_order=MESH_WITH_PP_INSIDE if fields.on("use_tp_pp_dp_mapping") else DEFAULT_MESH_ORDER,
         split=items or stage_items(counts, pp),
     )
+
+
+def _refuse_other_axes(fields: Fields, notes: list[str]) -> None:
+    if fields.count("tensor_parallel_num_weight_shards") > 1:
+        raise fields.fail(
+            "tensor_parallel_num_weight_shards", "weight shards beyond tp are not modelled", "1"
+        )
+    for key in ("rampup_batch_size", "step_batch_size_schedule"):
+        if fields.data.get(key) is not None:
+            notes.append(f"{fields.path(key)}: the batch grows to its final size, which is what is judged")
 
 
 def _layout_items(fields: Fields) -> tuple[StageItems, ...]:
@@ -95,7 +106,8 @@ def _etp(fields: Fields, tp: int, default: str, notes: list[str]) -> int:
     stated = fields.integer("expert_tensor_parallel_size", least=1, most=MAX_DEGREE)
     if stated is not None:
         return stated
-    if not fields.integer("num_experts", "num_moe_experts"):
+    experts = fields.integer("num_experts", "num_moe_experts")
+    if not experts and fields.count("expert_model_parallel_size") == 1:
         return 1
     etp = tp if default == "tp" else 1
     notes.append(f"etp={etp}: expert tensor parallelism is unset, which means {default}")
@@ -132,6 +144,8 @@ def _recompute(fields: Fields) -> tuple[Recompute, int | None]:
     modules = [str(module) for module in fields.items("recompute_modules") or ["core_attn"]]
     if fields.on("recompute_activations") and granularity is None:
         granularity = "selective"
+    if fields.on("moe_layer_recompute") and granularity is None:  # before core 0.12 a switch of its own
+        granularity, modules = "selective", ["moe"]
     if granularity is None:
         return Recompute(), None
     if granularity == "selective":

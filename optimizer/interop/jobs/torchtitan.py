@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.jobs.common import divided
 from layoutopt.optimizer.interop.jobs.flags import ArgFields
+from layoutopt.optimizer.interop.jobs.torchtitan_batch import TOKENS_KEY, Batch, read_batch
 from layoutopt.optimizer.interop.jobs.torchtitan_python import read_python_config
 from layoutopt.optimizer.interop.jobs.torchtitan_split import read_schedule, read_split
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_toml, shorten
@@ -40,7 +40,8 @@ FLAVORS = {
 }
 """Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
 
-TOKENS_KEY = "num_tokens_per_microbatch_per_dp_rank"
+FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b", "qwen3_32b")
+"""Registered configurations with full checkpointing (torchtitan/models/*/config_registry.py); others are selective."""
 
 
 @importer
@@ -90,18 +91,23 @@ def _job(data: dict[str, Any], era: str, file: str) -> ImportedJob:
     notes: list[str] = []
     name, layers = _model(data, file)
     layout, gpus = _layout(parallelism, era, layers, notes)
-    batch = _batch(training, parallelism, era, layout)
+    batch = read_batch(training, parallelism, era, layout, inherited="base" in data)
     recompute = _recompute(data, notes, file)
     return ImportedJob(
         framework=Framework.TORCHTITAN,
         version=f"era {era}",
-        layout=_with_batch(layout, batch, recompute),
+        layout=replace(
+            layout,
+            micro_batch=batch.micro_batch,
+            micro_batches=batch.micro_batches,
+            recompute=recompute,
+        ),
         training=_training(data, training, batch, file),
         options=_options(data, parallelism, era, file),
         model_name=name,
         gpus=gpus,
         notes=tuple(notes),
-        missing=_missing(name, gpus, batch, layout),
+        missing=_missing(name, gpus, batch, layout, recompute),
     )
 
 
@@ -178,88 +184,46 @@ def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[
     return 3 if policy == "always" else 2
 
 
-def _batch(training: Fields, parallelism: Fields, era: str, layout: PartialLayout) -> dict[str, int | None]:
-    """Return sequence length, micro-batch, micro-batches and global batch, in sequences."""
-    return (_token_batch if era == "C" else _sequence_batch)(training, parallelism, layout)
-
-
-def _token_batch(training: Fields, parallelism: Fields, layout: PartialLayout) -> dict[str, int | None]:
-    sequence = training.required("max_context_length", "seq_len")
-    tokens = training.required(TOKENS_KEY)
-    micro_batch = divided(tokens, sequence, f"training.{TOKENS_KEY} over max_context_length")
-    micro_batches = (
-        parallelism.integer("num_pp_microbatches", least=1) if layout.pp and layout.pp > 1 else None
-    )
-    step = training.integer("num_tokens_per_train_step", least=-1)
-    if step is None or step <= 0:
-        micro_batches = micro_batches or 1
-        batch = micro_batches * micro_batch * layout.dp if layout.dp else None
+def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recompute | None:
+    """Return the checkpointing policy; None when it is that of a configuration which is not known."""
+    base = str(data.get("base") or "")
+    if "activation_checkpoint" in data and data["activation_checkpoint"] is None:
+        return Recompute()
+    if "activation_checkpoint" not in data:
+        mode = _inherited_policy(base)
+        if mode is None:
+            return None
+        notes.append(f"activation checkpointing {mode}: default of {base or 'the class'}")
     else:
-        batch = divided(step, sequence, "training.num_tokens_per_train_step over max_context_length")
-        micro_batches = _accumulated(batch, micro_batch, micro_batches, layout.dp)
-    return {"sequence": sequence, "micro_batch": micro_batch, "micro_batches": micro_batches, "global": batch}
-
-
-def _accumulated(batch: int, micro_batch: int, per_pass: int | None, dp: int | None) -> int | None:
-    """Micro-batches per step: those of one pipeline pass times gradient accumulation."""
-    if dp is None:
-        return per_pass
-    total = divided(batch, micro_batch * dp, "global batch over micro-batch*dp")
-    if per_pass is not None:
-        divided(total, per_pass, "micro-batches per step over num_pp_microbatches")
-    return total
-
-
-def _sequence_batch(training: Fields, parallelism: Fields, layout: PartialLayout) -> dict[str, int | None]:
-    local = training.integer("local_batch_size", "batch_size", least=1) or 8  # class default of torchtitan
-    piped = layout.pp is not None and layout.pp > 1
-    micro_batch = (parallelism.integer("pipeline_parallel_microbatch_size", least=1) or 1) if piped else local
-    per_pass = divided(local, micro_batch, "training.local_batch_size over pipeline_parallel_microbatch_size")
-    batch = training.integer("global_batch_size", least=-1)
-    if batch is None or batch <= 0:
-        batch = local * layout.dp if layout.dp else None
-    micro_batches = None
-    if batch is not None and layout.dp:
-        passes = divided(batch, local * layout.dp, "training.global_batch_size over local_batch_size*dp")
-        micro_batches = passes * per_pass
-    sequence = training.integer("seq_len", least=1) or 2048  # class default of torchtitan
-    return {"sequence": sequence, "micro_batch": micro_batch, "micro_batches": micro_batches, "global": batch}
-
-
-def _with_batch(layout: PartialLayout, batch: dict[str, int | None], recompute: Recompute) -> PartialLayout:
-    return replace(
-        layout, micro_batch=batch["micro_batch"], micro_batches=batch["micro_batches"], recompute=recompute
-    )
-
-
-def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recompute:
-    section = data.get("activation_checkpoint")
-    if section is None:
-        return Recompute()
-    fields = _section(data, "activation_checkpoint", file)
-    policy = fields.text("class") or fields.text("mode") or "selective"
-    mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
-    if mode == "none":
-        return Recompute()
-    if mode == "full":
-        return Recompute(granularity=Granularity.FULL)
+        fields = _section(data, "activation_checkpoint", file)
+        policy = fields.text("class") or fields.text("mode") or "selective"
+        mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
+    if mode in ("none", "full"):
+        return Recompute(granularity=Granularity(mode))
     if mode == "selective":
-        notes.append(
-            "selective activation checkpointing saves by operator: priced without recomputed modules"
-        )
+        notes.append("selective checkpointing saves by operator: priced without recomputed modules")
         return Recompute(granularity=Granularity.SELECTIVE)
-    raise fields.fail(
-        "mode", f"activation checkpointing {policy!r} is not modelled", "none, selective or full"
+    raise input_error(
+        f"activation checkpointing {shorten(mode)!r} is not modelled",
+        "none, selective or full",
+        key="activation_checkpoint.mode",
+        file=file,
     )
 
 
-def _training(
-    data: Mapping[str, Any], training: Fields, batch: dict[str, int | None], file: str
-) -> JobTraining:
+def _inherited_policy(base: str) -> str | None:
+    """What the configuration that a function starts from sets; the class itself checkpoints selectively."""
+    if base in FULL_CHECKPOINTING:
+        return "full"
+    known = not base or any(base.startswith(family) for family, _ in FLAVORS)
+    return "selective" if known else None
+
+
+def _training(data: Mapping[str, Any], training: Fields, batch: Batch, file: str) -> JobTraining:
     precision, recipe = _precision(data, training, file)
     return JobTraining(
-        sequence_length=batch["sequence"],
-        global_batch=batch["global"],
+        sequence_length=batch.sequence_length,
+        global_batch=batch.global_batch,
         train_steps=training.integer("steps", least=1),
         precision=precision,
         fp8_recipe=recipe,
@@ -305,13 +269,15 @@ def _options(data: Mapping[str, Any], parallelism: Fields, era: str, file: str) 
 
 
 def _missing(
-    name: str | None, gpus: int | None, batch: dict[str, int | None], layout: PartialLayout
+    name: str | None, gpus: int | None, batch: Batch, layout: PartialLayout, recompute: Recompute | None
 ) -> tuple[str, ...]:
-    missing = [] if name else ["the model: this flavor is not a built-in model"]
-    if gpus is None:
-        missing.append("number of GPUs (data_parallel_shard_degree is -1)")
-    if batch["global"] is None:
-        missing.append("global batch (follows from the number of GPUs)")
-    if layout.vp is None:
-        missing.append("virtual stages (follow from the model's layers)")
-    return tuple(missing)
+    needed = {
+        "the model: this flavor is not a built-in model": name,
+        "number of GPUs (data_parallel_shard_degree is -1)": gpus,
+        "training.seq_len or max_context_length (the base configuration's)": batch.sequence_length,
+        "micro-batch (the base configuration's)": batch.micro_batch,
+        "global batch (follows from the number of GPUs)": batch.global_batch,
+        "virtual stages (follow from the model's layers)": layout.vp,
+        "activation checkpointing (the base configuration's)": recompute,
+    }
+    return tuple(what for what, value in needed.items() if value is None)
