@@ -105,13 +105,15 @@ def _from_xml(text: str, file: str) -> Mapping[str, Any]:
     graph = root.find("{*}graph")
     if graph is None:
         raise input_error("no graph element", "GraphML", file=file)
-    keys = {key.get("id", ""): key for key in root.iter("{*}key")}
+    keys = {key.get("id", ""): key for key in root.findall(".//{*}key")}
     plain = {
         "directed": graph.get("edgedefault") == "directed",
-        "nodes": [{"id": node.get("id"), **_attributes(node, keys, file)} for node in graph.iter("{*}node")],
+        "nodes": [
+            {"id": node.get("id"), **_attributes(node, keys, file)} for node in graph.findall(".//{*}node")
+        ],
         "edges": [
             {"source": edge.get("source"), "target": edge.get("target"), **_attributes(edge, keys, file)}
-            for edge in graph.iter("{*}edge")
+            for edge in graph.findall(".//{*}edge")
         ],
     }
     return check_graph(plain, parse_document("{}", file), ())

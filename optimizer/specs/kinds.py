@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,11 @@ def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | No
 def nearest(text: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` for the most similar known word, or nothing."""
     # difflib is quadratic in the length: no word that is meant is this long
+    if not 0 < len(text) <= 60:
+        return ""
+    text = text.lower()
     cutoff = 0.6 if len(text) > 4 else 0.5  # one wrong letter out of two is still a near miss
-    matches = get_close_matches(text.lower(), list(known), n=1, cutoff=cutoff) if len(text) <= 60 else []
-    return f"; did you mean {matches[0]}?" if matches else ""
+    # of equally similar words, the one that begins alike
+    scored = [(SequenceMatcher(None, word, text).ratio(), word[:1] == text[0], word) for word in known]
+    best = max(scored, default=(0.0, False, ""))
+    return f"; did you mean {best[2]}?" if best[0] >= cutoff else ""

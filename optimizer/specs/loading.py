@@ -219,9 +219,8 @@ def _unknown(text: str, package: str, what: str) -> Problem:
         missing = f"no built-in {what} and no file is called {shown(text)}"
         return Problem(what=missing + near, allowed=f"a {what} file, or one of: {', '.join(names)}")
     near = _near(Path(text).name, _siblings(Path(text))) or _near(Path(text).stem, names)
-    return Problem(
-        what=f"no such file{near}", allowed=f"a {what} file or a built-in name", file=shown(text)[1:-1]
-    )
+    file = text if text.isprintable() else shown(text)
+    return Problem(what=f"no such file{near}", allowed=f"a {what} file or a built-in name", file=file)
 
 
 def _near(text: str, known: Iterable[str]) -> str:

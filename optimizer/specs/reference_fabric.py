@@ -19,9 +19,9 @@ SPINE_OVERSUBSCRIPTION = 7.0
 LEAF_NODES = 32
 """Nodes under one set of rail switches: a 64-port switch has 32 ports down and 32 up (NVIDIA DGX SuperPOD
 reference architecture, scalable units of 32 DGX H100)."""
-LEAF_DOMAINS = 8
-"""NVLink domains larger than a node under one set of rail switches (NVIDIA DGX SuperPOD reference
-architecture for GB200: scalable units of 8 racks, 576 GPUs)."""
+LEAF_DOMAINS = 7
+"""NVLink domains larger than a node under one set of rail switches. NVIDIA's DGX SuperPOD for GB200 has 8
+racks, 576 GPUs; 7, 504 GPUs, fill a pod of 3,024, the most whole racks within ``POD_GPUS``."""
 LEAF_LATENCY_S = 1e-6
 """One hop through a fixed-configuration switch with its cables: 0.5-0.8 us of a 51.2 Tbit/s Ethernet chip and
 5 ns per metre (vendor figures, recalled; InfiniBand switches are near 0.2 us)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import resources
+from itertools import pairwise
 
 import pytest
 
@@ -20,18 +21,60 @@ from layoutopt.optimizer.specs.loading import (
 )
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 
-MODELS = (
-    "llama2-7b llama2-70b llama3-8b llama3-70b llama3-405b gpt3-175b gpt-22b gpt-1t mt-nlg-530b palm-540b bloom-176b "
-    "nemotron4-15b nemotron4-340b mixtral-8x7b mixtral-8x22b grok-1 deepseek-v2 deepseek-v3 qwen3-32b qwen3-30b-a3b "
-    "qwen3-235b-a22b gpt-oss-120b kimi-k2"
-).split()
-CLUSTERS = (
-    "h100-256 h100-1024 h100-8192 h100-16384 h800-2048 a100-512 a100-3072 a100-384-opa b200-256 gb200-nvl72-576 "
-    "gb300-nvl72-576"
-).split()
-GPUS = (
-    "v100-32g a100-40g a100-80g a100-80g-pcie h100 h100-96g-500w h800 h200 b200 b300 gb200 gb300 mi300x v100-16g"
-).split()
+MODELS = [
+    "llama2-7b",
+    "llama2-70b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3-405b",
+    "gpt3-175b",
+    "gpt-22b",
+    "gpt-1t",
+    "mt-nlg-530b",
+    "palm-540b",
+    "bloom-176b",
+    "nemotron4-15b",
+    "nemotron4-340b",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "grok-1",
+    "deepseek-v2",
+    "deepseek-v3",
+    "qwen3-32b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "gpt-oss-120b",
+    "kimi-k2",
+]
+CLUSTERS = [
+    "h100-256",
+    "h100-1024",
+    "h100-8192",
+    "h100-16384",
+    "h800-2048",
+    "a100-512",
+    "a100-3072",
+    "a100-384-opa",
+    "b200-256",
+    "gb200-nvl72-576",
+    "gb300-nvl72-576",
+]
+GPUS = [
+    "v100-32g",
+    "a100-40g",
+    "a100-80g",
+    "a100-80g-pcie",
+    "h100",
+    "h100-96g-500w",
+    "h800",
+    "h200",
+    "b200",
+    "b300",
+    "gb200",
+    "gb300",
+    "mi300x",
+    "v100-16g",
+]
 # spellings of published tables
 SPELLINGS = {
     "H100-80G-SXM": "h100",
@@ -146,10 +189,7 @@ def test_clusters_nest_and_cover(name: str) -> None:
     cluster = load_cluster(name)
     sizes = [cluster.gpus_per_node, *(level.gpus for level in cluster.levels)]
     assert sizes[-1] >= cluster.gpu_count
-    assert all(
-        outer % inner == 0 or outer == cluster.gpu_count
-        for inner, outer in zip(sizes, sizes[1:], strict=False)
-    )
+    assert all(outer % inner == 0 or outer == cluster.gpu_count for inner, outer in pairwise(sizes))
     assert str(cluster.gpu_count) in name
 
 
@@ -168,7 +208,7 @@ def test_clusters_of_published_runs() -> None:
 
 @pytest.mark.parametrize("name", gpu_names())
 def test_gpu_entries_are_sensible(name: str) -> None:
-    """Every entry has a source, FLOP/s that double with each halving of the format, and memory near the datasheet's."""
+    """Entries have a source, FLOP/s that double as formats halve, and memory near the datasheet's."""
     gpu = load_gpu(name)
     assert gpu.source
     assert 0.99 < gpu.memory_bytes / gpu.nominal_memory_bytes < 1.1

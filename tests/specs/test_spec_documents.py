@@ -73,8 +73,8 @@ def test_unknown_model_names_the_nearest(name: str, nearest: str) -> None:
     ("name", "message"),
     [
         ("h100-1638", "nearest: h100-16384"),
-        ("h10x64", "no built-in cluster and no file is called 'h10x64'"),
-        ("h1oox64", "nearest: h100x64"),
+        ("h10x64", "no built-in cluster and no file is called 'h10x64'; nearest: h100x64"),
+        ("mi30x64", "nearest: mi300xx64"),
         ("h100x0", "gpus: 0 GPUs (1 to 10000000)"),
         ("h100x99999999", "gpus: 99999999 GPUs (1 to 10000000)"),
         ("h100\0x8", "no built-in cluster and no file is called 'h100\\x00x8'"),
