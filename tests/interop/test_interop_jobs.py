@@ -356,7 +356,8 @@ def test_axes_that_are_not_modelled() -> None:
 
 def test_bridge_notes_an_unset_expert_tensor_degree() -> None:
     """NVIDIA-NeMo/Megatron-Bridge#546: without -etp the default is said, since it changed in 0.6."""
-    text = "torchrun --nnodes 1 --nproc-per-node 4 run_recipe.py --recipe qwen3_30b_a3b_pretrain_config -tp 4 -ep 4"
+    text = "torchrun --nnodes 1 --nproc-per-node 4 run_recipe.py -tp 4 -ep 4 "
+    text += "--recipe qwen3_30b_a3b_pretrain_config"
     got: ImportedJob = import_text(text, "", Kind.BRIDGE_COMMAND).value
     assert (got.layout.tp, got.layout.ep, got.layout.etp) == (4, 4, 1)
     assert any("etp=1" in note for note in got.notes)

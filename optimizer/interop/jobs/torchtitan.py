@@ -41,7 +41,7 @@ FLAVORS = {
 """Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
 
 FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b", "qwen3_32b")
-"""Registered configurations with full checkpointing (torchtitan/models/*/config_registry.py); others are selective."""
+"""Configurations with full checkpointing (torchtitan/models/*/config_registry.py); others are selective."""
 
 
 @importer

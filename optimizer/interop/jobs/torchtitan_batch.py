@@ -50,13 +50,14 @@ def _in_tokens(training: Fields, parallelism: Fields, layout: PartialLayout, inh
     micro_batch = divided(tokens, sequence, f"training.{TOKENS_KEY} over max_context_length")
     piped = layout.pp is not None and layout.pp > 1
     per_pass = parallelism.integer("num_pp_microbatches", least=1) if piped else None
+    micro_batches: int | None
     step = training.integer("num_tokens_per_train_step", least=-1)
     if step is not None and step > 0:
         batch = divided(step, sequence, "training.num_tokens_per_train_step over max_context_length")
         micro_batches = _accumulated(batch, micro_batch, per_pass, layout.dp)
     else:
         micro_batches = per_pass or 1
-        batch = micro_batches * micro_batch * layout.dp if layout.dp else None
+        batch = (per_pass or 1) * micro_batch * layout.dp if layout.dp else None
     return Batch(
         sequence_length=sequence, micro_batch=micro_batch, micro_batches=micro_batches, global_batch=batch
     )
