@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.reference_fabric import reference_levels
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.run import MeasuredRun
@@ -49,6 +50,8 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
     crossing_s = EFA_CROSSING_S if run.framework == "nanotron" else 0.0
     per_node = run.gpus_per_node or min(gpu.gpus_per_node, count)
     fabric = _reference(gpu.name, count)
+    domain = _domain(gpu, per_node, count)
+    levels = reference_levels(replace(gpu, nvlink_domain=domain, gpus_per_node=per_node), count)
     nic = fabric.nic_bytes_per_s
     if run.internode_gbps is not None:
         nic = run.internode_gbps * _GBIT_BYTES / per_node
@@ -58,8 +61,8 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
         gpus_per_node=per_node,
         nics_per_node=per_node,
         nic_bytes_per_s=nic,
-        nvlink_domain=_domain(gpu, per_node, count),
-        levels=tuple(replace(level, latency_s=level.latency_s + crossing_s) for level in fabric.levels),
+        nvlink_domain=domain,
+        levels=tuple(replace(level, latency_s=level.latency_s + crossing_s) for level in levels),
     )
 
 

@@ -127,9 +127,11 @@ def _check_experts(run: MeasuredRun, layout: Layout) -> None:
 
 
 def _memory_gb(run: MeasuredRun, facts: NoteFacts) -> float | None:
+    """Measured peak in 1e9 bytes. nvidia-smi counts in MiB, so that what is read off it as GB is GiB."""
     if run.mem_gb is None:
         return None
-    return run.mem_gb * GIB_PER_GB if facts.memory_gib else run.mem_gb
+    binary = facts.memory_gib or run.mem_kind == "nvidia-smi"
+    return run.mem_gb * GIB_PER_GB if binary else run.mem_gb
 
 
 def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: Framework) -> Family:

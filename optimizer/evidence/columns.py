@@ -151,7 +151,7 @@ step_time_s     number   seconds per optimizer step as the source states it
 tflops_gpu      number   TFLOP/s per GPU as the source states it
 tokens_s_gpu    number   tokens per second and GPU as the source states it
 mfu_pct         number   MFU in percent as the source states it
-mem_gb          number   peak memory per GPU, 1e9 bytes
+mem_gb          number   peak memory per GPU, 1e9 bytes; GiB with mem_kind nvidia-smi
 oom             flag     1: the run ran out of memory
 flops_note      text     how the source counts FLOPs
 group           text     rows that differ in layout alone and are ranked together; xrel-...: never ranked

@@ -26,6 +26,7 @@ class MemoryRow:
     """One row's peak: measured and predicted bytes of the same kind."""
 
     id: str
+    framework: str
     kind: str
     measured_bytes: float
     predicted_bytes: float
@@ -47,6 +48,7 @@ class MemoryReport:
 
     summary: ErrorSummary
     by_kind: Mapping[str, ErrorSummary]
+    by_framework: Mapping[str, ErrorSummary]
     rows: tuple[MemoryRow, ...]
     died: int
     ran: int
@@ -68,10 +70,15 @@ def compare_memory(pairs: Sequence[tuple[Case, Prediction]]) -> MemoryReport:
     died = [pair for pair in judged if pair[0].run.oom]
     ran = [pair for pair in judged if not pair[0].run.oom]
     rows = [_row(case, prediction) for case, prediction in ran if case.memory_gb is not None]
+    stated = [row for row in rows if row.kind != NOT_STATED]
     kinds = sorted({row.kind for row in rows})
+    frameworks = sorted({row.framework for row in stated})
     return MemoryReport(
-        summary=summarize([row.error for row in rows if row.kind != NOT_STATED]),
+        summary=summarize([row.error for row in stated]),
         by_kind={kind: summarize([row.error for row in rows if row.kind == kind]) for kind in kinds},
+        by_framework={
+            name: summarize([row.error for row in stated if row.framework == name]) for name in frameworks
+        },
         rows=tuple(rows),
         died=len(died),
         ran=len(ran),
@@ -90,6 +97,7 @@ def _row(case: Case, prediction: Prediction) -> MemoryRow:
     }
     return MemoryRow(
         id=case.run.id,
+        framework=case.framework.value,
         kind=kind,
         measured_bytes=(case.memory_gb or 0.0) * 1e9,
         predicted_bytes=predicted[kind],

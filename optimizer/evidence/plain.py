@@ -54,6 +54,7 @@ def _memory(memory: MemoryReport) -> dict[str, Any]:
         "bias": memory.summary.bias,
         "rows": memory.summary.rows,
         "by_kind": _table(memory.by_kind),
+        "by_framework": _table(memory.by_framework),
         "died": memory.died,
         "died_but_fits": list(memory.died_but_fits),
         "ran": memory.ran,
@@ -61,6 +62,7 @@ def _memory(memory: MemoryReport) -> dict[str, Any]:
         "per_row": [
             {
                 "id": row.id,
+                "framework": row.framework,
                 "kind": row.kind,
                 "measured_bytes": row.measured_bytes,
                 "predicted_bytes": row.predicted_bytes,

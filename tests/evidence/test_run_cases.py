@@ -264,12 +264,13 @@ def test_nvlink_domains(
 
 
 def test_memory_figures(make_run: Callable[..., MeasuredRun]) -> None:
-    """Memory is 1e9 bytes unless the notes say GiB, and compared only where what decides it is stated."""
+    """Memory is 1e9 bytes unless notes or nvidia-smi mean GiB; it is compared where all of it is stated."""
     case = case_of(make_run(mem_gb=60.0))
     assert (case.memory_gb, case.memory_known) == (60.0, True)
     assert case_of(make_run(mem_gb=60.0, notes="mem = max in GiB")).memory_gb == pytest.approx(
         64.4245, abs=1e-4
     )
+    assert case_of(make_run(mem_gb=60.0, mem_kind="nvidia-smi")).memory_gb == pytest.approx(64.4245, abs=1e-4)
     assert not case_of(make_run(mem_gb=60.0, zero=None)).memory_known
     assert not case_of(make_run(mem_gb=60.0, gpu="A100-SXM")).memory_known
 
