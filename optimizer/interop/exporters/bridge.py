@@ -202,6 +202,7 @@ def layout_overrides(target: Target) -> Overrides:
     full = chosen.granularity is Granularity.FULL
     everything = all(stage.recomputed == stage.layers for stage in layout.stages)
     depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    # nulls are written too: a recipe may have set any of them
     none = chosen.granularity is Granularity.NONE
     return [
         *overrides,

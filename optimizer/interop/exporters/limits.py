@@ -49,6 +49,7 @@ def regroup(layout: Layout, **degrees: int) -> Layout | None:
     if layout.gpus % inner:
         return None
     dp = layout.gpus // inner
+    # the batch is the user's: micro-batches shrink before it changes
     sizes = [size for size in range(layout.micro_batch, 0, -1) if batch % (dp * size) == 0]
     if not sizes:
         return None
@@ -217,6 +218,7 @@ def recompute_first_layers(layout: Layout, context: Context) -> Finding | None:
     """The first N layers of every chunk, one N for all (Megatron-LM ``--recompute-method block``)."""
     if layout.recompute.granularity is not Granularity.FULL:
         return None
+    # the deepest stage decides, so that the nearest layout needs no more memory
     depth = max(stage.recomputed for stage in layout.stages)
     wanted = {index: min(stage.layers, depth) for index, stage in enumerate(layout.stages)}
     uniform = all(stage.recomputed == wanted[index] for index, stage in enumerate(layout.stages))
@@ -325,6 +327,7 @@ def heads_hold_kv(why: str) -> Limit:
         kv_heads = context.model.kv_heads
         if context.model.mla is not None or layout.tp <= kv_heads:
             return None
+        # a divisor of both keeps head shards and GPU count whole
         fits = [tp for tp in range(kv_heads, 0, -1) if kv_heads % tp == 0 and layout.tp % tp == 0]
         return Finding(axis="tp", why=why, nearest=regroup(layout, tp=fits[0]))
 

@@ -110,6 +110,7 @@ def cp_flags(target: Target, notes: list[str]) -> Flags:
         return []
     if comm is not CpComm.A2A_P2P:
         return [("--cp-comm-type", comm.value)]
+    # all-to-all stays on NVLink, the ring crosses nodes
     inside = max(1, min(layout.cp, target.cluster.gpus_per_node // layout.tp))
     notes.append(
         f"hierarchical context parallelism: {inside} ranks by all-to-all inside the node, the rest in a ring"
@@ -156,6 +157,7 @@ def recompute_flags(target: Target) -> Flags:
     if chosen.granularity is Granularity.SELECTIVE:
         modules = list(chosen.modules) if target.release >= (0, 12) else None
         return [("--recompute-granularity", "selective"), ("--recompute-modules", modules)]
+    # uniform with one layer per unit is the same work and the usual way to write it
     everything = all(stage.recomputed == stage.layers for stage in layout.stages)
     method = "uniform" if everything else "block"
     depth = 1 if everything else max(stage.recomputed for stage in layout.stages)

@@ -108,6 +108,7 @@ def expert_groups(target: Target) -> int | None:
     moe, layout = target.model.moe, target.layout
     if moe is None or moe.node_limit is None:
         return None
+    # ranks of an expert group are neighbours, so it fills its nodes
     nodes = layout.ep * layout.etp // target.cluster.gpus_per_node
     return nodes if nodes > moe.node_limit and moe.experts % nodes == 0 else None
 

@@ -39,6 +39,7 @@ def export_nanotron(target: Target) -> ExportedJob:
         "model": {
             "dtype": "float16" if layout.precision is Precision.FP16 else "bfloat16",
             "ddp_bucket_cap_mb": 25,
+            # the solved layout has the vocabulary unpadded
             "make_vocab_size_divisible_by": 1,
             "init_method": {"std": 0.02},
             "model_config": model_config(target),

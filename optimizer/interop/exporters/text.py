@@ -25,6 +25,7 @@ def flag_words(flags: Iterable[tuple[str, Any]]) -> list[list[str]]:
     """Turn (flag, value) pairs into word groups: True is a bare switch, False and None are left out."""
     groups = []
     for name, value in flags:
+        # an absent switch is off for argparse; False has no spelling
         if value is None or value is False:
             continue
         values = [] if value is True else list(value) if isinstance(value, list | tuple) else [value]

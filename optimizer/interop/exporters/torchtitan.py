@@ -80,6 +80,7 @@ def parallelism(target: Target, era_a: bool) -> Settings:
 def degrees(target: Target) -> tuple[int, int]:
     """Return shard and replicate degree: ZeRO-0 only replicates, groups divide dp, else everything shards."""
     layout = target.layout
+    # a shard degree of 1 with replicas is DDP
     if layout.zero == 0:
         return 1, layout.dp
     shard = layout.hsdp_shard // layout.cp if layout.hsdp_shard else layout.dp

@@ -148,6 +148,7 @@ def _kv_heads(reader: ConfigReader, heads: int) -> int:
     # the class ignores the stated number of kv heads under multi_query
     if not grouped or kind == "multi_query":
         many = reader.switch("multi_query") if kind == "falcon" else fields.flag("multi_query") is not False
+        # the remote code of 40B files groups heads although multi_query is set
         legacy = kind == "falcon" and fields.text("model_type") in {"RefinedWeb", "RefinedWebModel"}
         if legacy and fields.integer("n_head_kv", least=1) is not None:
             return fields.required("n_head_kv")

@@ -117,6 +117,7 @@ class ConfigReader:
 
     def optional(self, *keys: str, least: int = 0, most: int = LARGEST) -> int | None:
         """Read a size that may be null; absent means the class default."""
+        # present, even if null: the class default does not apply
         if any(key in self.fields for key in keys):
             return self.fields.integer(*keys, least=least, most=most)
         value = self._default(*keys)

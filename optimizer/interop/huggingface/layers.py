@@ -19,6 +19,7 @@ BLOCK_WORDS = {"linear_attention": "mamba", "mamba2": "mamba", "full_attention":
 
 def count_layers(reader: ConfigReader) -> int:
     """Number of decoder layers; hybrid stacks may only list their blocks."""
+    # library files list the blocks and may drop num_hidden_layers
     if reader.family.moe == "blocks":
         return len(block_kinds(reader))
     return reader.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS)

@@ -68,6 +68,7 @@ def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: F
         name: parallel.count(f"{PREFIX}{name}_size")
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     }
+    # without a parallelism configuration all processes shard, or all replicate
     if not parallel.data:
         sizes["dp_shard" if zero else "dp_replicate"] = gpus or 1
     product = 1

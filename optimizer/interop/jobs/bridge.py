@@ -92,6 +92,7 @@ def import_run_config(text: str, file: str = "") -> ImportedJob:
 
 def _merged(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Put all sections into one namespace; the model's fields may sit one level deeper."""
+    # field names are unique over sections but for the two optimizer switches, which are synchronised
     merged: dict[str, Any] = {}
     for name in SECTIONS:
         section = data.get(name)

@@ -90,9 +90,11 @@ def launched_gpus(words: Sequence[str], text: str = "") -> int | None:
     found: dict[str, int] = {}
     for name, short, value in _SBATCH.findall(text):
         key = "nodes" if short else _LAUNCHER.get(name.replace("-", "_"))
+        # --gpus-per-node=h100:8 names the type in front
         number = scalar(value.split(":")[-1])
         if key and type(number) is int and number > 0:
             found[key] = number
+    # the command line comes after the batch system's lines and wins
     for flag, value in split_flags(words).items():
         key = _LAUNCHER.get(flag)
         number = value[0] if isinstance(value, list) else value

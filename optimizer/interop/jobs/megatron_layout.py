@@ -116,6 +116,7 @@ def _etp(fields: Fields, tp: int, default: str, notes: list[str]) -> int:
 
 def _zero(fields: Fields, notes: list[str], shard_ranks: int | None) -> tuple[int, int | None]:
     """Return the ZeRO stage and, with replicas of the shards, the ranks per shard group."""
+    # FSDP2 comes first: it excludes the distributed optimizer
     if fields.on("use_torch_fsdp2"):
         return (2 if fields.on("torch_fsdp2_no_reshard_after_forward") else 3), None
     if fields.on("use_megatron_fsdp", "use_custom_fsdp"):
@@ -178,6 +179,7 @@ def _counts(
         return []
     per_rank = _uneven(fields, layers, pp) or _even(fields, layers, pp, vp)
     if not per_rank or any(count % vp for count in per_rank):
+        # no stages: the rules judge the split, an importer does not
         notes.append(f"{layers} layers do not split over pp*vp = {pp}*{vp} stages: the stages are left open")
         return []
     counts = [per_rank[index % pp] // vp for index in range(pp * vp)]

@@ -123,6 +123,7 @@ class _Reader:
         self.at += 2
 
     def add(self, text: str) -> None:
+        # an empty string in quotes is a word too, so None and empty differ
         if self.word is None:
             self.word = []
         self.word.append(text)
@@ -153,6 +154,7 @@ class _Reader:
         elif quoted:
             self.add(value)
         else:
+            # an unquoted expansion is split into words, as the shell does
             self.add_many(value.split(), join=True)
 
     def add_many(self, parts: list[str], *, join: bool) -> None:
@@ -191,6 +193,7 @@ class _Reader:
     def end_statement(self) -> None:
         self.end_word()
         words, self.words = self.words, []
+        # reserved words stand in front of the command that they introduce
         while words and words[0] in ("then", "else", "do", "{", "}", "!", "time", "elif"):
             words = words[1:]
         if not words:
@@ -215,6 +218,7 @@ class _Reader:
         if append and before is not None:
             joined = isinstance(value, list) or isinstance(before, list)
             value = [*_as_list(before), *_as_list(value)] if joined else f"{before}{value}"
+        # which branch runs is only known when it runs: a value that may change there is not used
         if self.depth and before is not None and before != value and not append:
             self.script.uncertain.add(name)
         if sum(map(len, _as_list(value))) > MAX_VALUE:
@@ -260,6 +264,7 @@ def _parameter(inner: str, script: Script) -> Value:
     if not match:
         return "${" + inner + "}"
     value = _lookup(match[1], match[3], script)
+    # "${ARGS[@]}" keeps its words apart even inside quotes
     return _as_list(value) if match[2] and not (isinstance(value, str) and value.startswith("$")) else value
 
 

@@ -175,6 +175,7 @@ def _layout(
 
 
 def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[str]) -> int:
+    # context-parallel ranks share the shards: FSDP is on whenever cp > 1
     if shard == 1 and cp == 1:
         return 0
     policy = parallelism.choice("fsdp_reshard_after_forward", ("default", "always", "never")) or "default"

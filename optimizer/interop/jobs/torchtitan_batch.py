@@ -51,6 +51,7 @@ def _in_tokens(training: Fields, parallelism: Fields, layout: PartialLayout, inh
     piped = layout.pp is not None and layout.pp > 1
     per_pass = parallelism.integer("num_pp_microbatches", least=1) if piped else None
     micro_batches: int | None
+    batch: int | None
     step = training.integer("num_tokens_per_train_step", least=-1)
     if step is not None and step > 0:
         batch = divided(step, sequence, "training.num_tokens_per_train_step over max_context_length")

@@ -60,6 +60,7 @@ def _numbers(inside: str, part: str, key: str) -> list[str]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or last < first or last - first > MAX_HOSTS or len(numbers) > MAX_HOSTS:
             raise input_error(f"{shorten(part)!r} is not a hostlist", "like gpu[001-016,018]", key=key)
+        # the start of a range fixes the zero padding of all its numbers
         width = len(match[1])
         numbers += [str(number).zfill(width) for number in range(first, last + 1)]
     return numbers

@@ -117,6 +117,7 @@ def _sections(text: str) -> list[_Section]:
     sections = [_Section()]
     for raw in text.splitlines():
         line = _stripped(raw)
+        # logs of several tests in a row have one banner each
         if line.startswith("# nThread") and sections[-1].rows:
             sections.append(_Section())
         if match := _STARTING.search(line):
@@ -156,6 +157,7 @@ def _data(cells: Sequence[str], section: _Section) -> None:
     starts = [index for index, name in enumerate(columns) if name in ("time", "cputime")]
     if not cells or not starts or not cells[0].isdecimal():
         return
+    # halves repeat their names: the first one counts, which is out of place
     named = list(columns)
     if len(starts) > 1 and len(cells) <= len(columns) - (starts[1] - starts[0]) + ("timestamp" in columns):
         named = [*columns[: starts[0]], *columns[starts[1] :]]

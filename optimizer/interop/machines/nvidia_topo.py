@@ -54,6 +54,7 @@ def _matrix(text: str, file: str) -> tuple[list[str], Links]:
     devices = _DEVICE.findall(lines[header])
     links: Links = {}
     for number, line in enumerate(lines[header + 1 :], start=header + 2):
+        # cells hold no blanks up to the affinity columns, so tabs or blanks make no difference
         cells = line.split()
         if not cells or cells[0] not in devices:
             continue

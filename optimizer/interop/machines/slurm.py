@@ -109,6 +109,7 @@ def _block_size(text: str, file: str) -> int | None:
             f"{shorten(text)!r} is not a list of sizes", "like 16,32", key="BlockSizes", file=file
         )
     for part in rest:
+        # Slurm plans with the base size and doubles it
         ratio = int(part) // int(first)
         if int(part) % int(first) or ratio & (ratio - 1) or ratio < 1:
             what = f"{part} is not {first} times a power of two"

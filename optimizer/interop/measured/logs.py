@@ -43,6 +43,7 @@ def _number(text: str) -> float | None:
 
 def _steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
     """Median over the logged steps; of three or more the first, which compiles and warms up, is left out."""
+    # logs of several ranks repeat their steps: count steps, not lines
     first = min(steps)
     kept = [value for step, value in zip(steps, values, strict=True) if value is not None and step != first]
     if len(set(steps)) < 3:
