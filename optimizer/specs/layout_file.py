@@ -16,7 +16,14 @@ from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_str
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.units import shown
-from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Axis, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    OP_MODULE,
+    RECOMPUTE_MODULES,
+    Axis,
+    Granularity,
+    Precision,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 MAX_DEGREE = 100_000_000
 MAX_CHUNKS = 10_000
 MAX_TEXT = 20_000
+MODULE_NAMES = (*RECOMPUTE_MODULES, OP_MODULE)
 RECOMPUTE_FORMS = "none, full, full:N (N layers per virtual stage), selective, or modules joined by +"
 SHORT_KEYS = {
     "mb": "micro_batch",
@@ -44,8 +52,8 @@ Degree = Annotated[int | None, whole(most=MAX_DEGREE)]
 
 def _modules(names: list[Any], words: tuple[str, ...] = ()) -> tuple[str, ...]:
     for name in names:
-        if name not in RECOMPUTE_MODULES:
-            raise unknown_word(name, (*words, *RECOMPUTE_MODULES))
+        if name not in MODULE_NAMES:
+            raise unknown_word(name, (*words, *MODULE_NAMES))
     return tuple(sorted(set(names)))
 
 
@@ -70,11 +78,11 @@ def _recompute_mapping(value: Any) -> Any:
 
 def _read_modules(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise input_error(f"{shown(value)} is not a list", ", ".join(RECOMPUTE_MODULES))
+        raise input_error(f"{shown(value)} is not a list", ", ".join(MODULE_NAMES))
     return _modules(value)
 
 
-MODULES = Kind(read=_read_modules, schema={"type": "array", "items": {"enum": list(RECOMPUTE_MODULES)}})
+MODULES = Kind(read=_read_modules, schema={"type": "array", "items": {"enum": list(MODULE_NAMES)}})
 
 
 class RecomputeFile(FileModel):

@@ -69,7 +69,8 @@ RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", 
 """Modules that selective recomputation may name (Megatron-LM ``--recompute-modules``)."""
 
 OP_MODULE = "op"
-"""torchtitan's selective-op checkpointing: keeps attention outputs and every second multiplication, repeats the rest."""
+"""torchtitan's selective-op checkpointing: keeps attention outputs and every second multiplication, and
+repeats the rest."""
 
 
 class Schedule(StrEnum):
