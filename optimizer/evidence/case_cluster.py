@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.case import SkipRow
@@ -28,12 +29,6 @@ def gpu_of(run: MeasuredRun) -> GpuSpec:
         raise SkipRow(f"GPU {run.gpu!r} is not in the catalog") from None
 
 
-EFA_CROSSING_S = 3.0e-4
-"""Seconds a ring step between nodes takes on the EFA cluster of the nanotron runs beside its bytes: its
-published all-gather bandwidth at 256 MB (185, 119, 69, 55, 28, 11 GB/s on 2 to 64 nodes) is 0.3-0.45 ms per
-node crossed."""
-
-
 def memory_size_stated(run: MeasuredRun) -> bool:
     """Whether the GPU's name says how much memory it has."""
     return run.gpu not in UNSIZED
@@ -47,7 +42,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
     """
     gpu = gpu_of(run)
     count = run.n_gpus or 1
-    crossing_s = EFA_CROSSING_S if run.framework == "nanotron" else 0.0
+    crossing_s = _crossing_s(run)
     per_node = run.gpus_per_node or min(gpu.gpus_per_node, count)
     fabric = _reference(gpu.name, count)
     domain = _domain(gpu, per_node, count)
@@ -74,6 +69,21 @@ def _domain(gpu: GpuSpec, per_node: int, count: int) -> int:
     limit = min(gpu.nvlink_domain, count)
     fitting = [size for size in range(per_node, limit + 1, per_node) if count % size == 0]
     return max(fitting, default=per_node)
+
+
+def _crossing_s(run: MeasuredRun) -> float:
+    """Return published latency of the source's own fabric beyond the reference fabric's, seconds per crossing."""
+    return sum((latency for phrase, latency in _fabrics() if phrase in (run.source or "")), 0.0)
+
+
+@cache
+def _fabrics() -> tuple[tuple[str, float], ...]:
+    import yaml
+
+    text = (
+        resources.files("layoutopt.optimizer.evidence").joinpath("fabrics.yaml").read_text(encoding="utf-8")
+    )
+    return tuple((entry["phrase"], float(entry["crossing_latency"])) for entry in yaml.safe_load(text))
 
 
 @lru_cache(maxsize=256)
