@@ -72,7 +72,7 @@ def _domain(gpu: GpuSpec, per_node: int, count: int) -> int:
 
 
 def _crossing_s(run: MeasuredRun) -> float:
-    """Return published latency of the source's own fabric beyond the reference fabric's, seconds per crossing."""
+    """Return the latency that the source's fabric adds to the reference fabric's, seconds per crossing."""
     return sum((latency for phrase, latency in _fabrics() if phrase in (run.source or "")), 0.0)
 
 
