@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 
@@ -204,6 +205,16 @@ def test_clusters_of_published_runs() -> None:
     assert omni_path.nics_per_node * omni_path.nic_bytes_per_s == 50e9
     assert load_cluster("gb200-nvl72-576").nvlink_domain == 72
     assert load_cluster("a100-512").nic_bytes_per_s == 25e9
+
+
+@pytest.mark.parametrize("count", [256, 1024, 8192, 16_384])
+def test_h100_clusters_are_the_reference_fabric(count: int) -> None:
+    """The built-in H100 clusters are members of the family that ``NAMExN`` builds."""
+    named, built = load_cluster(f"h100-{count}"), load_cluster(f"h100x{count}")
+    assert replace(named, name=built.name) == replace(built, levels=named.levels)
+    assert [(level.gpus, level.oversubscription, level.latency_s) for level in named.levels] == [
+        (min(level.gpus, count), level.oversubscription, level.latency_s) for level in built.levels
+    ]
 
 
 @pytest.mark.parametrize("name", gpu_names())
