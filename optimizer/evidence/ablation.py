@@ -1,0 +1,108 @@
+"""What each term of the cost model is worth: agreement with measured runs without it, constants unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.evidence.groups import ranked_groups
+from layoutopt.optimizer.evidence.metrics import (
+    ErrorSummary,
+    RankingSummary,
+    rank_group,
+    relative_error,
+    summarize,
+    summarize_ranking,
+)
+from layoutopt.optimizer.evidence.predict import predict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from layoutopt.optimizer.evidence.case import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term and how to switch it off: leave out breakdown parts, change constants, or change the case."""
+
+    name: str
+    parts: tuple[str, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+    change: Callable[[Case], Case] | None = None
+
+    def step_time_s(self, case: Case) -> float:
+        """Return predicted seconds without the term."""
+        result = predict(self.change(case) if self.change else case, self.values)
+        return result.step_time_s - sum(result.breakdown_s.get(part, 0.0) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblationRow:
+    """Errors by family and ranking without one term (``term`` empty: the whole model)."""
+
+    term: str
+    errors: Mapping[str, ErrorSummary]
+    ranking: RankingSummary
+
+
+def _without_head(case: Case) -> Case:
+    return replace(case, model=replace(case.model, vocab=1))
+
+
+def _one_domain(case: Case) -> Case:
+    """Put every GPU behind one NVLink switch."""
+    gpus = case.cluster.gpu_count
+    whole = replace(case.cluster, gpus_per_node=gpus, nics_per_node=gpus, nvlink_domain=gpus, levels=())
+    return replace(case, cluster=whole)
+
+
+TERMS = (
+    Term(name="output matrix and loss", change=_without_head),
+    Term(name="network below NVLink", change=_one_domain),
+    Term(name="pipeline bubble", parts=("bubble",)),
+    Term(name="tensor-parallel traffic", parts=("tp",)),
+    Term(name="expert traffic", parts=("ep",)),
+    Term(name="data-parallel traffic", parts=("dp", "fsdp")),
+    Term(name="pipeline sends", parts=("pp",)),
+    Term(name="host time", parts=("host", "step")),
+    Term(name="optimizer step", parts=("optimizer",)),
+    Term(name="memory-bound kernels", values={"hbm_fraction": 1e6}),
+    Term(
+        name="shapes of multiplications",
+        values={"gemm_occupancy_exponent": 0.0, "gemm_inner_half": 0.0, "gemm_misaligned": 1.0},
+    ),
+    Term(name="shapes of attention", values={"attention_sequence_half": 0.0, "attention_head_half": 0.0}),
+    Term(name="small groups of tokens per expert", values={"grouped_gemm_half": 0.0}),
+    Term(name="token permutation", values={"permute_passes": 0.0}),
+)
+"""Every term that can be switched off alone."""
+
+
+def ablate(
+    cases: Sequence[Case],
+    terms: Sequence[Term] = TERMS,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> list[AblationRow]:
+    """Compare timed cases with the whole model, then without each term in turn."""
+    timed = [case for case in cases if case.measured_s is not None]
+    rows = []
+    for term in (Term(name=""), *terms):
+        if progress is not None:
+            progress(term.name)
+        rows.append(_row(term, timed))
+    return rows
+
+
+def _row(term: Term, timed: Sequence[Case]) -> AblationRow:
+    seconds = [term.step_time_s(case) for case in timed]
+    pairs = zip(seconds, timed, strict=True)
+    errors = [(case.family.value, relative_error(time, case.measured_s or 0.0)) for time, case in pairs]
+    families = sorted({family for family, _ in errors})
+    groups = [rank_group(group) for group in ranked_groups(timed, dict(enumerate(seconds)))]
+    return AblationRow(
+        term=term.name,
+        errors={name: summarize([error for family, error in errors if family == name]) for name in families},
+        ranking=summarize_ranking(groups),
+    )
