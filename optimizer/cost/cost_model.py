@@ -96,9 +96,13 @@ class CostModel:
         """Return the stage terms of every row."""
         return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch)])
 
-    def optimistic_terms(self, batch: LayoutBatch, *, closest: bool) -> StageTerms:
-        """Return terms without data-parallel traffic and its buffers; ``closest`` places every axis innermost."""
-        pieces = self.parts(batch, closest=closest, data_parallel=False)
+    def closest_terms(self, batch: LayoutBatch) -> StageTerms:
+        """Return terms with every axis placed innermost, whatever the rows' mesh orders."""
+        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch, closest=True)])
+
+    def optimistic_terms(self, batch: LayoutBatch, *, closest: bool, data_parallel: bool) -> StageTerms:
+        """Return terms with every axis innermost (``closest``) or without data-parallel traffic and its buffers."""
+        pieces = self.parts(batch, closest=closest, data_parallel=data_parallel)
         return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in pieces])
 
     def parts(

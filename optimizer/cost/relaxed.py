@@ -38,10 +38,18 @@ class Relaxation:
     zero: int
 
 
-def relaxed_terms(cost: CostModel, rows: LayoutBatch, over: Relaxation) -> StageTerms:
-    """Return terms that are optimistic over all modifiers of each row."""
+def relaxed_terms(
+    cost: CostModel, rows: LayoutBatch, over: Relaxation, *, any_sharding: bool = True
+) -> StageTerms:
+    """Return terms that are optimistic over all modifiers of each row.
+
+    ``any_sharding`` False keeps the rows' own ZeRO stage and shard size, with their traffic.
+    """
     n = len(rows)
-    lean = replace(rows, zero=np.where(rows.dp * rows.cp > 1, over.zero, 0), hsdp_shard=np.zeros(n, dtype=np.int64))
+    lean = rows
+    if any_sharding:
+        stage = np.where(rows.dp * rows.cp > 1, over.zero, 0)
+        lean = replace(rows, zero=stage, hsdp_shard=np.zeros(n, dtype=np.int64))
     far = len(over.orders) > MAX_ORDERS_PRICED
     variants = []
     for schedule in _schedules(rows, over.schedules):
@@ -50,7 +58,7 @@ def relaxed_terms(cost: CostModel, rows: LayoutBatch, over: Relaxation) -> Stage
                 batch = replace(
                     lean, order=np.full(n, order), precision=np.full(n, precision), schedule=schedule
                 )
-                variants.append(_optimistic(cost, batch, over.recomputes, closest=far))
+                variants.append(_optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding))
     return elementwise_best(variants)
 
 
@@ -65,14 +73,16 @@ def _schedules(rows: LayoutBatch, allowed: NDArray[np.bool_]) -> list[IntArray]:
     return columns
 
 
-def _optimistic(cost: CostModel, batch: LayoutBatch, recomputes: tuple[int, ...], *, closest: bool) -> StageTerms:
+def _optimistic(
+    cost: CostModel, batch: LayoutBatch, recomputes: tuple[int, ...], *, closest: bool, traffic: bool
+) -> StageTerms:
     """Terms without selective recomputation's time, where that is a choice, but with the least activations."""
     entries = batch.codebook.recomputes
     whole = [code for code in recomputes if entries[code].granularity is not Granularity.SELECTIVE]
     whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
     cheapest = whole[:1] or recomputes
     columns = [replace(batch, recompute=np.full(len(batch), code)) for code in cheapest]
-    terms = elementwise_best([cost.optimistic_terms(column, closest=closest) for column in columns])
+    terms = elementwise_best([cost.optimistic_terms(column, closest=closest, data_parallel=traffic) for column in columns])
     least = cost.least_kept_bytes(batch, recomputes)
     return replace(
         terms,

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 RELAXED_ROWS = 65_536
 """Degree rows priced at once, so that memory stays flat."""
 
-FIRST_ROWS, MORE_ROWS = 64, 1_024
-"""Degree rows bounded at once: few until a first layout is known."""
+PROBED_ROWS, MORE_ROWS = 2_048, 2_048
+"""Degree rows bounded tightly at once, to find a first layout and afterwards."""
+
+DESCENT_ROWS = 256
+"""Most promising degree rows whose modifiers are looked at to find a first layout."""
 
 EXPANDED_TUPLES = 100_000
 """Tuples priced at once."""
@@ -136,15 +139,44 @@ class BestFirst:
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
         self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
-        start, size = 0, len(order) if self.options.one_model else FIRST_ROWS
+        if len(order):
+            self._probe(order)
+        start, size = 0, MORE_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
             self._take_rows(order[start : start + size])
-            start, size = start + size, MORE_ROWS
+            start += size
             self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
             self._solve_waiting(self._limit_s(), len(order) - start)
         self._solve_runners_up()
         return self._result()
+
+    def _probe(self, order: IntArray) -> None:
+        """Find a first layout: follow the least bound from the most promising degree rows down to one tuple.
+
+        Without a layout to compare with, every tuple of the first rows would have to be kept.
+        """
+        rows = order[:PROBED_ROWS]
+        bound = self._row_bounds(rows)
+        rows = rows[np.argsort(bound, kind="stable")][: np.isfinite(bound).sum()]
+        for part in np.array_split(rows, max(len(rows) // DESCENT_ROWS, 1)):
+            if self._best_of or not len(part) or self._stopped():
+                return
+            self._descend(part)
+
+    def _descend(self, rows: IntArray) -> None:
+        """Choose modifiers greedily by the bound and solve the tuple reached."""
+        batch = self.source.degrees.take(rows)
+        for step in self.source.refinements:
+            batch, _ = step.expand(batch)
+            terms = step.terms(batch)
+            bound = lower_bound(terms, self.source.counts, self.source.rule)
+            best = np.array([int(bound.argmin())])
+            if np.isinf(bound[best[0]]):
+                return
+            batch, terms, bound = batch.take(best), terms.take(best), bound[best]
+        self._push(batch, terms, bound)
+        self._solve(heapq.heappop(self._heap), np.inf)
 
     def _quick_bounds(self) -> FloatArray:
         """Bound every degree row in closed form."""
@@ -177,31 +209,47 @@ class BestFirst:
 
     def _take_rows(self, rows: IntArray) -> None:
         """Bound degree rows over optimistic terms, expand the survivors, and put their tuples into the heap."""
-        batch = self.source.degrees.take(rows)
-        bound = lower_bound(
-            self.source.relaxed(batch), self.source.counts, self.source.rule, self._wanted_s(), free=True
-        )
+        bound = self._row_bounds(rows)
         self._by_memory += self._tuples_of(rows[np.isinf(bound)])
         alive = np.flatnonzero(bound < self._wanted_s())
         for part in _parts(self.source.tuples[rows[alive]], EXPANDED_TUPLES):
             self._take_tuples(rows[alive[part]])
 
+    def _row_bounds(self, rows: IntArray) -> FloatArray:
+        """Bound degree rows tightly over optimistic terms."""
+        terms = self.source.relaxed(self.source.degrees.take(rows))
+        return lower_bound(terms, self.source.counts, self.source.rule, self._wanted_s(), free=True)
+
     def _take_tuples(self, rows: IntArray) -> None:
-        """Expand degree rows and keep the tuples whose own bound is wanted."""
-        batch, _ = self.source.expand(self.source.degrees.take(rows))
-        terms = self.source.terms(batch)
-        counts, rule = self.source.counts, self.source.rule
-        quick = quick_bound(terms, counts)
-        left = np.flatnonzero(quick < self._wanted_s())
-        bound = np.full(len(batch), np.inf)
-        bound[left] = lower_bound(terms.take(left), counts, rule, self._wanted_s())
-        self._by_memory += int(np.isinf(np.where(quick < self._wanted_s(), bound, quick)).sum())
-        for index in np.flatnonzero(bound < self._wanted_s()):
+        """Choose modifiers step by step and keep the tuples whose bound is wanted."""
+        batch, weight = self.source.degrees.take(rows), self.source.tuples[rows]
+        for step in self.source.refinements:
+            batch, owner = step.expand(batch)
+            weight = weight[owner] // np.bincount(owner, minlength=len(weight))[owner]
+            terms = step.terms(batch)
+            bound = self._bounds(terms)
+            self._by_memory += int(weight[np.isinf(bound)].sum())
+            alive = np.flatnonzero(bound < self._wanted_s())
+            if not len(alive):
+                return
+            batch, weight, terms, bound = batch.take(alive), weight[alive], terms.take(alive), bound[alive]
+        self._push(batch, terms, bound)
+
+    def _push(self, batch: LayoutBatch, terms: StageTerms, bound: FloatArray) -> None:
+        """Put tuples into the heap."""
+        for index in range(len(batch)):
             one = np.array([index])
             self._serial += 1
             family = tuple(int(getattr(batch, name)[index]) for name in FAMILY)
             item = _Waiting(float(bound[index]), self._serial, family, batch.take(one), terms.take(one))
             heapq.heappush(self._heap, item)
+
+    def _bounds(self, terms: StageTerms) -> FloatArray:
+        """Bound tuples as exactly as it matters: in closed form, then tightly where that is not enough."""
+        bound = quick_bound(terms, self.source.counts)
+        left = np.flatnonzero(bound < self._wanted_s())
+        bound[left] = lower_bound(terms.take(left), self.source.counts, self.source.rule, self._wanted_s())
+        return bound
 
     def _solve_waiting(self, limit_s: float, rows_left: int) -> None:
         """Solve tuples in order of their bound while one may beat the best layout."""

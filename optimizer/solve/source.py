@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.space.stage_rule import StageRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refinement:
+    """One step from degree rows towards tuples: more modifiers chosen, terms less optimistic.
+
+    ``expand`` returns every choice of the step for the rows and the row each came from, ``terms`` prices them. All choices
+    of a row stand for equally many tuples. The terms of the last step are exact.
+    """
+
+    expand: Callable[[LayoutBatch], tuple[LayoutBatch, IntArray]]
+    terms: Callable[[LayoutBatch], StageTerms]
 
 
 class TermsSource(Protocol):
@@ -28,6 +43,14 @@ class TermsSource(Protocol):
     @property
     def rule(self) -> StageRule:
         """Which splits and which recomputation the framework can launch."""
+
+    @property
+    def tuples(self) -> IntArray:
+        """Number of tuples of each degree row, (n,)."""
+
+    @property
+    def refinements(self) -> tuple[Refinement, ...]:
+        """The steps from degree rows to tuples."""
 
     def relaxed(self, rows: LayoutBatch) -> StageTerms:
         """Return the terms of degree rows, each element the most optimistic over the row's modifiers.
