@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus, SolverLimits
 from layoutopt.optimizer.solve.slices import Goal, tuple_slice
@@ -21,23 +22,22 @@ from layoutopt.optimizer.solve.slices import Goal, tuple_slice
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.solve.cp_model import SliceResult
-    from layoutopt.optimizer.solve.source import TermsSource
+    from layoutopt.optimizer.solve.source import Refinement, TermsSource
 
 RELAXED_ROWS = 65_536
 """Degree rows priced at once, so that memory stays flat."""
 
-PROBED_ROWS, MORE_ROWS = 2_048, 2_048
-"""Degree rows bounded tightly at once, to find a first layout and afterwards."""
+ROWS = 2_048
+"""Degree rows bounded tightly at once."""
 
-DESCENT_ROWS = 256
-"""Most promising degree rows whose modifiers are looked at to find a first layout."""
+PROMISING = 0.995
+"""A row is followed down at once when its bound is below this share of the best step time."""
 
-EXPANDED_TUPLES = 100_000
-"""Tuples priced at once."""
-
+FIRST_CHOICES, CHOICES = 16, 1_024
+"""Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
 
 FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
 """Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
@@ -113,6 +113,28 @@ class _Waiting:
     terms: StageTerms = field(compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """Rows with some modifiers chosen: how many tuples each stands for, and its bound."""
+
+    batch: LayoutBatch
+    weight: IntArray
+    bound: FloatArray
+
+    def take(self, index: IntArray) -> _Partial:
+        """Return the selected rows."""
+        return _Partial(self.batch.take(index), self.weight[index], self.bound[index])
+
+    @classmethod
+    def concat(cls, parts: list[_Partial]) -> _Partial:
+        """Stack parts."""
+        return cls(
+            LayoutBatch.concat([part.batch for part in parts]),
+            np.concatenate([part.weight for part in parts]),
+            np.concatenate([part.bound for part in parts]),
+        )
+
+
 class BestFirst:
     """One search over one space. ``run`` it once."""
 
@@ -131,7 +153,8 @@ class BestFirst:
         self._serial = self._solved = self._by_memory = 0
         self._rounding_s = 0.0
         self._best_of: dict[tuple[int, ...], Found] = {}
-        self._next_bound_s = np.inf
+        self._aside: list[_Partial] = []
+        self._next_bound_s = self._left_bound_s = np.inf
 
     def run(self) -> SearchResult:
         """Search until the answer is proven, the time is up or a stop is asked for."""
@@ -139,44 +162,16 @@ class BestFirst:
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
         self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
-        if len(order):
-            self._probe(order)
-        start, size = 0, MORE_ROWS
+        start = 0
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
-            self._take_rows(order[start : start + size])
-            start += size
-            self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
-            self._solve_waiting(self._limit_s(), len(order) - start)
+            self._take_rows(order[start : start + ROWS])
+            start += ROWS
+            self._report(len(order) - start)
+        self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
+        self._finish()
         self._solve_runners_up()
         return self._result()
-
-    def _probe(self, order: IntArray) -> None:
-        """Find a first layout: follow the least bound from the most promising degree rows down to one tuple.
-
-        Without a layout to compare with, every tuple of the first rows would have to be kept.
-        """
-        rows = order[:PROBED_ROWS]
-        bound = self._row_bounds(rows)
-        rows = rows[np.argsort(bound, kind="stable")][: np.isfinite(bound).sum()]
-        for part in np.array_split(rows, max(len(rows) // DESCENT_ROWS, 1)):
-            if self._best_of or not len(part) or self._stopped():
-                return
-            self._descend(part)
-
-    def _descend(self, rows: IntArray) -> None:
-        """Choose modifiers greedily by the bound and solve the tuple reached."""
-        batch = self.source.degrees.take(rows)
-        for step in self.source.refinements:
-            batch, _ = step.expand(batch)
-            terms = step.terms(batch)
-            bound = lower_bound(terms, self.source.counts, self.source.rule)
-            best = np.array([int(bound.argmin())])
-            if np.isinf(bound[best[0]]):
-                return
-            batch, terms, bound = batch.take(best), terms.take(best), bound[best]
-        self._push(batch, terms, bound)
-        self._solve(heapq.heappop(self._heap), np.inf)
 
     def _quick_bounds(self) -> FloatArray:
         """Bound every degree row in closed form."""
@@ -208,41 +203,85 @@ class BestFirst:
         return int(self.source.tuples[rows].sum())
 
     def _take_rows(self, rows: IntArray) -> None:
-        """Bound degree rows over optimistic terms, expand the survivors, and put their tuples into the heap."""
-        bound = self._row_bounds(rows)
-        self._by_memory += self._tuples_of(rows[np.isinf(bound)])
-        alive = np.flatnonzero(bound < self._wanted_s())
-        for part in _parts(self.source.tuples[rows[alive]], EXPANDED_TUPLES):
-            self._take_tuples(rows[alive[part]])
+        """Bound degree rows over optimistic terms, shard the survivors, and set those aside that are wanted.
 
-    def _row_bounds(self, rows: IntArray) -> FloatArray:
-        """Bound degree rows tightly over optimistic terms."""
+        The best of them is followed down to one tuple at once, so that later rows are compared with a good layout.
+        """
         terms = self.source.relaxed(self.source.degrees.take(rows))
-        return lower_bound(terms, self.source.counts, self.source.rule, self._wanted_s(), free=True)
+        bound = lower_bound(terms, self.source.counts, self.source.rule, self._wanted_s(), free=True)
+        self._by_memory += self._tuples_of(rows[np.isinf(bound)])
+        rows = rows[bound < self._wanted_s()]
+        if not len(rows):
+            return
+        first, *others = self.source.refinements
+        aside = self._refined(_Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first)
+        if not len(aside.bound):
+            return
+        best = int(aside.bound.argmin())
+        if aside.bound[best] < PROMISING * self._best_s():
+            self._descend(aside.take(np.array([best])), others)
+        self._aside.append(aside)
 
-    def _take_tuples(self, rows: IntArray) -> None:
-        """Choose modifiers step by step and keep the tuples whose bound is wanted."""
-        batch, weight = self.source.degrees.take(rows), self.source.tuples[rows]
-        for step in self.source.refinements:
-            batch, owner = step.expand(batch)
-            weight = weight[owner] // np.bincount(owner, minlength=len(weight))[owner]
+    def _refined(self, partial: _Partial, step: Refinement) -> _Partial:
+        """Choose the modifiers of one step and keep what is wanted."""
+        batch, owner = step.expand(partial.batch)
+        weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
+        bound = self._bounds(step.terms(batch))
+        self._by_memory += int(weight[np.isinf(bound)].sum())
+        return _Partial(batch, weight, bound).take(np.flatnonzero(bound < self._wanted_s()))
+
+    def _descend(self, partial: _Partial, steps: list[Refinement]) -> None:
+        """Choose the remaining modifiers greedily by the bound and solve the tuple reached."""
+        batch, terms = partial.batch, None
+        for step in steps:
+            batch, _ = step.expand(batch)
             terms = step.terms(batch)
-            bound = self._bounds(terms)
-            self._by_memory += int(weight[np.isinf(bound)].sum())
-            alive = np.flatnonzero(bound < self._wanted_s())
-            if not len(alive):
+            bound = lower_bound(terms, self.source.counts, self.source.rule)
+            best = np.array([int(bound.argmin())])
+            if np.isinf(bound[best[0]]):
                 return
-            batch, weight, terms, bound = batch.take(alive), weight[alive], terms.take(alive), bound[alive]
-        self._push(batch, terms, bound)
+            batch, terms, value = batch.take(best), terms.take(best), float(bound[best[0]])
+        if terms is not None:
+            self._solve(self._waiting(batch, terms, value, 0), np.inf)
 
-    def _push(self, batch: LayoutBatch, terms: StageTerms, bound: FloatArray) -> None:
-        """Put tuples into the heap."""
-        for index in range(len(batch)):
-            one = np.array([index])
+    def _finish(self) -> None:
+        """Expand what was set aside in order of its bound, and solve what may beat the best layout."""
+        if not self._aside:
+            return
+        partial = _Partial.concat(self._aside)
+        self._aside = []
+        partial = partial.take(np.argsort(partial.bound, kind="stable"))
+        start, size = 0, FIRST_CHOICES
+        while start < len(partial.bound) and partial.bound[start] < self._wanted_s() and not self._stopped():
+            chosen = partial.take(np.arange(start, min(start + size, len(partial.bound))))
+            start, size = start + size, CHOICES
+            self._push_tuples(chosen)
+            waiting = float(partial.bound[start]) if start < len(partial.bound) else np.inf
+            self._solve_waiting(len(partial.bound) - start)
+            self._left_bound_s = waiting
+        self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
+
+    def _push_tuples(self, partial: _Partial) -> None:
+        """Choose the remaining modifiers and put the wanted tuples into the heap."""
+        *middle, last = self.source.refinements[1:]
+        for step in middle:
+            partial = self._refined(partial, step)
+        if not len(partial.bound):
+            return
+        batch, owner = last.expand(partial.batch)
+        weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
+        terms = last.terms(batch)
+        bound = self._bounds(terms)
+        self._by_memory += int(weight[np.isinf(bound)].sum())
+        for index in np.flatnonzero(bound < self._wanted_s()):
             self._serial += 1
-            family = tuple(int(getattr(batch, name)[index]) for name in FAMILY)
-            item = _Waiting(float(bound[index]), self._serial, family, batch.take(one), terms.take(one))
-            heapq.heappush(self._heap, item)
+            heapq.heappush(self._heap, self._waiting(batch, terms, float(bound[index]), int(index)))
+
+    def _waiting(self, batch: LayoutBatch, terms: StageTerms, bound_s: float, index: int) -> _Waiting:
+        """Wrap one tuple of a batch."""
+        family = tuple(int(getattr(batch, name)[index]) for name in FAMILY)
+        one = np.array([index])
+        return _Waiting(bound_s, self._serial, family, batch.take(one), terms.take(one))
 
     def _bounds(self, terms: StageTerms) -> FloatArray:
         """Bound tuples as exactly as it matters: in closed form, then tightly where that is not enough."""
@@ -251,12 +290,11 @@ class BestFirst:
         bound[left] = lower_bound(terms.take(left), self.source.counts, self.source.rule, self._wanted_s())
         return bound
 
-    def _solve_waiting(self, limit_s: float, rows_left: int) -> None:
+    def _solve_waiting(self, left: int) -> None:
         """Solve tuples in order of their bound while one may beat the best layout."""
-        while self._heap and self._heap[0].bound_s < min(limit_s, self._limit_s()) and not self._stopped():
+        while self._heap and self._heap[0].bound_s < self._limit_s() and not self._stopped():
             self._solve(heapq.heappop(self._heap), self._limit_s())
-            self._report(rows_left)
-        self._report(rows_left)
+            self._report(left)
 
     def _solve_runners_up(self) -> None:
         """Solve tuples of further families, as many as wanted and as near as wanted."""
@@ -320,7 +358,8 @@ class BestFirst:
     def _bound_s(self) -> float:
         """Proven floor under every step time: the best found, or what still waits."""
         waiting = self._heap[0].bound_s if self._heap else np.inf
-        return float(min(self._best_s(), waiting, self._next_bound_s))
+        aside = min((float(part.bound.min()) for part in self._aside), default=np.inf)
+        return float(min(self._best_s(), waiting, aside, self._next_bound_s, self._left_bound_s))
 
     def _result(self) -> SearchResult:
         found = sorted(self._near_ties(), key=lambda item: item.step_time_s)
@@ -335,8 +374,3 @@ class BestFirst:
             rounding_s=self._rounding_s,
         )
 
-
-def _parts(sizes: IntArray, limit: int) -> list[IntArray]:
-    """Cut positions into consecutive groups whose sizes sum to about ``limit``."""
-    group = np.cumsum(sizes) // max(limit, 1)
-    return [np.flatnonzero(group == value) for value in np.unique(group)]
