@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import lcm
+from math import gcd, lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
     Digits = tuple[tuple[int, int], ...]
 
-_TABLE_LIMIT = 4_000_000
-"""Largest value for which a look-up table beats sorting."""
+_TABLE_PER_ROW = 8
+"""Largest value per row for which a look-up table beats sorting."""
 
 
 class BlockCounts(NamedTuple):
@@ -65,16 +65,21 @@ def _count_exactly(digits: Digits, ranks: int, block: int) -> tuple[int, int]:
     left, intact = _merged(digits), 1
     while left and block % (left[0][0] * left[0][1]) == 0:  # members that no border parts count as one
         intact *= left.pop(0)[0]
-    parts, joined = list(left), True
+    alike = gcd(left[0][1], block)  # so many neighbouring ranks always share a block: count one of them
+    left = [(size, stride // alike) for size, stride in left]
+    fewest, exits = _count_scaled(left, ranks // alike, block // alike)
+    return intact * fewest, exits * alike // intact
+
+
+def _count_scaled(digits: list[tuple[int, int]], ranks: int, block: int) -> tuple[int, int]:
+    """Count runs of ranks if the group, or what can meet in a block, is one; else look at every rank."""
+    parts = list(digits)
     while len(parts) > 1 and parts[-1][1] - parts[-2][0] * parts[-2][1] >= block:
-        parts.pop()  # parts of a group too far from one another to meet in a block
-        joined = False
-    if len(parts) == 1 and block % parts[0][1] == 0:
-        size, stride = parts[0]
-        fewest, exits = _count_runs(size, block // stride, ranks // (size * stride), joined=joined)
-        return intact * fewest, exits * stride // intact
-    fewest, exits = _count_members(tuple(left), ranks, block)
-    return intact * fewest, exits // intact
+        parts.pop()
+    size, stride = parts[0]
+    if len(parts) == 1 and stride == 1:
+        return _count_runs(size, block, ranks // size, joined=len(digits) == 1)
+    return _count_members(tuple(digits), ranks, block)
 
 
 def _merged(digits: Digits) -> list[tuple[int, int]]:
@@ -131,7 +136,7 @@ def distinct_rows(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
         codes, count = _compress(column)
         if count == 1:
             continue
-        if radix * count > _TABLE_LIMIT:
+        if radix * count > _TABLE_PER_ROW * len(column):
             packed, radix = _compress(packed)
         packed, radix = packed * count + codes, radix * count
     packed, radix = _compress(packed)
@@ -143,7 +148,7 @@ def distinct_rows(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
 def _compress(column: IntArray) -> tuple[IntArray, int]:
     """Replace values by their rank among the distinct ones."""
     top = int(column.max())
-    if top > _TABLE_LIMIT:
+    if top > _TABLE_PER_ROW * len(column):
         values, inverse = np.unique(column, return_inverse=True)
         return inverse.astype(np.int64), len(values)
     present = np.zeros(top + 1, dtype=np.bool_)

@@ -60,6 +60,11 @@ class Fabric:
             return np.inf
         return self.cluster.gpu.nvlink_bytes_per_s * self.links.nvlink_share(self.cluster.gpu.architecture)
 
+    @property
+    def nvlink_limit(self) -> float:
+        """The same, 0 where no two GPUs share NVLink: what NVLink adds to other links at most."""
+        return 0.0 if self.cluster.nvlink_domain == 1 else self.nvlink_bytes_per_s
+
     def nvlink_s_per_byte(self, peers: FloatArray | float) -> FloatArray:
         """Seconds per byte that a GPU sends over NVLink to ``peers`` others: as many links of a mesh."""
         links = self.cluster.nvlink_domain - 1

@@ -32,11 +32,13 @@ class GroupBatch:
 
     ``digits`` go from inner to outer and nest: each stride is a multiple of the inner digit's stride * size.
     ``ranks`` is the number of ranks of the whole layout, (n,): siblings start at every rank whose own digits
-    are 0. ``memo`` keeps what was computed about the group.
+    are 0. ``closest`` stands for every placement of groups of this size: members lie as close as they can,
+    and prices are lower bounds. ``memo`` keeps what was computed about the group.
     """
 
     digits: tuple[Digit, ...]
     ranks: IntArray
+    closest: bool = False
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -58,6 +60,8 @@ class GroupBatch:
         Where blocks cut groups unevenly it is the fewest members that any sibling group has in a block
         that it touches: that part has the fewest links for what it exchanges with the rest.
         """
+        if self.closest:
+            return np.minimum(self.size, block_gpus)
         return self._counts(block_gpus).fewest
 
     def members_per_exit(self, block_gpus: int) -> FloatArray:
@@ -96,7 +100,7 @@ class GroupBatch:
         columns = [column for digit in self.digits for column in digit]
         first, inverse = distinct_rows([*columns, self.ranks])
         digits = tuple(Digit(digit.size[first], digit.stride[first]) for digit in self.digits)
-        few = GroupBatch(digits=digits, ranks=self.ranks[first])
+        few = GroupBatch(digits=digits, ranks=self.ranks[first], closest=self.closest)
         few.memo["distinct"] = few, None
         return few, inverse
 

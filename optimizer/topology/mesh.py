@@ -8,7 +8,7 @@ parallel ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -50,14 +50,14 @@ class MeshGroups:
             taken = np.minimum(digit.size, inner_size)
             digits.append(Digit(taken, digit.stride))
             inner_size = np.maximum(inner_size // taken, 1)
-        return GroupBatch(digits=tuple(digits), ranks=self.dp_cp.ranks)
+        return replace(self.dp_cp, digits=tuple(digits), memo={})
 
     def hsdp_outer(self, shard: IntArray) -> GroupBatch:
         """Return the ranks of ``dp_cp`` that hold the same shard in different copies; size 1 for shard 0."""
         inner = self.hsdp_inner(shard)
         pairs = zip(self.dp_cp.digits, inner.digits, strict=True)
         digits = tuple(Digit(whole.size // part.size, whole.stride * part.size) for whole, part in pairs)
-        return GroupBatch(digits=digits, ranks=self.dp_cp.ranks)
+        return replace(self.dp_cp, digits=digits, memo={})
 
     def hsdp_valid(self, shard: IntArray) -> BoolArray:
         """Tell where the shard size splits the digits of ``dp_cp`` evenly."""
@@ -107,6 +107,23 @@ def mesh_groups(
     groups = {axis.value: _axis_group(mesh, axis) for axis in DENSE_AXES}
     groups |= {name: _stage_group(mesh, size, stride) for name, (size, stride) in grid.items()}
     return MeshGroups(dp_cp=_data_and_context(mesh), **groups)
+
+
+def closest_groups(
+    *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayLike, ep: ArrayLike, etp: ArrayLike
+) -> MeshGroups:
+    """Return groups that stand for every mesh order: no order's groups have lower prices."""
+    mesh = _mesh("tp-cp-dp-pp", tp=tp, cp=cp, pp=pp, dp=dp)
+    grid = _expert_grid(mesh, np.asarray(ep, dtype=np.int64), np.asarray(etp, dtype=np.int64))
+    sizes = {axis.value: mesh.degree[axis] for axis in DENSE_AXES}
+    sizes["dp_cp"] = mesh.degree[Axis.CP] * mesh.degree[Axis.DP]
+    sizes |= {name: size for name, (size, _) in grid.items()}
+    one = np.ones_like(mesh.ranks)
+    groups = {
+        name: GroupBatch(digits=(Digit(size, one),), ranks=mesh.ranks, closest=True)
+        for name, size in sizes.items()
+    }
+    return MeshGroups(**groups)
 
 
 def mesh_valid(
@@ -177,7 +194,8 @@ def _data_and_context(mesh: _Mesh) -> GroupBatch:
 
 def _expert_grid(mesh: _Mesh, ep: IntArray, etp: IntArray) -> dict[str, tuple[IntArray, IntArray]]:
     """Size and stride of the expert axes in the list of ranks of one stage."""
-    edp = np.maximum(mesh.ranks // mesh.degree[Axis.PP] // (ep * etp), 1)
+    stage = mesh.degree[Axis.TP] * mesh.degree[Axis.CP] * mesh.degree[Axis.DP]
+    edp = np.maximum(stage // (ep * etp), 1)
     one = np.ones_like(mesh.ranks)
     ep, etp = ep * one, etp * one
     if mesh.ep_outside_dp:
@@ -189,7 +207,7 @@ def _stage_group(mesh: _Mesh, size: IntArray, stride: IntArray) -> GroupBatch:
     """Turn a digit of a stage's rank list into digits of ranks: beyond the pipeline, strides grow by pp."""
     if mesh.pp_outermost:
         return GroupBatch(digits=(Digit(size, stride),), ranks=mesh.ranks)
-    inside = np.clip(mesh.inside_pp // stride, 1, size)
+    inside = np.minimum(np.maximum(mesh.inside_pp // stride, 1), size)
     outer_stride = np.maximum(stride, mesh.inside_pp) * mesh.degree[Axis.PP]
     digits = (Digit(inside, stride), Digit(size // inside, outer_stride))
     return GroupBatch(digits=digits, ranks=mesh.ranks)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from layoutopt.optimizer.topology.closest import (
+    exchange_bounds,
+    hop_bounds,
+    ring_bounds,
+    split_bounds,
+    tree_bounds,
+)
 from layoutopt.optimizer.topology.collectives import ring_lines, tree_lines
 from layoutopt.optimizer.topology.exchange import exchange_lines, hop_lines, split_lines
 from layoutopt.optimizer.topology.fabric import Fabric, useful_lines
@@ -57,25 +64,25 @@ class Topology:
 
     def all_reduce_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """All-reduce of ``size_bytes`` on every member: rings, or trees with the NVLink switch reducing."""
-        return self._price(size_bytes, group, _all_reduce_lines, sharing)
+        return self._price(size_bytes, group, _ALL_REDUCE, sharing)
 
     def all_gather_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """All-gather into ``size_bytes`` on every member, by rings."""
-        return self._price(size_bytes, group, _gather_lines, sharing)
+        return self._price(size_bytes, group, _GATHER, sharing)
 
     def reduce_scatter_s(
         self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None
     ) -> FloatArray:
         """Reduce-scatter of ``size_bytes`` on every member, by rings."""
-        return self._price(size_bytes, group, _gather_lines, sharing)
+        return self._price(size_bytes, group, _GATHER, sharing)
 
     def all_to_all_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """All-to-all; ``size_bytes`` is one member's whole send buffer, of which it keeps one part in n."""
-        return self._price(size_bytes, group, exchange_lines, sharing)
+        return self._price(size_bytes, group, _EXCHANGE, sharing)
 
     def p2p_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """One send of ``size_bytes`` from every member to the next one of its group: the slowest hop."""
-        return self._price(size_bytes, group, hop_lines, sharing)
+        return self._price(size_bytes, group, _HOP, sharing)
 
     def all_to_all_split_s(
         self, intra_bytes: ArrayLike, inter_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None
@@ -84,32 +91,27 @@ class Topology:
 
         For dispatch that sends a token once per domain. The two run at the same time.
         """
-        (only,), index = self._lines(group, split_lines)
+        (only,), index = self._lines(group, _SPLIT)
         near, far = _rows(only.near_s_per_byte, index), _rows(only.far_s_per_byte, index)
         if sharing is not None:
             far = far * np.asarray(sharing)
         seconds = np.maximum(np.asarray(intra_bytes) * near, np.asarray(inter_bytes) * far)
         return np.asarray(seconds + _rows(only.latency_s, index))
 
-    def _lines(
-        self, group: GroupBatch, build: Callable[[Fabric, GroupBatch], list[Line]]
-    ) -> tuple[list[Line], IntArray | None]:
+    def _lines(self, group: GroupBatch, pricing: _Pricing) -> tuple[list[Line], IntArray | None]:
         """Lines of the distinct rows of a group, which remembers them, and every row's index among them."""
         few, index = group.distinct()
-        key = (self, build)
+        key = (self, pricing)
         if key not in few.memo:
+            build = pricing.bounds if group.closest else pricing.lines
             few.memo[key] = useful_lines(build(self._fabric, few))
         return few.memo[key], index
 
     def _price(
-        self,
-        size_bytes: ArrayLike,
-        group: GroupBatch,
-        build: Callable[[Fabric, GroupBatch], list[Line]],
-        sharing: Sharing,
+        self, size_bytes: ArrayLike, group: GroupBatch, pricing: _Pricing, sharing: Sharing
     ) -> FloatArray:
         """Take the fastest line in every row."""
-        lines, index = self._lines(group, build)
+        lines, index = self._lines(group, pricing)
         size = np.asarray(size_bytes, dtype=np.float64)
         if index is None or size.shape != index.shape or sharing is not None:
             return _fastest_s(size, lines, index, sharing)
@@ -146,9 +148,21 @@ def _rows(values: FloatArray, index: IntArray | None) -> FloatArray:
     return values if index is None else values[index]
 
 
-def _gather_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
-    return ring_lines(fabric, group, 1, fabric.links.network_gather)
+class _Pricing(NamedTuple):
+    """Lines of a collective on a placed group, and their lower bounds over all placements."""
+
+    lines: Callable[[Fabric, GroupBatch], list[Line]]
+    bounds: Callable[[Fabric, GroupBatch], list[Line]]
 
 
-def _all_reduce_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
-    return ring_lines(fabric, group, 2, 1.0) + tree_lines(fabric, group)
+_ALL_REDUCE = _Pricing(
+    lambda fabric, group: ring_lines(fabric, group, 2, 1.0) + tree_lines(fabric, group),
+    lambda fabric, group: ring_bounds(fabric, group, 2, 1.0) + tree_bounds(fabric, group),
+)
+_GATHER = _Pricing(
+    lambda fabric, group: ring_lines(fabric, group, 1, fabric.links.network_gather),
+    lambda fabric, group: ring_bounds(fabric, group, 1, fabric.links.network_gather),
+)
+_EXCHANGE = _Pricing(exchange_lines, exchange_bounds)
+_SPLIT = _Pricing(split_lines, split_bounds)
+_HOP = _Pricing(hop_lines, hop_bounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -259,3 +260,29 @@ def test_levels_inside_a_domain_drop_out(make_cluster: MakeCluster) -> None:
     assert [tier.name for tier in Topology(cluster, LINKS).tiers] == ["spine"]
     assert Topology(make_cluster(8), LINKS).tiers == ()
     assert [tier.name for tier in Topology(make_cluster(8, nvlink_domain=2), LINKS).tiers] == ["host"]
+
+
+def best_of(runs: int, work: Callable[[], object]) -> float:
+    """Shortest of a few runs, seconds."""
+    times = []
+    for _ in range(runs):
+        start = perf_counter()
+        work()
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def test_pricing_is_a_few_passes_over_the_rows(make_cluster: MakeCluster) -> None:
+    """300,000 rows cost no more than 120 look-up passes, finding equal groups included."""
+    rng = np.random.default_rng(6)
+    tp, cp, pp, dp = (2 ** rng.integers(0, 4, 300_000) for _ in range(4))
+    topology = Topology(make_cluster(16384, levels=PODS, in_switch_reduction=True), LINKS)
+    size_bytes = rng.random(300_000) * 1e9
+
+    placed = mesh_groups("tp-cp-pp-ep-dp", tp=tp, cp=cp, pp=pp, dp=dp, ep=1, etp=1).dp_cp
+
+    def price() -> object:
+        return topology.all_reduce_s(size_bytes, replace(placed, memo={}))
+
+    one_pass = best_of(10, lambda: size_bytes * size_bytes[dp])
+    assert best_of(5, price) < 120 * one_pass
