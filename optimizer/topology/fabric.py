@@ -96,7 +96,7 @@ class Fabric:
         """Sustained bytes/s of one GPU's way out of the tier's blocks, at ``ratio`` of all-reduce's."""
         if tier.is_host:
             return tier.bytes_per_s * self.links.host_fraction
-        return tier.bytes_per_s * self.links.network_fraction * ratio
+        return tier.bytes_per_s * self.links.network_share(self.cluster.gpu.architecture) * ratio
 
 
 @dataclass(frozen=True, slots=True, eq=False)

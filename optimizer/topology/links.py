@@ -52,6 +52,7 @@ class LinkConstants:
     nvls_gain: Mapping[str, float]
     nvls_min_members: float
     network_fraction: float
+    nic_host_share: Mapping[str, float]
     network_gather: float
     network_all_to_all: float
     network_p2p: float
@@ -72,6 +73,10 @@ class LinkConstants:
         """Tell whether GPUs of an architecture have a link to each other one instead of a switch."""
         return self.nvlink_mesh.get(_family(architecture), 0.0) > 0
 
+    def network_share(self, architecture: str) -> float:
+        """Return the share of nominal NIC bandwidth on clusters of a GPU architecture; unknown families are an error."""
+        return self.network_fraction * _of_family("nic_host_share", self.nic_host_share, architecture)
+
     def in_switch_gain(self, architecture: str) -> float:
         """Return the gain of in-switch reduction of a GPU architecture; a family without one is an error."""
         return _of_family("nvls_gain", self.nvls_gain, architecture)
@@ -83,6 +88,7 @@ class LinkConstants:
             tree=(),
             nvlink_fraction=dict.fromkeys(self.nvlink_fraction, 1.0),
             network_fraction=1.0,
+            nic_host_share=dict.fromkeys(self.nic_host_share, 1.0),
             network_gather=1.0,
             network_all_to_all=1.0,
             network_p2p=1.0,
@@ -157,6 +163,7 @@ def load_links(calibration: Mapping[str, float] | None = None) -> LinkConstants:
         nvlink_fraction=_below("nvlink_fraction", values),
         nvlink_mesh=_below("nvlink_mesh", values),
         nvls_gain=_below("nvls_gain", values),
+        nic_host_share=_below("nic_host_share", values),
         **scalars,
     )
 
