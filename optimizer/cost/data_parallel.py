@@ -134,7 +134,7 @@ def step_exposed_s(
     streaming = (0.0 if ctx.ideal else one.all_gather_s + one.reduce_scatter_s) + late
     by_stage = np.select(
         [batch.zero == 0, batch.zero == 1, (batch.zero == 2) & (preset.master_bytes > 0)],
-        [reduce, scatter + gather, scatter * repeats + gather],
+        [reduce, (reduce if preset.zero1_all_reduce else scatter) + gather, scatter * repeats + gather],
         default=np.where(keeps_gathered(preset, batch) | (batch.zero == 2), scatter + gather, streaming),
     )
     return by_stage + np.where(batch.zero > 0, replicas, 0.0)

@@ -41,7 +41,7 @@ class FrameworkPreset:
     Bytes are per parameter. ``fsdp_weight_bytes`` is the sharded weight's size under ZeRO-3 (4 keeps fp32
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
-    ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
+    ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank. ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one
     on Hopper (the first ones ran Ampere kernels there); ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's. ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
@@ -67,6 +67,7 @@ class FrameworkPreset:
     cp_comm: CpComm
     reduce_each_micro_batch: bool
     keep_gathered_with_pp: bool
+    zero1_all_reduce: bool
     dispatch_fp8: bool
     dispatch_dedup: bool
     cuda_graph: CudaGraph
