@@ -74,7 +74,7 @@ class LinkConstants:
         return self.nvlink_mesh.get(_family(architecture), 0.0) > 0
 
     def network_share(self, architecture: str) -> float:
-        """Return the share of nominal NIC bandwidth on clusters of a GPU architecture; unknown families are an error."""
+        """Return the share of nominal NIC bandwidth of a GPU architecture; unknown families are an error."""
         return self.network_fraction * _of_family("nic_host_share", self.nic_host_share, architecture)
 
     def in_switch_gain(self, architecture: str) -> float:

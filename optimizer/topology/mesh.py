@@ -84,6 +84,7 @@ class _Mesh:
 
     @property
     def pp_outermost(self) -> bool:
+        """Tell whether stages are blocks of consecutive ranks."""
         return self.order[-1] is Axis.PP
 
     @property
