@@ -1,0 +1,113 @@
+"""Solve points on a Dask cluster, wherever its workers run."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.solve.inputs import cost_model_digest
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.sweep.rows import failed_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from layoutopt.optimizer.sweep.executors.seam import Work
+    from layoutopt.optimizer.sweep.rows import Outcome
+    from layoutopt.optimizer.sweep.work import Task
+
+CONNECT_S = 20.0
+POLL_S = 1.0
+"""How often a lost scheduler is noticed and new workers are counted."""
+
+QUEUED_PER_THREAD = 2
+
+
+class DaskExecutor:
+    """Sends tasks to a running scheduler, e.g. ``tcp://host:8786``.
+
+    Dask restarts the tasks of workers that die; a task that keeps killing workers is answered with an error.
+    """
+
+    def __init__(self, address: str, *, connect_s: float = CONNECT_S) -> None:
+        """Remember where the scheduler is; raises ``InputError`` when dask is not installed."""
+        try:
+            _dask()
+        except ImportError:
+            what = "a scheduler needs dask, which is not installed"
+            raise input_error(what, 'pip install "layoutopt[distributed]"', key="scheduler") from None
+        self.address, self._connect_s = address, connect_s
+
+    def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
+        """Yield answers as they come, see ``Executor.run``; ``InputError`` when the scheduler is gone."""
+        client = self._connect()
+        running: dict[Any, Task] = {}
+        try:
+            self._check_workers(client)
+            yield from self._outcomes(client, work, tasks, running)
+        finally:
+            if client.status == "running":
+                client.cancel(list(running), force=True)
+            client.close(timeout=self._connect_s)
+
+    def _outcomes(
+        self, client: Any, work: Work, tasks: Iterator[Task], running: dict[Any, Task]
+    ) -> Iterator[Outcome]:
+        wait = _dask().wait
+
+        while True:
+            threads = sum(client.nthreads().values())
+            while (
+                len(running) < max(threads, 1) * QUEUED_PER_THREAD and (task := next(tasks, None)) is not None
+            ):
+                running[client.submit(work, task, pure=False)] = task
+            if not running:
+                return
+            try:
+                done = wait(list(running), timeout=POLL_S, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                done = set()
+            for future in done:
+                yield _outcome(future, running.pop(future))
+            if client.status != "running":
+                raise self._lost()
+
+    def _connect(self) -> Any:
+        try:
+            return _dask().Client(self.address, timeout=self._connect_s, set_as_default=False)
+        except (OSError, ValueError) as error:
+            what = f"no scheduler answers at {self.address} ({type(error).__name__})"
+            raise input_error(what, "the address that `dask scheduler` prints", key="scheduler") from None
+
+    def _check_workers(self, client: Any) -> None:
+        """Ask the workers that are there for their cost model: another one would answer other questions."""
+        try:
+            digests = client.run(cost_model_digest)
+        except Exception as error:  # whatever a foreign environment raises on import
+            what = f"the workers of {self.address} can't run layoutopt ({type(error).__name__}: {error})"
+            raise input_error(what, "the same layoutopt installed on every worker", key="scheduler") from None
+        others = [worker for worker, digest in digests.items() if digest != cost_model_digest()]
+        if others:
+            what = f"{others[0]} runs another version of the cost model"
+            raise input_error(what, "the same layoutopt on every worker", key="scheduler")
+
+    def _lost(self) -> InputError:
+        return input_error(
+            f"lost the scheduler at {self.address}; what was solved is stored",
+            "start it and run the same command again",
+            key="scheduler",
+        )
+
+
+def _dask() -> Any:
+    """Return dask's package: imported when needed, and only partly typed."""
+    return import_module("distributed")
+
+
+def _outcome(future: Any, task: Task) -> Outcome:
+    try:
+        outcome: Outcome = future.result()
+    except Exception as error:  # a worker that keeps dying, or an answer that can't be sent
+        outcome = failed_outcome(task.key, f"{type(error).__name__}: {error}")
+    future.release()
+    return outcome

@@ -1,0 +1,124 @@
+"""Rows of a store as CSV, JSON or Parquet, written beside the target and renamed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.sweep.nested import NESTED_COLUMNS, best_within
+from layoutopt.optimizer.sweep.rows import COLUMNS, EXPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+    from typing import IO
+
+    from layoutopt.optimizer.sweep.rows import Row
+    from layoutopt.optimizer.sweep.store import SweepStore
+
+FORMATS = ("csv", "json", "parquet")
+MISSING_PYARROW = "Parquet needs pyarrow, which is not installed"
+
+
+def export_rows(
+    store: SweepStore, *, where: Mapping[str, Any] | None = None, nested: bool = False
+) -> Iterator[Row]:
+    """Yield the store's rows with the columns people filter by.
+
+    ``where`` keeps rows whose columns have the given values; ``nested`` adds the columns of ``best_within``.
+    Raises ``InputError`` for an unknown column.
+    """
+    unknown = [name for name in where or {} if name not in EXPORTED]
+    if unknown:
+        raise input_error(f"no column {unknown[0]!r}", ", ".join(EXPORTED), key="where")
+    names = EXPORTED + (NESTED_COLUMNS if nested else ())
+    rows: Iterable[Row] = best_within(store.rows()) if nested else store.rows()
+    for row in rows:
+        if all(str(row[name]) == str(value) for name, value in (where or {}).items()):
+            yield {name: row[name] for name in names}
+
+
+def format_of(path: Path, named: str | None = None) -> str:
+    """Return the format: the named one, or that of the file's ending; raises ``InputError`` for others."""
+    chosen = named or path.suffix.lstrip(".").lower()
+    if chosen not in FORMATS:
+        raise input_error(f"{chosen or path.name!r} is no export format", ", ".join(FORMATS), key="format")
+    return chosen
+
+
+def write_rows(rows: Iterable[Row], path: Path, kind: str) -> int:
+    """Write rows to a file; returns their number.
+
+    The file appears whole or not at all. Raises ``InputError`` when it can't be written, or for Parquet
+    without pyarrow.
+    """
+    if kind == "parquet":
+        return _write_parquet(rows, path)
+    with _replacing(path) as file:
+        return write_text(rows, file, kind)
+
+
+def write_text(rows: Iterable[Row], file: IO[str], kind: str) -> int:
+    """Write rows as CSV (numbers in full, nothing for None) or as a JSON list with one row per line."""
+    return _write_csv(rows, file) if kind == "csv" else _write_json(rows, file)
+
+
+def _write_csv(rows: Iterable[Row], file: IO[str]) -> int:
+    writer, count = None, 0
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+        count += 1
+    if writer is None:
+        csv.writer(file, lineterminator="\n").writerow(EXPORTED)
+    return count
+
+
+def _write_json(rows: Iterable[Row], file: IO[str]) -> int:
+    count = 0
+    for row in rows:
+        file.write("[\n" if count == 0 else ",\n")
+        file.write(json.dumps(row, allow_nan=False))
+        count += 1
+    file.write("\n]\n" if count else "[]\n")
+    return count
+
+
+def _write_parquet(rows: Iterable[Row], path: Path) -> int:
+    try:
+        pyarrow = import_module("pyarrow")
+        parquet = import_module("pyarrow.parquet")
+    except ImportError:
+        raise input_error(MISSING_PYARROW, "pip install pyarrow, or --format csv", key="format") from None
+    listed = list(rows)
+    names = list(listed[0]) if listed else list(EXPORTED)
+    kinds = {"TEXT": pyarrow.string(), "INTEGER": pyarrow.int64(), "REAL": pyarrow.float64()}
+    nested = {"used_gpus": "INTEGER", "nested_step_time_s": "REAL"}
+    schema = pyarrow.schema([(name, kinds[(COLUMNS | nested)[name].split()[0]]) for name in names])
+    table = pyarrow.Table.from_pylist(listed, schema=schema)
+    with _replacing(path, binary=True) as file:
+        parquet.write_table(table, file)
+    return len(listed)
+
+
+@contextmanager
+def _replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
+    """Open a temporary file beside ``path`` and rename it there when the block ends well."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with fresh.open("wb") if binary else fresh.open("w", newline="", encoding="utf-8") as file:
+            yield file
+        fresh.replace(path)
+    except OSError as error:
+        raise input_error(
+            f"can't be written ({error.strerror})", "a path you may write to", file=str(path)
+        ) from None
+    finally:
+        fresh.unlink(missing_ok=True)

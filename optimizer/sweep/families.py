@@ -1,0 +1,126 @@
+"""One cluster at other sizes and network rates, and when a smaller size lies inside a larger one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.solve.infeasible import resized
+from layoutopt.optimizer.specs.canonical import digest, to_plain
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.loading import load_cluster, reference_cluster
+from layoutopt.optimizer.topology.tiers import cluster_tiers, network_bytes_per_s
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.tiers import Tier
+
+BYTES_PER_S_PER_GBIT = 1e9 / 8
+SIZE_FIELDS = ("name", "gpu_count", "levels", "storage")
+"""What differs between the sizes of one family."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFamily:
+    """Clusters of one kind at every size: a catalog GPU's reference fabric, or a stated cluster resized.
+
+    ``gpu`` is the catalog name of a reference family, ``base`` the stated cluster of any other.
+    """
+
+    name: str
+    gpu: str = ""
+    base: ClusterSpec | None = None
+
+    def at(self, gpus: int | None = None) -> ClusterSpec:
+        """Return the cluster with ``gpus`` GPUs (None: as stated); raises ``InputError`` if it can't be."""
+        if self.gpu and gpus is None and self.base is None:
+            raise input_error(
+                f"{self.name!r} names a GPU, not a cluster", f"{self.name}x1024, or --gpus", key="cluster"
+            )
+        if self.gpu and gpus is not None:
+            return reference_cluster(self.gpu, gpus)
+        assert self.base is not None
+        return self.base if gpus in (None, self.base.gpu_count) else _resized(self.base, int(gpus or 0))
+
+
+def load_family(source: str) -> ClusterFamily:
+    """Load a cluster by file or name; ``NAMExN`` and a bare GPU name stand for the GPU's reference fabric.
+
+    Raises ``InputError`` as ``load_cluster`` does.
+    """
+    from layoutopt.optimizer.specs.gpu_catalog import find_gpu, split_reference
+
+    reference = split_reference(source)
+    try:
+        base = load_cluster(source)
+    except InputError as missing:
+        try:
+            return ClusterFamily(name=source, gpu=find_gpu(source).gpu.name)
+        except InputError:
+            raise missing from None
+    if reference is not None and base.name == f"{base.gpu.name}x{base.gpu_count}":
+        return ClusterFamily(name=base.gpu.name, gpu=base.gpu.name, base=base)
+    return ClusterFamily(name=base.name, base=base)
+
+
+def _resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    if cluster.graph is not None:
+        what = f"{cluster.name} is an explicit graph of {cluster.gpu_count} GPUs"
+        raise input_error(what, "a cluster described by levels, or GPUNAMExN, to vary its size", key="gpus")
+    if gpus > cluster.gpus_per_node and not cluster.levels:
+        what = f"{cluster.name} names no network above its node, which {gpus} GPUs need"
+        raise input_error(
+            what, f"levels in the cluster file, or at most {cluster.gpus_per_node} GPUs", key="gpus"
+        )
+    if not cluster.levels:
+        return replace(cluster, gpu_count=gpus)
+    return resized(cluster, gpus)
+
+
+def with_network(cluster: ClusterSpec, gbit_per_s: float | None) -> ClusterSpec:
+    """Return the cluster with another network rate per GPU, Gbit/s one way (None: as it is)."""
+    if gbit_per_s is None:
+        return cluster
+    if cluster.graph is not None:
+        what = f"{cluster.name} is an explicit graph, whose links state their own rates"
+        raise input_error(what, "a cluster described by levels to vary its network", key="network")
+    nic = gbit_per_s * BYTES_PER_S_PER_GBIT * cluster.gpus_per_node / cluster.nics_per_node
+    return replace(cluster, nic_bytes_per_s=nic)
+
+
+def network_gbit_per_s(cluster: ClusterSpec) -> float:
+    """Return one GPU's share of its node's NICs, Gbit/s one way."""
+    return network_bytes_per_s(cluster) / BYTES_PER_S_PER_GBIT
+
+
+def kind_digest(cluster: ClusterSpec) -> str:
+    """Return a digest of everything but a cluster's size."""
+    plain = to_plain(cluster)
+    return digest({name: value for name, value in plain.items() if name not in SIZE_FIELDS})
+
+
+def tier_rows(cluster: ClusterSpec) -> list[list[float | str]]:
+    """Write the tiers above the NVLink domain: name, inside, outside, bytes/s, way and switch in seconds."""
+    if cluster.graph is not None:
+        return []
+    return [_tier_row(tier) for tier in cluster_tiers(cluster)]
+
+
+def _tier_row(tier: Tier) -> list[float | str]:
+    return [tier.name, tier.inside, tier.outside, tier.bytes_per_s, tier.latency_s, tier.switch_s]
+
+
+def tiers_nest(small: list[list[float | str]], large: list[list[float | str]], small_gpus: int) -> bool:
+    """Tell whether the first GPUs of a larger cluster are linked exactly as a smaller cluster of its kind.
+
+    Both are ``tier_rows``. Tiers that the smaller size fills must be equal; its outermost may join more GPUs
+    in the larger cluster.
+    """
+    if len(small) > len(large):
+        return False
+    for index, (ours, theirs) in enumerate(zip(small, large, strict=False)):
+        outermost = index == len(small) - 1
+        reaches = float(theirs[2]) >= small_gpus if outermost else ours[2] == theirs[2]
+        if not reaches or [*ours[:2], *ours[3:]] != [*theirs[:2], *theirs[3:]]:
+            return False
+    return bool(small) or not large or float(large[0][1]) >= small_gpus

@@ -1,0 +1,57 @@
+"""Who holds a claim: one process on one machine, recognisable when it is gone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from functools import cache
+from pathlib import Path
+
+_NO_START = "-"
+
+
+def new_owner() -> str:
+    """Name this process: machine, process number, when it started, and a random word for the sweep in it."""
+    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}/{uuid.uuid4().hex[:8]}"
+
+
+def is_dead(owner: str) -> bool:
+    """Tell whether an owner is certainly gone: its process ran on this machine and no longer does.
+
+    Of other machines, and where the system doesn't say, nothing is known: their claims end with their lease.
+    """
+    machine, process, started, _ = owner.split("/")
+    if machine != _machine() or os.name != "posix":
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return started != _started(int(process))
+
+
+@cache
+def _machine() -> str:
+    """Name the machine since its last start, and the namespace that process numbers belong to."""
+    boot = _read("/proc/sys/kernel/random/boot_id")
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{platform.node()}|{boot}|{space}".replace("/", "_")
+
+
+def _started(process: int) -> str:
+    """Return when a process started, in clock ticks since boot (proc(5), field 22 of stat)."""
+    fields = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else _NO_START
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,75 @@
+"""Lists and ranges as they are typed: ``256,512``, ``256:16384:x2``, ``8:64:+8``."""
+
+from __future__ import annotations
+
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.units import COUNT, parse_quantity
+
+MAX_VALUES = 100_000
+"""A list longer than this is a typing error."""
+
+EXAMPLES = '"256,512", "256:16384:x2", "8:64:+8"'
+
+
+def parse_counts(text: str, *, key: str) -> tuple[int, ...]:
+    """Read whole numbers above 0, ascending and each once.
+
+    Parts are separated by commas. A part is a number (``1k`` works) or ``first:last:xFACTOR`` or
+    ``first:last:+STEP``; ``last`` belongs to the range when the steps meet it. Raises ``InputError``.
+    """
+    values: set[int] = set()
+    for part in text.split(","):
+        values.update(_part(part.strip(), key))
+        if len(values) > MAX_VALUES:
+            raise input_error(f"{text!r} has more than {MAX_VALUES} values", "a larger step", key=key)
+    return tuple(sorted(values))
+
+
+def parse_rates(text: str, *, key: str) -> tuple[float, ...]:
+    """Read numbers above 0 separated by commas, ascending and each once; raises ``InputError``."""
+    return tuple(sorted({_number(part.strip(), key) for part in text.split(",")}))
+
+
+def _part(part: str, key: str) -> list[int]:
+    if ":" not in part:
+        return [_whole(part, key)]
+    pieces = part.split(":")
+    if len(pieces) != 3 or pieces[2][:1] not in ("x", "+"):
+        raise input_error(
+            f"{part!r} is no range", f"first:last:xFACTOR or first:last:+STEP, e.g. {EXAMPLES}", key=key
+        )
+    first, last = _whole(pieces[0], key), _whole(pieces[1], key)
+    if last < first:
+        raise input_error(f"{part!r} ends below its start", "first <= last", key=key)
+    if pieces[2].startswith("+"):
+        return list(range(first, last + 1, _whole(pieces[2][1:], key)))[: MAX_VALUES + 1]
+    return _geometric(first, last, _number(pieces[2][1:], key), part, key)
+
+
+def _geometric(first: int, last: int, factor: float, part: str, key: str) -> list[int]:
+    if factor <= 1:
+        raise input_error(f"{part!r} multiplies by {factor:g}", "a factor above 1", key=key)
+    values: list[int] = []
+    value = float(first)
+    # Rounded products: 1.5 * 1.5 * ... of a whole number need not be whole.
+    while round(value) <= last and len(values) <= MAX_VALUES:
+        values.append(round(value))
+        value *= factor
+    return values
+
+
+def _whole(text: str, key: str) -> int:
+    value = _number(text, key)
+    if value != int(value):
+        raise input_error(f"{text!r} is not whole", "whole numbers from 1", key=key)
+    return int(value)
+
+
+def _number(text: str, key: str) -> float:
+    try:
+        value = parse_quantity(text, COUNT, key=key)
+    except InputError:
+        raise input_error(f"{text!r} is not a number", EXAMPLES, key=key) from None
+    if not 0 < value < 1e12:
+        raise input_error(f"{text!r} is out of range", "above 0", key=key)
+    return value

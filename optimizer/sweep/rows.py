@@ -1,0 +1,137 @@
+"""One answered point of a sweep as a flat row: what people filter by, and the plan beside it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.specs.layout import Layout
+
+ERROR = "error"
+"""Status of a point whose solve failed; the others are those of a plan."""
+
+COLUMNS: dict[str, str] = {
+    "key": "TEXT PRIMARY KEY",
+    "model": "TEXT NOT NULL",
+    "family": "TEXT NOT NULL",
+    "cluster": "TEXT NOT NULL",
+    "gpu": "TEXT NOT NULL",
+    "gpus": "INTEGER NOT NULL",
+    "global_batch": "INTEGER NOT NULL",
+    "sequence_length": "INTEGER NOT NULL",
+    "network_gbit_per_s": "REAL NOT NULL",
+    "framework": "TEXT NOT NULL",
+    "status": "TEXT NOT NULL",
+    "verdict": "TEXT",
+    "step_time_s": "REAL",
+    "bound_s": "REAL",
+    "gap": "REAL",
+    "tokens_per_s_per_gpu": "REAL",
+    "mfu_causal": "REAL",
+    "mfu_full": "REAL",
+    "peak_bytes": "REAL",
+    "capacity_bytes": "REAL",
+    "idle_gpus": "INTEGER",
+    "tp": "INTEGER",
+    "sp": "INTEGER",
+    "cp": "INTEGER",
+    "pp": "INTEGER",
+    "vp": "INTEGER",
+    "ep": "INTEGER",
+    "etp": "INTEGER",
+    "dp": "INTEGER",
+    "zero": "INTEGER",
+    "hsdp_shard": "INTEGER",
+    "micro_batch": "INTEGER",
+    "micro_batches": "INTEGER",
+    "recompute": "TEXT",
+    "schedule": "TEXT",
+    "mesh_order": "TEXT",
+    "precision": "TEXT",
+    "message": "TEXT",
+    "solve_time_s": "REAL",
+    "warm_started": "INTEGER",
+    "solved_at": "TEXT",
+    "chain": "TEXT NOT NULL",
+    "tiers": "TEXT NOT NULL",
+    "plan": "BLOB",
+}
+"""Columns of the store with their SQL types, in order. ``tiers`` is JSON, ``plan`` compressed JSON."""
+
+EXPORTED = tuple(name for name in COLUMNS if name not in ("chain", "tiers", "plan"))
+"""Columns that an export holds."""
+
+_DEGREES = ("tp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What solving one point gave: columns of the answer, and the compressed plan (None after an error)."""
+
+    key: str
+    columns: dict[str, Any]
+    plan: bytes | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the solve ended in an error."""
+        return bool(self.columns["status"] == ERROR)
+
+
+def failed_outcome(key: str, message: str) -> Outcome:
+    """Return the outcome of a solve that raised or whose process died."""
+    return Outcome(key=key, columns={"status": ERROR, "message": message})
+
+
+def answer_columns(plan: Plan) -> dict[str, Any]:
+    """Return what a plan answers as columns."""
+    columns: dict[str, Any] = {
+        "status": plan.status.value,
+        "verdict": plan.verdict.value if plan.verdict else None,
+        "bound_s": plan.bound_s,
+        "gap": plan.gap,
+        "message": plan.infeasibility.message if plan.infeasibility else None,
+        "solve_time_s": plan.solve_time_s,
+    }
+    if plan.layout is not None:
+        columns |= _layout_columns(plan.layout) | {"idle_gpus": plan.idle_gpus}
+    if plan.estimate is not None:
+        names = ("step_time_s", "tokens_per_s_per_gpu", "mfu_causal", "mfu_full")
+        columns |= {name: getattr(plan.estimate, name) for name in names}
+        memory = plan.estimate.memory
+        columns |= {"peak_bytes": memory.peak_bytes, "capacity_bytes": memory.capacity_bytes}
+    return columns
+
+
+def _layout_columns(layout: Layout) -> dict[str, Any]:
+    recompute = layout.recompute.granularity.value
+    return {name: getattr(layout, name) for name in _DEGREES} | {
+        "sp": int(layout.sp),
+        "recompute": "+".join(layout.recompute.modules) or recompute,
+        "schedule": layout.schedule.value,
+        "mesh_order": layout.mesh_order,
+        "precision": layout.precision.value,
+    }
+
+
+def pack_plan(plain: dict[str, Any]) -> bytes:
+    """Compress a plan's plain data."""
+    return zlib.compress(json.dumps(plain, separators=(",", ":"), allow_nan=False).encode(), level=6)
+
+
+def unpack_plan(packed: bytes, *, file: str = "") -> dict[str, Any]:
+    """Undo ``pack_plan``; raises ``InputError`` naming the store when the bytes are damaged."""
+    try:
+        plain = json.loads(zlib.decompress(packed))
+    except (zlib.error, ValueError) as error:
+        raise input_error(f"a stored plan is damaged ({error})", "a backup of the store", file=file) from None
+    assert isinstance(plain, dict)
+    return plain

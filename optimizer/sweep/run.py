@@ -1,0 +1,240 @@
+"""Run a sweep: claim points, solve them somewhere, store every answer at once, and say how it goes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.solve.inputs import cost_model_digest
+from layoutopt.optimizer.solve.verify_plan import Status
+from layoutopt.optimizer.sweep.owners import new_owner
+from layoutopt.optimizer.sweep.store import SweepStore
+from layoutopt.optimizer.sweep.work import SolveWork, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from layoutopt.optimizer.sweep.executors.seam import Executor, Work
+    from layoutopt.optimizer.sweep.points import SweepPoint
+    from layoutopt.optimizer.sweep.rows import Outcome
+    from layoutopt.optimizer.sweep.work import PlanWriter
+
+LEASE_S = 120.0
+"""A claim of another machine's process that isn't renewed for so long is taken over."""
+
+POLL_S = 0.5
+"""How often points are looked at that another sweep is solving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepProgress:
+    """How a sweep goes.
+
+    Of ``total`` points ``reused`` were in the store or solved by another sweep, ``solved`` were solved now,
+    of which ``failed`` ended in an error. ``points_per_s`` and ``left_s`` are None until a point is solved.
+    ``last`` is the point just answered.
+    """
+
+    total: int
+    reused: int
+    solved: int
+    failed: int
+    points_per_s: float | None
+    left_s: float | None
+    last: SweepPoint | None = None
+
+    @property
+    def done(self) -> int:
+        """Points with an answer."""
+        return self.reused + self.solved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """How a sweep ended; its answers are in the store. ``unproven`` counts answers that hit a time limit."""
+
+    total: int
+    reused: int
+    solved: int
+    failed: int
+    unproven: int
+    infeasible: int
+    interrupted: bool
+    seconds: float
+
+
+def run_sweep(
+    points: Sequence[SweepPoint],
+    store: str | Path,
+    executor: Executor,
+    *,
+    write_plan: PlanWriter,
+    on_progress: Callable[[SweepProgress], None] | None = None,
+    retry_errors: bool = False,
+    warm_start: bool = True,
+    lease_s: float = LEASE_S,
+) -> SweepResult:
+    """Answer every point that the store doesn't hold yet.
+
+    Parameters
+    ----------
+    points
+        From ``SweepGrid.points``.
+    store
+        Path of the store, created if missing. Other sweeps may use it at the same time.
+    write_plan
+        Turns a plan into plain data to store; importable by name, so that it can be sent to workers.
+    on_progress
+        Called after every answer, in this thread.
+    retry_errors
+        Solve points again whose answer is an error.
+    warm_start
+        Start from the nearest size's layout where the store has one.
+    lease_s
+        How long a claim outlives the last sign of life of a process on another machine.
+
+    Raises
+    ------
+    InputError
+        If the store can't be used or the executor's workers can't be reached. Answers so far are stored. An
+        interrupt ends the sweep cleanly: the result says so.
+    """
+    with SweepStore(store) as opened:
+        sweep = _Sweep(points, opened, on_progress, retry_errors, warm_start, lease_s)
+        with _heartbeat(opened.path, sweep.owner, lease_s):
+            try:
+                return sweep.run(executor, SolveWork(write_plan=write_plan))
+            finally:
+                opened.release(sweep.owner)
+
+
+class _Sweep:
+    """State of one run in the calling thread."""
+
+    def __init__(
+        self,
+        points: Sequence[SweepPoint],
+        store: SweepStore,
+        on_progress: Callable[[SweepProgress], None] | None,
+        retry: bool,
+        warm_start: bool,
+        lease_s: float,
+    ) -> None:
+        self.owner = new_owner()
+        self._points, self._store, self._on_progress = points, store, on_progress
+        self._retry, self._warm, self._lease_s = retry, warm_start, lease_s
+        self._begun = time.perf_counter()
+        self._reused = self._solved = self._failed = self._unproven = self._infeasible = 0
+        self._at_work: dict[str, SweepPoint] = {}
+
+    def run(self, executor: Executor, work: Work) -> SweepResult:
+        """Solve what is open; wait for what other sweeps are solving."""
+        interrupted = False
+        try:
+            answered = self._store.solved_keys(with_errors=not self._retry)
+            self._open = [point for point in self._points if point.key not in answered]
+            self._reused = len(self._points) - len(self._open)
+            self._report(None)
+            while self._open:
+                self._round(executor, work)
+        except KeyboardInterrupt:
+            interrupted = True
+        return SweepResult(
+            total=len(self._points),
+            reused=self._reused,
+            solved=self._solved,
+            failed=self._failed,
+            unproven=self._unproven,
+            infeasible=self._infeasible,
+            interrupted=interrupted,
+            seconds=time.perf_counter() - self._begun,
+        )
+
+    def _round(self, executor: Executor, work: Work) -> None:
+        """Go once over the open points; those that others hold stay open."""
+        taken, self._open = self._open, []
+        tasks = self._tasks(taken)
+        first = next(tasks, None)
+        if first is not None:
+            with closing(executor.run(work, chain([first], tasks))) as outcomes:
+                for outcome in outcomes:
+                    self._keep(outcome)
+        elif self._open:
+            time.sleep(POLL_S)
+            self._drop_answered()
+
+    def _tasks(self, points: Iterable[SweepPoint]) -> Iterator[Task]:
+        """Claim points as workers ask for them."""
+        claim = self._store.claim
+        for point in points:
+            now_s = time.time()
+            if not claim(point.key, self.owner, lease_s=self._lease_s, now_s=now_s, retry=self._retry):
+                self._open.append(point)
+                continue
+            self._at_work[point.key] = point
+            neighbour = self._store.neighbour(point.chain, point.gpus) if self._warm else None
+            yield Task(
+                key=point.key, question=point.question, neighbour=neighbour, cost_model=cost_model_digest()
+            )
+
+    def _drop_answered(self) -> None:
+        """Forget open points that another sweep has answered."""
+        answered = self._store.solved_keys(with_errors=not self._retry)
+        left = [point for point in self._open if point.key not in answered]
+        self._reused += len(self._open) - len(left)
+        self._open = left
+        self._report(None)
+
+    def _keep(self, outcome: Outcome) -> None:
+        point = self._at_work.pop(outcome.key)
+        if not self._store.save(point, outcome, self.owner):
+            self._reused += 1
+        else:
+            status = outcome.columns["status"]
+            self._solved += 1
+            self._failed += outcome.failed
+            self._unproven += status == Status.STOPPED
+            self._infeasible += status == Status.INFEASIBLE
+        self._report(point)
+
+    def _report(self, last: SweepPoint | None) -> None:
+        if self._on_progress is None:
+            return
+        seconds = time.perf_counter() - self._begun
+        rate = self._solved / seconds if self._solved else None
+        left = len(self._points) - self._reused - self._solved
+        self._on_progress(
+            SweepProgress(
+                total=len(self._points),
+                reused=self._reused,
+                solved=self._solved,
+                failed=self._failed,
+                points_per_s=rate,
+                left_s=left / rate if rate else None,
+                last=last,
+            )
+        )
+
+
+@contextmanager
+def _heartbeat(path: Path, owner: str, lease_s: float) -> Iterator[None]:
+    """Renew this sweep's claims from a thread of its own until the block ends."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        with SweepStore(path) as store:
+            while not ended.wait(lease_s / 4):
+                store.renew(owner, lease_s=lease_s, now_s=time.time())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

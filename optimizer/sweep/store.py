@@ -1,0 +1,249 @@
+"""The store of a sweep: one SQLite file, one row per answered point, claims for points being solved.
+
+A point is written in one transaction when it is solved, so a process killed at any moment loses at most what
+it was solving. A claim says who is solving a point and until when; claims of dead processes are taken over:
+several sweeps may share a file without solving a point twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from layoutopt.optimizer.specs.canonical import layout_from_plain
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.sweep.owners import is_dead
+from layoutopt.optimizer.sweep.rows import COLUMNS, ERROR, unpack_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.sweep.points import SweepPoint
+    from layoutopt.optimizer.sweep.rows import Outcome, Row
+
+APPLICATION_ID = 0x4C4F5054
+"""``LOPT`` in the file's header: marks the file as a store of sweeps (SQLite file format, offset 68)."""
+
+SCHEMA_VERSION = 1
+MAGIC = b"SQLite format 3\x00"
+BUSY_S = 60.0
+"""Wait for another process's transaction; each takes milliseconds."""
+
+_SCHEMA = f"""
+CREATE TABLE points ({", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())}) WITHOUT ROWID;
+CREATE INDEX points_by_question ON points (model, family, gpus);
+CREATE INDEX points_by_chain ON points (chain, gpus);
+CREATE TABLE claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, expires_s REAL NOT NULL) WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+_ORDER = "model, family, sequence_length, global_batch, network_gbit_per_s, framework, chain, gpus, key"
+
+
+class SweepStore:
+    """An open store. Use one object per thread; ``close`` it, or use it in a ``with`` statement."""
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        """Open a store, or create it.
+
+        Raises
+        ------
+        InputError
+            If the file is damaged, is no store of sweeps or comes from another version (it is left as it is),
+            if it can't be written, or if it is missing and ``create`` is False.
+        """
+        self.path = Path(path)
+        if not self.path.exists():
+            if not create:
+                raise input_error("no such file", "a store that `layoutopt sweep` wrote", file=str(path))
+            _create(self.path)
+        _check_header(self.path)
+        try:
+            self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._check_content()
+            # A point takes far longer than the disk: wait for it, so that a power cut loses nothing either.
+            self._db.execute("PRAGMA synchronous = FULL")
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _check_content(self) -> None:
+        """Check the pages and the columns; a half-overwritten file shows here."""
+        problem = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+        names = {row["name"] for row in self._db.execute("PRAGMA table_info(points)")}
+        if not set(COLUMNS) <= names:
+            raise sqlite3.DatabaseError("the table of points lacks columns")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run statements as one transaction that holds the write lock from its start."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from None
+
+    def solved_keys(self, *, with_errors: bool = True) -> set[str]:
+        """Return the keys of all answered points, those that failed included or not."""
+        where = "" if with_errors else f" WHERE status != '{ERROR}'"
+        return {row["key"] for row in self._read(f"SELECT key FROM points{where}", ())}
+
+    def claim(self, key: str, owner: str, *, lease_s: float, now_s: float, retry: bool = False) -> bool:
+        """Claim a point for ``lease_s`` seconds; False when it is answered or somebody alive works on it.
+
+        ``retry`` claims a point whose answer is an error. ``now_s`` is seconds since 1970.
+        """
+        with self._transaction() as db:
+            answered = db.execute("SELECT status FROM points WHERE key = ?", (key,)).fetchone()
+            if answered is not None and not (retry and answered["status"] == ERROR):
+                return False
+            held = db.execute("SELECT owner, expires_s FROM claims WHERE key = ?", (key,)).fetchone()
+            if held is not None and held["expires_s"] > now_s and not is_dead(held["owner"]):
+                return False
+            db.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, owner, now_s + lease_s))
+            return True
+
+    def renew(self, owner: str, *, lease_s: float, now_s: float) -> None:
+        """Prolong all claims of ``owner``."""
+        with self._transaction() as db:
+            db.execute("UPDATE claims SET expires_s = ? WHERE owner = ?", (now_s + lease_s, owner))
+
+    def release(self, owner: str, keys: Sequence[str] | None = None) -> None:
+        """Give up claims of ``owner``: the given ones, or all."""
+        with self._transaction() as db:
+            if keys is None:
+                db.execute("DELETE FROM claims WHERE owner = ?", (owner,))
+            else:
+                db.executemany(
+                    "DELETE FROM claims WHERE owner = ? AND key = ?", [(owner, key) for key in keys]
+                )
+
+    def save(self, point: SweepPoint, outcome: Outcome, owner: str) -> bool:
+        """Write an answer and drop the claim on it; False when another sweep answered first."""
+        values = point.columns() | outcome.columns | {"key": point.key, "plan": outcome.plan}
+        values |= {
+            "tiers": json.dumps(values["tiers"]),
+            "solved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        names = [name for name in COLUMNS if name in values]
+        sql = f"INSERT OR IGNORE INTO points ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        with self._transaction() as db:
+            db.execute("DELETE FROM points WHERE key = ? AND status = ?", (point.key, ERROR))
+            written = db.execute(sql, [values[name] for name in names]).rowcount == 1
+            db.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (point.key, owner))
+        return written
+
+    def rows(self, keys: Iterable[str] | None = None) -> Iterator[Row]:
+        """Yield rows without their plans: all, sizes innermost, or those with the given keys in order."""
+        names = ", ".join(name for name in COLUMNS if name != "plan")
+        if keys is None:
+            sql = f"SELECT {names} FROM points ORDER BY {_ORDER}"
+            yield from (_row(row) for row in self._read(sql, ()))
+            return
+        for key in keys:
+            yield from (_row(row) for row in self._read(f"SELECT {names} FROM points WHERE key = ?", (key,)))
+
+    def neighbour(self, chain: str, gpus: int) -> Layout | None:
+        """Return the layout answered at the size nearest to ``gpus`` in a chain, None when there is none."""
+        where = "chain = ? AND step_time_s IS NOT NULL ORDER BY abs(gpus - ?) LIMIT 1"
+        for row in self._read(f"SELECT plan FROM points WHERE {where}", (chain, gpus)):
+            plain = unpack_plan(row["plan"], file=str(self.path))
+            return layout_from_plain(plain["layout"], file=str(self.path)) if plain.get("layout") else None
+        return None
+
+    def plan(self, key: str) -> dict[str, Any] | None:
+        """Return the plain data of a point's plan, None when there is none."""
+        found = list(self._read("SELECT plan FROM points WHERE key = ?", (key,)))
+        if not found or found[0]["plan"] is None:
+            return None
+        return unpack_plan(found[0]["plan"], file=str(self.path))
+
+    def _read(self, sql: str, values: Sequence[object]) -> Iterator[sqlite3.Row]:
+        try:
+            with closing(self._db.execute(sql, values)) as cursor:
+                yield from cursor
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from None
+
+
+def _row(row: sqlite3.Row) -> Row:
+    plain = dict(row)
+    return plain | {"tiers": json.loads(plain["tiers"])}
+
+
+def _create(path: Path) -> None:
+    """Build an empty store beside ``path`` and link it there: the file is whole from its first moment on.
+
+    If another process creates it at the same time, one of the two wins and both use it.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with closing(sqlite3.connect(fresh)) as db:
+            db.executescript(_SCHEMA)
+            db.execute("PRAGMA journal_mode = WAL")
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                fresh.replace(path)
+    except (OSError, sqlite3.Error) as error:
+        raise input_error(
+            f"can't be created ({error})", "a path in a folder you may write to", file=str(path)
+        ) from None
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _check_header(path: Path) -> None:
+    """Refuse what is no store before SQLite touches it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise input_error(f"can't be read ({error.strerror})", "a store of sweeps", file=str(path)) from None
+    if header[:16] != MAGIC or int.from_bytes(header[68:72]) != APPLICATION_ID:
+        what = "is no SQLite file" if header[:16] != MAGIC else "is a SQLite file of another program"
+        raise input_error(f"{what}; it was left as it is", "another --store path", file=str(path))
+    version = int.from_bytes(header[60:64])
+    if version != SCHEMA_VERSION:
+        what = f"has store version {version}, this layoutopt writes {SCHEMA_VERSION}; it was left as it is"
+        raise input_error(what, "another --store path", file=str(path))
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> Exception:
+    text = str(error)
+    if "readonly" in text or "unable to open" in text:
+        return input_error(f"can't be written ({text})", "a store you may write to", file=str(path))
+    if "locked" in text:
+        return input_error(
+            f"stays locked by another process for {BUSY_S:g} s", "try again later", file=str(path)
+        )
+    what = f"is damaged ({text}); it was left as it is"
+    return input_error(what, "a backup, or another --store path", file=str(path))

@@ -1,0 +1,74 @@
+"""Solve one point, wherever it runs; whatever goes wrong becomes an answer with an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.inputs import cost_model_digest
+from layoutopt.optimizer.solve.verify_plan import Status
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.sweep.rows import Outcome, answer_columns, failed_outcome, pack_plan
+from layoutopt.optimizer.sweep.warm_start import warm_start_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.specs.layout import Layout
+
+    ShouldStop = Callable[[], bool]
+    PlanWriter = Callable[[Plan], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One point to solve, small enough to send: its key, its question, and a neighbouring size's layout.
+
+    ``cost_model`` is the digest of the cost model that the key was made with.
+    """
+
+    key: str
+    question: Question
+    neighbour: Layout | None
+    cost_model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveWork:
+    """What every executor calls on every task. ``write_plan`` turns a plan into plain data to store."""
+
+    write_plan: PlanWriter
+
+    def __call__(self, task: Task, should_stop: ShouldStop | None = None) -> Outcome:
+        """Solve a task; never raises for what a task may cause."""
+        try:
+            if cost_model_digest() != task.cost_model:
+                return failed_outcome(task.key, "the worker has another version of the cost model")
+            plan, warm = solve_point(task.question, task.neighbour, should_stop)
+            columns = answer_columns(plan) | {"warm_started": int(warm)}
+            return Outcome(key=task.key, columns=columns, plan=pack_plan(self.write_plan(plan)))
+        except InputError as error:
+            return failed_outcome(task.key, "; ".join(str(problem) for problem in error.problems))
+        except Exception as error:  # one bad point must not end a sweep of thousands
+            return failed_outcome(task.key, f"{type(error).__name__}: {error}")
+
+
+def solve_point(
+    question: Question, neighbour: Layout | None, should_stop: ShouldStop | None = None
+) -> tuple[Plan, bool]:
+    """Solve a question, from a neighbouring size's layout where it helps; tell whether it did.
+
+    A warm start is a step time that some layout reaches. Should the space not hold that layout, nothing may
+    be found below it, and the question is solved without.
+    """
+    upper = warm_start_s(question, neighbour) if neighbour is not None else inf
+    options = replace(question.options, warm_start_s=min(upper, question.options.warm_start_s))
+    plan = solve_layout(question.workload, question.cluster, options, should_stop=should_stop)
+    if plan.layout is None and plan.status is not Status.STOPPED and isfinite(upper):
+        plan = solve_layout(question.workload, question.cluster, question.options, should_stop=should_stop)
+        return plan, False
+    return plan, isfinite(upper)
