@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.activations import layer_activations
+from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, fsdp_layer_s, optimizer_bytes, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
@@ -17,9 +17,10 @@ from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, least_kept_bytes, recompute_members
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
-from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, exposed_hops, in_flight
+from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, schedule_of, transfers_s
+from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
-from layoutopt.optimizer.cost.term_parts import Ends, TermParts, placed, scatter_terms
+from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 from layoutopt.optimizer.topology.mesh import MeshGroups, mesh_groups
@@ -61,6 +62,11 @@ class Units:
     def blocks_of(self, name: str) -> FloatArray:
         """Gather one array of every block kind, (n, K)."""
         return np.stack([getattr(block, name) for block in self.blocks], axis=1)[self.inverse]
+
+    def mean_stage(self, share: FloatArray) -> MeanStage:
+        """Sum up blocks, (n, K) of each kind, into one stage."""
+        names = ("forward_s", "backward_s", "wgrad_s", "hidden_forward_s", "hidden_backward_s")
+        return MeanStage(**{name: (self.blocks_of(name) * share).sum(axis=1) for name in names})
 
     def parts_of(self, name: str) -> dict[str, FloatArray]:
         """Gather one dictionary of arrays of every block kind, (n, K) each."""
@@ -174,54 +180,35 @@ class CostModel:
         self, batch: LayoutBatch, units: Units, dp: DpContext | None, groups: MeshGroups
     ) -> TermParts:
         """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
+        schedule = schedule_of(batch)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
-        forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
         layer_s = units.parts_of("parts_s")
         if dp is not None:
-            layer_s["fsdp"] = np.stack(
-                [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))], axis=1
-            )
+            forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
+            exposed = [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))]
+            layer_s["fsdp"] = np.stack(exposed, axis=1)
         memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
-        mean = self.counts / batch.pp[:, None]
-        stage_f, stage_b = (forward * mean).sum(axis=1), (backward * mean).sum(axis=1)
-        weight = self._bubble_weight(batch, units, mean, stage_f, stage_b)
+        stage = units.mean_stage(self.counts / batch.pp[:, None])
+        weight, lone_s = bubble(batch, stage)
         embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
-        first_s, last_s = placed(_ends(batch), embedding, self._last_parts(units), shared=0.5)
+        # Of a stage with copies, each rank works through its share of the micro-batches.
+        share = 1.0 / schedule.parameter_copies
+        first_s, last_s = placed(embedding, self._last_parts(units), folded=schedule.folded)
+        ranks, chunks = schedule.distinct(batch.pp, batch.vp)
         full = np.array([r.granularity is Granularity.FULL for r in batch.codebook.recomputes])
         return TermParts(
             batch=batch,
-            layer_s=layer_s,
-            recompute_s=units.parts_of("recompute_parts_s"),
-            first_s=first_s,
-            last_s=last_s,
-            fixed_s=self._fixed(batch, dp, groups, held, stage_f, stage_b),
+            ranks=np.asarray(ranks),
+            chunks=np.asarray(chunks),
+            folded=schedule.folded,
+            layer_s=_scaled(layer_s, share),
+            recompute_s=_scaled(units.parts_of("recompute_parts_s"), share),
+            first_s=_scaled(first_s, share),
+            last_s=_scaled(last_s, share),
+            fixed_s=self._fixed(batch, dp, groups, held, stage) | {"bubble": lone_s},
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
             **memory,
-        )
-
-    def _bubble_weight(
-        self, batch: LayoutBatch, units: Units, mean: FloatArray, stage_f: FloatArray, stage_b: FloatArray
-    ) -> FloatArray:
-        """Weight of the other ranks' time, from the mean stage's forward, input-gradient and weight-gradient time.
-
-        Traffic hidden under a paired micro-batch counts whole where a rank works on one micro-batch alone.
-        """
-        wgrad, hidden_f, hidden_b = (
-            (units.blocks_of(name) * mean).sum(axis=1) for name in ("wgrad_s", "hidden_forward_s", "hidden_backward_s")
-        )
-        schedule = batch.codebook.schedules[int(batch.schedule[0])]
-        paired = SCHEDULES[schedule].pairs
-        alone = (hidden_f, hidden_b) if paired else (0.0, 0.0)
-        return bubble_weight(
-            schedule,
-            stage_f + alone[0],
-            stage_b - wgrad + alone[1],
-            wgrad,
-            batch.pp,
-            batch.vp,
-            batch.micro_batches,
-            pair_s=stage_f + stage_b if paired else None,
         )
 
     def _last_parts(self, units: Units) -> dict[str, FloatArray]:
@@ -232,8 +219,14 @@ class CostModel:
         return {part: value[units.inverse] for part, value in parts.items()}
 
     def _memory_context(self, batch: LayoutBatch, units: Units, held: list[RankParameters]) -> MemoryContext:
-        schedule = batch.codebook.schedules[int(batch.schedule[0])]
-        mtp = units.mtp.activation_bytes[units.inverse] if units.mtp else np.zeros(len(batch))
+        schedule = schedule_of(batch)
+        copies, name = schedule.parameter_copies, schedule.schedule
+        flight = in_flight(name, batch.pp, batch.vp, batch.micro_batches)
+        ranks = -(-flight.shape[1] // copies)
+        mtp = np.zeros(len(batch))
+        if units.mtp:
+            each = units.mtp.activation_bytes[units.inverse]
+            mtp = self.model.mtp_layers * each * head_in_flight(name, batch.pp, batch.micro_batches)
         return MemoryContext(
             model=self.model,
             cluster=self.cluster,
@@ -245,9 +238,9 @@ class CostModel:
             transient=units.blocks_of("transient_bytes").max(axis=1),
             head_activation=units.head.activation_bytes[units.inverse],
             mtp_activation=mtp,
-            in_flight=in_flight(schedule, batch.pp, batch.vp, batch.micro_batches),
-            copies=SCHEDULES[schedule].parameter_copies,
-            ends=_ends(batch),
+            in_flight=np.where(np.arange(ranks) < batch.pp[:, None] // copies, flight[:, :ranks] / copies, 0.0),
+            copies=copies,
+            folded=schedule.folded,
             boundary_bytes=self._boundary_bytes(batch),
             ideal=self.ideal,
         )
@@ -263,44 +256,54 @@ class CostModel:
         dp: DpContext | None,
         groups: MeshGroups,
         held: list[RankParameters],
-        stage_f: FloatArray,
-        stage_b: FloatArray,
+        stage: MeanStage,
     ) -> dict[str, FloatArray]:
         """Seconds per step outside the stages: pipeline transfers, data parallelism, optimizer, host."""
-        mean = RankParameters(np.zeros(len(batch)), np.zeros(len(batch)))
+        schedule, zero = schedule_of(batch), np.zeros(len(batch))
+        mean = RankParameters(zero, zero)
         for count, block in zip(self.counts, held, strict=True):
-            mean = mean + block.scaled(count / batch.pp)
-        first, last = MemoryContext.end_parameters(self.model, self.preset, batch)
-        slowest = mean + RankParameters(np.maximum(first.dense, last.dense), last.expert)
-        moved = optimizer_bytes(batch, slowest, *shard_sizes(batch))
+            mean = mean + block.scaled(schedule.parameter_copies * count / batch.pp)
+        first, last = MemoryContext.end_parameters(self.model, self.preset, batch, folded=schedule.folded)
+        if schedule.folded:
+            first, last = first + last, RankParameters(zero, zero)
+        slowest = mean + RankParameters(np.maximum(first.dense, last.dense), np.maximum(first.expert, last.expert))
+        moved = optimizer_bytes(batch, slowest, *shard_sizes(batch, schedule.parameter_copies))
         rates = self.compute_context(batch).rates
         parts = {
-            "pp": self._pipeline_s(batch, groups),
-            "optimizer": np.zeros(len(batch)) if self.ideal else moved / rates.optimizer_bytes_per_s,
+            "pp": zero,
+            "optimizer": zero if self.ideal else moved / rates.optimizer_bytes_per_s,
             "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
         }
+        if not self.ideal:
+            hop = self.topology.p2p_s(self._boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
+            parts["pp"] = transfers_s(batch, hop, overlap=self.preset.pp_overlap)
         if dp is not None:
             blocks = float(self.counts.sum())
-            exposed = step_exposed_s(dp, mean + first, held[-1], stage_f, stage_b, blocks)
-            parts["dp"] = exposed + self._tied_s(batch, groups)
+            exposed = step_exposed_s(dp, mean + first, held[-1], stage.forward_s, stage.backward_s, blocks)
+            parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean)
         return parts
 
-    def _pipeline_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
-        """Exposed sends between stages: in every micro-batch, or in fill and drain where overlap hides the rest."""
-        if self.ideal:
-            return np.zeros(len(batch))
-        hop = self.topology.p2p_s(self._boundary_bytes(batch), groups.pp)
-        schedule = batch.codebook.schedules[int(batch.schedule[0])]
-        overlap = SCHEDULES[schedule].hops_overlap and self.preset.pp_overlap
-        hops = exposed_hops(schedule, batch.pp, batch.vp, batch.micro_batches, overlap=overlap)
-        return np.where(batch.pp > 1, hop * hops * self.constants["pp_exposed"], 0.0)
+    def _between_ranks_s(self, batch: LayoutBatch, groups: MeshGroups, held: RankParameters) -> FloatArray:
+        """Gradients of weights that two ranks of a pipeline hold, added up after the flush.
 
-    def _tied_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
-        """All-reduce of a tied embedding's gradient between first and last rank, after the flush."""
-        if not self.model.tied_embeddings or self.ideal:
-            return np.zeros(len(batch))
-        size = self.preset.grad_bytes * self.model.vocab * self.model.hidden / batch.tp
-        return np.where(batch.pp > 1, self.topology.p2p_s(size, groups.pp), 0.0)
+        The ends of a tied embedding exchange all of it; ranks that hold the same stages exchange what is left after the
+        data-parallel reduction: the shards, or all of it without sharding.
+        """
+        schedule, zero = schedule_of(batch), np.zeros(len(batch))
+        if self.ideal:
+            return zero
+        size = zero
+        if schedule.parameter_copies > 1:
+            dense, expert = shard_sizes(batch)
+            whole = batch.zero == 0
+            size = held.dense / np.where(whole, 1.0, dense) + held.expert / np.where(whole, 1.0, expert)
+        elif self.model.tied_embeddings and not schedule.folded:
+            size = zero + self.model.vocab * self.model.hidden / batch.tp
+        return np.where(batch.pp > 1, self.topology.p2p_s(self.preset.grad_bytes * size, groups.pp), 0.0)
+
+
+def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray]:
+    return parts if factor == 1.0 else {name: factor * value for name, value in parts.items()}
 
 
 def _keys(training: TrainingSpec, rows: LayoutBatch) -> Keys:
@@ -314,14 +317,6 @@ def _homogeneous(batch: LayoutBatch) -> Iterator[tuple[IntArray, LayoutBatch]]:
     for group in range(len(first)):
         rows = np.flatnonzero(inverse == group)
         yield rows, batch.take(rows) if len(first) > 1 else batch
-
-
-def _ends(batch: LayoutBatch) -> Ends:
-    """Tell where the batch's schedule puts embedding and head."""
-    schedule = SCHEDULES[batch.codebook.schedules[int(batch.schedule[0])]]
-    if schedule.v_shape:
-        return Ends.TOGETHER
-    return Ends.MIRRORED if schedule.parameter_copies > 1 else Ends.APART
 
 
 def _order(batch: LayoutBatch, closest: bool) -> str:

@@ -100,14 +100,14 @@ def estimate(cost: CostModel, layout: Layout) -> Estimate:
 def estimate_row(
     cost: CostModel, layout: Layout, batch: LayoutBatch, blocks: IntArray, recomputed: IntArray
 ) -> Estimate:
-    """Price one row with its blocks and recomputed blocks, (pp, K) each."""
+    """Price one row with its blocks and recomputed blocks, (distinct ranks, K) each."""
     ((_, parts),) = cost.parts(batch)
     ranks = _rank_parts(parts, blocks, recomputed)
     rank_time = np.sum(list(ranks.values()), axis=0)
     slowest = int(rank_time.argmax())
     m = int(batch.micro_batches[0])
     breakdown = {name: m * float(ranks[name][slowest]) if name in ranks else 0.0 for name in BREAKDOWN}
-    breakdown["bubble"] = float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
+    breakdown["bubble"] += float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
     for name, value in parts.fixed_s.items():
         breakdown[name] += float(value[0])
     step = fsum(breakdown.values())
@@ -129,11 +129,16 @@ def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dic
     return ranks
 
 
+def _distinct_ranks(distinct: int, pp: int) -> list[int]:
+    """Return which distinct rank each of ``pp`` ranks is: in a pipeline fed from both ends, s and pp - 1 - s are one."""
+    return [rank if rank < distinct else pp - 1 - rank for rank in range(pp)]
+
+
 def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: IntArray) -> MemoryEstimate:
-    """Memory of every rank by component."""
+    """Memory of every rank by component; ranks that hold the same stages look alike."""
     last = len(blocks) - 1
     stages = []
-    for rank in range(len(blocks)):
+    for place, rank in enumerate(_distinct_ranks(len(blocks), int(parts.batch.pp[0]))):
         components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
         components["logits"] = 0.0
         for at, ends in ((0, parts.first_states), (last, parts.last_states)):
@@ -144,7 +149,7 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
         components["activations"] = held * float(parts.in_flight[0, rank])
         components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(recomputed[rank].any())
         components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
-        stages.append(RankMemory(rank=rank, components_bytes=components, total_bytes=fsum(components.values())))
+        stages.append(RankMemory(rank=place, components_bytes=components, total_bytes=fsum(components.values())))
     peak = max(stage.total_bytes for stage in stages)
     reserved = peak if cost.ideal else peak * (1 + cost.preset.allocator_reserve)
     return MemoryEstimate(
@@ -183,7 +188,7 @@ def _rates(
         mfu_full=full * tokens_per_s / peak,
         hfu=(causal + again) * tokens_per_s / peak,
         memory=memory,
-        rank_time_s=tuple(float(value) for value in rank_time),
+        rank_time_s=tuple(float(rank_time[rank]) for rank in _distinct_ranks(len(rank_time), len(memory.stages))),
     )
 
 

@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.parameters import (
     padded_vocab,
 )
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, state_bytes, working_set_bytes
-from layoutopt.optimizer.cost.term_parts import Ends, placed
+from layoutopt.optimizer.cost.term_parts import placed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryContext:
-    """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight."""
+    """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight.
+
+    ``copies`` of every stage are held by as many ranks; ``mtp_activation`` is of all micro-batches in flight.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -44,15 +47,18 @@ class MemoryContext:
     mtp_activation: FloatArray
     in_flight: FloatArray
     copies: int
-    ends: Ends
+    folded: bool
     boundary_bytes: FloatArray
     ideal: bool
 
     @staticmethod
     def end_parameters(
-        model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch
+        model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, *, folded: bool
     ) -> tuple[RankParameters, RankParameters]:
-        """Parameters of the first and the last rank's ends. With pp > 1 tied or MTP stages hold their own embedding."""
+        """Parameters of the model's first and last end.
+
+        Where they are on different ranks, tied or MTP stages hold an embedding of their own.
+        """
         vocab = np.array([padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float)
         rows = vocab[np.searchsorted(np.unique(batch.tp), batch.tp)]
         table = RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
@@ -61,8 +67,8 @@ class MemoryContext:
         last = on_rank(model, head_parameters(model, 0), batch)
         if not model.tied_embeddings:
             last = last + table
-        copies = int(model.tied_embeddings or model.mtp_layers > 0)
-        last = last + table.scaled((batch.pp > 1) * copies)
+        own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
+        last = last + table.scaled((batch.pp > 1) * float(own))
         if model.mtp_layers:
             last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
         return first, last
@@ -70,9 +76,9 @@ class MemoryContext:
 
 def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, Any]:
     """Return the memory fields of ``TermParts``; ``working_set`` False leaves gathered weights out."""
-    states = state_bytes(ctx.preset, ctx.batch)
-    first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch)
-    blocks = [states.of(held.scaled(ctx.copies)) for held in ctx.held]
+    states = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies)
+    first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
+    blocks = [states.of(held) for held in ctx.held]
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
         **_end_bytes(ctx, states.of(first), states.of(last)),
@@ -88,17 +94,10 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
 def _end_bytes(
     ctx: MemoryContext, first: dict[str, FloatArray], last: dict[str, FloatArray]
 ) -> dict[str, dict[str, FloatArray]]:
-    """Bytes of the ends on rank 0 and rank p - 1: states, logits, MTP activations, scratch gradient of the head."""
-    last = last | {"logits": ctx.head_activation + _mtp_bytes(ctx) + _head_gradient_bytes(ctx)}
-    first, last = placed(ctx.ends, first, last, shared=1.0)
+    """Bytes of the ends on the ranks that hold them: states, logits, MTP activations, scratch gradient of the head."""
+    last = last | {"logits": ctx.head_activation + ctx.mtp_activation + _head_gradient_bytes(ctx)}
+    first, last = placed(first, last, folded=ctx.folded)
     return {"first_states": first, "last_states": last}
-
-
-def _mtp_bytes(ctx: MemoryContext) -> FloatArray:
-    """Activations of the MTP layers, in flight as on the rank that holds the head."""
-    rank = np.zeros_like(ctx.batch.pp) if ctx.ends is Ends.TOGETHER else ctx.batch.pp - 1
-    last = np.take_along_axis(ctx.in_flight, rank[:, None], axis=1)[:, 0]
-    return ctx.model.mtp_layers * ctx.mtp_activation * last
 
 
 def _head_gradient_bytes(ctx: MemoryContext) -> FloatArray:

@@ -5,8 +5,8 @@ A schedule is one entry of ``SCHEDULES``. The step of any of them has the shape 
     step = m * max_s T_s + bubble_weight * (sum_s T_s - max_s T_s) + rest,
 
 with T_s the time of rank s for one micro-batch: forward and backward of all its chunks or, in schedules that
-run a forward and a backward together, of such a pair. ``bubble_weight`` makes the formula exact for even
-stages. For 1F1B, weight 1, it is an upper bound however uneven the stages, as long as one rank has both the
+run a forward and a backward together, of such a pair. Ranks that hold the same stages (DualPipe's s and
+p-1-s) count once. ``bubble_weight`` makes the formula exact for even stages. For 1F1B, weight 1, it is an upper bound however uneven the stages, as long as one rank has both the
 slowest forward and the slowest backward. Unit times below belong to one rank and one micro-batch: forward,
 backward for the inputs (dgrad) and backward for the weights (wgrad), in seconds.
 Activations are counted in micro-batches of a whole rank, of which a chunk is 1/vp. With p ranks and m
@@ -87,6 +87,15 @@ class ScheduleModel:
     pairs: bool = False
     source: str
 
+    @property
+    def folded(self) -> bool:
+        """Whether stages run to the last distinct rank and back, so that the first one holds both ends."""
+        return self.v_shape or self.parameter_copies > 1
+
+    def distinct(self, pp: IntArray | int, vp: IntArray | int) -> tuple[IntArray | int, IntArray | int]:
+        """Return how many ranks hold different stages, and how many virtual stages each of them holds."""
+        return pp // self.parameter_copies, vp * self.parameter_copies
+
 
 def in_flight(
     schedule: Schedule,
@@ -124,21 +133,47 @@ def bubble_weight(
     pair_s: FloatArray | None = None,
     group: IntArray | None = None,
 ) -> FloatArray:
-    """Return bubble / ((pp-1) * time of a rank), (n,): how much of the other ranks' time is in the step; 0 if
-    pp is 1.
+    """Return how much of the other distinct ranks' time is in the step, (n,); 0 where there are none.
 
+    Bubble / ((distinct ranks - 1) * time of a rank).
     Times are seconds of one micro-batch on the mean rank, all its chunks together, (n,). ``pair_s`` is the
     time of a forward and a whole backward run together (default: their sum); only schedules with ``pairs``
     use it. The weight is below m, and at most 1 unless pairs hide much (from about 30% of their time on).
     """
+    times, model = _unit_times(forward_s, dgrad_s, wgrad_s, pair_s), SCHEDULES[schedule]
+    bubble = model.bubble_s(_pipelines(pp, vp, micro_batches, group), times)
+    ranks = pp // model.parameter_copies
+    others = np.maximum(ranks - 1, 1) * (times.pair_s if model.pairs else times.apart_s)
+    return np.where(ranks > 1, np.divide(bubble, others, out=np.zeros_like(bubble), where=others > 0), 0.0)
+
+
+def lone_bubble_s(
+    schedule: Schedule,
+    forward_s: FloatArray,
+    dgrad_s: FloatArray,
+    wgrad_s: FloatArray,
+    pp: IntArray,
+    vp: IntArray,
+    micro_batches: IntArray,
+    *,
+    pair_s: FloatArray | None = None,
+) -> FloatArray:
+    """Return the bubble in seconds, (n,), where all ranks hold the same stages (DualPipe with pp 2), else 0."""
+    model = SCHEDULES[schedule]
+    alone = (pp > 1) & (pp == model.parameter_copies)
+    if not alone.any():
+        return np.zeros(len(pp))
+    times = _unit_times(forward_s, dgrad_s, wgrad_s, pair_s)
+    return np.where(alone, model.bubble_s(_pipelines(pp, vp, micro_batches, None), times), 0.0)
+
+
+def _unit_times(
+    forward_s: FloatArray, dgrad_s: FloatArray, wgrad_s: FloatArray, pair_s: FloatArray | None
+) -> UnitTimes:
     apart = forward_s + dgrad_s + wgrad_s
-    times = UnitTimes(
+    return UnitTimes(
         forward_s=forward_s, dgrad_s=dgrad_s, wgrad_s=wgrad_s, pair_s=apart if pair_s is None else pair_s
     )
-    model = SCHEDULES[schedule]
-    bubble = model.bubble_s(_pipelines(pp, vp, micro_batches, group), times)
-    others = np.maximum(pp - 1, 1) * (times.pair_s if model.pairs else apart)
-    return np.where(pp > 1, np.divide(bubble, others, out=np.zeros_like(bubble), where=others > 0), 0.0)
 
 
 def exposed_hops(
@@ -165,6 +200,27 @@ def rank_of_stage(schedule: Schedule, pp: int, stage: int) -> tuple[int, int]:
     """Return (rank, chunk) of a virtual stage in the model's order."""
     chunk, place = divmod(stage, pp)
     return (pp - 1 - place if SCHEDULES[schedule].v_shape and chunk else place), chunk
+
+
+def distinct_rank_of_entry(schedule: Schedule, pp: int, vp: int) -> IntArray:
+    """Return the distinct rank, (pp*vp,), of every entry ``chunk*pp + rank`` of a layout's stage list."""
+    entry = np.arange(pp * vp)
+    if SCHEDULES[schedule].parameter_copies > 1:
+        return np.minimum(entry, pp - 1 - entry)
+    return entry % pp
+
+
+def head_in_flight(schedule: Schedule, pp: IntArray, micro_batches: IntArray) -> FloatArray:
+    """Return the micro-batches that the model's last virtual stage holds at once, (n,).
+
+    Its backward follows its forward at once, except in GPipe, which runs all forwards first, and in ZB-H1,
+    which delays the weight gradients of every rank until as many as ranks wait.
+    """
+    if schedule is Schedule.GPIPE:
+        return micro_batches.astype(np.float64)
+    if schedule is Schedule.ZB_H1:
+        return np.minimum(micro_batches, pp).astype(np.float64)
+    return np.ones(len(pp))
 
 
 def default_group(pp: IntArray, micro_batches: IntArray) -> IntArray:

@@ -1,4 +1,4 @@
-"""From a layout's list of virtual stages to block counts per rank and kind."""
+"""From a layout's list of virtual stages to block counts per distinct rank and kind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.schedules import distinct_rank_of_entry
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def rank_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
-    """Return (blocks, recomputed blocks), each (pp, K), summed over a rank's chunks.
+    """Return (blocks, recomputed blocks), each (distinct ranks, K), summed over a rank's virtual stages.
 
     Raises InputError when a stage cuts a block or names an unknown kind.
     """
     sizes = {run.name: len(run.block) for run in model.runs}
     names = list(sizes)
-    blocks = np.zeros((layout.pp, len(names)), dtype=np.int64)
+    ranks = distinct_rank_of_entry(layout.schedule, layout.pp, layout.vp)
+    blocks = np.zeros((int(ranks.max()) + 1, len(names)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
-    for index, stage in enumerate(layout.stages):
-        rank = index % layout.pp
+    for index, (rank, stage) in enumerate(zip(ranks.tolist(), layout.stages, strict=True)):
         for name, layers in stage_kinds(stage, names).items():
             blocks[rank, names.index(name)] += _whole(layers, sizes, name, index)
         for name, layers in recomputed_kinds(stage, names).items():

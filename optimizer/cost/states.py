@@ -71,15 +71,20 @@ def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
     return (batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp
 
 
-def shard_sizes(batch: LayoutBatch) -> tuple[FloatArray, FloatArray]:
-    """Ranks that share one copy of sharded state: dense and expert."""
-    dense = np.where(batch.hsdp_shard > 0, batch.hsdp_shard, batch.dp * batch.cp).astype(np.float64)
+def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatArray]:
+    """Ranks that share one copy of sharded state: dense and expert.
+
+    Where ``copies`` ranks of a pipeline hold the same stages, they share it too.
+    """
+    whole = batch.dp * batch.cp
+    sharers = np.where((whole > 1) & (batch.hsdp_shard == 0), copies * whole, whole)
+    dense = np.where(batch.hsdp_shard > 0, batch.hsdp_shard, sharers).astype(np.float64)
     expert = np.maximum(dense * batch.tp / (batch.ep * batch.etp), 1.0)
     return dense, expert
 
 
-def state_bytes(preset: FrameworkPreset, batch: LayoutBatch) -> StateBytes:
-    """Bytes per parameter of every row's ZeRO stage.
+def state_bytes(preset: FrameworkPreset, batch: LayoutBatch, *, copies: int = 1) -> StateBytes:
+    """Bytes per parameter of every row's ZeRO stage; see ``shard_sizes`` for ``copies``.
 
     Frameworks without a separate master copy (``master_bytes`` 0) hold the weights themselves at
     ``fsdp_weight_bytes`` and gather 16-bit copies of them.
@@ -90,7 +95,7 @@ def state_bytes(preset: FrameworkPreset, batch: LayoutBatch) -> StateBytes:
     grads = preset.grad_bytes
     split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
     whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, preset.weight_bytes, 0.0))
-    dense, expert = shard_sizes(batch)
+    dense, expert = shard_sizes(batch, copies)
     return StateBytes(
         whole={
             "weights": whole_weights,

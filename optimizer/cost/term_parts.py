@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,37 +26,25 @@ def total(parts: Named, like: FloatArray) -> FloatArray:
     return result
 
 
-class Ends(StrEnum):
-    """Where a schedule puts embedding and head: on the two end ranks, both on rank 0, or both on both end ranks."""
-
-    APART = "apart"
-    TOGETHER = "together"
-    MIRRORED = "mirrored"
-
-
-def placed(ends: Ends, first: Named, last: Named, *, shared: float) -> tuple[Named, Named]:
-    """Return what rank 0 and rank p - 1 carry of the model's first and last end.
-
-    ``shared`` is the part of both ends that each end rank of a mirrored schedule carries: half the
-    micro-batches' time, all of the bytes.
-    """
-    if ends is Ends.APART:
+def placed(first: Named, last: Named, *, folded: bool) -> tuple[Named, Named]:
+    """Return what the first and the last distinct rank carry of the model's two ends."""
+    if not folded:
         return first, last
-    both = {name: first.get(name, 0.0) + last.get(name, 0.0) for name in {**first, **last}}
-    if ends is Ends.TOGETHER:
-        return both, {}
-    part = {name: shared * value for name, value in both.items()}
-    return part, part
+    return {name: first.get(name, 0.0) + last.get(name, 0.0) for name in {**first, **last}}, {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermParts:
     """Named components, each array (n, K) in ``layer_*`` and ``recompute_s`` and (n,) elsewhere. Seconds, bytes.
 
-    ``first_*`` and ``last_*`` are what rank 0 and rank p - 1 carry.
+    ``first_*`` and ``last_*`` are what the first and the last distinct rank carry. ``ranks``, ``chunks`` and ``folded``
+    are those of ``StageTerms``.
     """
 
     batch: LayoutBatch
+    ranks: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    folded: bool
     layer_s: Named
     recompute_s: Named
     first_s: Named
@@ -89,8 +76,9 @@ class TermParts:
         """Sum the components."""
         rows, blocks = self.bubble_weight, self.layer_activation_bytes
         return StageTerms(
-            pp=self.batch.pp,
-            vp=self.batch.vp,
+            pp=self.ranks,
+            vp=self.chunks,
+            folded=np.full(len(rows), self.folded),
             micro_batches=self.batch.micro_batches,
             layer_s=total(self.layer_s, blocks),
             recompute_s=total(self.recompute_s, blocks),

@@ -13,6 +13,7 @@ but for one maximum over ranks:
     fits   : mem_s <= capacity_bytes
 
 with n_sk blocks of kind k on rank s, r_sk <= n_sk of them fully recomputed, p ranks and m micro-batches.
+Ranks are distinct ones: those that hold the same stages, as DualPipe's s and pp - 1 - s, count once.
 The bound, the CP-SAT model, the verification and ``evaluate`` all read these terms; none has a formula of its own.
 """
 
@@ -34,15 +35,19 @@ if TYPE_CHECKING:
 class StageTerms:
     """Terms of ``n`` layouts with ``K`` block kinds (the model's runs, in order).
 
+    ``pp`` counts distinct ranks and ``vp`` the virtual stages on each. Virtual stage j is on rank j mod pp; where
+    ``folded``, vp is 2 and the second ones run back: stages s and 2*pp - 1 - s are on rank s.
     Shapes: (n,) or (n, K); ``in_flight`` is (n, P) with P the largest pp, in micro-batches held at once
-    by rank s (a fraction counts chunks), 0 beyond a row's own pp. Seconds and bytes. ``first`` and ``last`` add up on one rank
-    when pp is 1. ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
+    by rank s (a fraction counts chunks), 0 beyond a row's own pp. Seconds and bytes. ``first`` and ``last`` are the ends on
+    the first and the last rank; they add up when pp is 1, and ``first`` is both where the stages are folded.
+    ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
     ``bubble_weight`` is at least 0 and below ``micro_batches`` (1 for 1F1B; above 1 where
     paired micro-batches hide much traffic that fill and drain expose).
     """
 
     pp: IntArray
     vp: IntArray
+    folded: NDArray[np.bool_]
     micro_batches: IntArray
     layer_s: FloatArray
     recompute_s: FloatArray

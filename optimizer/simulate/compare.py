@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, exposed_hops, in_flight
+from layoutopt.optimizer.cost.schedules import (
+    SCHEDULES,
+    bubble_weight,
+    exposed_hops,
+    in_flight,
+    lone_bubble_s,
+)
 from layoutopt.optimizer.simulate.engine import by_position, by_rank, simulate, stage_times
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -161,10 +167,11 @@ def _sizes(pipeline: Pipeline) -> tuple[IntArray, IntArray, IntArray]:
 def _analytic_makespan(pipeline: Pipeline, work: StageWork) -> float:
     forward, dgrad, wgrad, pair = (times.mean(keepdims=True) for times in _unit_times(pipeline, work))
     group = np.array([pipeline.group_size])
-    sizes = _sizes(pipeline)
-    weight = bubble_weight(pipeline.schedule, forward, dgrad, wgrad, *sizes, pair_s=pair, group=group)
-    time_s = rank_times(pipeline, work)
-    return float(pipeline.micro_batches * time_s.max() + weight[0] * (time_s.sum() - time_s.max()))
+    times = (pipeline.schedule, forward, dgrad, wgrad, *_sizes(pipeline))
+    weight, lone_s = bubble_weight(*times, pair_s=pair, group=group), lone_bubble_s(*times, pair_s=pair)
+    time_s = rank_times(pipeline, work)[: pipeline.pp // SCHEDULES[pipeline.schedule].parameter_copies]
+    waiting = weight[0] * (time_s.sum() - time_s.max())
+    return float(pipeline.micro_batches * time_s.max() + waiting + lone_s[0])
 
 
 def _analytic_hops(pipeline: Pipeline, work: StageWork) -> float:

@@ -59,6 +59,7 @@ class SyntheticModel:
     flops_per_s: float
     nvlink_bytes_per_s: float
     network_bytes_per_s: float
+    longest_cp: int = 16
 
 
 def dense_405b(gpus: int = 16384, global_batch: int = 2048, memory_bytes: float = 76e9) -> SyntheticModel:
@@ -88,7 +89,7 @@ def degree_table(model: SyntheticModel) -> LayoutBatch:
     """Enumerate the degrees of a model: divisors of the GPUs, whole micro-batches, m a multiple of pp."""
     blocks, rows = sum(model.blocks), []
     for tp in _divisors(model.gpus, model.node):
-        for cp in _divisors(model.gpus // tp, 16):
+        for cp in _divisors(model.gpus // tp, model.longest_cp):
             for pp in _divisors(model.gpus // (tp * cp), min(blocks, 64)):
                 dp = model.gpus // (tp * cp * pp)
                 for size in (1, 2, 4, 8, 16):
@@ -176,6 +177,7 @@ class SyntheticSource:
         return StageTerms(
             pp=batch.pp,
             vp=batch.vp,
+            folded=np.zeros(len(batch), dtype=bool),
             micro_batches=batch.micro_batches,
             layer_s=layer,
             recompute_s=forward + exchange / 2,

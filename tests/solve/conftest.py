@@ -92,6 +92,7 @@ class RandomSpace:
         return StageTerms(
             pp=batch.pp,
             vp=batch.vp,
+            folded=np.zeros(len(batch), dtype=bool),
             micro_batches=batch.micro_batches,
             layer_s=each(0.5, 1.5, 0),
             recompute_s=each(0.1, 0.4, 10),

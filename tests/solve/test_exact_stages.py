@@ -26,6 +26,7 @@ def make_terms(**changes: object) -> StageTerms:
     values: dict[str, object] = {
         "pp": 2,
         "vp": 1,
+        "folded": False,
         "micro_batches": 8,
         "layer_s": [1.0],
         "recompute_s": [0.25],

@@ -1,0 +1,60 @@
+"""What the pipeline adds to a step: waiting in the bubble and exposed transfers, for rows of one schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, exposed_hops, lone_bubble_s
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.schedules import ScheduleModel
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanStage:
+    """Seconds of one micro-batch on an equal share of all blocks, (n,) each.
+
+    ``backward_s`` contains ``wgrad_s``; ``hidden_*`` is traffic that only the compute of a paired micro-batch hides.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    wgrad_s: FloatArray
+    hidden_forward_s: FloatArray
+    hidden_backward_s: FloatArray
+
+
+def schedule_of(batch: LayoutBatch) -> ScheduleModel:
+    """Return the schedule of a batch whose rows share one."""
+    return SCHEDULES[batch.codebook.schedules[int(batch.schedule[0])]]
+
+
+def bubble(batch: LayoutBatch, stage: MeanStage) -> tuple[FloatArray, FloatArray]:
+    """Return the weight of the other ranks' time, and the seconds of the bubble where there are no other ranks.
+
+    Traffic hidden under a paired micro-batch counts whole where a rank works on one micro-batch alone.
+    """
+    model = schedule_of(batch)
+    forward, dgrad, pair = stage.forward_s, stage.backward_s - stage.wgrad_s, None
+    if model.pairs:
+        pair = stage.forward_s + stage.backward_s
+        forward, dgrad = forward + stage.hidden_forward_s, dgrad + stage.hidden_backward_s
+    times = (model.schedule, forward, dgrad, stage.wgrad_s, batch.pp, batch.vp, batch.micro_batches)
+    return bubble_weight(*times, pair_s=pair), lone_bubble_s(*times, pair_s=pair)
+
+
+def transfers_s(batch: LayoutBatch, hop_s: FloatArray, *, overlap: bool) -> FloatArray:
+    """Exposed sends between stages: in every micro-batch, or in fill and drain where overlap hides the rest."""
+    model = schedule_of(batch)
+    hops = exposed_hops(
+        model.schedule, batch.pp, batch.vp, batch.micro_batches, overlap=overlap and model.hops_overlap
+    )
+    return np.where(batch.pp > 1, hop_s * hops, 0.0)
