@@ -11,6 +11,7 @@ from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.plan import Infeasibility
 from layoutopt.optimizer.specs.cluster import NetworkLevel
+from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
@@ -109,6 +110,9 @@ def _fits(question: Question, gpus: int) -> bool:
 
 def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """Return the same fabric with another number of GPUs: inner levels keep their size, the outermost spans all."""
+    if not cluster.levels:
+        network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
+        return replace(cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None)
     levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
     outer = cluster.levels[len(levels)] if len(levels) < len(cluster.levels) else cluster.levels[-1]
     levels.append(
