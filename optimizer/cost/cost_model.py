@@ -22,8 +22,7 @@ from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
-from layoutopt.optimizer.topology.groups import Digit, GroupBatch
-from layoutopt.optimizer.topology.mesh import MeshGroups, mesh_groups
+from layoutopt.optimizer.topology.mesh import MeshGroups, closest_groups, mesh_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -327,29 +326,11 @@ def _order(batch: LayoutBatch, closest: bool) -> str:
 def _groups(order: str, batch: LayoutBatch) -> MeshGroups:
     """Return the process groups of a batch under one mesh order; the empty order gives every group stride 1."""
     if not order:
-        return _innermost_groups(batch)
+        return closest_groups(
+            tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
+        )
     return mesh_groups(
         order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
-    )
-
-
-def _innermost_groups(batch: LayoutBatch) -> MeshGroups:
-    """Return groups whose members are neighbours: no mesh order brings an axis closer together."""
-    ranks, one = batch.tp * batch.cp * batch.dp * batch.pp, np.ones_like(batch.tp)
-
-    def close(size: IntArray) -> GroupBatch:
-        return GroupBatch(digits=(Digit(size, one),), ranks=ranks)
-
-    stage = batch.tp * batch.cp * batch.dp
-    return MeshGroups(
-        tp=close(batch.tp),
-        cp=close(batch.cp),
-        dp=close(batch.dp),
-        dp_cp=close(batch.dp * batch.cp),
-        pp=close(batch.pp),
-        ep=close(batch.ep),
-        etp=close(batch.etp),
-        edp=close(np.maximum(stage // (batch.ep * batch.etp), 1)),
     )
 
 
