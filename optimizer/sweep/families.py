@@ -67,13 +67,6 @@ def _resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     if cluster.graph is not None:
         what = f"{cluster.name} is an explicit graph of {cluster.gpu_count} GPUs"
         raise input_error(what, "a cluster described by levels, or GPUNAMExN, to vary its size", key="gpus")
-    if gpus > cluster.gpus_per_node and not cluster.levels:
-        what = f"{cluster.name} names no network above its node, which {gpus} GPUs need"
-        raise input_error(
-            what, f"levels in the cluster file, or at most {cluster.gpus_per_node} GPUs", key="gpus"
-        )
-    if not cluster.levels:
-        return replace(cluster, gpu_count=gpus)
     return resized(cluster, gpus)
 
 

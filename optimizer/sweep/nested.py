@@ -19,8 +19,8 @@ def best_within(rows: Iterable[Row]) -> list[Row]:
     """Add to every row the best answer among the sizes that lie inside its cluster, its own included.
 
     A layout of N GPUs runs on the first N of a larger cluster at the same speed when those are linked as the
-    smaller cluster is: every smaller size of one chain whose tiers nest. ``nested_step_time_s`` therefore
-    never rises with ``gpus`` along a chain of nested sizes. Both columns are None where no size has an answer.
+    smaller cluster is: every smaller size of one chain whose tiers nest. So ``nested_step_time_s`` never
+    rises with ``gpus`` along a chain of nested sizes. Both columns are None where no size has an answer.
     """
     listed = list(rows)
     chains: dict[str, list[Row]] = {}

@@ -170,7 +170,7 @@ class SweepStore:
 
     def neighbour(self, chain: str, gpus: int) -> Layout | None:
         """Return the layout answered at the size nearest to ``gpus`` in a chain, None when there is none."""
-        where = "chain = ? AND step_time_s IS NOT NULL ORDER BY abs(gpus - ?) LIMIT 1"
+        where = "chain = ? AND step_time_s > 0 AND plan NOTNULL ORDER BY abs(gpus - ?) LIMIT 1"
         for row in self._read(f"SELECT plan FROM points WHERE {where}", (chain, gpus)):
             plain = unpack_plan(row["plan"], file=str(self.path))
             return layout_from_plain(plain["layout"], file=str(self.path)) if plain.get("layout") else None

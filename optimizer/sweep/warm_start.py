@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SLACK = 1e-3
 """Relative distance kept from the priced step time. CP-SAT took up to 40 times longer with a limit within
-1e-6 of the optimum (llama3-70b on 512 to 2,048 H100), where it has to tell apart layouts that hardly differ."""
+1e-6 of the optimum (llama3-70b on 512 to 2,048 H100), where it tells apart layouts that hardly differ."""
 
 GROWN_AXES = ("dp", "cp", "tp")
 """Axes over which more GPUs may be spread without touching the stages."""
