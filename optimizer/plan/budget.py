@@ -47,14 +47,19 @@ def training_budget(
 ) -> Budget:
     """Total a phase up from its step time; raises InputError when the workload names no token count."""
     if not training.total_tokens:
-        raise input_error("a training plan needs the number of tokens", "training.total_tokens, e.g. 15.6e12", key="training")
+        raise input_error(
+            "a training plan needs the number of tokens",
+            "training.total_tokens, e.g. 15.6e12",
+            key="training",
+        )
     steps = training.total_tokens / training.tokens_per_step
     seconds = steps * step_time_s
     gpu_hours = seconds * gpus / 3600
     return Budget(
         tokens=training.total_tokens,
         steps=steps,
-        total_flops=model_flops_per_token(model, training.sequence_length, causal=False) * training.total_tokens,
+        total_flops=model_flops_per_token(model, training.sequence_length, causal=False)
+        * training.total_tokens,
         days=seconds / DAY_S,
         days_low=seconds * (1 - relative_error) / DAY_S,
         days_high=seconds * (1 + relative_error) / DAY_S,

@@ -42,11 +42,17 @@ def simulate_runs(
     """
     rng = np.random.default_rng(seed)
     full, rest = divmod(work_s, interval_s)
-    lengths = [(interval_s + checkpoint_s, int(full))] + ([(rest + checkpoint_s, 1)] if rest > 1e-9 * interval_s else [])
+    lengths = [(interval_s + checkpoint_s, int(full))] + (
+        [(rest + checkpoint_s, 1)] if rest > 1e-9 * interval_s else []
+    )
     wall, failures = np.zeros(runs), np.zeros(runs)
     for length, count in lengths:
         failed = _failed_attempts(rng, length, mtbf_s, count, runs)
-        wall += count * length + _lost_s(rng, failed, length, mtbf_s) + _restarts_s(rng, failed, restart_s, mtbf_s)
+        wall += (
+            count * length
+            + _lost_s(rng, failed, length, mtbf_s)
+            + _restarts_s(rng, failed, restart_s, mtbf_s)
+        )
         failures += failed
     p10, p50, p90 = np.quantile(wall, (0.1, 0.5, 0.9))
     return RunQuantiles(
@@ -58,7 +64,9 @@ def simulate_runs(
     )
 
 
-def _failed_attempts(rng: np.random.Generator, length_s: float, mtbf_s: float, count: int, runs: int) -> FloatArray:
+def _failed_attempts(
+    rng: np.random.Generator, length_s: float, mtbf_s: float, count: int, runs: int
+) -> FloatArray:
     """Failed attempts over ``count`` segments: a negative binomial with success chance exp(-length/MTBF)."""
     if count == 0:
         return np.zeros(runs)

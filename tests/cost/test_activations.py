@@ -50,7 +50,9 @@ def keys(ctx: ComputeContext, *, tp: int = 1, cp: int = 1, micro_batch: int = 1,
     return make_keys(ctx.training, **{name: np.array([float(value)]) for name, value in values.items()})
 
 
-def decoder(hidden: int, heads: int, kv_heads: int, ffn: int, *, head_dim: int = 128, gated: bool = True) -> ModelSpec:
+def decoder(
+    hidden: int, heads: int, kv_heads: int, ffn: int, *, head_dim: int = 128, gated: bool = True
+) -> ModelSpec:
     """Build a one-layer dense decoder."""
     run = Run(name="dense", block=(LayerShape(ffn=ffn),), count=1)
     sizes = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -84,7 +86,9 @@ def test_old_stack_gives_korthikanti_table_2() -> None:
 
 def test_deepseek_layer_matches_the_published_tensor_list() -> None:
     """DeepSeek-V3 at 4096 tokens: attention 201,344 B, MLP input 28,672 B, shared 12,288 B, routed 213,056 B per token."""
-    mla = MlaSpec(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    mla = MlaSpec(
+        q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
     run = Run(name="moe", block=(LayerShape(mlp=Mlp.MOE),), count=1)
     moe = MoeSpec(experts=256, top_k=8, ffn=2048, shared_ffn=2048)
     sizes = {"hidden": 7168, "heads": 128, "kv_heads": 128, "head_dim": 128, "vocab": 129280}
@@ -106,7 +110,9 @@ def test_tensor_parallelism_divides_activations_evenly_with_sequence_parallelism
     """Every kept tensor is sharded when sp is on."""
     model = decoder(8192, 64, 8, 28672)
     ctx = context(model)
-    one, eight = (layer_activations(ctx, keys(ctx, tp=t), model.runs[0].block[0]).kept_bytes[0] for t in (1, 8))
+    one, eight = (
+        layer_activations(ctx, keys(ctx, tp=t), model.runs[0].block[0]).kept_bytes[0] for t in (1, 8)
+    )
     assert eight == pytest.approx(one / 8)
 
 
@@ -123,7 +129,9 @@ def test_attention_speed_grows_with_length_and_heads() -> None:
     """FLOP/s rise with sequence length and with filled query tiles."""
     rates = context(decoder(8192, 64, 8, 28672)).rates
     lengths = np.array([512.0, 2048.0, 16384.0])
-    speed = 1e12 / attention_s(rates, np.full(3, 1e12), tiles=np.full(3, 4096.0), length=lengths, head_dim=128)
+    speed = 1e12 / attention_s(
+        rates, np.full(3, 1e12), tiles=np.full(3, 4096.0), length=lengths, head_dim=128
+    )
     assert (np.diff(speed) > 0).all()
     few = attention_s(rates, np.full(1, 1e12), tiles=np.array([16.0]), length=lengths[2:], head_dim=128)
     assert few[0] > 1e12 / speed[2]

@@ -13,7 +13,9 @@ from layoutopt.optimizer.cost.parameters import (
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm, Run
 
 
-def dense(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, **options: object) -> ModelSpec:
+def dense(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, **options: object
+) -> ModelSpec:
     """Build a dense decoder with head dimension 128."""
     run = Run(name="dense", block=(LayerShape(ffn=ffn),), count=layers)
     shape = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "vocab": vocab, "head_dim": 128}
@@ -35,7 +37,9 @@ DEEPSEEK_V3 = ModelSpec(
         Run(name="moe", block=(LayerShape(mlp=Mlp.MOE),), count=58),
     ),
     moe=MoeSpec(experts=256, top_k=8, ffn=2048, shared_ffn=2048, router_bias=True),
-    mla=MlaSpec(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+    mla=MlaSpec(
+        q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    ),
     mtp_layers=1,
 )
 

@@ -61,14 +61,25 @@ CLUSTER = ClusterSpec(
 )
 
 
-def price(*, tp: int = 8, pp: int = 1, vp: int = 1, cp: int = 1, zero: int = 1, seq: int = SEQUENCE, batch: int = BATCH) -> Estimate:
+def price(
+    *,
+    tp: int = 8,
+    pp: int = 1,
+    vp: int = 1,
+    cp: int = 1,
+    zero: int = 1,
+    seq: int = SEQUENCE,
+    batch: int = BATCH,
+) -> Estimate:
     """Price an even layout of the worked plan under the simple model."""
     training = TrainingSpec(sequence_length=seq, global_batch=batch, precision=Precision.BF16)
     cost = build_cost_model(LLAMA3_70B, training, CLUSTER, kind=CostKind.SIMPLE)
     dp = GPUS // (tp * pp * cp)
     count = pp * vp
     stages = tuple(
-        VirtualStage(rank=i % pp, chunk=i // pp, layers=LAYERS // count, embedding=i == 0, head=i == count - 1)
+        VirtualStage(
+            rank=i % pp, chunk=i // pp, layers=LAYERS // count, embedding=i == 0, head=i == count - 1
+        )
         for i in range(count)
     )
     schedule = Schedule.NONE if pp == 1 else Schedule.ONE_F_ONE_B if vp == 1 else Schedule.INTERLEAVED
@@ -81,16 +92,16 @@ def price(*, tp: int = 8, pp: int = 1, vp: int = 1, cp: int = 1, zero: int = 1, 
 
 def test_row_1_recomputation_costs_a_third() -> None:
     """A fourth forward-sized pass over three: +33%, throughput x0.75."""
-    assert 4 / 3 - 1 == pytest.approx(0.3333, abs=1e-4)
+    assert pytest.approx(0.3333, abs=1e-4) == 4 / 3 - 1
     assert 3 / 4 == 0.75
 
 
 def test_rows_2_and_3_flops_per_token() -> None:
     """6N + 12*L*d*T = 4.88e11, with recomputation 8N + 16*L*d*T = 6.51e11; the model's own count agrees."""
-    assert 6 * N == pytest.approx(4.2360e11)
-    assert 12 * LAYERS * HIDDEN * SEQUENCE == pytest.approx(6.4425e10, rel=1e-4)
+    assert pytest.approx(4.2360e11) == 6 * N
+    assert pytest.approx(6.4425e10, rel=1e-4) == 12 * LAYERS * HIDDEN * SEQUENCE
     assert pytest.approx(4.88024e11, rel=1e-5) == FLOPS_PER_TOKEN
-    assert 8 * N + 16 * LAYERS * HIDDEN * SEQUENCE == pytest.approx(6.50699e11, rel=1e-5)
+    assert pytest.approx(6.50699e11, rel=1e-5) == 8 * N + 16 * LAYERS * HIDDEN * SEQUENCE
     own = model_flops_per_token(LLAMA3_70B, SEQUENCE, causal=False) + 6 * 128256 * HIDDEN
     assert own == pytest.approx(FLOPS_PER_TOKEN, rel=2e-3)
 
@@ -105,15 +116,15 @@ def test_row_4_attention_share() -> None:
 
 def test_row_5_input_embedding() -> None:
     """The input embedding is 1.0507e9 parameters and 1.29% of the count."""
-    assert 128256 * HIDDEN == pytest.approx(1.0507e9, rel=1e-4)
-    assert 6 * 128256 * HIDDEN / FLOPS_PER_TOKEN == pytest.approx(0.012917, abs=1e-6)
+    assert pytest.approx(1.0507e9, rel=1e-4) == 128256 * HIDDEN
+    assert pytest.approx(0.012917, abs=1e-6) == 6 * 128256 * HIDDEN / FLOPS_PER_TOKEN
 
 
 def test_rows_6_to_8_budget() -> None:
     """20 tokens per parameter: 6.89e23 FLOPs, 19.69 days at 40%, 336,647 steps."""
     total = FLOPS_PER_TOKEN * TOKENS
     assert total == pytest.approx(6.8909e23, rel=1e-4)
-    assert GPUS * PEAK * 0.4 == pytest.approx(4.05094e17, rel=1e-5)
+    assert pytest.approx(4.05094e17, rel=1e-5) == GPUS * PEAK * 0.4
     assert total / (GPUS * PEAK * 0.4) == pytest.approx(1.70106e6, rel=1e-4)
     assert total / (GPUS * PEAK * 0.4) / 86400 == pytest.approx(19.69, abs=0.005)
     assert round(TOKENS / TOKENS_PER_STEP) == 336_647
@@ -129,7 +140,7 @@ def test_row_9_days_between_35_and_45_percent() -> None:
 
 def test_rows_10_and_11_states_and_activations() -> None:
     """16 bytes per parameter over t=8 is 141 GB; activations of one micro-batch are 22.8 GB: nothing fits 80 GB."""
-    assert 16 * N == pytest.approx(1129.6e9)
+    assert pytest.approx(1129.6e9) == 16 * N
     memory = price(zero=0).memory
     components = memory.stages[0].components_bytes
     states = sum(components[name] for name in ("weights", "gradients", "optimizer"))
@@ -148,7 +159,7 @@ def test_row_15_bubble_of_four_stages() -> None:
     """(p-1)/(m+p-1) = 15.79% with 16 micro-batches, an overhead of 18.75%."""
     parts = price(pp=4).breakdown_s
     ends = parts["bubble"] / (sum(parts.values()) - parts["bubble"])
-    assert 3 / 19 == pytest.approx(0.15789, abs=1e-5)
+    assert pytest.approx(0.15789, abs=1e-5) == 3 / 19
     assert ends == pytest.approx(3 / 16, rel=0.05)  # the head makes the last stage longer
 
 
@@ -166,7 +177,7 @@ def test_rows_16_and_17_data_parallel_traffic_hides() -> None:
 def test_row_18_compute_at_55_percent() -> None:
     """3.675 s of compute, 2.450 s of it backward. The claim "roughly 2.6 s" is 6% above what the formula gives."""
     parts = price().breakdown_s
-    assert FLOPS_PER_TOKEN * TOKENS_PER_STEP / GPUS / (0.55 * PEAK) == pytest.approx(3.6749, abs=1e-4)
+    assert pytest.approx(3.6749, abs=1e-4) == FLOPS_PER_TOKEN * TOKENS_PER_STEP / GPUS / (0.55 * PEAK)
     assert parts["forward"] + parts["backward"] == pytest.approx(3.6749, rel=2e-3)
     assert parts["backward"] == pytest.approx(2.450, rel=2e-3)
 
@@ -182,7 +193,7 @@ def test_row_19_step_and_mfu() -> None:
 def test_row_20_the_pipeline_costs_six_points() -> None:
     """Four stages take MFU from 44.8% to about 38.9%: six points."""
     one, four = price(), price(pp=4)
-    assert 3.6749 / (1 - 3 / 19) == pytest.approx(4.364, abs=1e-3)
+    assert pytest.approx(4.364, abs=1e-3) == 3.6749 / (1 - 3 / 19)
     assert one.mfu_full - 0.3888 == pytest.approx(0.059, abs=2e-3)
     assert one.mfu_full - four.mfu_full == pytest.approx(0.06, abs=0.02)  # uneven ends cost another point
 
@@ -194,7 +205,9 @@ def test_rows_21_and_22_long_context() -> None:
     assert sharded + 22.817e9 == pytest.approx(71.35e9, rel=1e-3)
     assert TOKENS_PER_STEP / 131072 == 32
     plan = price(cp=16, seq=131072, batch=32)
-    states = sum(plan.memory.stages[0].components_bytes[name] for name in ("weights", "gradients", "optimizer"))
+    states = sum(
+        plan.memory.stages[0].components_bytes[name] for name in ("weights", "gradients", "optimizer")
+    )
     assert states == pytest.approx(36.13e9, rel=2e-3)
     assert plan.memory.stages[0].components_bytes["activations"] == pytest.approx(22.817e9, rel=1e-3)
 
@@ -228,11 +241,11 @@ def test_rows_27_to_30_utilisation() -> None:
     """Llama 3's 430/400/380 TFLOP/s, PaLM's HFU over MFU, GPT-3's selective share, a 7B model at 10,000 tokens/s."""
     assert [x / 989 * 100 for x in (430, 400, 380)] == pytest.approx([43.478, 40.445, 38.423], abs=1e-3)
     assert [x / 989.5 * 100 for x in (430, 400, 380)] == pytest.approx([43.46, 40.42, 38.40], abs=5e-3)
-    assert 57.8 / 46.2 == pytest.approx(1.2511, abs=1e-4)
+    assert pytest.approx(1.2511, abs=1e-4) == 57.8 / 46.2
     assert 57.8 / 46.2 < 4 / 3
-    assert 4 * 2048 / (24 * 12288 + 4 * 2048) == pytest.approx(0.027027, abs=1e-6)
+    assert pytest.approx(0.027027, abs=1e-6) == 4 * 2048 / (24 * 12288 + 4 * 2048)
     assert 6 * 7e9 * 1e4 / 1e12 == 420
-    assert 420 / 989.5 == pytest.approx(0.42446, abs=1e-5)
+    assert pytest.approx(0.42446, abs=1e-5) == 420 / 989.5
 
 
 def test_row_40_states_on_256_gpus() -> None:

@@ -26,7 +26,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         input="\n".join(name for name in files if (ROOT / name).exists()).encode(),
     ).stdout  # fmt: skip
     subprocess.run(["tar", "--extract"], cwd=source, check=True, input=archive)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(out),
+        str(source),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return next(out.glob("layoutopt-*.whl"))
 
@@ -36,7 +46,9 @@ def expected_names() -> set[str]:
     names = {f"layoutopt/{path.name}" for path in (ROOT / "src/layoutopt").glob("*") if path.is_file()}
     for part in PARTS:
         path = ROOT / part
-        found = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in {".py", ".yaml", ".csv"}]
+        found = (
+            [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in {".py", ".yaml", ".csv"}]
+        )
         names |= {f"layoutopt/{item.relative_to(ROOT)}" for item in found if "__pycache__" not in item.parts}
     return names
 

@@ -23,10 +23,16 @@ MTBF_1024_S = LLAMA3_GPU_HOURS_PER_FAILURE / 1024 * 3600
 def test_gpu_hours_per_failure_of_llama3() -> None:
     """419 unexpected interruptions in 54 days of 16,384 GPUs: one per 50,677 GPU-hours, every 3.1 hours."""
     assert pytest.approx(50_677.0, abs=0.5) == LLAMA3_GPU_HOURS_PER_FAILURE
-    assert job_mean_time_between_failures_s(LLAMA3_GPU_HOURS_PER_FAILURE, 1024) / 3600 == pytest.approx(49.489, abs=1e-3)
-    assert job_mean_time_between_failures_s(LLAMA3_GPU_HOURS_PER_FAILURE, 100_000) / 60 == pytest.approx(30.41, abs=0.01)
-    assert job_mean_time_between_failures_s(LLAMA3_GPU_HOURS_PER_FAILURE, 16384) / 3600 == pytest.approx(3.0931, abs=1e-4)
-    assert 20 * 24 / 49.489 == pytest.approx(9.699, abs=1e-3)
+    assert job_mean_time_between_failures_s(LLAMA3_GPU_HOURS_PER_FAILURE, 1024) / 3600 == pytest.approx(
+        49.489, abs=1e-3
+    )
+    assert job_mean_time_between_failures_s(LLAMA3_GPU_HOURS_PER_FAILURE, 100_000) / 60 == pytest.approx(
+        30.41, abs=0.01
+    )
+    assert job_mean_time_between_failures_s(LLAMA3_GPU_HOURS_PER_FAILURE, 16384) / 3600 == pytest.approx(
+        3.0931, abs=1e-4
+    )
+    assert pytest.approx(9.699, abs=1e-3) == 20 * 24 / 49.489
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,9 @@ def test_young_interval_of_a_five_minute_checkpoint_on_16384_gpus() -> None:
     assert young_interval_s(300, 186 * 60) / 120 == pytest.approx(21.56, abs=0.01)
 
 
-@pytest.mark.parametrize(("checkpoint_s", "interval_s", "share"), [(1, 596.93, 0.0067182), (60, 4623.8, 0.029321)])
+@pytest.mark.parametrize(
+    ("checkpoint_s", "interval_s", "share"), [(1, 596.93, 0.0067182), (60, 4623.8, 0.029321)]
+)
 def test_waste_on_1024_gpus(checkpoint_s: float, interval_s: float, share: float) -> None:
     """A one-second stall every ten minutes wastes 0.7%, a one-minute stall every 77 minutes 3%."""
     best = young_interval_s(checkpoint_s, MTBF_1024_S)
@@ -91,7 +99,9 @@ def test_monte_carlo_mean_is_within_two_percent_of_the_exact_formula(mtbf_s: flo
     """Simulated runs agree with Daly's expectation; deciles are ordered."""
     interval = daly_interval_s(30, mtbf_s)
     result = simulate_runs(20 * 86400, interval, 30, 600, mtbf_s, seed=7)
-    assert result.mean_s == pytest.approx(expected_wall_time_s(20 * 86400, interval, 30, 600, mtbf_s), rel=0.02)
+    assert result.mean_s == pytest.approx(
+        expected_wall_time_s(20 * 86400, interval, 30, 600, mtbf_s), rel=0.02
+    )
     assert result.p10_s <= result.p50_s <= result.p90_s
 
 

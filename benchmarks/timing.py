@@ -1,0 +1,105 @@
+"""Whole-process time and memory of the commands that have a limit, as ratios to importing OR-Tools in the same run.
+
+    python benchmarks/timing.py [--runs 5] [CASE...]
+
+Exit code 1 when a median ratio or a peak exceeds its limit.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IMPORT = ("-c", "from ortools.sat.python import cp_model")
+SOLVE = ("-m", "layoutopt", "solve")
+PEAK_LIMIT_BYTES = 600e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A command with the most it may take, relative to another measured command."""
+
+    arguments: tuple[str, ...]
+    limit: float
+    relative_to: str = "import"
+
+
+CASES = {
+    "help": Case(arguments=("-m", "layoutopt", "--help"), limit=0.7),
+    "llama3-405b": Case(arguments=(*SOLVE, "llama3-405b", "h100-16384"), limit=6.0),
+    "llama3-70b": Case(arguments=(*SOLVE, "llama3-70b", "h100-1024"), limit=6.0),
+    "deepseek-v3": Case(arguments=(*SOLVE, "deepseek-v3", "h800-2048"), limit=12.0),
+    "gpt3-175b": Case(arguments=(*SOLVE, "gpt3-175b", "a100-512", "--batch", "512"), limit=6.0),
+    "qwen3-235b-a22b": Case(arguments=(*SOLVE, "qwen3-235b-a22b", "h100-256", "--batch", "2048"), limit=12.0),
+    "h100x16384": Case(arguments=(*SOLVE, "llama3-405b", "h100x16384"), limit=6.0),
+    "h100x131072": Case(
+        arguments=(*SOLVE, "llama3-405b", "h100x131072"), limit=2.0, relative_to="h100x16384"
+    ),
+}
+"""Limits: at most 6 (dense) or 12 (mixture of experts) times the import, and growth at most twofold for 8 times the GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run: wall-clock seconds and peak resident bytes."""
+
+    wall_s: float
+    peak_bytes: float
+
+
+def measure(arguments: Sequence[str]) -> Figures:
+    """Run a command of this interpreter to its end; its output is thrown away, a failure is an error."""
+    start = time.perf_counter()
+    child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, status, usage = os.wait4(child.pid, 0)
+    wall = time.perf_counter() - start
+    if os.waitstatus_to_exitcode(status):
+        message = child.stderr.read().decode() if child.stderr else ""
+        raise click.ClickException(f"{' '.join(arguments)} failed: {message.strip()}")
+    return Figures(wall, usage.ru_maxrss * 1024.0)
+
+
+def median_figures(arguments: Sequence[str], runs: int) -> Figures:
+    """Return medians over ``runs`` runs after one that warms the file cache."""
+    measure(arguments)
+    figures = [measure(arguments) for _ in range(runs)]
+    return Figures(
+        statistics.median(item.wall_s for item in figures), max(item.peak_bytes for item in figures)
+    )
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted(CASES)))
+@click.option("--runs", default=5, show_default=True, help="Counted runs of each command.")
+def main(names: tuple[str, ...], runs: int) -> None:
+    """Measure the cases and compare them with their limits."""
+    wanted = names or tuple(CASES)
+    needed = {CASES[name].relative_to for name in wanted} - {"import"} | set(wanted)
+    results = {"import": median_figures(IMPORT, runs)}
+    results |= {name: median_figures(CASES[name].arguments, runs) for name in CASES if name in needed}
+    click.echo(f"import of OR-Tools: {results['import'].wall_s:.2f} s")
+    failed = False
+    for name in wanted:
+        case, figures = CASES[name], results[name]
+        ratio = figures.wall_s / results[case.relative_to].wall_s
+        over = ratio > case.limit or figures.peak_bytes > PEAK_LIMIT_BYTES
+        failed |= over
+        click.echo(
+            f"{name:18} {ratio:6.2f} x {case.relative_to} (limit {case.limit:g}), peak "
+            f"{figures.peak_bytes / 1e6:.0f} MB{'  OVER THE LIMIT' if over else ''}"
+        )
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()
