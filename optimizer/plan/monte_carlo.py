@@ -79,7 +79,7 @@ def _lost_s(rng: np.random.Generator, failed: FloatArray, length_s: float, mtbf_
     uniform = rng.random(total)
     lost = -mtbf_s * np.log1p(-uniform * -np.expm1(-length_s / mtbf_s))
     owner = np.repeat(np.arange(len(failed)), failed.astype(np.int64))
-    return np.bincount(owner, weights=lost, minlength=len(failed))
+    return np.bincount(owner, weights=lost, minlength=len(failed)).astype(np.float64)
 
 
 def _restarts_s(rng: np.random.Generator, failed: FloatArray, restart_s: float, mtbf_s: float) -> FloatArray:
