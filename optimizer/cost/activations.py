@@ -56,11 +56,16 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     if ctx.rates.ideal:
         elements = keys.tokens * ctx.model.hidden / keys.tp
         return LayerActivations(
-            kept_bytes=RULE_OF_THUMB_BYTES * elements, saved_bytes={}, checkpoint_bytes=2.0 * elements, transient_bytes=zero
+            kept_bytes=RULE_OF_THUMB_BYTES * elements,
+            saved_bytes={},
+            checkpoint_bytes=2.0 * elements,
+            transient_bytes=zero,
         )
     parts, saved = _mixer_bytes(ctx, keys, shape)
     mlp_parts, mlp_saved = _mlp_bytes(ctx, keys, shape)
-    norms = sum(shape_part is not unused for shape_part, unused in ((shape.mixer, Mixer.NONE), (shape.mlp, Mlp.NONE)))
+    norms = sum(
+        shape_part is not unused for shape_part, unused in ((shape.mixer, Mixer.NONE), (shape.mlp, Mlp.NONE))
+    )
     stored = gemm_input_bytes(ctx)
     elements = keys.local_tokens * ctx.model.hidden
     norm_inputs = 2.0 * norms * elements
@@ -84,7 +89,9 @@ def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatA
     outputs = keys.tokens * model.head_dim * (heads + 2 * kv_heads) + 2.0 * keys.local_tokens * model.hidden
     if shape.mlp is Mlp.DENSE:
         outputs = outputs + keys.tokens * shape.ffn * (2 if model.gated else 1) / keys.tp
-    return 2.0 * keys.local_tokens * model.hidden + 2.0 * attention + outputs  # outputs: 2 bytes, half of them
+    return (
+        2.0 * keys.local_tokens * model.hidden + 2.0 * attention + outputs
+    )  # outputs: 2 bytes, half of them
 
 
 def _widest(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:

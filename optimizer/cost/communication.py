@@ -57,7 +57,9 @@ class CommContext:
     def tp_share(self) -> float:
         """Share of the blocking tensor-parallel collectives that stays exposed."""
         ctx = self.compute
-        return ctx.constants["tp_exposed_overlapped"] if ctx.preset.tp_overlap and not ctx.rates.ideal else 1.0
+        return (
+            ctx.constants["tp_exposed_overlapped"] if ctx.preset.tp_overlap and not ctx.rates.ideal else 1.0
+        )
 
     def nothing(self) -> Exposed:
         """Return no traffic."""
@@ -88,7 +90,9 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     late = np.maximum(reduce - wgrad, 0.0) if ctx.preset.tp_async_backward else reduce
     backward = np.where(sharded, share * gather + behind, late)
     trailing = np.where(sharded, scatter, reduce)  # the last scatter of a recomputed layer is not repeated
-    return Exposed(share * pairs * forward, pairs * backward, share * np.maximum(pairs * forward - trailing, 0.0))
+    return Exposed(
+        share * pairs * forward, pairs * backward, share * np.maximum(pairs * forward - trailing, 0.0)
+    )
 
 
 def _pairs(comm: CommContext, shape: LayerShape) -> int:
@@ -218,5 +222,7 @@ def _hidden_ep(
         return share * forward, share * backward
     # DualPipe runs a forward and a backward together: traffic of both hides under the compute of both.
     cover = sum((part.forward_s + part.dgrad_s + part.wgrad_s for part in work.values()), zero)
-    share = np.minimum(comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12), 1.0)
+    share = np.minimum(
+        comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12), 1.0
+    )
     return share * forward, share * backward

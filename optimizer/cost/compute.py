@@ -226,7 +226,9 @@ def _mamba_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str,
     h = np.full_like(inner, float(model.hidden))
     scan_flops_s = scan_flops(model, shape) * keys.tokens / keys.tp / ctx.rates.attention_flops_per_s
     passes = keys.tokens * inner * 2.0
-    scan = moved(ctx, passes * 6, passes * 12) + Work(scan_flops_s, 2.5 * scan_flops_s, np.zeros_like(scan_flops_s))
+    scan = moved(ctx, passes * 6, passes * 12) + Work(
+        scan_flops_s, 2.5 * scan_flops_s, np.zeros_like(scan_flops_s)
+    )
     return {
         "norm": norm_work(ctx, keys),
         "qkv": linear(ctx, keys.tokens, width, h),
@@ -272,7 +274,8 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
     permuted = 2 * rows * model.hidden * ctx.constants["permute_passes"]
     parts = {
-        "router": linear(ctx, keys.local_tokens, np.full_like(h, moe.experts), h, wide=True) + moved(ctx, scores, scores),
+        "router": linear(ctx, keys.local_tokens, np.full_like(h, moe.experts), h, wide=True)
+        + moved(ctx, scores, scores),
         "permute": moved(ctx, permuted, permuted),
         "experts": _grouped(ctx, keys, rows),
         "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp),

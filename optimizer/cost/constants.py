@@ -41,7 +41,9 @@ class Constants:
         except KeyError:
             known = sorted(key.partition(".")[2] for key in self.values if key.startswith(f"{name}."))
             raise input_error(
-                f"no constant {name} for GPU family {family!r}", f"known: {', '.join(known)}", key="calibration"
+                f"no constant {name} for GPU family {family!r}",
+                f"known: {', '.join(known)}",
+                key="calibration",
             ) from None
 
     def with_values(self, changes: Mapping[str, float]) -> Constants:
@@ -49,7 +51,9 @@ class Constants:
         unknown = sorted(set(changes) - set(self.values))
         if unknown:
             raise input_error(
-                f"unknown constant {unknown[0]!r}", f"known: {', '.join(sorted(self.values))}", key="calibration"
+                f"unknown constant {unknown[0]!r}",
+                f"known: {', '.join(sorted(self.values))}",
+                key="calibration",
             )
         return replace(self, values=MappingProxyType({**self.values, **changes}))
 
@@ -61,7 +65,7 @@ def constant_table() -> Mapping[str, Constant]:
 
     text = resources.files("layoutopt.optimizer.cost").joinpath("constants.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table = yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C where it is built)
+    table = yaml.load(text, Loader=loader)
     return MappingProxyType(
         {
             name: Constant(

@@ -103,7 +103,9 @@ class CostModel:
 
     def closest_terms(self, batch: LayoutBatch) -> StageTerms:
         """Return terms with every axis placed innermost, whatever the rows' mesh orders."""
-        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch, closest=True)])
+        return scatter_terms(
+            len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch, closest=True)]
+        )
 
     def optimistic_terms(self, batch: LayoutBatch, *, closest: bool, data_parallel: bool) -> StageTerms:
         """Return terms with every axis innermost (``closest``) or without data-parallel traffic and its buffers."""
@@ -124,7 +126,10 @@ class CostModel:
         keys, ctx = _keys(self.training, rows), self.compute_context(rows)
         members = recompute_members(batch.codebook.recomputes)
         blocks = [
-            sum(least_kept_bytes(layer_activations(ctx, keys, shape), recomputes, members) for shape in run.block)
+            sum(
+                least_kept_bytes(layer_activations(ctx, keys, shape), recomputes, members)
+                for shape in run.block
+            )
             for run in self.model.runs
         ]
         return np.stack(blocks, axis=1)[inverse]
@@ -149,7 +154,11 @@ class CostModel:
         precision = batch.codebook.precisions[int(batch.precision[0])]
         rates = sustained_rates(self.cluster.gpu, precision, self.constants, self.preset, ideal=self.ideal)
         return ComputeContext(
-            model=self.model, training=self.training, preset=self.preset, constants=self.constants, rates=rates
+            model=self.model,
+            training=self.training,
+            preset=self.preset,
+            constants=self.constants,
+            rates=rates,
         )
 
     def _units(self, batch: LayoutBatch, order: str) -> Units:
@@ -237,7 +246,9 @@ class CostModel:
             transient=units.blocks_of("transient_bytes").max(axis=1),
             head_activation=units.head.activation_bytes[units.inverse],
             mtp_activation=mtp,
-            in_flight=np.where(np.arange(ranks) < batch.pp[:, None] // copies, flight[:, :ranks] / copies, 0.0),
+            in_flight=np.where(
+                np.arange(ranks) < batch.pp[:, None] // copies, flight[:, :ranks] / copies, 0.0
+            ),
             copies=copies,
             folded=schedule.folded,
             boundary_bytes=self._boundary_bytes(batch),
@@ -265,7 +276,9 @@ class CostModel:
         first, last = MemoryContext.end_parameters(self.model, self.preset, batch, folded=schedule.folded)
         if schedule.folded:
             first, last = first + last, RankParameters(zero, zero)
-        slowest = mean + RankParameters(np.maximum(first.dense, last.dense), np.maximum(first.expert, last.expert))
+        slowest = mean + RankParameters(
+            np.maximum(first.dense, last.dense), np.maximum(first.expert, last.expert)
+        )
         moved = optimizer_bytes(batch, slowest, *shard_sizes(batch, schedule.parameter_copies))
         rates = self.compute_context(batch).rates
         parts = {
@@ -326,12 +339,8 @@ def _order(batch: LayoutBatch, closest: bool) -> str:
 def _groups(order: str, batch: LayoutBatch) -> MeshGroups:
     """Return the process groups of a batch under one mesh order; the empty order gives every group stride 1."""
     if not order:
-        return closest_groups(
-            tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
-        )
-    return mesh_groups(
-        order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp
-    )
+        return closest_groups(tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp)
+    return mesh_groups(order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp)
 
 
 def _inner_axes(order: str, is_moe: bool) -> list[str]:

@@ -140,7 +140,9 @@ def step_exposed_s(
     return by_stage + np.where(batch.zero > 0, replicas, 0.0)
 
 
-def optimizer_bytes(batch: LayoutBatch, held: RankParameters, dense_shard: FloatArray, expert_shard: FloatArray) -> FloatArray:
+def optimizer_bytes(
+    batch: LayoutBatch, held: RankParameters, dense_shard: FloatArray, expert_shard: FloatArray
+) -> FloatArray:
     """Memory traffic of one optimizer step: 4 bytes per local parameter and 38 per owned one, or 8 and 34 unsharded.
 
     Zeroing gradients, norm, Adam's reads and writes, and the copy to 16 bits (MooreThreads/SimuMax perf_llm).

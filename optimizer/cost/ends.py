@@ -36,7 +36,9 @@ def vocabulary_rows(comm: CommContext) -> FloatArray:
     """Vocabulary rows on a tensor-parallel rank, padded where the framework pads."""
     vocab, tp = comm.compute.model.vocab, comm.keys.tp
     multiple = 128.0 * tp
-    padded = np.ceil(vocab / multiple) * multiple if comm.compute.preset.pad_vocab else np.asarray(float(vocab))
+    padded = (
+        np.ceil(vocab / multiple) * multiple if comm.compute.preset.pad_vocab else np.asarray(float(vocab))
+    )
     return padded / tp
 
 

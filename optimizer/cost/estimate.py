@@ -111,7 +111,9 @@ def estimate_row(
     for name, value in parts.fixed_s.items():
         breakdown[name] += float(value[0])
     step = fsum(breakdown.values())
-    return _rates(cost, layout, step, breakdown, _memory(cost, parts, blocks, recomputed), rank_time, recomputed)
+    return _rates(
+        cost, layout, step, breakdown, _memory(cost, parts, blocks, recomputed), rank_time, recomputed
+    )
 
 
 def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dict[str, FloatArray]:
@@ -147,9 +149,13 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
         saved = parts.layer_activation_bytes[0] - parts.recomputed_activation_bytes[0]
         held = float(blocks[rank] @ parts.layer_activation_bytes[0] - recomputed[rank] @ saved)
         components["activations"] = held * float(parts.in_flight[0, rank])
-        components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(recomputed[rank].any())
+        components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(
+            recomputed[rank].any()
+        )
         components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
-        stages.append(RankMemory(rank=place, components_bytes=components, total_bytes=fsum(components.values())))
+        stages.append(
+            RankMemory(rank=place, components_bytes=components, total_bytes=fsum(components.values()))
+        )
     peak = max(stage.total_bytes for stage in stages)
     reserved = peak if cost.ideal else peak * (1 + cost.preset.allocator_reserve)
     return MemoryEstimate(
@@ -188,7 +194,9 @@ def _rates(
         mfu_full=full * tokens_per_s / peak,
         hfu=(causal + again) * tokens_per_s / peak,
         memory=memory,
-        rank_time_s=tuple(float(rank_time[rank]) for rank in _distinct_ranks(len(rank_time), len(memory.stages))),
+        rank_time_s=tuple(
+            float(rank_time[rank]) for rank in _distinct_ranks(len(rank_time), len(memory.stages))
+        ),
     )
 
 

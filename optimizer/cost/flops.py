@@ -19,7 +19,9 @@ def attended_tokens(sequence_length: float, window: int | None, *, causal: bool)
     """Mean number of keys per query that a kernel computes: half the square when causal, a band with a window."""
     if window is None or window >= sequence_length:
         return sequence_length / 2 if causal else float(sequence_length)
-    return window * (1 - window / (2 * sequence_length)) if causal else float(min(2 * window, sequence_length))
+    return (
+        window * (1 - window / (2 * sequence_length)) if causal else float(min(2 * window, sequence_length))
+    )
 
 
 def score_width(model: ModelSpec) -> float:

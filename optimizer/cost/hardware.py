@@ -56,7 +56,9 @@ def sustained_rates(
     wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
     if precision not in gpu.dense_flops:
         supported = ", ".join(item.value for item in gpu.dense_flops)
-        raise input_error(f"{gpu.name} has no {precision.value} arithmetic", f"supported: {supported}", key="precision")
+        raise input_error(
+            f"{gpu.name} has no {precision.value} arithmetic", f"supported: {supported}", key="precision"
+        )
     cap = constants.of("gemm_cap", gpu.architecture)
     if gpu.architecture.startswith("hopper") and not ideal:
         cap *= preset.hopper_gemm_speed
@@ -64,7 +66,8 @@ def sustained_rates(
     return Rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain,
         wide_flops_per_s=gpu.dense_flops[wide] * cap,
-        attention_flops_per_s=gpu.dense_flops[wide] * constants.of("attention_cap", _attention_kernels(gpu, preset)),
+        attention_flops_per_s=gpu.dense_flops[wide]
+        * constants.of("attention_cap", _attention_kernels(gpu, preset)),
         memory_bytes_per_s=gpu.hbm_bytes_per_s * constants["hbm_fraction"],
         optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
@@ -144,7 +147,13 @@ def attention_s(
         return np.asarray((2.0 * flops if backward else flops) / rates.wide_flops_per_s)
     constants = rates.constants
     half = constants["attention_head_half"]
-    share = length / (length + constants["attention_sequence_half"]) * (head_dim / (head_dim + half)) * (128 + half) / 128
+    share = (
+        length
+        / (length + constants["attention_sequence_half"])
+        * (head_dim / (head_dim + half))
+        * (128 + half)
+        / 128
+    )
     share = share * occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
     speed = constants["attention_backward"] if backward else 1.0
     return np.asarray(work / (rates.attention_flops_per_s * share * speed))

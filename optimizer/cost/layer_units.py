@@ -63,7 +63,9 @@ def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np
     }
 
 
-def block_unit(comm: CommContext, run: Run, recompute: IntArray, members: dict[str, NDArray[np.bool_]]) -> BlockUnit:
+def block_unit(
+    comm: CommContext, run: Run, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
+) -> BlockUnit:
     """Sum up the layers of one block; ``recompute`` is the codebook entry of each row."""
     layers = [layer_unit(comm, shape, recompute, members) for shape in run.block]
     first, *others = layers
@@ -101,7 +103,9 @@ def layer_unit(
     modules = {**parts, "layernorm": _total(norms, keys.tp), "moe": _routed(parts, keys.tp)}
     modules[OP_MODULE] = _half_of_multiplications(parts, norms, keys.tp)
     again = _selective(modules, traffic, recompute, members)
-    return _assemble(ctx, comm, shape, work, traffic, again, layer_activations(ctx, keys, shape), recompute, members)
+    return _assemble(
+        ctx, comm, shape, work, traffic, again, layer_activations(ctx, keys, shape), recompute, members
+    )
 
 
 def _total(works: list[Work], like: FloatArray) -> Work:
@@ -113,7 +117,9 @@ def _total(works: list[Work], like: FloatArray) -> Work:
 
 
 def _routed(parts: dict[str, Work], like: FloatArray) -> Work:
-    return _total([parts[name] for name in ("router", "permute", "experts", "moe_act") if name in parts], like)
+    return _total(
+        [parts[name] for name in ("router", "permute", "experts", "moe_act") if name in parts], like
+    )
 
 
 def _half_of_multiplications(parts: dict[str, Work], norms: list[Work], like: FloatArray) -> Work:

@@ -59,7 +59,9 @@ class MemoryContext:
 
         Where they are on different ranks, tied or MTP stages hold an embedding of their own.
         """
-        vocab = np.array([padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float)
+        vocab = np.array(
+            [padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float
+        )
         rows = vocab[np.searchsorted(np.unique(batch.tp), batch.tp)]
         table = RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
         fixed = on_rank(model, embedding_parameters(model, 0), batch)
@@ -119,7 +121,9 @@ def _common(
         unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
         parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit)
     if ctx.preset.dummy_wgrad:
-        parts["scratch_gradients"] = 2.0 * np.max([_distinct_weights(ctx, block) for block in ctx.held], axis=0)
+        parts["scratch_gradients"] = 2.0 * np.max(
+            [_distinct_weights(ctx, block) for block in ctx.held], axis=0
+        )
     return parts
 
 

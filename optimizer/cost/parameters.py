@@ -156,7 +156,8 @@ def embedding_parameters(model: ModelSpec, vocab: int) -> Parameters:
 def head_parameters(model: ModelSpec, vocab: int) -> Parameters:
     """Count the final norm and the output matrix (0 weights when tied: it is the embedding)."""
     return Parameters(
-        sharded=0 if model.tied_embeddings else vocab * model.hidden, replicated=norm_width(model) * model.hidden
+        sharded=0 if model.tied_embeddings else vocab * model.hidden,
+        replicated=norm_width(model) * model.hidden,
     )
 
 
@@ -167,7 +168,9 @@ def model_parameters(model: ModelSpec, *, vocab: int | None = None, with_mtp: bo
     for run in model.runs:
         block = block_parameters(model, run)
         total += Parameters(
-            sharded=block.sharded * run.count, replicated=block.replicated * run.count, expert=block.expert * run.count
+            sharded=block.sharded * run.count,
+            replicated=block.replicated * run.count,
+            expert=block.expert * run.count,
         )
     mtp = model.mtp_layers * mtp_parameters(model).total if with_mtp else 0.0
     return total.total + mtp

@@ -99,7 +99,9 @@ def calibrated(
 ) -> FrameworkPreset:
     """Return the preset with the measured fields that a calibration names for this framework."""
     names = {field: f"{field}.{framework.value}" for field in MEASURED}
-    return replace(preset, **{field: calibration[name] for field, name in names.items() if name in calibration})
+    return replace(
+        preset, **{field: calibration[name] for field, name in names.items() if name in calibration}
+    )
 
 
 _ENUMS = {"ep_overlap": EpOverlap, "cp_comm": CpComm, "cuda_graph": CudaGraph}
@@ -111,7 +113,7 @@ def _preset_file() -> Mapping[str, Any]:
 
     text = resources.files("layoutopt.optimizer.cost").joinpath("presets.yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table: Mapping[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C where it is built)
+    table: Mapping[str, Any] = yaml.load(text, Loader=loader)
     return table
 
 
@@ -129,7 +131,11 @@ def load_preset(framework: Framework, software: str | None = None) -> FrameworkP
     if matches:
         values |= entry["releases"][max(matches, key=len)]
     known = {field.name for field in fields(FrameworkPreset)}
-    values = {name: _ENUMS[name](value) if name in _ENUMS else value for name, value in values.items() if name in known}
+    values = {
+        name: _ENUMS[name](value) if name in _ENUMS else value
+        for name, value in values.items()
+        if name in known
+    }
     return FrameworkPreset(**values)
 
 

@@ -14,9 +14,7 @@ import numpy as np
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.terms import StageTerms
 
@@ -26,23 +24,20 @@ MAX_ORDERS_PRICED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """The modifiers of a space: codes of recompute entries, orders and precisions, and the highest ZeRO stage.
-
-    ``schedules`` (n, S) tells which schedule codes each row may run.
-    """
+    """The modifiers of a space: codes of recompute entries, orders and precisions, and the highest ZeRO stage."""
 
     recomputes: tuple[int, ...]
     orders: tuple[int, ...]
     precisions: tuple[int, ...]
-    schedules: NDArray[np.bool_]
     zero: int
 
 
 def relaxed_terms(
     cost: CostModel, rows: LayoutBatch, over: Relaxation, *, any_sharding: bool = True
 ) -> StageTerms:
-    """Return terms that are optimistic over all modifiers of each row.
+    """Return terms that are optimistic over all modifiers of each row but its schedule.
 
+    Schedules differ in which stages share a rank: no terms are optimistic for two of them.
     ``any_sharding`` False keeps the rows' own ZeRO stage and shard size, with their traffic.
     """
     n = len(rows)
@@ -52,25 +47,11 @@ def relaxed_terms(
         lean = replace(rows, zero=stage, hsdp_shard=np.zeros(n, dtype=np.int64))
     far = len(over.orders) > MAX_ORDERS_PRICED
     variants = []
-    for schedule in _schedules(rows, over.schedules):
-        for precision in over.precisions:
-            for order in over.orders[:1] if far else over.orders:
-                batch = replace(
-                    lean, order=np.full(n, order), precision=np.full(n, precision), schedule=schedule
-                )
-                variants.append(_optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding))
+    for precision in over.precisions:
+        for order in over.orders[:1] if far else over.orders:
+            batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
+            variants.append(_optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding))
     return elementwise_best(variants)
-
-
-def _schedules(rows: LayoutBatch, allowed: NDArray[np.bool_]) -> list[IntArray]:
-    """Return schedule columns that together cover every allowed code of every row."""
-    first = allowed.argmax(axis=1)
-    columns = [first]
-    for code in range(allowed.shape[1]):
-        column = np.where(allowed[:, code], code, first)
-        if (column != first).any():
-            columns.append(column)
-    return columns
 
 
 def _optimistic(
@@ -82,7 +63,9 @@ def _optimistic(
     whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
     cheapest = whole[:1] or recomputes
     columns = [replace(batch, recompute=np.full(len(batch), code)) for code in cheapest]
-    terms = elementwise_best([cost.optimistic_terms(column, closest=closest, data_parallel=traffic) for column in columns])
+    terms = elementwise_best(
+        [cost.optimistic_terms(column, closest=closest, data_parallel=traffic) for column in columns]
+    )
     least = cost.least_kept_bytes(batch, recomputes)
     return replace(
         terms,

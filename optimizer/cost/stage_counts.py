@@ -41,7 +41,9 @@ def stage_kinds(stage: VirtualStage, names: list[str]) -> dict[str, int]:
     if stage.kinds or stage.layers == 0:
         return stage.kinds
     if len(names) > 1:
-        raise input_error("a stage of a model with several layer kinds needs kinds", ", ".join(names), key="stages")
+        raise input_error(
+            "a stage of a model with several layer kinds needs kinds", ", ".join(names), key="stages"
+        )
     return {names[0]: stage.layers}
 
 
@@ -63,6 +65,8 @@ def _whole(layers: int, sizes: dict[str, int], name: str, index: int) -> int:
     blocks, rest = divmod(layers, sizes[name])
     if rest:
         raise input_error(
-            f"{layers} layers of kind {name!r} cut a repeating block", f"a multiple of {sizes[name]}", key=f"stages[{index}]"
+            f"{layers} layers of kind {name!r} cut a repeating block",
+            f"a multiple of {sizes[name]}",
+            key=f"stages[{index}]",
         )
     return blocks

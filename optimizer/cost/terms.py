@@ -104,7 +104,9 @@ def price_stages(terms: StageTerms, blocks: IntArray, recomputed: IntArray) -> S
     rank_time = _weighted(blocks, terms.layer_s) + _weighted(recomputed, terms.recompute_s)
     saved = terms.layer_activation_bytes - terms.recomputed_activation_bytes
     held = _weighted(blocks, terms.layer_activation_bytes) - _weighted(recomputed, saved)
-    rank_bytes = _weighted(blocks, terms.layer_state_bytes) + terms.in_flight * held + terms.common_bytes[:, None]
+    rank_bytes = (
+        _weighted(blocks, terms.layer_state_bytes) + terms.in_flight * held + terms.common_bytes[:, None]
+    )
     rank_bytes += (recomputed.sum(axis=2) > 0) * terms.recompute_transient_bytes[:, None]
     rows, last = np.arange(len(terms)), terms.pp - 1
     rank_time[:, 0] += terms.first_s

@@ -98,7 +98,7 @@ def _certificate(question: Question, source: CostedSpace, result: SearchResult) 
     """Write down the space, what excluded each tuple, and what was proven."""
     space, status = source.space, _status(result)
     blocks = int(np.sum(source.counts))
-    size = size_of_shapes(space.tuples_by_shape(), len(space.degrees), blocks, space.stage_rule)
+    size = size_of_shapes(source.tuples_by_shape(), len(source.degrees), blocks, space.stage_rule)
     best = result.best
     solver = {Status.OPTIMAL: "OPTIMAL", Status.INFEASIBLE: "INFEASIBLE"}.get(status, "FEASIBLE" if best else "UNKNOWN")
     finite = bool(np.isfinite(result.bound_s))

@@ -329,7 +329,7 @@ class BestFirst:
         assert result.recomputed is not None
         known = self._best_of.get(item.family)
         if known is None or result.step_time_s < known.step_time_s:
-            pp = int(item.layout.pp[0])
+            pp = int(item.terms.pp[0])
             self._best_of[item.family] = Found(
                 layout=item.layout,
                 blocks=result.blocks[:pp],

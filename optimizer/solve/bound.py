@@ -93,7 +93,7 @@ def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
     room[:, 0] -= terms.first_bytes
     room[np.arange(len(terms)), terms.pp - 1] -= terms.last_bytes
     held = np.floor(room / np.maximum(per_block, TINY) * (1 + SLACK) + SLACK)
-    fewest = fewest_blocks(terms.pp, terms.vp, ranks)
+    fewest = fewest_blocks(terms, ranks)
     real = np.arange(ranks) < terms.pp[:, None]
     enough = ((held >= fewest) | ~real).all(axis=1)
     return enough & ((held * real).sum(axis=1) >= blocks) & (fewest.sum(axis=1) <= blocks)
@@ -132,12 +132,12 @@ def by_depth(terms: StageTerms) -> Iterator[tuple[NDArray[np.int64], StageTerms]
 def _over_cases(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float) -> FloatArray:
     """Take the least bound over the cases of each layout."""
     bound = np.full(len(terms), np.inf)
-    for part in _slices(cases, counts):
+    for part in case_slices(cases, counts):
         np.minimum.at(bound, part.row, case_bounds(terms, counts, part, cutoff_s).bound_s)
     return bound
 
 
-def _slices(cases: Cases, counts: IntArray) -> Iterator[Cases]:
+def case_slices(cases: Cases, counts: IntArray) -> Iterator[Cases]:
     """Cut cases into pieces whose intermediate arrays are small."""
     width = cases.fewest.shape[1] * len(mixes(counts).low)
     size = max(CELLS // width, 64)
@@ -169,6 +169,16 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
         least, slowest[alive] = problem.bracket()
         bound[alive] = np.minimum(problem.step_s(least) * (1 - FLOAT_ERROR), cutoff_s)
     return CaseBounds(bound_s=bound, slowest_s=slowest)
+
+
+def stage_units(
+    terms: StageTerms, counts: IntArray, cases: Cases, slowest_s: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the most blocks of all kinds that each rank holds within ``slowest_s`` (c,), and without recomputation."""
+    problem = _Bottleneck(terms, counts, cases)
+    held = problem.capacity.held(slowest_s)
+    unaided = np.minimum(held, problem.capacity.unaided)
+    return problem.units(held)[0], problem.units(unaided)[0]
 
 
 class _Bottleneck:

@@ -64,7 +64,12 @@ def reachable_kinds(terms: StageTerms, counts: IntArray) -> NDArray[np.bool_]:
     first = np.maximum(ends - counts[:, None, None] - counts.sum() - 1 + stages, 0)
     last = np.minimum(ends, stages - 1)
     chunk = np.maximum(-(-(first - ranks) // pp), 0)
-    return (chunk * pp + ranks <= last) & (ranks < pp)
+    meets = chunk * pp + ranks <= last
+    if terms.folded.any():
+        back = 2 * pp - 1 - ranks
+        either = ((first <= ranks) & (ranks <= last)) | ((first <= back) & (back <= last))
+        meets = np.where(terms.folded[:, None], either, meets)
+    return meets & (ranks < pp)
 
 
 class RankCapacity:
@@ -125,7 +130,7 @@ class RankCapacity:
         buffer = (self.cases.free | (self.cases.high > 0)) * self.terms.recompute_transient_bytes
         with_buffer = room - buffer[:, None]
         best = self._over_mix(self.saved_bytes, np.maximum)
-        self._unaided = np.minimum(at_most(room / plain), self.most)
+        self.unaided = np.minimum(at_most(room / plain), self.most)
         least = np.maximum(plain - self.saved_bytes[self._kind], TINY)
         fits = at_most((with_buffer + self._of_mix(self.saved_bytes)) / least)
         if not self._every.all():
@@ -133,7 +138,7 @@ class RankCapacity:
         # A rank without blocks recomputes none and needs no buffer for it.
         fits = np.where((self.mixed == 0) & (room >= 0), np.maximum(fits, 0.0), fits)
         if self._any_free:
-            fits = np.where(self._free, np.maximum(fits, self._unaided), fits)
+            fits = np.where(self._free, np.maximum(fits, self.unaided), fits)
             self._free_recompute(plain, with_buffer, best)
         self.ceiling = np.minimum(fits, self.most)
         self.ceiling = np.where(self.ceiling < self.fewest, NOT_HELD, self.ceiling)
@@ -194,12 +199,12 @@ class RankCapacity:
         return at_most(np.where(below + self.mixed < self.low, below, beyond))
 
     def _held_free(self, left: FloatArray) -> FloatArray:
-        unaided = np.minimum(at_most(left / self.layer_s), self._unaided)
+        unaided = np.minimum(at_most(left / self.layer_s), self.unaided)
         slope = self.layer_s + self._plain * self._per_byte_s
         aided = at_most((left + self._room * self._per_byte_s) / slope)
         aided = np.minimum(aided, self.ceiling)
         late = aided * self.layer_s + self._recompute_s(aided) > left * (1 + SLACK)
-        return np.where(self._useful & (aided > self._unaided), np.maximum(unaided, aided - late), unaided)
+        return np.where(self._useful & (aided > self.unaided), np.maximum(unaided, aided - late), unaided)
 
     def _recompute_s(self, count: FloatArray) -> FloatArray:
         """Least recomputation of ``count`` blocks where it is free; whole blocks where only one kind is there."""
@@ -211,7 +216,7 @@ class RankCapacity:
         """Return the least seconds of ``count`` counted blocks beside each mix."""
         recompute = np.minimum(self.low, count + self.mixed) * self.again_s
         if self._any_free:
-            free = np.where(count > self._unaided, self._recompute_s(count), 0.0)
+            free = np.where(count > self.unaided, self._recompute_s(count), 0.0)
             recompute = np.where(self._free, free, recompute)
         return self.base_s + count * self.layer_s + recompute
 

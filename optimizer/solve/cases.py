@@ -53,8 +53,7 @@ class Cases:
 
 def stage_cases(terms: StageTerms, blocks: int, rule: StageRule) -> Cases:
     """Return the cases of every layout, sorted by layout."""
-    ranks = terms.in_flight.shape[1]
-    ranges = split_ranges(terms.pp, terms.vp, ranks, blocks, rule)
+    ranges = split_ranges(terms, blocks, rule)
     parts = []
     for position, (free, low, high) in enumerate(_recomputations(terms, blocks, rule)):
         use = np.ones(len(ranges.row), dtype=bool)

@@ -133,12 +133,18 @@ def _windows(row: StageRow, low: IntArray, high: IntArray, cuts: tuple[int, ...]
     least = np.stack([*(few[:, :chunk].sum(axis=1) for chunk in cuts), low], axis=1)
     most = np.stack([*(many[:, :chunk].sum(axis=1) for chunk in cuts), high], axis=1)
     most_open = np.stack([*(many[:, : chunk + 1].sum(axis=1) for chunk in cuts), high], axis=1)
+    least_after, most_after = least, most
+    if row.folded:
+        # Ranks after the cut's rank hold earlier stages: the whole second chunk is before the cut.
+        back = np.array([*(chunk == 1 for chunk in cuts), False])
+        behind = np.stack([*(few[:, : chunk + 1].sum(axis=1) for chunk in cuts), low], axis=1)
+        least_after, most_after = np.where(back, behind, least), np.where(back, most_open, most)
     goal = np.cumsum(row.counts)
     return _Windows(
         low_open=goal - _later(most_open),
         high_open=goal - 1 - _later(least),
-        low_passed=goal - _later(most),
-        high_passed=goal - _later(least),
+        low_passed=goal - _later(most_after),
+        high_passed=goal - _later(least_after),
     )
 
 

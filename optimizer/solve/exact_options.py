@@ -71,10 +71,12 @@ def stage_options(
         fits = bytes_used(row, rank, blocks, recomputed) <= row.capacity_bytes
     time = time_taken(row, rank, blocks, recomputed)
     bits = 1 << np.arange(len(cuts))
+    # Where chunks run back, a rank's stage lies behind those of later ranks.
+    back = np.array([row.folded and chunk == 1 for chunk in cuts], dtype=bool)
     options = Options(
         rank=rank,
-        needs=(relation == EARLIER) @ bits,
-        leaves=(relation != LATER) @ bits,
+        needs=np.where(back, relation == LATER, relation == EARLIER) @ bits,
+        leaves=np.where(back, relation != EARLIER, relation != LATER) @ bits,
         cumulative=cumulative,
         blocks=blocks,
         recomputed=recomputed,

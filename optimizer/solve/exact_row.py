@@ -31,6 +31,7 @@ class StageRow:
 
     ranks: int
     chunks: int
+    folded: bool
     kinds: IntArray
     all_kinds: int
     counts: IntArray
@@ -66,6 +67,7 @@ class StageRow:
         return cls(
             ranks=ranks,
             chunks=int(terms.vp[0]),
+            folded=bool(terms.folded[0]),
             kinds=kinds,
             all_kinds=len(all_counts),
             counts=all_counts[kinds],
@@ -117,7 +119,7 @@ class StageRow:
         least, extra = np.divmod(blocks, self.chunks)
         chunk = np.arange(self.chunks)
         fuller = np.where(
-            (rank == self.ranks - 1)[:, None],
+            ((rank == self.ranks - 1) & (self.ranks > 1))[:, None],
             chunk < extra[:, None],
             chunk >= self.chunks - extra[:, None],
         )

@@ -69,7 +69,7 @@ def solve_stages(
     """
     row = StageRow.from_terms(terms, counts)
     best = _Best(row=row, step_time_s=below_s)
-    for low, high in boxes(row.ranks, row.chunks, row.blocks, rule.split):
+    for low, high in boxes(row.ranks, row.chunks, row.blocks, rule.split, folded=row.folded):
         for count in _recompute_counts(row, rule, high):
             if (
                 count
@@ -100,19 +100,22 @@ class _Best:
         return self.row.peak_weight * limit_s + self.row.sum_weight * sum_s + self.row.fixed_s
 
 
-def boxes(ranks: int, chunks: int, blocks: int, split: Split) -> Iterator[Box]:
+def boxes(ranks: int, chunks: int, blocks: int, split: Split, *, folded: bool = False) -> Iterator[Box]:
     """Yield ranges of blocks per rank, low and high (P,), whose union is exactly what the split rule allows.
 
     Chunks of a rank follow from its total: equal to within one block. Middle virtual stages hold one or more.
+    Both ends are on the first rank where the pipeline is ``folded``.
     """
     if ranks == 1:
-        if blocks >= chunks:
+        if blocks >= (0 if folded else chunks):
             yield np.array([blocks]), np.array([blocks])
     elif split is Split.FREE:
         low = np.full(ranks, chunks)
-        low[[0, -1]] = chunks - 1
+        low[[0] if folded else [0, -1]] -= 2 if folded else 1
         if low.sum() <= blocks:
             yield low, np.full(ranks, blocks - low.sum()) + low
+    elif folded:
+        yield from _near_equal_folded(ranks, blocks)
     elif ranks * chunks == 2:
         # Without middle stages, the smallest other stage of either end is the other end.
         for first in {blocks // 2, (blocks + 1) // 2}:
@@ -142,6 +145,18 @@ def _near_equal_boxes(ranks: int, chunks: int, blocks: int) -> Iterator[Box]:
             low[[0, -1]] = high[[0, -1]] = first, last
             if low.sum() <= blocks <= high.sum():
                 yield low.copy(), high.copy()
+
+
+def _near_equal_folded(ranks: int, blocks: int) -> Iterator[Box]:
+    """Yield boxes by q, the fewest blocks on a middle stage; the first rank's two stages are the ends."""
+    for q in range(1, blocks // (2 * ranks - 2) + 1):
+        all_fuller = blocks - (ranks - 1) * (2 * q + 2)
+        for ends in range(2 * q - 2, 2 * q + 3):
+            low, high = np.full(ranks, 2 * q), np.full(ranks, 2 * q + 2)
+            low[0] = high[0] = ends
+            # A short end with no middle stage at q would be two blocks below the smallest of them.
+            if (ends != all_fuller or ends >= 2 * q) and low.sum() <= blocks <= high.sum():
+                yield low, high
 
 
 def _recompute_counts(row: StageRow, rule: StageRule, high: IntArray) -> Sequence[int | None]:

@@ -10,11 +10,13 @@ import numpy as np
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.plan import Infeasibility
+from layoutopt.optimizer.solve.splits import chunks
 from layoutopt.optimizer.specs.cluster import NetworkLevel
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.solve.costed_space import CostedSpace
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -61,7 +63,7 @@ def least_memory(source: CostedSpace) -> tuple[float, LayoutBatch]:
     order = np.argsort(total + optimistic.common_bytes)[:CANDIDATES]
     batch, _ = source.expand(rows.take(order))
     terms = source.terms(batch)
-    blocks = _byte_even_blocks(source, terms.pp, terms.in_flight.shape[1])
+    blocks = _byte_even_blocks(source, terms)
     recomputed = blocks * terms.may_recompute[:, None, None]
     peak = price_stages(terms, blocks, recomputed).peak_bytes
     plain = price_stages(terms, blocks, np.zeros_like(blocks)).peak_bytes
@@ -70,18 +72,15 @@ def least_memory(source: CostedSpace) -> tuple[float, LayoutBatch]:
     return float(best[index]), batch.take(np.array([index]))
 
 
-def _byte_even_blocks(source: CostedSpace, pp: np.ndarray, ranks: int) -> np.ndarray:
+def _byte_even_blocks(source: CostedSpace, terms: StageTerms) -> IntArray:
     """Blocks (n, P, K) of the most even split, whole blocks, kinds in order, the ends with the fewest."""
-    total = int(source.counts.sum())
+    total, pp, ranks = int(source.counts.sum()), terms.pp, terms.in_flight.shape[1]
     place = np.arange(ranks)
     bounds = np.minimum((total + 2) * (place + 1) // pp[:, None], total + 2)
     ends = np.clip(bounds - 1, 0, total)
     ends = np.where(place >= pp[:, None] - 1, total, ends)
-    starts = np.concatenate([np.zeros((len(pp), 1), dtype=np.int64), ends[:, :-1]], axis=1)
-    kind_end = np.cumsum(source.counts)
-    kind_start = kind_end - source.counts
-    overlap = np.minimum(ends[:, :, None], kind_end) - np.maximum(starts[:, :, None], kind_start)
-    return np.maximum(overlap, 0)
+    totals = np.diff(ends, axis=1, prepend=0)
+    return chunks(totals, terms).kinds(source.counts).sum(axis=1)
 
 
 def fewest_gpus(question: Question) -> int | None:

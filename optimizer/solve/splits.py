@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import IntArray
+    from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.space.stage_rule import StageRule
 
 
@@ -32,30 +33,44 @@ class SplitRange:
     most: IntArray
 
 
-def fewest_blocks(pp: IntArray, vp: IntArray, ranks: int) -> IntArray:
+def end_stages(terms: StageTerms, ranks: int) -> IntArray:
+    """Return how many of the two ends, stages that may be empty, each rank holds, (n, ranks)."""
+    rank, pp, folded = np.arange(ranks), terms.pp[:, None], terms.folded[:, None]
+    apart = (pp > 1) & ((rank == 0) | (rank == pp - 1))
+    return np.where(folded, 2 * (rank == 0), apart)
+
+
+def fewest_blocks(terms: StageTerms, ranks: int) -> IntArray:
     """Return the fewest blocks of each rank, (n, ranks): one per chunk, none in the first and the last stage if pp > 1."""
-    rank = np.arange(ranks)
-    pp, vp = pp[:, None], vp[:, None]
-    at_end = (pp > 1) & ((rank == 0) | (rank == pp - 1))
-    return np.where(rank < pp, vp - at_end, 0)
+    real = np.arange(ranks) < terms.pp[:, None]
+    return np.where(real, terms.vp[:, None] - end_stages(terms, ranks), 0)
 
 
-def split_ranges(pp: IntArray, vp: IntArray, ranks: int, blocks: int, rule: StageRule) -> SplitRange:
+def stage_numbers(terms: StageTerms, depth: int, ranks: int) -> IntArray:
+    """Return the place in the model of every chunk and rank, (n, depth, ranks); folded pipelines run back."""
+    chunk, rank, pp = np.arange(depth)[:, None], np.arange(ranks), terms.pp[:, None, None]
+    back = terms.folded[:, None, None] & (chunk == 1)
+    return np.where(back, 2 * pp - 1 - rank, chunk * pp + rank)
+
+
+def split_ranges(terms: StageTerms, blocks: int, rule: StageRule) -> SplitRange:
     """Return the ranges of blocks per rank for models of ``blocks`` blocks."""
-    fewest = fewest_blocks(pp, vp, ranks)
-    row = np.arange(len(pp))
+    ranks = terms.in_flight.shape[1]
+    fewest = fewest_blocks(terms, ranks)
+    row = np.arange(len(terms))
     if rule.split is Split.FREE:
         others = fewest.sum(axis=1, keepdims=True) - fewest
-        return SplitRange(row=row, fewest=fewest, most=(blocks - others) * _real(pp, ranks))
-    return _near_equal_ranges(pp, vp, ranks, blocks, fewest)
+        return SplitRange(row=row, fewest=fewest, most=(blocks - others) * _real(terms.pp, ranks))
+    return _near_equal_ranges(terms, ranks, blocks, fewest)
 
 
 def _real(pp: IntArray, ranks: int) -> NDArray[np.bool_]:
     return np.arange(ranks) < pp[:, None]
 
 
-def _near_equal_ranges(pp: IntArray, vp: IntArray, ranks: int, blocks: int, fewest: IntArray) -> SplitRange:
+def _near_equal_ranges(terms: StageTerms, ranks: int, blocks: int, fewest: IntArray) -> SplitRange:
     """Enumerate the smallest inner stage ``a``: inner stages hold a or a+1 blocks, the first and the last a-1, a or a+1."""
+    pp, vp, ends = terms.pp, terms.vp, end_stages(terms, ranks)
     stages = pp * vp
     lowest = -(-blocks // stages) - 1
     parts = []
@@ -64,9 +79,7 @@ def _near_equal_ranges(pp: IntArray, vp: IntArray, ranks: int, blocks: int, fewe
         end_less = (stages > 2).astype(np.int64)
         possible = (stages * smallest - 2 * end_less <= blocks) & (blocks <= stages * (smallest + 1)) & (smallest >= 0)
         row = np.flatnonzero(possible)
-        rank = np.arange(ranks)
-        at_end = (rank == 0) | (rank == pp[row, None] - 1)
-        least = vp[row, None] * smallest[row, None] - at_end * end_less[row, None] * (pp[row, None] > 1)
+        least = vp[row, None] * smallest[row, None] - ends[row] * end_less[row, None]
         real = _real(pp[row], ranks)
         most = np.where(real, vp[row, None] * (smallest[row, None] + 1), 0)
         parts.append((row, np.where(real, np.maximum(least, fewest[row]), 0), most))
@@ -90,23 +103,27 @@ class Chunks:
         return np.maximum(np.minimum(stop, ends) - np.maximum(start, ends - counts), 0)
 
 
-def chunks(totals: IntArray, pp: IntArray, vp: IntArray) -> Chunks:
-    """Cut the blocks of each rank, (n, P), into its chunks and lay them out chunk-major."""
+def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
+    """Cut the blocks of each rank, (n, P), into its chunks and lay them out in the order of the model."""
+    pp, vp = terms.pp, terms.vp
     ranks, depth = totals.shape[1], int(vp.max(initial=1))
     chunk = np.arange(depth)[None, :, None]
     per_rank, width = totals[:, None, :], vp[:, None, None]
     size, larger = per_rank // width, per_rank % width
-    last = np.arange(ranks) == pp[:, None, None] - 1
+    last = (np.arange(ranks) == pp[:, None, None] - 1) & (pp[:, None, None] > 1)
     size = size + np.where(last, chunk < larger, chunk >= width - larger)
     size = np.where((chunk < width) & _real(pp, ranks)[:, None, :], size, 0)
-    ends = np.cumsum(size.reshape(len(totals), -1), axis=1).reshape(size.shape)
+    back = terms.folded[:, None, None] & (chunk == 1)
+    ordered = np.where(back, size[:, :, ::-1], size)
+    ends = np.cumsum(ordered.reshape(len(totals), -1), axis=1).reshape(size.shape)
+    ends = np.where(back, ends[:, :, ::-1], ends)
     return Chunks(start=ends - size, size=size)
 
 
-def obeys_near_equal(sizes: IntArray, pp: IntArray, vp: IntArray) -> NDArray[np.bool_]:
+def obeys_near_equal(sizes: IntArray, terms: StageTerms) -> NDArray[np.bool_]:
     """Tell which chunk sizes, (n, C, P), keep to ``Split.NEAR_EQUAL``."""
     depth, ranks = sizes.shape[1:]
-    stage = np.arange(depth)[:, None] * pp[:, None, None] + np.arange(ranks)
+    pp, vp, stage = terms.pp, terms.vp, stage_numbers(terms, depth, ranks)
     real = (np.arange(ranks) < pp[:, None, None]) & (np.arange(depth)[:, None] < vp[:, None, None])
     final = (pp * vp - 1)[:, None, None]
     at_end = (stage == 0) | (stage == final)

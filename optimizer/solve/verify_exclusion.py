@@ -228,30 +228,37 @@ def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArr
     """Return the even split (n, P, K) of every tuple, zeros where there is none, and whether there is."""
     counts = tuple(int(count) for count in space.counts)
     deepest = int(terms.vp.max()) + 1
-    shapes, which = np.unique(terms.pp * deepest + terms.vp, return_inverse=True)
-    ranks, chunks = np.divmod(shapes, deepest)
+    shapes, which = np.unique(
+        (terms.pp * deepest + terms.vp) * 2 + terms.folded, return_inverse=True
+    )
+    ranks, chunks = np.divmod(shapes // 2, deepest)
+    folded = shapes % 2 == 1
     table = np.zeros((len(shapes), terms.in_flight.shape[1], len(counts)), dtype=np.int64)
-    valid = ranks * chunks - 2 * (ranks > 1) <= sum(counts)
+    valid = ranks * chunks - 2 * ((ranks > 1) | folded) <= sum(counts)
     for row in np.flatnonzero(valid):
-        table[row, : ranks[row]] = even_split(int(ranks[row]), int(chunks[row]), counts)
+        split = even_split(int(ranks[row]), int(chunks[row]), counts, folded=bool(folded[row]))
+        table[row, : ranks[row]] = split
     return table[which], valid[which]
 
 
 @lru_cache(maxsize=4096)
-def even_split(ranks: int, chunks: int, counts: tuple[int, ...]) -> IntArray:
+def even_split(ranks: int, chunks: int, counts: tuple[int, ...], *, folded: bool = False) -> IntArray:
     """Return the blocks (P, K) of the most even split: ranks within one block of each other, lighter ends."""
     least, extra = divmod(sum(counts), ranks)
-    order = [*range(1, ranks - 1), ranks - 1, 0] if ranks > 1 else [0]
+    order = [*range(1, ranks), 0] if ranks > 1 else [0]
     held = np.full(ranks, least)
     held[order[:extra]] += 1
     sizes = np.zeros((chunks, ranks), dtype=np.int64)
     for rank in range(ranks):
         small, more = divmod(int(held[rank]), chunks)
-        larger = range(more) if rank == ranks - 1 else range(chunks - more, chunks)
+        larger = range(more) if rank == ranks - 1 > 0 else range(chunks - more, chunks)
         sizes[:, rank] = small
         sizes[list(larger), rank] += 1
     kind = np.repeat(np.arange(len(counts)), counts)
-    stage = np.repeat(np.arange(ranks * chunks), sizes.ravel())
+    holders = np.tile(np.arange(ranks), (chunks, 1))
+    if folded:
+        sizes[1], holders[1] = sizes[1, ::-1].copy(), holders[1, ::-1].copy()
+    rank_of_block = np.repeat(holders.ravel(), sizes.ravel())
     blocks = np.zeros((ranks, len(counts)), dtype=np.int64)
-    np.add.at(blocks, (stage % ranks, kind), 1)
+    np.add.at(blocks, (rank_of_block, kind), 1)
     return blocks

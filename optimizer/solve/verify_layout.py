@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.space.stages import model_order
@@ -113,14 +114,14 @@ def _modifiers(batch: LayoutBatch, layout: StatedLayout) -> list[_Modifier]:
 def read_stages(
     layout: StatedLayout, runs: Sequence[Run], rule: StageRule, *, may_recompute: bool
 ) -> tuple[IntArray, IntArray]:
-    """Return blocks and recomputed blocks (P, K); raise ``Refuted`` where stages break rule or model."""
-    ranks, chunks = layout.degrees["pp"], layout.degrees["vp"]
+    """Return blocks and recomputed blocks (P, K) of the distinct ranks; raise ``Refuted`` where stages break a rule."""
+    ranks, chunks, schedule = layout.degrees["pp"], layout.degrees["vp"], Schedule(layout.schedule)
     if len(layout.stages) != ranks * chunks:
         raise Refuted(f"{len(layout.stages)} stages stated, pp * vp is {ranks * chunks}")
     kinds = [kind for kind, run in enumerate(runs) for _ in range(run.count)]
     blocks = np.zeros((ranks * chunks, len(runs)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
-    order = model_order(ranks, chunks, Schedule(layout.schedule)).tolist()
+    order = model_order(ranks, chunks, schedule).tolist()
     start = 0
     for place, j in enumerate(order):
         stage = layout.stages[j]
@@ -134,10 +135,13 @@ def read_stages(
         recomputed[j] = _recomputed(stage, held, runs, f"stage {j}")
     if start != len(kinds):
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
-    check_sizes(blocks.sum(axis=1), ranks, rule.split)
+    place = distinct_rank_of_entry(schedule, ranks, chunks)
+    check_sizes(blocks.sum(axis=1)[order], place[order], rule.split, folded=SCHEDULES[schedule].folded)
     _check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
-    shape = (chunks, ranks, len(runs))
-    return blocks.reshape(shape).sum(axis=0), recomputed.reshape(shape).sum(axis=0)
+    held = np.zeros((2, int(place.max()) + 1, len(runs)), dtype=np.int64)
+    np.add.at(held[0], place, blocks)
+    np.add.at(held[1], place, recomputed)
+    return held[0], held[1]
 
 
 def _check_place(j: int, stage: StatedStage, ranks: int, *, first: bool, last: bool) -> None:
@@ -191,17 +195,20 @@ def _recomputed(stage: StatedStage, held: list[int], runs: Sequence[Run], where:
     return chosen
 
 
-def check_sizes(sizes: IntArray, ranks: int, split: Split) -> None:
-    """Raise ``Refuted`` where the blocks of virtual stages (chunk-major) break the split rule."""
-    stages = len(sizes)
+def check_sizes(sizes: IntArray, place: IntArray, split: Split, *, folded: bool = False) -> None:
+    """Raise ``Refuted`` where the blocks of virtual stages, as tokens pass them, break the split rule.
+
+    ``place`` is the distinct rank of every stage; ``folded`` pipelines have both ends on the first.
+    """
+    stages, ranks = len(sizes), int(place.max()) + 1
     least = np.ones(stages, dtype=np.int64)
-    if ranks > 1:
+    if ranks > 1 or folded:
         least[[0, -1]] = 0
     if (sizes < least).any():
         raise Refuted(f"stage {int(np.argmax(sizes < least))} is empty")
     for rank in range(ranks):
-        own = sizes[rank::ranks]
-        rising = own[::-1] if rank == ranks - 1 else own
+        own = sizes[place == rank]
+        rising = own[::-1] if rank == ranks - 1 > 0 else own
         if own.max() - own.min() > 1 or (np.diff(rising) < 0).any():
             raise Refuted(
                 f"the chunks of rank {rank} hold {own.tolist()} blocks: not equal to within one, in order"

@@ -111,7 +111,8 @@ def _has_place(terms: StageTerms, room: _Room, blocks: int) -> Mask:
         most = np.minimum(most, _bought(budget, cost.min(axis=2)))
     most = np.floor(most * (1 + _MARGIN) + _MARGIN)
     rank = np.arange(room.real.shape[1])
-    ends = (terms.pp[:, None] > 1) & ((rank == 0) | (rank == terms.pp[:, None] - 1))
+    apart = (terms.pp[:, None] > 1) & ((rank == 0) | (rank == terms.pp[:, None] - 1))
+    ends = np.where(terms.folded[:, None], 2 * (rank == 0), apart)
     placed = ((most >= terms.vp[:, None] - ends) | ~room.real).all(axis=1)
     enough: Mask = placed & (np.where(room.real, most, 0.0).sum(axis=1) >= blocks)
     return enough

@@ -25,10 +25,11 @@ class Recomputation(StrEnum):
 class StageRule:
     """The stage choices of one framework.
 
-    All rules: stages are contiguous, in chunk-major order (virtual stage ``chunk*pp + rank``); every virtual
-    stage holds at least one block, except the first and the last, which may hold none when pp > 1 (they hold
-    the embedding and the head); the chunks of one rank differ by at most one block, the smaller ones first,
-    except on the last rank, the smaller ones last.
+    All rules: stages are contiguous, in chunk-major order (virtual stage ``chunk*pp + rank``; V-shaped schedules
+    and DualPipe, whose ranks s and pp - 1 - s count as one of two chunks, run the second chunks backwards);
+    every virtual stage holds at least one block, except the first and the last, which may hold none when pp > 1
+    (they hold the embedding and the head); the chunks of one rank differ by at most one block, the smaller ones
+    first, except on the last of several ranks, the smaller ones last.
 
     ``split`` free: any counts within those rules; near_equal: any two virtual stages differ by at most one
     block, the first and last virtual stage may hold one block fewer than the smallest other one.

@@ -73,6 +73,14 @@ def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArra
     return entries
 
 
+def _seats(pp: int, vp: int, schedule: Schedule) -> IntArray:
+    """Return the entries of the stage list by chunk and distinct rank, (chunks, ranks)."""
+    if SCHEDULES[schedule].parameter_copies > 1:
+        first = np.arange(pp // 2)
+        return np.stack([first, pp - 1 - first])
+    return np.arange(pp * vp).reshape(vp, pp)
+
+
 def kinds_of(model: ModelSpec, counts: IntArray, order: IntArray) -> IntArray:
     """Return the blocks of each kind on every virtual stage, shape (stages, K), for contiguous stages.
 
@@ -101,9 +109,10 @@ def virtual_stages(
     Parameters
     ----------
     blocks, recomputed
-        Blocks of each kind on each rank and how many of them are recomputed, shape (pp, K).
+        Blocks of each kind on each distinct rank and how many of them are recomputed, shape (P, K). Ranks that
+        hold the same stages, as DualPipe's s and pp - 1 - s, are one.
     schedule
-        Decides the order of stages where it is V-shaped.
+        Decides on which rank each stage is.
 
     Raises
     ------
@@ -111,12 +120,14 @@ def virtual_stages(
         If no contiguous split has these counts per rank and kind.
     """
     blocks, recomputed = np.asarray(blocks, dtype=np.int64), np.asarray(recomputed, dtype=np.int64)
-    order = model_order(pp, vp, schedule)
-    counts = chunk_layers(blocks.sum(axis=1), pp, vp)
+    order, seat = model_order(pp, vp, schedule), _seats(pp, vp, schedule)
+    counts = chunk_layers(blocks.sum(axis=1), *seat.shape[::-1])
+    counts = counts[np.argsort(seat.ravel())]
     kinds = kinds_of(model, counts, order)
-    if counts.sum() != block_count(model) or (kinds.reshape(vp, pp, -1).sum(axis=0) != blocks).any():
+    if counts.sum() != block_count(model) or (kinds[seat].sum(axis=0) != blocks).any():
         raise ValueError(f"no contiguous split of {block_count(model)} blocks gives {blocks.tolist()}")
-    repeated = _spread(kinds.reshape(vp, pp, -1), recomputed)
+    repeated = np.zeros_like(kinds)
+    repeated[seat] = _spread(kinds[seat], recomputed)
     first, last = int(order[0]), int(order[-1])
     return tuple(
         _stage(model, entry, pp, kinds[entry], repeated[entry], embedding=entry == first, head=entry == last)
@@ -156,7 +167,7 @@ def _stage(
 
 
 def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
-    """Spread each rank's recomputed blocks over its chunks, (vp, pp, K) and (pp, K) to (pp*vp, K).
+    """Spread each rank's recomputed blocks over its chunks, (C, P, K) and (P, K) to (C, P, K).
 
     If one number N for all virtual stages gives these counts (each repeats its first min(N, blocks)), that is
     the spread; otherwise every chunk of a rank gets as equal a number as it can hold.
@@ -165,7 +176,7 @@ def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
     for uniform in range(largest + 1):
         spread = first_blocks(kinds, np.full(kinds.shape[:2], uniform))
         if (spread.sum(axis=0) == recomputed).all():
-            return spread.reshape(-1, kinds.shape[2])
+            return spread
     level = np.zeros_like(kinds)
     left = np.minimum(recomputed, kinds.sum(axis=0))
     while left.any():
@@ -173,7 +184,7 @@ def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
             room = (level[chunk] < kinds[chunk]) & (left > 0)
             level[chunk] += room
             left = left - room
-    return level.reshape(-1, kinds.shape[2])
+    return level
 
 
 def first_blocks(kinds: IntArray, counts: IntArray) -> IntArray:
@@ -184,7 +195,7 @@ def first_blocks(kinds: IntArray, counts: IntArray) -> IntArray:
 
 
 def rank_totals(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
-    """Read a layout's stages as blocks per rank and kind, and recomputed blocks, both of shape (pp, K).
+    """Read a layout's stages as blocks per distinct rank and kind, and recomputed blocks, both of shape (P, K).
 
     Without a stage list the split is the most even one, and ``full`` recomputation repeats every layer.
 
@@ -193,7 +204,7 @@ def rank_totals(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
     InputError
         If the list has another length than pp*vp, doesn't hold the model's layers, or cuts through a block.
     """
-    pp, vp, count = layout.pp, layout.vp, len(model.runs)
+    pp, vp = layout.pp, layout.vp
     order = model_order(pp, vp, layout.schedule)
     if layout.stages:
         layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
@@ -201,9 +212,8 @@ def rank_totals(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
     else:
         counts = chunk_layers(even_blocks(block_count(model), pp, vp), pp, vp)
     kinds = kinds_of(model, counts, order)
-    repeated = _recomputed_blocks(layout, model, kinds)
-    shape = (vp, pp, count)
-    return kinds.reshape(shape).sum(axis=0), repeated.reshape(shape).sum(axis=0)
+    repeated, seat = _recomputed_blocks(layout, model, kinds), _seats(pp, vp, layout.schedule)
+    return kinds[seat].sum(axis=0), repeated[seat].sum(axis=0)
 
 
 def _whole_blocks(layout: Layout, model: ModelSpec, layers: IntArray, order: IntArray) -> IntArray:

@@ -21,7 +21,7 @@ from layoutopt.optimizer.solve.certificate import (
     table_digest,
 )
 from layoutopt.optimizer.solve.exact_stages import boxes
-from layoutopt.optimizer.solve.space_size import space_size, stage_choices
+from layoutopt.optimizer.solve.space_size import StageShape, space_size, stage_choices
 from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, StageRule
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
@@ -122,19 +122,19 @@ def test_choices_of_free_stages(ranks: int, chunks: int, blocks: int) -> None:
         for held in product(*(range(a, b + 1) for a, b in zip(low, high, strict=True)))
         if sum(held) == blocks
     ]
-    assert stage_choices(ranks, chunks, blocks, FREE, False) == len(totals)
+    assert stage_choices(StageShape(ranks, chunks, False, False), blocks, FREE) == len(totals)
     expected = sum(int(np.prod([n + 1 for n in held])) for held in totals)
-    assert stage_choices(ranks, chunks, blocks, FREE, True) == expected
+    assert stage_choices(StageShape(ranks, chunks, False, True), blocks, FREE) == expected
     fewest = -(-blocks // (ranks * chunks)) + 1
-    assert stage_choices(ranks, chunks, blocks, MEGATRON, True) == fewest * len(totals)
+    assert stage_choices(StageShape(ranks, chunks, False, True), blocks, MEGATRON) == fewest * len(totals)
 
 
 def test_near_equal_choices_are_few() -> None:
     """Near-equal splits are counted, twice when all blocks may be recomputed; none with too few blocks."""
-    few = stage_choices(4, 1, 10, TORCHTITAN, False)
-    assert 0 < few < stage_choices(4, 1, 10, FREE, False)
-    assert stage_choices(4, 1, 10, TORCHTITAN, True) == 2 * few
-    assert stage_choices(4, 2, 5, TORCHTITAN, False) == 0
+    few = stage_choices(StageShape(4, 1, False, False), 10, TORCHTITAN)
+    assert 0 < few < stage_choices(StageShape(4, 1, False, False), 10, FREE)
+    assert stage_choices(StageShape(4, 1, False, True), 10, TORCHTITAN) == 2 * few
+    assert stage_choices(StageShape(4, 2, False, False), 5, TORCHTITAN) == 0
 
 
 def test_space_size() -> None:
@@ -143,7 +143,7 @@ def test_space_size() -> None:
     size = space_size(space)
     assert (size.degree_rows, size.tuples) == (3, 6)
     keys = product([(1, 1), (2, 1), (2, 2)], [False, True])
-    assert size.joint_assignments == sum(stage_choices(p, v, 6, FREE, may) for (p, v), may in keys)
+    assert size.joint_assignments == sum(stage_choices(StageShape(p, v, False, may), 6, FREE) for (p, v), may in keys)
     assert space_size(space, chunk=1) == size
 
 
@@ -152,7 +152,7 @@ def test_large_pipelines_count_exactly() -> None:
     ways = [1] + [0] * 126
     for least in [0, *[1] * 14, 0]:
         ways = [sum(ways[n - k] * (k + 1) for k in range(least, n + 1)) for n in range(127)]
-    assert stage_choices(16, 1, 126, FREE, True) == ways[126] > 10**32
+    assert stage_choices(StageShape(16, 1, False, True), 126, FREE) == ways[126] > 10**32
 
 
 def certificate() -> Certificate:

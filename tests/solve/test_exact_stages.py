@@ -49,17 +49,24 @@ def make_terms(**changes: object) -> StageTerms:
     return StageTerms(**{name: np.asarray([value]) for name, value in values.items()})
 
 
-def valid_sizes(ranks: int, chunks: int, blocks: int, split: Split) -> Iterator[tuple[int, ...]]:
+def rank_of(stage: int, ranks: int, folded: bool) -> int:
+    """The rank of a virtual stage; in a folded pipeline the second half runs back."""
+    return min(stage, 2 * ranks - 1 - stage) if folded else stage % ranks
+
+
+def valid_sizes(
+    ranks: int, chunks: int, blocks: int, split: Split, folded: bool = False
+) -> Iterator[tuple[int, ...]]:
     """Enumerate virtual stage sizes straight from the wording of the stage rule."""
     stages = ranks * chunks
+    of = [rank_of(j, ranks, folded) for j in range(stages)]
     for head in product(range(blocks + 1), repeat=stages - 1):
         sizes = (*head, blocks - sum(head))
-        ends = {0, stages - 1} if ranks > 1 else set()
+        ends = {0, stages - 1} if ranks > 1 or folded else set()
         if any(size < (0 if j in ends else 1) for j, size in enumerate(sizes)):
             continue
-        if all(chunks_ok(sizes[rank::ranks], rank == ranks - 1) for rank in range(ranks)) and split_ok(
-            sizes, split
-        ):
+        own = [tuple(size for size, r in zip(sizes, of, strict=True) if r == rank) for rank in range(ranks)]
+        if all(chunks_ok(mine, s == ranks - 1 > 0) for s, mine in enumerate(own)) and split_ok(sizes, split):
             yield sizes
 
 
@@ -80,14 +87,14 @@ def split_ok(sizes: tuple[int, ...], split: Split) -> bool:
 
 def brute_force(terms: StageTerms, counts: list[int], rule: StageRule) -> float:
     """Price every split with every allowed recomputation; return the least step time, inf if none fits."""
-    ranks, chunks = int(terms.pp[0]), int(terms.vp[0])
+    ranks, chunks, folded = int(terms.pp[0]), int(terms.vp[0]), bool(terms.folded[0])
     kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
     blocks, recomputed = [], []
-    for sizes in valid_sizes(ranks, chunks, len(kinds), rule.split):
+    for sizes in valid_sizes(ranks, chunks, len(kinds), rule.split, folded):
         bounds = np.cumsum([0, *sizes])
         stages = [kinds[a:b] for a, b in pairwise(bounds)]
-        held = rank_counts(stages, ranks, len(counts))
-        for choice in recomputations(stages, held, rule, bool(terms.may_recompute[0])):
+        held = rank_counts(stages, ranks, len(counts), folded)
+        for choice in recomputations(stages, held, rule, bool(terms.may_recompute[0]), folded):
             blocks.append(held)
             recomputed.append(choice)
     if not blocks:
@@ -96,17 +103,17 @@ def brute_force(terms: StageTerms, counts: list[int], rule: StageRule) -> float:
     return float(np.min(costs.step_time_s, where=costs.fits, initial=np.inf))
 
 
-def rank_counts(stages: list[list[int]], ranks: int, kinds: int) -> np.ndarray:
+def rank_counts(stages: list[list[int]], ranks: int, kinds: int, folded: bool = False) -> np.ndarray:
     """Blocks of each kind on each rank."""
     held = np.zeros((ranks, kinds), dtype=np.int64)
     for j, stage in enumerate(stages):
         for kind in stage:
-            held[j % ranks, kind] += 1
+            held[rank_of(j, ranks, folded), kind] += 1
     return held
 
 
 def recomputations(
-    stages: list[list[int]], held: np.ndarray, rule: StageRule, allowed: bool
+    stages: list[list[int]], held: np.ndarray, rule: StageRule, allowed: bool, folded: bool = False
 ) -> Iterator[np.ndarray]:
     """Every recomputation the rule allows for given stages."""
     if not allowed:
@@ -119,7 +126,7 @@ def recomputations(
         yield held
     else:
         for count in range(max(map(len, stages)) + 1):
-            yield rank_counts([stage[:count] for stage in stages], *held.shape)
+            yield rank_counts([stage[:count] for stage in stages], *held.shape, folded)
 
 
 @st.composite
@@ -134,6 +141,7 @@ def rows(draw: st.DrawFn) -> tuple[StageTerms, list[int]]:
     terms = make_terms(
         pp=ranks,
         vp=chunks,
+        folded=chunks == 2 and draw(st.booleans()),
         micro_batches=draw(st.integers(1, 12)) + 1,
         bubble_weight=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])),
         layer_s=[float(x) + 1 for x in draw(per_kind)],
@@ -176,18 +184,21 @@ def test_equals_enumeration(rule: StageRule, row: tuple[StageTerms, list[int]]) 
 @pytest.mark.parametrize("split", list(Split))
 def test_boxes_are_the_rule(split: Split) -> None:
     """The ranges of blocks per rank contain exactly the totals of the valid virtual stages."""
-    for ranks, chunks, blocks in product((1, 2, 3, 4), (1, 2, 3), range(1, 9)):
-        if ranks * chunks > 6:
+    for ranks, chunks, blocks, folded in product((1, 2, 3, 4), (1, 2, 3), range(1, 9), (False, True)):
+        if ranks * chunks > 6 or (folded and chunks != 2):
             continue
         expected = {
-            tuple(sum(sizes[rank::ranks]) for rank in range(ranks))
-            for sizes in valid_sizes(ranks, chunks, blocks, split)
+            tuple(
+                sum(size for j, size in enumerate(sizes) if rank_of(j, ranks, folded) == r)
+                for r in range(ranks)
+            )
+            for sizes in valid_sizes(ranks, chunks, blocks, split, folded)
         }
         found = set()
-        for low, high in boxes(ranks, chunks, blocks, split):
+        for low, high in boxes(ranks, chunks, blocks, split, folded=folded):
             spans = (range(a, b + 1) for a, b in zip(low, high, strict=True))
             found |= {held for held in product(*spans) if sum(held) == blocks}
-        assert found == expected, (ranks, chunks, blocks)
+        assert found == expected, (ranks, chunks, blocks, folded)
 
 
 def test_uneven_ends() -> None:

@@ -1,0 +1,94 @@
+"""Pipelines whose stages run to the last rank and back: bounds, CP-SAT and construction against exact stages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
+from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.construct import construct
+from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.exact_stages import solve_stages
+from layoutopt.optimizer.solve.slices import tuple_slice
+from layoutopt.optimizer.solve.verify_exclusion import even_split
+from layoutopt.optimizer.solve.verify_room import may_be_below
+from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
+
+RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
+COUNTS = [[5], [1, 4], [2, 3], [1, 2, 3]]
+
+
+def random_terms(rng: np.random.Generator, ranks: int, kinds: int) -> StageTerms:
+    """One folded row with memory between plenty and too little; the ends are both on the first rank."""
+    activation = rng.uniform(1, 3, (1, kinds))
+    return StageTerms(
+        pp=np.array([ranks]),
+        vp=np.array([2]),
+        folded=np.array([True]),
+        micro_batches=rng.integers(2 * ranks, 40, 1),
+        layer_s=rng.uniform(0.5, 3, (1, kinds)),
+        recompute_s=rng.uniform(0.05, 1, (1, kinds)),
+        first_s=rng.uniform(0, 3, 1),
+        last_s=np.zeros(1),
+        bubble_weight=rng.choice([0.0, 0.3, 1.3], 1),
+        fixed_s=rng.uniform(0, 1, 1),
+        layer_state_bytes=rng.uniform(0.5, 2, (1, kinds)),
+        layer_activation_bytes=activation,
+        recomputed_activation_bytes=activation * rng.uniform(0, 0.5),
+        first_bytes=rng.uniform(0, 4, 1),
+        last_bytes=np.zeros(1),
+        common_bytes=rng.uniform(0, 1, 1),
+        recompute_transient_bytes=rng.uniform(0, 2, 1),
+        capacity_bytes=rng.uniform(8, 60, 1),
+        in_flight=np.full((1, ranks), ranks + 0.5),
+        may_recompute=np.array([rng.random() < 0.8]),
+    )
+
+
+def blank_row(terms: StageTerms) -> LayoutBatch:
+    """A tuple for the terms; what its codes mean doesn't matter."""
+    columns = {name: np.ones(1, dtype=np.int64) for name in DEGREES}
+    columns |= {name: np.zeros(1, dtype=np.int64) for name in CODES}
+    columns |= {"pp": terms.pp, "vp": terms.vp, "micro_batches": terms.micro_batches}
+    return LayoutBatch(codebook=None, **columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.split}-{rule.recomputation}")
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_every_part_of_the_search_agrees_with_exact_stages(rule: StageRule, counts: list[int]) -> None:
+    """No bound exceeds the optimum, CP-SAT reaches it, construction never undercuts it."""
+    rng, blocks = np.random.default_rng(len(counts)), np.array(counts)
+    for ranks in (1, 2, 3):
+        for _ in range(4):
+            terms = random_terms(rng, ranks, len(counts))
+            found = solve_stages(terms, counts, rule)
+            best = found.step_time_s if found else np.inf
+            assert quick_bound(terms, blocks)[0] <= best * (1 + 1e-9)
+            assert lower_bound(terms, blocks, rule)[0] <= best * (1 + 1e-9)
+            assert construct(terms, blocks, rule).step_time_s[0] >= best * (1 - 1e-9)
+            if found:
+                assert may_be_below(terms, blocks, best * (1 + 1e-9))[0]
+            result = CpModel(tuple_slice(blank_row(terms), terms, blocks, rule)).solve()
+            if not found:
+                assert result.status is SliceStatus.NO_BETTER
+                continue
+            assert result.step_time_s == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "counts"), [(1, (3,)), (2, (1, 4)), (3, (2, 3, 3)), (4, (1, 9))])
+def test_even_split_is_contiguous(ranks: int, counts: tuple[int, ...]) -> None:
+    """The even split of a folded pipeline is one that the exact stages could choose."""
+    rng = np.random.default_rng(0)
+    blocks = even_split(ranks, 2, counts, folded=True)
+    assert blocks.sum(axis=0).tolist() == list(counts)
+    assert np.ptp(blocks.sum(axis=1)) <= 1
+    terms = random_terms(rng, ranks, len(counts))
+    roomy = StageTerms(
+        **{name: getattr(terms, name) for name in terms.__slots__} | {"capacity_bytes": np.array([1e9])}
+    )
+    step = price_stages(roomy, blocks[None], np.zeros_like(blocks)[None]).step_time_s[0]
+    best = solve_stages(roomy, counts, RULES[0])
+    assert best is not None
+    assert best.step_time_s <= step * (1 + 1e-12)
