@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.flops import model_flops_per_token
@@ -21,7 +21,7 @@ class Budget:
 
     ``days_low`` and ``days_high`` spread ``days`` by the relative error of the step-time prediction.
     ``cost`` is in the currency of ``gpu_hour_cost``, None when that isn't given. Energy counts every GPU at its
-    board power times PUE, an upper estimate.
+    board power times PUE, an upper estimate. Adding two budgets adds the totals of consecutive phases.
     """
 
     tokens: float
@@ -33,6 +33,11 @@ class Budget:
     gpu_hours: float
     energy_kwh: float
     cost: float | None
+
+    def __add__(self, other: Budget) -> Budget:
+        names = [field.name for field in fields(self) if field.name != "cost"]
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return Budget(cost=cost, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def training_budget(

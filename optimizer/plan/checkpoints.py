@@ -36,9 +36,17 @@ def checkpoint_bytes(parameters: float, *, with_weights: bool = True) -> float:
 
 
 def checkpoint_cost(
-    parameters: float, gpus: int, cluster: ClusterSpec, *, with_weights: bool = True
+    parameters: float,
+    gpus: int,
+    cluster: ClusterSpec,
+    *,
+    with_weights: bool = True,
+    least_stall_s: float = 0.0,
 ) -> CheckpointCost:
-    """Time a sharded checkpoint: to storage when synchronous, to host memory over the host link when not."""
+    """Time a sharded checkpoint: to storage when synchronous, to host memory over the host link when not.
+
+    ``least_stall_s`` is what a snapshot costs beside copying: agreeing on it and collecting what to save.
+    """
     total = checkpoint_bytes(parameters, with_weights=with_weights)
     share = total / gpus
     write = total / _write_bytes_per_s(cluster.storage, gpus)
@@ -47,7 +55,7 @@ def checkpoint_cost(
         per_gpu_bytes=share,
         write_s=write,
         synchronous_stall_s=write,
-        asynchronous_stall_s=share / cluster.gpu.host_link_bytes_per_s,
+        asynchronous_stall_s=max(share / cluster.gpu.host_link_bytes_per_s, least_stall_s),
     )
 
 

@@ -8,9 +8,12 @@ for restart dumps", Future Generation Computer Systems 22.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, expm1, sqrt
+from math import exp, expm1, inf, sqrt
 
 from layoutopt.optimizer.specs.errors import input_error
+
+LARGEST_EXPONENT = 700.0
+"""exp() of more overflows a double."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,14 @@ def daly_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
 def expected_wall_time_s(
     work_s: float, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> float:
-    """Exact expected time for exponential failures, which also strike checkpoints and restarts (Daly 2006, eq. 13)."""
-    segments = work_s / interval_s
-    return mtbf_s * exp(restart_s / mtbf_s) * expm1((interval_s + checkpoint_s) / mtbf_s) * segments
+    """Exact expected time for exponential failures, which also strike checkpoints and restarts.
+
+    Daly 2006, eq. 13. Infinity when failures come too fast for the run to ever end.
+    """
+    segment_s = interval_s + checkpoint_s
+    if (restart_s + segment_s) / mtbf_s > LARGEST_EXPONENT:
+        return inf
+    return mtbf_s * exp(restart_s / mtbf_s) * expm1(segment_s / mtbf_s) * work_s / interval_s
 
 
 def goodput(interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:

@@ -1,0 +1,225 @@
+"""Failures and checkpoints of one run: how often to save, what is lost, how long it takes, how many nodes to spare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, isfinite
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.plan.checkpoints import CheckpointCost, checkpoint_cost
+from layoutopt.optimizer.plan.faults import (
+    Waste,
+    daly_interval_s,
+    expected_wall_time_s,
+    job_mean_time_between_failures_s,
+    waste,
+    young_interval_s,
+)
+from layoutopt.optimizer.plan.monte_carlo import RunQuantiles, simulate_runs
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.plan.options import PlanOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+
+CURVE_GPUS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 100_000)
+"""Sizes at which goodput is shown."""
+
+HOPELESS = 100.0
+"""Expected wall-clock time over useful time beyond which runs are not simulated: they hardly ever end."""
+
+
+class CheckpointMode(StrEnum):
+    """Whether training stands still until a checkpoint is on storage, or only until it is in host memory."""
+
+    SYNCHRONOUS = "synchronous"
+    ASYNCHRONOUS = "asynchronous"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSchedule:
+    """Saving in one mode.
+
+    Training stands still for ``stall_s`` at every checkpoint. ``interval_s`` is Daly's, or the time a background
+    write takes where that is longer. ``restart_s`` includes, for background writes, the work since the snapshot
+    that had not reached storage. ``waste`` is first order, ``goodput`` and ``wall_s`` exact for exponential
+    failures; ``failures`` are expected over the wall-clock time.
+    """
+
+    mode: CheckpointMode
+    stall_s: float
+    restart_s: float
+    young_s: float
+    daly_s: float
+    interval_s: float
+    waste: Waste
+    goodput: float
+    wall_s: float
+    failures: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputPoint:
+    """Share of wall-clock time that is useful on ``gpus`` GPUs, with the better checkpoint mode."""
+
+    gpus: int
+    mtbf_s: float
+    mode: CheckpointMode
+    interval_s: float
+    goodput: float
+    first_order_waste: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """What failures cost a run.
+
+    ``schedules`` has both modes, the better one first. ``simulated`` holds wall-clock quantiles under failures
+    alone and ``simulated_with_error`` with the error of the predicted step time too; None when failures come so
+    fast that the run hardly ends. ``spare_nodes`` suffice with the probability asked for.
+    """
+
+    gpu_hours_per_failure: float
+    mtbf_s: float
+    checkpoint: CheckpointCost
+    schedules: tuple[CheckpointSchedule, ...]
+    spare_nodes: int
+    simulated: RunQuantiles | None
+    simulated_with_error: RunQuantiles | None
+    curve: tuple[GoodputPoint, ...]
+
+    @property
+    def best(self) -> CheckpointSchedule:
+        """The mode with the shorter expected run."""
+        return self.schedules[0]
+
+
+def plan_faults(
+    work_s: float, parameters: float, gpus: int, cluster: ClusterSpec, options: PlanOptions
+) -> FaultPlan:
+    """Plan failures and checkpoints of ``work_s`` seconds of useful work on ``gpus`` GPUs."""
+    mtbf_s = job_mean_time_between_failures_s(cluster.failures.gpu_hours_per_failure, gpus)
+    cost = _cost(parameters, gpus, cluster, options)
+    schedules = checkpoint_schedules(work_s, cost, cluster.failures.restart_s, mtbf_s)
+    best = schedules[0]
+    hopeless = not isfinite(best.wall_s) or best.wall_s > HOPELESS * work_s
+    return FaultPlan(
+        gpu_hours_per_failure=cluster.failures.gpu_hours_per_failure,
+        mtbf_s=mtbf_s,
+        checkpoint=cost,
+        schedules=schedules,
+        spare_nodes=spare_nodes(mtbf_s, options.repair_s, options.spare_confidence),
+        simulated=None if hopeless else _simulated(work_s, best, mtbf_s, options, 0.0),
+        simulated_with_error=None
+        if hopeless
+        else _simulated(work_s, best, mtbf_s, options, options.relative_error),
+        curve=goodput_curve(parameters, gpus, cluster, options),
+    )
+
+
+def _cost(parameters: float, gpus: int, cluster: ClusterSpec, options: PlanOptions) -> CheckpointCost:
+    return checkpoint_cost(
+        parameters,
+        gpus,
+        cluster,
+        with_weights=options.checkpoint_weights,
+        least_stall_s=options.least_stall_s,
+    )
+
+
+def checkpoint_schedules(
+    work_s: float, cost: CheckpointCost, restart_s: float, mtbf_s: float
+) -> tuple[CheckpointSchedule, ...]:
+    """Return both modes, the one with the shorter expected run first."""
+    both = (
+        _schedule(
+            CheckpointMode.ASYNCHRONOUS, work_s, cost.asynchronous_stall_s, restart_s, mtbf_s, cost.write_s
+        ),
+        _schedule(CheckpointMode.SYNCHRONOUS, work_s, cost.synchronous_stall_s, restart_s, mtbf_s, 0.0),
+    )
+    return tuple(sorted(both, key=lambda schedule: schedule.wall_s))
+
+
+def _schedule(
+    mode: CheckpointMode, work_s: float, stall_s: float, restart_s: float, mtbf_s: float, write_s: float
+) -> CheckpointSchedule:
+    """Plan one mode; ``write_s`` is the background write that a snapshot takes to become usable."""
+    daly_s = daly_interval_s(stall_s, mtbf_s)
+    interval_s = max(daly_s, write_s)
+    lost_s = restart_s + write_s
+    wall_s = expected_wall_time_s(work_s, interval_s, stall_s, lost_s, mtbf_s)
+    return CheckpointSchedule(
+        mode=mode,
+        stall_s=stall_s,
+        restart_s=lost_s,
+        young_s=young_interval_s(stall_s, mtbf_s),
+        daly_s=daly_s,
+        interval_s=interval_s,
+        waste=waste(interval_s, stall_s, lost_s, mtbf_s),
+        goodput=work_s / wall_s,
+        wall_s=wall_s,
+        failures=wall_s / mtbf_s,
+    )
+
+
+def _simulated(
+    work_s: float, schedule: CheckpointSchedule, mtbf_s: float, options: PlanOptions, error: float
+) -> RunQuantiles:
+    return simulate_runs(
+        work_s,
+        schedule.interval_s,
+        schedule.stall_s,
+        schedule.restart_s,
+        mtbf_s,
+        runs=options.simulated_runs,
+        seed=options.seed,
+        relative_error=error,
+    )
+
+
+def goodput_curve(
+    parameters: float, gpus: int, cluster: ClusterSpec, options: PlanOptions
+) -> tuple[GoodputPoint, ...]:
+    """Return the goodput of the same model on the usual sizes and on ``gpus``, up to 100,000 GPUs."""
+    points = []
+    for count in sorted({*CURVE_GPUS, gpus}):
+        mtbf_s = job_mean_time_between_failures_s(cluster.failures.gpu_hours_per_failure, count)
+        cost = _cost(parameters, count, cluster, options)
+        best = checkpoint_schedules(1.0, cost, cluster.failures.restart_s, mtbf_s)[0]
+        points.append(
+            GoodputPoint(
+                gpus=count,
+                mtbf_s=mtbf_s,
+                mode=best.mode,
+                interval_s=best.interval_s,
+                goodput=best.goodput,
+                first_order_waste=best.waste.total,
+            )
+        )
+    return tuple(points)
+
+
+def spare_nodes(mtbf_s: float, repair_s: float, confidence: float) -> int:
+    """Return the spare nodes that cover every node in repair at once with probability ``confidence``.
+
+    Nodes fail at the job's rate and each is away for ``repair_s``: their number is Poisson distributed with mean
+    repair/MTBF, whatever the distribution of repair times (M/G/infinity queue; Palm 1943). Every interruption is
+    taken for a lost node, an upper estimate.
+    """
+    mean = repair_s / mtbf_s
+    if mean > LARGE_MEAN:
+        return int(mean + Z_OF_LARGE_MEAN * mean**0.5) + 1
+    chance = covered = exp(-mean)
+    count = 0
+    while covered < confidence:
+        count += 1
+        chance *= mean / count
+        covered += chance
+    return count
+
+
+LARGE_MEAN = 500.0
+"""Above it exp(-mean) is near the least double, and the normal approximation is exact to a node or two."""
+
+Z_OF_LARGE_MEAN = 3.1
+"""Standard deviations that a normal variable exceeds once in a thousand."""

@@ -1,0 +1,191 @@
+"""The rule-of-thumb layout that a practitioner would write down, as a baseline for the optimum.
+
+The rules follow Narayanan et al. 2021 (arXiv:2104.04473, section 3: tensor parallelism up to the node, then the
+fewest pipeline stages, then data parallelism) as refined by Grattafiori et al. 2024 (arXiv:2407.21783, section 3.3:
+context parallelism for long sequences, mesh order by bandwidth need, about one layer per pipeline chunk).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.parameters import block_parameters, model_parameters
+from layoutopt.optimizer.solve.judge import judge_layout
+from layoutopt.optimizer.space.abilities import PP_BEFORE_DP, Abilities, abilities_of
+from layoutopt.optimizer.space.divisors import divisors
+from layoutopt.optimizer.space.releases import parse_release
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.solve.plan import Judgement, SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+STATE_BYTES = 16
+"""Weights, gradients and Adam state per parameter in mixed precision (Rajbhandari et al. 2020, section 3.1)."""
+
+MAX_TENSOR = 8
+"""Tensor degree of the largest published models; wider groups multiply slices too small to be efficient."""
+
+TOKENS_PER_CONTEXT_RANK = 8192
+"""No context parallelism at 8K, 16 ranks at 128K (Grattafiori et al. 2024, section 3.3.2)."""
+
+MICRO_BATCHES = (1, 2)
+"""Smallest micro-batch that keeps GPUs efficient; 2 where 1 can't be launched."""
+
+FITTING = (Verdict.FITS, Verdict.BORDERLINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The layout the rules lead to, its verdict and price, and the reasons step by step.
+
+    ``judgement`` is None when no layout of the recipe can be launched and fits.
+    """
+
+    judgement: Judgement | None
+    steps: tuple[str, ...]
+
+
+def recipe_layout(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> Recipe:
+    """Follow the rules of thumb; the first layout that can be launched and fits is the recipe's."""
+    rules = _Rules(workload, cluster, options)
+    judgement = next((found for layout in rules.layouts() if (found := rules.fitting(layout))), None)
+    return Recipe(judgement=judgement, steps=rules.steps(judgement))
+
+
+class _Rules:
+    """The rules applied to one question."""
+
+    def __init__(self, workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> None:
+        self._workload, self._cluster, self._options = workload, cluster, options
+        release = parse_release(options.framework, options.space.software)
+        self._abilities: Abilities = abilities_of(options.framework, release)
+        self._tp = self._tensor_degrees()
+        self._cp = self._context_degree()
+
+    def layouts(self) -> Iterator[PartialLayout]:
+        """Yield layouts in the recipe's order of preference.
+
+        Recomputation comes last; before it the fewest stages, then more chunks per stage. A wider tensor group
+        than the rule asks for is used only when nothing else can be launched.
+        """
+        for again, tp, pp in product((False, True), self._tp, self._pipeline_degrees()):
+            if self._cluster.gpu_count % (tp * self._cp * pp):
+                continue
+            for vp, micro_batch, ep in product(self._chunks(pp), MICRO_BATCHES, self._expert_degrees(tp, pp)):
+                yield self._layout(tp, pp, vp, micro_batch, ep, again)
+
+    def fitting(self, layout: PartialLayout) -> Judgement | None:
+        """Judge a layout and return the verdict if it can be launched and fits."""
+        options = self._options
+        try:
+            judged = judge_layout(
+                self._workload,
+                self._cluster,
+                layout,
+                framework=options.framework,
+                software=options.space.software,
+                run_options=options.space.run,
+                cost=options.cost,
+            )
+        except InputError:
+            return None
+        return judged if judged.verdict in FITTING and judged.estimate is not None else None
+
+    def steps(self, judgement: Judgement | None) -> tuple[str, ...]:
+        """Say what each rule led to."""
+        if judgement is None:
+            return ("no layout of the recipe can be launched and fits",)
+        layout, length = judgement.layout, self._workload.training.sequence_length
+        gb = STATE_BYTES * _dense_parameters(self._workload.model) / 1e9
+        schedule = f", {layout.vp} chunks each" if layout.vp > 1 else ""
+        inside = "inside" if layout.ep <= self._cluster.nvlink_domain else "beyond"
+        experts = [f"experts over {layout.ep} ranks, {inside} the NVLink domain"]
+        experts = experts if self._workload.model.is_moe else []
+        zero = f" with ZeRO-{layout.zero}" if layout.zero else ""
+        return (
+            f"tensor parallel {layout.tp} inside the NVLink domain of {self._cluster.nvlink_domain}: "
+            f"{gb:,.0f} GB of states",
+            f"{layout.pp} pipeline stages, the fewest that fit{schedule}",
+            f"context parallel {layout.cp} at {length:,} tokens",
+            *experts,
+            f"data parallel {layout.dp}{zero} on the rest, {layout.micro_batches} micro-batches",
+            f"micro-batch {layout.micro_batch}, recomputation {layout.recompute.granularity.value}",
+            f"mesh {layout.mesh_order}, innermost first",
+        )
+
+    def _tensor_degrees(self) -> list[int]:
+        """Return the least degree at which the states fit one GPU, at most 8 and the NVLink domain; then wider."""
+        if "tp" in self._abilities.fixed_axes:
+            return [1]
+        widest = min(self._cluster.nvlink_domain, MAX_TENSOR, self._cluster.gpu_count)
+        degrees = [
+            tp for tp in divisors(self._cluster.gpu_count, widest) if self._workload.model.heads % tp == 0
+        ]
+        states = STATE_BYTES * _dense_parameters(self._workload.model)
+        wide = [tp for tp in degrees if states / tp <= self._cluster.gpu.memory_bytes]
+        return wide or degrees[::-1]
+
+    def _context_degree(self) -> int:
+        wanted = max(self._workload.training.sequence_length // TOKENS_PER_CONTEXT_RANK, 1)
+        if "cp" in self._abilities.fixed_axes:
+            return 1
+        return max(divisors(self._cluster.gpu_count, wanted))
+
+    def _pipeline_degrees(self) -> tuple[int, ...]:
+        if "pp" in self._abilities.fixed_axes:
+            return (1,)
+        return tuple(pp for pp in divisors(self._cluster.gpu_count, self._workload.model.layers))
+
+    def _chunks(self, pp: int) -> list[int]:
+        """Return chunks per stage, as many as layers allow first: interleaving shrinks the bubble."""
+        if pp == 1 or "vp" in self._abilities.fixed_axes:
+            return [1]
+        layers = self._workload.model.layers
+        # Stages are even when the chunks divide the layers, or the layers with embedding and head counted as one each.
+        even = [
+            vp
+            for vp in range((layers + 2) // pp, 0, -1)
+            if 0 in (layers % (pp * vp), (layers + 2) % (pp * vp))
+        ]
+        return even or [1]
+
+    def _expert_degrees(self, tp: int, pp: int) -> list[int]:
+        """Return expert degrees, the widest inside the NVLink domain first, then beyond it."""
+        moe = self._workload.model.moe
+        if moe is None or "ep" in self._abilities.fixed_axes:
+            return [1]
+        stage = self._cluster.gpu_count // pp
+        degrees = [ep for ep in divisors(moe.experts) if stage % ep == 0]
+        inside = [ep for ep in degrees if ep <= self._cluster.nvlink_domain]
+        return inside[::-1] + [ep for ep in degrees if ep not in inside]
+
+    def _layout(self, tp: int, pp: int, vp: int, micro_batch: int, ep: int, again: bool) -> PartialLayout:
+        zero = next((stage for stage in (1, 2, 3) if stage in self._abilities.zero), 0)
+        orders = self._abilities.orders
+        return PartialLayout(
+            tp=tp,
+            cp=self._cp,
+            pp=pp,
+            vp=vp,
+            ep=ep,
+            zero=zero,
+            micro_batch=micro_batch,
+            recompute=Recompute(granularity=Granularity.FULL) if again else Recompute(),
+            mesh_order=PP_BEFORE_DP if PP_BEFORE_DP in orders else orders[0],
+        )
+
+
+def _dense_parameters(model: ModelSpec) -> float:
+    """Count what tensor parallelism has to split: everything but routed experts, which have an axis of their own."""
+    experts = sum(run.count * block_parameters(model, run).expert for run in model.runs)
+    return model_parameters(model) - experts
