@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+MIN_SPEED = 0.2
+"""A drawn prediction error never turns a run's time negative."""
+
+DRAWN_ONE_BY_ONE = 1000
+"""Attempts of one run up to which each is drawn; of more, the sum's relative spread is below 4%."""
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -33,8 +39,12 @@ def simulate_runs(
     *,
     runs: int = 400,
     seed: int = 0,
+    relative_error: float = 0.0,
 ) -> RunQuantiles:
     """Simulate ``runs`` runs of ``work_s`` seconds of useful work.
+
+    ``relative_error`` is the standard deviation of the predicted step time over the true one: each run gets its
+    own, the same for the whole run.
 
     A run is a row of segments (work, then a checkpoint). A failure costs the time since the segment began and a
     restart, which a failure may interrupt too. The attempts a segment needs are geometric, and each failed one
@@ -54,6 +64,8 @@ def simulate_runs(
             + _restarts_s(rng, failed, restart_s, mtbf_s)
         )
         failures += failed
+    if relative_error > 0:
+        wall *= np.maximum(rng.normal(1.0, relative_error, size=runs), MIN_SPEED)
     p10, p50, p90 = np.quantile(wall, (0.1, 0.5, 0.9))
     return RunQuantiles(
         mean_s=float(wall.mean()),
@@ -74,12 +86,22 @@ def _failed_attempts(
 
 
 def _lost_s(rng: np.random.Generator, failed: FloatArray, length_s: float, mtbf_s: float) -> FloatArray:
-    """Time lost in failed attempts, each an exponential truncated to the attempt's length."""
-    total = int(failed.sum())
-    uniform = rng.random(total)
-    lost = -mtbf_s * np.log1p(-uniform * -np.expm1(-length_s / mtbf_s))
-    owner = np.repeat(np.arange(len(failed)), failed.astype(np.int64))
-    return np.bincount(owner, weights=lost, minlength=len(failed)).astype(np.float64)
+    """Time lost in failed attempts, each an exponential truncated to the attempt's length.
+
+    The sum of very many attempts is drawn from the normal distribution that it tends to, so that memory stays flat.
+    """
+    many = failed > DRAWN_ONE_BY_ONE
+    counts = np.where(many, 0, failed).astype(np.int64)
+    chance = -np.expm1(-length_s / mtbf_s)
+    drawn = -mtbf_s * np.log1p(-rng.random(int(counts.sum())) * chance)
+    owner = np.repeat(np.arange(len(failed)), counts)
+    lost = np.bincount(owner, weights=drawn, minlength=len(failed)).astype(np.float64)
+    if not many.any():
+        return lost
+    mean = mtbf_s - length_s * (1 - chance) / chance
+    spread = mtbf_s**2 - length_s**2 * (1 - chance) / chance**2
+    noise = rng.normal(size=len(failed)) * np.sqrt(np.maximum(spread, 0.0) * failed)
+    return np.where(many, np.clip(mean * failed + noise, 0.0, length_s * failed), lost)
 
 
 def _restarts_s(rng: np.random.Generator, failed: FloatArray, restart_s: float, mtbf_s: float) -> FloatArray:

@@ -18,7 +18,8 @@ class PlanOptions:
     layouts priced without calibration; give your own after ``calibrate``. ``gpu_hour_cost`` in any currency.
     ``least_stall_s`` is the least time that a snapshot to host memory stops training: about a second of
     agreeing and collecting in published asynchronous checkpointing (assumption; Jiang et al. 2024,
-    arXiv:2402.15627, section 4 speaks of seconds). ``repair_s`` is how long a failed node is away, ``spare_confidence`` the chance that spare nodes suffice.
+    arXiv:2402.15627, section 4 speaks of seconds). ``repair_s`` is how long a failed node is away,
+    ``spare_confidence`` the chance that spare nodes suffice.
     ``checkpoint_weights`` saves the 16-bit weights beside the optimizer state. ``simulated_runs`` and ``seed``
     belong to the Monte-Carlo simulation; ``solve`` to phases that are solved on the way.
     """
