@@ -1,0 +1,209 @@
+"""The search's answer equals exhaustive enumeration of the joint space: layouts, stage splits and recomputation."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions, SearchResult
+from layoutopt.optimizer.solve.costed_space import CostedSpace
+from layoutopt.optimizer.solve.inputs import Question
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
+from layoutopt.optimizer.specs.loading import load_gpu
+from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
+from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+from layoutopt.optimizer.specs.workload import Workload
+
+FRAMEWORKS = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY)
+SPACES = 63
+MOST_LAYOUTS = 1_000_000
+
+
+def random_model(rng: np.random.Generator, moe: bool) -> ModelSpec:
+    """Build a small decoder: dense, or leading dense layers before mixture-of-experts ones."""
+    hidden, heads = int(rng.choice([512, 1024, 2048])), 8
+    layers = int(rng.integers(3, 8 if not moe else 6))
+    dense = LayerShape(ffn=4 * hidden)
+    runs = [Run(name="dense", block=(dense,), count=layers)]
+    if moe:
+        lead = int(rng.integers(0, 2))
+        routed = Run(name="moe", block=(LayerShape(mlp=Mlp.MOE),), count=layers - lead)
+        runs = [Run(name="dense", block=(dense,), count=lead), routed] if lead else [routed]
+    experts = MoeSpec(experts=8, top_k=2, ffn=hidden, shared_ffn=hidden if rng.random() < 0.5 else 0)
+    return ModelSpec(
+        name="small", hidden=hidden, heads=heads, kv_heads=int(rng.choice([2, 4, 8])), head_dim=hidden // heads,
+        vocab=int(rng.choice([1000, 32000, 128000])), runs=tuple(runs), tied_embeddings=bool(rng.random() < 0.3),
+        moe=experts if moe else None,
+    )  # fmt: skip
+
+
+def cluster_of(gpus: int, reserve_bytes: float = 0.0) -> ClusterSpec:
+    """Build nodes of 8 H100s with one oversubscribed level."""
+    gpu = load_gpu("h100")
+    per_node = min(gpus, 8)
+    return ClusterSpec(
+        name="small", gpu=gpu, gpu_count=gpus, gpus_per_node=per_node, nvlink_domain=per_node, nics_per_node=per_node,
+        nic_bytes_per_s=50e9, levels=(NetworkLevel(name="leaf", gpus=gpus, oversubscription=2.0, latency_s=1e-6),),
+        reserve_bytes=reserve_bytes,
+    )  # fmt: skip
+
+
+def random_question(seed: int) -> Question:
+    """Draw a model, a cluster (odd GPU counts too), a framework and a few open axes."""
+    rng = np.random.default_rng(seed)
+    framework = FRAMEWORKS[seed % 3]
+    gpus = int(rng.choice([4, 6, 7, 8, 12, 16, 24, 32, 64]))
+    batch = gpus * int(rng.choice([1, 2, 4]))
+    training = TrainingSpec(sequence_length=512, global_batch=batch, precision=Precision.BF16)
+    orders = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp") if framework is not Framework.TORCHTITAN else ()
+    space = SpaceOptions(
+        max={"pp": 4, "vp": 2, "tp": 4, "cp": 2, "ep": 4},
+        fix={"mesh_order": orders} if orders else {},
+        micro_batches=(1, 2),
+    )
+    workload = Workload(model=random_model(rng, moe=seed % 2 == 1), training=training)
+    return Question(
+        workload=workload, cluster=cluster_of(gpus), options=SolveOptions(framework=framework, space=space)
+    )
+
+
+@cache
+def stage_choices(
+    pp: int, vp: int, counts: tuple[int, ...], rule: StageRule, may_recompute: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """List (blocks, recomputed) of every allowed choice of stages, (choices, pp, K), straight from the rule's text."""
+    kinds = np.repeat(np.arange(len(counts)), counts)
+    found: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
+    for totals in compositions(len(kinds), pp):
+        sizes = chunk_sizes(totals, pp, vp)
+        if not allowed(sizes, pp, rule.split):
+            continue
+        pieces = np.split(kinds, np.cumsum(sizes)[:-1])
+        stages = np.stack([np.bincount(piece, minlength=len(counts)) for piece in pieces])
+        blocks = stages.reshape(vp, pp, -1).sum(axis=0)
+        for again in recomputations(rule.recomputation, pieces, stages, blocks, may_recompute):
+            found[np.concatenate([blocks, again]).tobytes()] = (blocks, again)
+    both = list(found.values())
+    shape = (0, pp, len(counts))
+    if not both:
+        return np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    return np.stack([b for b, _ in both]), np.stack([r for _, r in both])
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to give each of ``parts`` ranks a number of blocks."""
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+def chunk_sizes(totals: tuple[int, ...], pp: int, vp: int) -> list[int]:
+    """Split rank totals over chunks, the smaller ones first, on the last rank last; chunk-major."""
+    by_rank = []
+    for rank, total in enumerate(totals):
+        low, extra = divmod(total, vp)
+        sizes = [low] * (vp - extra) + [low + 1] * extra
+        by_rank.append(sizes[::-1] if rank == pp - 1 and pp > 1 else sizes)
+    return [by_rank[rank][chunk] for chunk in range(vp) for rank in range(pp)]
+
+
+def allowed(sizes: list[int], pp: int, split: Split) -> bool:
+    """Only the first and last virtual stage may be empty; near-equal splits keep the rest within one block."""
+    inner = sizes[1:-1] if pp > 1 else sizes
+    if min(inner, default=1) < 1:
+        return False
+    if split is Split.FREE or max(sizes) - min(sizes) <= 1:
+        return True
+    near = bool(inner) and max(inner) - min(inner) <= 1
+    return near and all(abs(end - min(inner)) <= 1 for end in (sizes[0], sizes[-1]))
+
+
+def recomputations(
+    rule: Recomputation, pieces: list[np.ndarray], stages: np.ndarray, blocks: np.ndarray, may: bool
+) -> Iterator[np.ndarray]:
+    """Yield the recomputed blocks per rank and kind that a rule allows."""
+    if not may:
+        yield np.zeros_like(blocks)
+    elif rule is Recomputation.PER_RANK:
+        for flat in product(*(range(n + 1) for n in blocks.ravel())):
+            yield np.array(flat, dtype=np.int64).reshape(blocks.shape)
+    elif rule is Recomputation.ALL_OR_NONE:
+        yield np.zeros_like(blocks)
+        yield blocks
+    else:
+        vp = len(pieces) // len(blocks)
+        for count in range(int(stages.sum(axis=1).max()) + 1):
+            first = np.stack([np.bincount(piece[:count], minlength=stages.shape[1]) for piece in pieces])
+            yield first.reshape(vp, len(blocks), -1).sum(axis=0)
+
+
+def fastest_by_enumeration(source: CostedSpace) -> tuple[float, int]:
+    """Return the least step time of every layout with stages that fits, and how many layouts were priced."""
+    best, priced = np.inf, 0
+    counts = tuple(int(n) for n in source.counts)
+    batch, _ = source.expand(source.degrees)
+    terms = source.terms(batch)
+    for row in range(len(batch)):
+        pp, vp = int(batch.pp[row]), int(batch.vp[row])
+        blocks, again = stage_choices(pp, vp, counts, source.rule, bool(terms.may_recompute[row]))
+        if not len(blocks):
+            continue
+        one = terms.take(np.full(len(blocks), row))
+        padding = ((0, 0), (0, one.in_flight.shape[1] - pp), (0, 0))
+        costs = price_stages(one, np.pad(blocks, padding), np.pad(again, padding))
+        best = min(best, float(np.min(costs.step_time_s, where=costs.fits, initial=np.inf)))
+        priced += len(blocks)
+    return best, priced
+
+
+def tight(question: Question, seed: int) -> Question:
+    """Leave so little memory that part of the layouts no longer fits, on two spaces of three."""
+    source = question.costed_space()
+    if not len(source.degrees) or seed % 3 == 0:
+        return question
+    terms = source.terms(source.expand(source.degrees)[0])
+    usage = (terms.layer_state_bytes + terms.in_flight[:, :1] * terms.layer_activation_bytes) @ source.counts
+    share = np.quantile(usage / terms.pp, np.random.default_rng(seed).uniform(0.02, 0.6))
+    reserve = float(terms.capacity_bytes[0] - share - np.median(terms.first_bytes + terms.common_bytes))
+    factor = 1 + source.cost.preset.allocator_reserve
+    return replace(question, cluster=cluster_of(question.cluster.gpu_count, max(reserve, 0.0) * factor))
+
+
+def search(source: CostedSpace, **options: object) -> SearchResult:
+    """Run the search to its end."""
+    return BestFirst(source, SearchOptions(**options)).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(SPACES))
+def test_search_equals_enumeration(seed: int) -> None:
+    """Dense and mixture-of-experts models on 4 to 64 GPUs under three frameworks."""
+    source = tight(random_question(seed), seed).costed_space()
+    best, priced = fastest_by_enumeration(source)
+    assert priced <= MOST_LAYOUTS
+    result = search(source)
+    assert result.complete
+    if np.isinf(best):
+        assert result.best is None
+    else:
+        assert result.best is not None
+        assert result.best.step_time_s == pytest.approx(best, rel=1e-9, abs=result.rounding_s)
+        assert result.bound_s <= best * (1 + 1e-12)
+
+
+def test_spaces_are_varied() -> None:
+    """The random spaces hold feasible and infeasible ones, pipelines, recomputation and unequal stages."""
+    found = [search(tight(random_question(seed), seed).costed_space()).best for seed in range(SPACES)]
+    layouts = [item for item in found if item is not None]
+    assert len(layouts) > 0.5 * SPACES
+    assert sum(int(item.layout.pp[0]) > 1 for item in layouts) >= 5
+    assert sum(bool(item.recomputed.any()) for item in layouts) >= 3
