@@ -1,0 +1,367 @@
+"""Questions asked backwards: how many GPUs, at what cost, which batch, and what a better machine would be worth.
+
+Every answer is solved, not interpolated; what was tried is part of the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.flops import model_flops_per_token
+from layoutopt.optimizer.cost.parameters import model_parameters
+from layoutopt.optimizer.plan.budget import training_budget
+from layoutopt.optimizer.plan.fault_plan import plan_faults
+from layoutopt.optimizer.plan.options import DAY_S, PlanOptions
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.inputs import Question
+from layoutopt.optimizer.space.divisors import divisors
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.loading import override_training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+    from layoutopt.optimizer.sweep.families import ClusterFamily
+
+    Solve = Callable[[Workload, ClusterSpec, SolveOptions], Plan]
+
+LARGEST = 1 << 17
+"""Sizes above 131,072 GPUs are not tried."""
+
+REFINEMENTS = 32
+"""Sizes tried between a size that misses a deadline and its double that meets it."""
+
+DOUBLINGS = 16
+"""Times that a batch is doubled at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAnswer:
+    """What one size gives: ``days`` without failures, ``expected_days`` with them, ``cost`` of the expected days.
+
+    All None where nothing fits.
+    """
+
+    gpus: int
+    step_time_s: float | None = None
+    mfu_causal: float | None = None
+    days: float | None = None
+    expected_days: float | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewestGpus:
+    """The smallest size that will do, None when none was found up to the largest tried.
+
+    No size below ``at_least`` can do, whatever the layout. ``step_gpus`` is the distance of the sizes tried last:
+    between two of them smaller sizes may exist that do.
+    """
+
+    gpus: int | None
+    at_least: int
+    step_gpus: int
+    tried: tuple[SizeAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAnswer:
+    """One global batch in sequences: step time, tokens/s, and the gain over half the batch (None for the first)."""
+
+    global_batch: int
+    step_time_s: float | None
+    tokens_per_s: float | None
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch whose last doubling still gained ``worth`` in tokens/s, and every batch tried."""
+
+    global_batch: int | None
+    worth: float
+    tried: tuple[BatchAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarginalValue:
+    """What ``more`` (0.1: 10% more) of one resource is worth: the step time re-solved, and the share saved.
+
+    ``days_saved`` and ``cost_saved`` are None without a token count or a price.
+    """
+
+    resource: str
+    more: float
+    step_time_s: float
+    saved: float
+    days_saved: float | None
+    cost_saved: float | None
+
+
+def size_answer(
+    workload: Workload, cluster: ClusterSpec, options: PlanOptions, *, solve: Solve = solve_layout
+) -> SizeAnswer:
+    """Solve one size and say how long the run takes and what it costs; raises ``InputError`` without a token count."""
+    plan = solve(workload, cluster, options.solve)
+    if plan.estimate is None or plan.layout is None:
+        return SizeAnswer(gpus=cluster.gpu_count)
+    step_time_s = plan.estimate.step_time_s
+    budget = training_budget(
+        workload.model, workload.training, cluster, step_time_s=step_time_s, gpus=cluster.gpu_count
+    )
+    parameters = model_parameters(workload.model, with_mtp=True)
+    faults = plan_faults(
+        budget.days * DAY_S, parameters, plan.layout.gpus, cluster, replace(options, simulated_runs=1)
+    )
+    expected_days, price = faults.best.wall_s / DAY_S, options.gpu_hour_cost
+    return SizeAnswer(
+        gpus=cluster.gpu_count,
+        step_time_s=step_time_s,
+        mfu_causal=plan.estimate.mfu_causal,
+        days=budget.days,
+        expected_days=expected_days,
+        cost=None if price is None else expected_days * 24 * cluster.gpu_count * price,
+    )
+
+
+def fewest_that_fit(
+    workload: Workload, family: ClusterFamily, options: SolveOptions, *, largest: int = LARGEST
+) -> FewestGpus:
+    """Find the smallest size on which some layout of the space fits: every divisor of a node, then every node.
+
+    Sizes from the least memory that the optimizer state needs anywhere are tried one by one, so no smaller size
+    of whole nodes fits.
+    """
+    first = family.at(family.base.gpu_count if family.base else 1)
+    at_least = _least_for_states(workload, first, options)
+    tried: list[SizeAnswer] = []
+    for gpus in _whole_sizes(first, at_least, largest):
+        if _fits(Question(workload=workload, cluster=family.at(gpus), options=options)):
+            return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=first.gpus_per_node, tried=tuple(tried))
+        tried.append(SizeAnswer(gpus=gpus))
+    return FewestGpus(gpus=None, at_least=at_least, step_gpus=first.gpus_per_node, tried=tuple(tried))
+
+
+def _whole_sizes(cluster: ClusterSpec, at_least: int, largest: int) -> Iterator[int]:
+    """Yield divisors of a node and multiples of it, ascending, from ``at_least`` on."""
+    node = cluster.gpus_per_node
+    yield from (gpus for gpus in divisors(node) if at_least <= gpus < node)
+    yield from range(max(ceil(at_least / node), 1) * node, largest + 1, node)
+
+
+def _least_for_states(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> int:
+    """Bound the size from below: master weights and moments exist at least once, in the memory of all GPUs."""
+    preset = build_cost_model(
+        workload.model, workload.training, cluster, framework=options.framework, kind=options.cost
+    ).preset
+    states = model_parameters(workload.model) * (preset.master_bytes + 2 * preset.moment_bytes)
+    return max(ceil(states / cluster.gpu.memory_bytes), 1)
+
+
+def _fits(question: Question) -> bool:
+    """Tell whether any layout of the space fits; the first one found ends the search."""
+    source = question.costed_space()
+    if source.space.empty is not None:
+        return False
+    return bool(BestFirst(source, SearchOptions(gap=1.0)).run().found)
+
+
+def fewest_for_deadline(
+    workload: Workload,
+    family: ClusterFamily,
+    options: PlanOptions,
+    *,
+    days: float,
+    largest: int = LARGEST,
+    solve: Solve = solve_layout,
+) -> FewestGpus:
+    """Find the smallest size whose expected run, failures included, takes at most ``days``.
+
+    Powers of two of nodes, whose degrees are the most, are tried from the size on that would need every GPU at its
+    peak; between the last that misses the deadline and the first that meets it up to 32 sizes are tried in
+    ascending order. Raises ``InputError`` without a token count or for a deadline that is not above 0.
+    """
+    if not days > 0:
+        raise input_error(f"{days} days", "above 0", key="days")
+    first = family.at(family.base.gpu_count if family.base else 1)
+    at_least, node = _least_for_deadline(workload, first, days), first.gpus_per_node
+    tried: list[SizeAnswer] = []
+
+    def meets(gpus: int) -> bool:
+        tried.append(size_answer(workload, family.at(gpus), options, solve=solve))
+        return (tried[-1].expected_days or days + 1) <= days
+
+    low, high = at_least - 1, node
+    while high < at_least:
+        high *= 2
+    while high <= largest and not meets(high):
+        low, high = high, high * 2
+    if high > largest:
+        return FewestGpus(gpus=None, at_least=at_least, step_gpus=node, tried=tuple(tried))
+    step = max(ceil((high - low) / REFINEMENTS / node), 1) * node
+    between = range((low // step + 1) * step, high, step)
+    gpus = next((size for size in between if size >= at_least and meets(size)), high)
+    return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=step, tried=tuple(tried))
+
+
+def _least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float) -> int:
+    """Bound the size from below: model FLOPs of the run at the GPU's peak."""
+    training = workload.training
+    if not training.total_tokens:
+        raise input_error(
+            "a deadline needs the number of tokens", "total_tokens, e.g. 15.6e12", key="training"
+        )
+    flops = (
+        model_flops_per_token(workload.model, training.sequence_length, causal=True) * training.total_tokens
+    )
+    return max(ceil(flops / (max(cluster.gpu.dense_flops.values()) * days * DAY_S)), 1)
+
+
+def cost_by_size(
+    workload: Workload,
+    family: ClusterFamily,
+    gpus: Sequence[int],
+    options: PlanOptions,
+    *,
+    solve: Solve = solve_layout,
+) -> tuple[SizeAnswer, ...]:
+    """Answer every size; ``cheapest`` picks the best."""
+    return tuple(size_answer(workload, family.at(count), options, solve=solve) for count in gpus)
+
+
+def cheapest(answers: Sequence[SizeAnswer], *, days: float | None = None) -> SizeAnswer | None:
+    """Return the answer with the least cost, within a deadline if one is given; of equals the smaller size.
+
+    Without a price GPU-days are compared.
+    """
+
+    def cost(answer: SizeAnswer) -> tuple[float, int]:
+        spent = answer.cost if answer.cost is not None else (answer.expected_days or 0.0) * answer.gpus
+        return spent, answer.gpus
+
+    fitting = [answer for answer in answers if answer.expected_days is not None]
+    in_time = [answer for answer in fitting if days is None or (answer.expected_days or 0.0) <= days]
+    return min(in_time, key=cost, default=None)
+
+
+def largest_useful_batch(
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    *,
+    worth: float = 0.02,
+    most: int | None = None,
+    solve: Solve = solve_layout,
+) -> LargestBatch:
+    """Double the global batch until a doubling gains less than ``worth`` in tokens/s, or passes ``most`` sequences.
+
+    What a larger batch costs in learning is not modelled: give the largest that your model learns from as ``most``.
+    """
+    tried: list[BatchAnswer] = []
+    best: int | None = None
+    batch = workload.training.global_batch
+    for _ in range(DOUBLINGS):
+        answer = _batch_answer(
+            override_training(workload, global_batch=batch), cluster, options, tried, solve
+        )
+        tried.append(answer)
+        if answer.tokens_per_s is not None and (answer.gain is None or answer.gain >= worth):
+            best = batch
+        elif best is not None:
+            break
+        batch *= 2
+        if most is not None and batch > most:
+            break
+    return LargestBatch(global_batch=best, worth=worth, tried=tuple(tried))
+
+
+def _batch_answer(
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    before: Sequence[BatchAnswer],
+    solve: Solve,
+) -> BatchAnswer:
+    training = workload.training
+    estimate = solve(workload, cluster, options).estimate
+    rate = None if estimate is None else training.tokens_per_step / estimate.step_time_s
+    earlier = before[-1].tokens_per_s if before else None
+    return BatchAnswer(
+        global_batch=training.global_batch,
+        step_time_s=None if estimate is None else estimate.step_time_s,
+        tokens_per_s=rate,
+        gain=None if rate is None or earlier is None else rate / earlier - 1,
+    )
+
+
+def improved(cluster: ClusterSpec, more: float) -> dict[str, ClusterSpec]:
+    """Return the cluster with ``more`` of one resource at a time: memory, network, NVLink, FLOP/s, HBM bandwidth."""
+    gpu, factor = cluster.gpu, 1 + more
+    flops = {precision: rate * factor for precision, rate in gpu.dense_flops.items()}
+    return {
+        "memory": replace(cluster, gpu=replace(gpu, memory_bytes=gpu.memory_bytes * factor)),
+        "network": replace(cluster, nic_bytes_per_s=cluster.nic_bytes_per_s * factor),
+        "nvlink": replace(cluster, gpu=replace(gpu, nvlink_bytes_per_s=gpu.nvlink_bytes_per_s * factor)),
+        "flops": replace(cluster, gpu=replace(gpu, dense_flops=flops)),
+        "hbm": replace(cluster, gpu=replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * factor)),
+    }
+
+
+def marginal_values(
+    workload: Workload,
+    cluster: ClusterSpec,
+    step_time_s: float,
+    options: PlanOptions,
+    *,
+    more: float = 0.10,
+    solve: Solve = solve_layout,
+) -> tuple[MarginalValue, ...]:
+    """Re-solve with more of each resource and compare with ``step_time_s``, the optimum on the cluster as it is.
+
+    Raises ``InputError`` for an explicit graph, whose links state their own rates.
+    """
+    if cluster.graph is not None:
+        raise input_error(
+            f"{cluster.name} is an explicit graph", "a cluster described by levels", key="cluster"
+        )
+    values = []
+    for resource, better in improved(cluster, more).items():
+        estimate = solve(workload, better, options.solve).estimate
+        if estimate is None:
+            raise InputError(
+                *input_error(f"nothing fits with {more:.0%} more {resource}", key="cluster").problems
+            )
+        values.append(
+            _value_of(workload, cluster, resource, more, step_time_s, estimate.step_time_s, options)
+        )
+    return tuple(values)
+
+
+def _value_of(
+    workload: Workload,
+    cluster: ClusterSpec,
+    resource: str,
+    more: float,
+    before_s: float,
+    after_s: float,
+    options: PlanOptions,
+) -> MarginalValue:
+    training, price = workload.training, options.gpu_hour_cost
+    days = None
+    if training.total_tokens:
+        days = (before_s - after_s) * training.total_tokens / training.tokens_per_step / DAY_S
+    return MarginalValue(
+        resource=resource,
+        more=more,
+        step_time_s=after_s,
+        saved=1 - after_s / before_s,
+        days_saved=days,
+        cost_saved=None if days is None or price is None else days * 24 * cluster.gpu_count * price,
+    )
