@@ -1,10 +1,9 @@
 """Idle time of pipeline schedules with even stages, in closed form.
 
-Each function returns the step's length beyond m times the time of a rank, in seconds, for ``n`` pipelines.
-None grows with m. Where backwards are split, the length of the step is the longest of several chains of
-operations: the formula is the maximum over those chains, a linear form in the times of forward, dgrad and
-wgrad. The chains were read off the critical paths of the schedules' own operation orders; tests compare them
-with the event simulation over pp, m and ratios of the three times, and they agree exactly.
+The length of a step beyond m times the time of a rank is the longest of several chains of operations, each a
+linear form in the times of forward, dgrad and wgrad. None grows with m. The chains were read off the critical
+paths of the schedules' own operation orders; tests compare them with the event simulation over pp, m and
+ratios of the three times, and they agree exactly.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
+    Counts = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +38,15 @@ class Pipelines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTimes:
-    """Seconds of one micro-batch on one rank, each (n,). ``pair_s``: a forward and a whole backward run
-    together.
+    """Seconds of one micro-batch on one rank, each (n,).
+
+    ``hidden_s`` of forward and dgrad is saved where a forward and a whole backward run together.
     """
 
     forward_s: FloatArray
     dgrad_s: FloatArray
     wgrad_s: FloatArray
-    pair_s: FloatArray
+    hidden_s: FloatArray
 
     @property
     def apart_s(self) -> FloatArray:
@@ -51,17 +54,55 @@ class UnitTimes:
         return self.forward_s + self.dgrad_s + self.wgrad_s
 
 
-def no_bubble(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How often each time occurs in one chain, (n,) each, beyond those in m times the time of a rank."""
+
+    forward: FloatArray
+    dgrad: FloatArray
+    wgrad: FloatArray
+    hidden: FloatArray | float = 0.0
+
+    def seconds(self, times: UnitTimes) -> FloatArray:
+        """Return the chain's length."""
+        compute = self.forward * times.forward_s + self.dgrad * times.dgrad_s + self.wgrad * times.wgrad_s
+        return compute + self.hidden * times.hidden_s
+
+    def least_share(self, times: UnitTimes) -> FloatArray:
+        """Return a floor under the chain over a rank's time, however much longer forward and dgrad get.
+
+        ``times`` hold the least of each, hidden time apart. What makes a forward longer adds ``forward`` times
+        that to the chain and once to the rank, so that the quotient is a mean of the quotient now and of the
+        two counts; hidden time only lengthens the chain.
+        """
+        hidden = (np.minimum(self.forward, self.dgrad) + self.hidden) * times.hidden_s
+        compute = self.forward * times.forward_s + self.dgrad * times.dgrad_s + self.wgrad * times.wgrad_s
+        rank = times.apart_s
+        now = np.divide(compute + hidden, rank, out=np.zeros_like(rank), where=rank > 0)
+        return np.minimum(now, np.minimum(self.forward, self.dgrad))
+
+
+def longest_s(chains: Sequence[Chain], times: UnitTimes) -> FloatArray:
+    """Return the seconds of the longest chain, (n,)."""
+    return reduce(np.maximum, (chain.seconds(times) for chain in chains))
+
+
+def least_share(chains: Sequence[Chain], times: UnitTimes) -> FloatArray:
+    """Return a floor under the longest chain over a rank's time, (n,), see ``Chain.least_share``."""
+    return np.maximum(reduce(np.maximum, (chain.least_share(times) for chain in chains)), 0.0)
+
+
+def no_bubble(pipelines: Pipelines) -> list[Chain]:
     """One rank: never idle."""
-    return np.zeros(len(pipelines.pp))
+    return [_whole(np.zeros(len(pipelines.pp)))]
 
 
-def one_f_one_b(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def one_f_one_b(pipelines: Pipelines) -> list[Chain]:
     """1F1B and GPipe (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1): (pp-1) micro-batches."""
-    return (pipelines.pp - 1) * times.apart_s
+    return [_whole(pipelines.pp - 1)]
 
 
-def interleaved(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def interleaved(pipelines: Pipelines) -> list[Chain]:
     """Interleaved 1F1B (same paper, section 2.2.2): (pp-1)/vp micro-batches, for every group size from pp to
     m.
 
@@ -69,74 +110,87 @@ def interleaved(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
     more.
     """
     few = np.minimum(pipelines.micro_batches, pipelines.pp)
-    return (pipelines.pp - few + (few - 1) / pipelines.vp) * times.apart_s
+    return [_whole(pipelines.pp - few + (few - 1) / pipelines.vp)]
 
 
-def zb_h1(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def _whole(count: FloatArray) -> Chain:
+    return Chain(count, count, count)
+
+
+def zb_h1(pipelines: Pipelines) -> list[Chain]:
     """ZB-H1: (pp-1) * max(F, D, F+D-W) once m >= pp.
 
     F+D-W is the handcrafted schedule's figure (Qi et al. 2024, arXiv:2401.10241, table 1, where B means D);
     with W > F or W > D the delayed weight gradients no longer fill the gap and F or D remains.
     """
-    f, d, w = times.forward_s, times.dgrad_s, times.wgrad_s
-    q, missing = pipelines.pp - 1, np.maximum(pipelines.pp - pipelines.micro_batches, 0)
-    return _longest(q * (f + d) - (q - missing) * w, missing * f + q * d, q * f + missing * d)
+    q, missing = pipelines.pp - 1, np.maximum(pipelines.pp - pipelines.micro_batches, 0.0)
+    none = np.zeros_like(q)
+    return [Chain(q, q, missing - q), Chain(missing, q, none), Chain(q, missing, none)]
 
 
-def zb_v(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def zb_v(pipelines: Pipelines) -> list[Chain]:
     """ZB-V in PyTorch's order (``ScheduleZBVZeroBubble``), from a step's first operation to its last.
 
     The paper's zero (Qi et al. 2024, section 6) counts each rank from its own first operation; a step that
     ends with a global gradient norm waits for all ranks, so even F = D = W leave (pp-1) forwards of a chunk.
     """
-    enough = _zb_v_many(pipelines, times)
-    return np.where(pipelines.micro_batches > pipelines.pp, enough, _zb_v_few(pipelines, times))
+    many = pipelines.micro_batches > pipelines.pp
+    enough, few = _zb_v_many(pipelines), _zb_v_few(pipelines)
+    few += few[:1] * (len(enough) - len(few))
+    # Times of a chunk are half a rank's.
+    return [
+        Chain(*(np.where(many, a, b) / 2 for a, b in zip(one, other, strict=True)))
+        for one, other in zip(enough, few, strict=True)
+    ]
 
 
-def _zb_v_few(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def _zb_v_few(pipelines: Pipelines) -> list[Counts]:
     """ZB-V with m <= pp."""
-    f, d, w = times.forward_s / 2, times.dgrad_s / 2, times.wgrad_s / 2
-    q, missing, more = pipelines.pp - 1, pipelines.pp - pipelines.micro_batches, pipelines.micro_batches - 1
-    return _longest(
-        2 * missing * f + 2 * q * d,
-        (q + missing) * (f + d),
-        2 * q * f + 2 * missing * d - 2 * more * w,
+    q, missing, more = (
+        pipelines.pp - 1,
+        pipelines.pp - pipelines.micro_batches,
+        pipelines.micro_batches - 1,
     )
+    none = np.zeros_like(q)
+    return [
+        (2 * missing, 2 * q, none),
+        (q + missing, q + missing, none),
+        (2 * q, 2 * missing, -2 * more),
+    ]
 
 
-def _zb_v_many(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def _zb_v_many(pipelines: Pipelines) -> list[Counts]:
     """ZB-V with m > pp; nothing changes any more from m = 2*pp-1 on."""
-    f, d, w = times.forward_s / 2, times.dgrad_s / 2, times.wgrad_s / 2
     q = pipelines.pp - 1
     j = np.clip(pipelines.micro_batches - pipelines.pp, 0, q)
-    rest = q - j
-    return _longest(
-        2 * q * d - 2 * j * w,
-        2 * q * f - (2 * q + 1) * w,
-        (rest + 1) * d + (j - 1) * w,
-        (rest + 1) * f + (j - 1) * w,
-        (q + rest) * d - rest * w,
-        2 * rest * d,
-        rest * (f + d),
-        (q + j) * f + (rest - j) * d - np.minimum(j, rest + 1) * w,
-        (q + j - 1) * f - (j - 1) * d,
-        (q + j - 1) * f + (rest - j + 1) * d - rest * w,
-        (q + j - 1) * f + (rest + 1) * d - 2 * j * w,
-        (q + j) * f + rest * d - (2 * j + 1) * w,
-    )
+    rest, none = q - j, np.zeros_like(q)
+    return [
+        (none, 2 * q, -2 * j),
+        (2 * q, none, -(2 * q + 1)),
+        (none, rest + 1, j - 1),
+        (rest + 1, none, j - 1),
+        (none, q + rest, -rest),
+        (none, 2 * rest, none),
+        (rest, rest, none),
+        (q + j, rest - j, -np.minimum(j, rest + 1)),
+        (q + j - 1, -(j - 1), none),
+        (q + j - 1, rest - j + 1, -rest),
+        (q + j - 1, rest + 1, -2 * j),
+        (q + j, rest, -(2 * j + 1)),
+    ]
 
 
-def dualpipe(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def dualpipe(pipelines: Pipelines) -> list[Chain]:
     """DualPipe: ranks meet in the middle, so half of them decide (``_dual`` in times of a stage)."""
-    return _dual(pipelines.pp / 2, times)
+    return _dual(pipelines.pp / 2, 1.0)
 
 
-def dualpipe_v(pipelines: Pipelines, times: UnitTimes) -> FloatArray:
+def dualpipe_v(pipelines: Pipelines) -> list[Chain]:
     """DualPipeV: ``_dual`` over all ranks, in times of a chunk, half of a rank's."""
-    return _dual(pipelines.pp, times) / 2
+    return _dual(pipelines.pp, 0.5)
 
 
-def _dual(ranks: FloatArray, times: UnitTimes) -> FloatArray:
+def _dual(ranks: FloatArray, unit: float) -> list[Chain]:
     """Bubble of the eight steps that DualPipe and DualPipeV share, m >= 2 * pp, relative to m pairs.
 
     With q = ranks-1 and pairs that hide nothing it is max(q(F+2D-W) - F, q(2F+D-W), 2qF, q(F+D) - F); the
@@ -144,23 +198,11 @@ def _dual(ranks: FloatArray, times: UnitTimes) -> FloatArray:
     hence exact for F = D = W. Forwards and backwards outside pairs hide nothing, so hidden communication
     lengthens the bubble.
     """
-    f, d, w, pair = times.forward_s, times.dgrad_s, times.wgrad_s, times.pair_s
-    q, whole = ranks - 1, times.apart_s
-    saved = whole - pair
-    bare = (
-        q * (f + 2 * d - w) - f,
-        q * (2 * f + d - w),
-        2 * q * f,
-        q * (f + d) - f,
-    )
+    q, none = ranks - 1, np.zeros_like(ranks)
     # Chains through the last rank, which runs the fewest operations outside pairs, and those that leave it.
-    through = _longest(*bare) + (q + 3) * saved
-    aside = _longest(q * (2 * d - w - f) - f, q * (d - w), np.zeros_like(f), q * (d - f) - f)
-    away = _longest(q * (d - f - w), -q * f)
-    return _longest(
-        through, aside + (3 * q + 3) * saved, np.where(q > 0, away + (4 * q + 2) * saved, through)
-    )
-
-
-def _longest(*chains: FloatArray) -> FloatArray:
-    return reduce(np.maximum, chains)
+    through = [(q - 1, 2 * q, -q), (2 * q, q, -q), (2 * q, none, none), (q - 1, q, none)]
+    aside = [(-q - 1, 2 * q, -q), (none, q, -q), (none, none, none), (-q - 1, q, none)]
+    away = [(-q, q, -q), (-q, none, none)]
+    chains = [(counts, q + 3) for counts in through] + [(counts, 3 * q + 3) for counts in aside]
+    chains += [(counts, np.where(q > 0, 4 * q + 2, q + 3)) for counts in away]
+    return [Chain(*(unit * count for count in counts), unit * hidden) for counts, hidden in chains]

@@ -46,12 +46,24 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommContext:
-    """The network, the process groups of the degree combinations, and the compute that may hide traffic."""
+    """The network, the process groups of the degree combinations, and the compute that may hide traffic.
+
+    ``paired``: the schedule runs a forward and a backward together, so that each hides the other's expert traffic.
+    """
 
     compute: ComputeContext
     keys: Keys
     topology: Topology
     groups: MeshGroups
+    paired: bool = False
+
+    @property
+    def ep_overlap(self) -> EpOverlap:
+        """What hides expert traffic: the schedule's pairs, or what the framework does in any schedule."""
+        overlap = self.compute.preset.ep_overlap
+        if self.paired:
+            return EpOverlap.DUALPIPE
+        return EpOverlap.NONE if overlap is EpOverlap.DUALPIPE else overlap
 
     @property
     def tp_share(self) -> float:
@@ -173,8 +185,7 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine
     hidden_f, hidden_b = _hidden_ep(comm, work, forward, backward)
-    paired = ctx.preset.ep_overlap in (EpOverlap.BATCH, EpOverlap.DUALPIPE)
-    alone = (hidden_f, hidden_b) if paired else (0.0, 0.0)
+    alone = (hidden_f, hidden_b) if comm.paired else (0.0, 0.0)
     return Exposed(forward - hidden_f + inner, backward - hidden_b + inner, forward + inner, *alone)
 
 
@@ -209,7 +220,7 @@ def _hidden_ep(
     comm: CommContext, work: dict[str, Work], forward: FloatArray, backward: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds of expert traffic hidden forward and backward."""
-    overlap, zero = comm.compute.preset.ep_overlap, np.zeros_like(forward)
+    overlap, zero = comm.ep_overlap, np.zeros_like(forward)
     if overlap is EpOverlap.NONE or comm.compute.rates.ideal:
         return zero, zero
     if overlap is EpOverlap.SHARED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, least_k
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, schedule_of, transfers_s
-from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
+from layoutopt.optimizer.cost.schedules import SCHEDULES, head_in_flight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
@@ -57,6 +57,10 @@ class Units:
     head: EndUnit
     mtp: EndUnit | None
     inverse: IntArray
+
+    def take(self, index: IntArray) -> Units:
+        """Return the units of some rows."""
+        return self if len(index) == len(self.inverse) else replace(self, inverse=self.inverse[index])
 
     def blocks_of(self, name: str) -> FloatArray:
         """Gather one array of every block kind, (n, K)."""
@@ -103,21 +107,26 @@ class CostModel:
 
     def closest_terms(self, batch: LayoutBatch) -> StageTerms:
         """Return terms with every axis placed innermost, whatever the rows' mesh orders."""
-        return scatter_terms(
-            len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch, closest=True)]
-        )
+        return self.optimistic_terms(batch, closest=True, data_parallel=True)
 
     def optimistic_terms(self, batch: LayoutBatch, *, closest: bool, data_parallel: bool) -> StageTerms:
-        """Return terms with every axis innermost (``closest``) or without data-parallel traffic and its buffers."""
-        pieces = self.parts(batch, closest=closest, data_parallel=data_parallel)
+        """Return terms with every axis innermost (``closest``) or without data-parallel traffic and its buffers.
+
+        Bubbles are the least that any longer communication and recomputation leave.
+        """
+        pieces = self.parts(batch, closest=closest, data_parallel=data_parallel, least=True)
         return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in pieces])
 
     def parts(
-        self, batch: LayoutBatch, *, closest: bool = False, data_parallel: bool = True
+        self, batch: LayoutBatch, *, closest: bool = False, data_parallel: bool = True, least: bool = False
     ) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
-        for rows, same in _homogeneous(batch):
-            yield rows, self._parts(same, closest, data_parallel).slower(self.constants["time_scale"])
+        for rows, same in _homogeneous(batch, [batch.order, batch.precision, _pairs(batch)]):
+            order = _order(same, closest)
+            units = self._units(same, order)
+            for index, own in _homogeneous(same, [same.schedule]):
+                parts = self._parts(own, order, units.take(index), data_parallel=data_parallel, least=least)
+                yield rows[index], parts.slower(self.constants["time_scale"])
 
     def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
         """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries."""
@@ -134,11 +143,11 @@ class CostModel:
         ]
         return np.stack(blocks, axis=1)[inverse]
 
-    def _parts(self, batch: LayoutBatch, closest: bool, data_parallel: bool) -> TermParts:
+    def _parts(
+        self, batch: LayoutBatch, order: str, units: Units, *, data_parallel: bool, least: bool
+    ) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
-        order = _order(batch, closest)
         groups = _groups(order, batch)
-        units = self._units(batch, order)
         dp = DpContext(
             batch=batch,
             topology=self.topology,
@@ -147,7 +156,7 @@ class CostModel:
             constants=self.constants,
             ideal=self.ideal,
         )
-        return self._assemble(batch, units, dp if data_parallel else None, groups)
+        return self._assemble(batch, units, dp if data_parallel else None, groups, least=least)
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision of the batch's first row."""
@@ -182,10 +191,11 @@ class CostModel:
             keys=_keys(self.training, rows),
             topology=self.topology,
             groups=_groups(order, rows),
+            paired=schedule_of(rows).pairs,
         )
 
     def _assemble(
-        self, batch: LayoutBatch, units: Units, dp: DpContext | None, groups: MeshGroups
+        self, batch: LayoutBatch, units: Units, dp: DpContext | None, groups: MeshGroups, *, least: bool
     ) -> TermParts:
         """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
         schedule = schedule_of(batch)
@@ -197,7 +207,7 @@ class CostModel:
             layer_s["fsdp"] = np.stack(exposed, axis=1)
         memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
-        weight, lone_s = bubble(batch, stage)
+        weight, lone_s = bubble(batch, stage, least=least)
         embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
         # Of a stage with copies, each rank works through its share of the micro-batches.
         share = 1.0 / schedule.parameter_copies
@@ -323,12 +333,18 @@ def _keys(training: TrainingSpec, rows: LayoutBatch) -> Keys:
     return make_keys(training, **{name: getattr(rows, name).astype(np.float64) for name in KEY_COLUMNS})
 
 
-def _homogeneous(batch: LayoutBatch) -> Iterator[tuple[IntArray, LayoutBatch]]:
-    """Split a batch into rows that share mesh order, schedule and precision."""
-    first, inverse = distinct_rows([batch.order, batch.schedule, batch.precision])
+def _homogeneous(batch: LayoutBatch, columns: list[IntArray]) -> Iterator[tuple[IntArray, LayoutBatch]]:
+    """Split a batch into rows that are alike in some columns."""
+    first, inverse = distinct_rows(columns)
     for group in range(len(first)):
         rows = np.flatnonzero(inverse == group)
         yield rows, batch.take(rows) if len(first) > 1 else batch
+
+
+def _pairs(batch: LayoutBatch) -> IntArray:
+    """Tell in which rows the schedule runs a forward and a backward together, 1 or 0."""
+    paired = [int(SCHEDULES[schedule].pairs) for schedule in batch.codebook.schedules]
+    return np.array(paired, dtype=np.int64)[batch.schedule]
 
 
 def _order(batch: LayoutBatch, closest: bool) -> str:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import SCHEDULES, bubble_weight, exposed_hops, lone_bubble_s
+from layoutopt.optimizer.cost.schedules import (
+    SCHEDULES,
+    bubble_weight,
+    exposed_hops,
+    least_bubble_weight,
+    lone_bubble_s,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,18 +43,26 @@ def schedule_of(batch: LayoutBatch) -> ScheduleModel:
     return SCHEDULES[batch.codebook.schedules[int(batch.schedule[0])]]
 
 
-def bubble(batch: LayoutBatch, stage: MeanStage) -> tuple[FloatArray, FloatArray]:
+def bubble(batch: LayoutBatch, stage: MeanStage, *, least: bool) -> tuple[FloatArray, FloatArray]:
     """Return the weight of the other ranks' time, and the seconds of the bubble where there are no other ranks.
 
     Traffic hidden under a paired micro-batch counts whole where a rank works on one micro-batch alone.
+    ``least`` asks for floors that hold if communication and recomputation take longer than in ``stage``.
     """
     model = schedule_of(batch)
+    sizes = (batch.pp, batch.vp, batch.micro_batches)
     forward, dgrad, pair = stage.forward_s, stage.backward_s - stage.wgrad_s, None
+    hidden = (stage.hidden_forward_s, stage.hidden_backward_s) if model.pairs else (0.0, 0.0)
     if model.pairs:
         pair = stage.forward_s + stage.backward_s
-        forward, dgrad = forward + stage.hidden_forward_s, dgrad + stage.hidden_backward_s
-    times = (model.schedule, forward, dgrad, stage.wgrad_s, batch.pp, batch.vp, batch.micro_batches)
-    return bubble_weight(*times, pair_s=pair), lone_bubble_s(*times, pair_s=pair)
+    times = (model.schedule, forward + hidden[0], dgrad + hidden[1], stage.wgrad_s, *sizes)
+    lone = lone_bubble_s(*times, pair_s=pair)
+    if not least:
+        return bubble_weight(*times, pair_s=pair), lone
+    floor = least_bubble_weight(
+        model.schedule, forward, dgrad, stage.wgrad_s, *sizes, hidden_s=hidden[0] + hidden[1]
+    )
+    return floor, lone
 
 
 def transfers_s(batch: LayoutBatch, hop_s: FloatArray, *, overlap: bool) -> FloatArray:

@@ -6,7 +6,8 @@ A schedule is one entry of ``SCHEDULES``. The step of any of them has the shape 
 
 with T_s the time of rank s for one micro-batch: forward and backward of all its chunks or, in schedules that
 run a forward and a backward together, of such a pair. Ranks that hold the same stages (DualPipe's s and
-p-1-s) count once. ``bubble_weight`` makes the formula exact for even stages. For 1F1B, weight 1, it is an upper bound however uneven the stages, as long as one rank has both the
+p-1-s) count once. ``bubble_weight`` makes the formula exact for even stages.
+For 1F1B, weight 1, it is an upper bound however uneven the stages, as long as one rank has both the
 slowest forward and the slowest backward. Unit times below belong to one rank and one micro-batch: forward,
 backward for the inputs (dgrad) and backward for the weights (wgrad), in seconds.
 Activations are counted in micro-batches of a whole rank, of which a chunk is 1/vp. With p ranks and m
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from layoutopt.optimizer.cost import bubbles
-from layoutopt.optimizer.cost.bubbles import Pipelines, UnitTimes
+from layoutopt.optimizer.cost.bubbles import Chain, Pipelines, UnitTimes, least_share, longest_s
 from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class InFlight(Protocol):
 
 
 class Bubble(Protocol):
-    """Length of the step beyond m times the time of a rank, even stages, (n,) seconds."""
+    """The chains of which the longest is the step beyond m times the time of a rank, even stages."""
 
-    def __call__(self, pipelines: Pipelines, times: UnitTimes) -> FloatArray: ...
+    def __call__(self, pipelines: Pipelines) -> list[Chain]: ...
 
 
 class Hops(Protocol):
@@ -73,7 +74,7 @@ class ScheduleModel:
 
     schedule: Schedule
     in_flight: InFlight
-    bubble_s: Bubble
+    bubble: Bubble
     hops: Hops
     waiting_hops: Hops
     hops_overlap: bool = True
@@ -140,11 +141,34 @@ def bubble_weight(
     time of a forward and a whole backward run together (default: their sum); only schedules with ``pairs``
     use it. The weight is below m, and at most 1 unless pairs hide much (from about 30% of their time on).
     """
-    times, model = _unit_times(forward_s, dgrad_s, wgrad_s, pair_s), SCHEDULES[schedule]
-    bubble = model.bubble_s(_pipelines(pp, vp, micro_batches, group), times)
+    model, times = SCHEDULES[schedule], _unit_times(schedule, forward_s, dgrad_s, wgrad_s, pair_s)
+    bubble = longest_s(model.bubble(_pipelines(pp, vp, micro_batches, group)), times)
     ranks = pp // model.parameter_copies
-    others = np.maximum(ranks - 1, 1) * (times.pair_s if model.pairs else times.apart_s)
+    others = np.maximum(ranks - 1, 1) * (times.apart_s - times.hidden_s)
     return np.where(ranks > 1, np.divide(bubble, others, out=np.zeros_like(bubble), where=others > 0), 0.0)
+
+
+def least_bubble_weight(
+    schedule: Schedule,
+    forward_s: FloatArray,
+    dgrad_s: FloatArray,
+    wgrad_s: FloatArray,
+    pp: IntArray,
+    vp: IntArray,
+    micro_batches: IntArray,
+    *,
+    hidden_s: FloatArray | float = 0.0,
+) -> FloatArray:
+    """Return a floor under ``bubble_weight`` wherever forward, dgrad or hidden time are longer than given, (n,).
+
+    ``hidden_s`` is what a pair saves; forward and dgrad don't contain it.
+    """
+    model = SCHEDULES[schedule]
+    hidden = np.zeros_like(forward_s) + hidden_s
+    times = UnitTimes(forward_s=forward_s, dgrad_s=dgrad_s, wgrad_s=wgrad_s, hidden_s=hidden)
+    share = least_share(model.bubble(_pipelines(pp, vp, micro_batches, None)), times)
+    ranks = pp // model.parameter_copies
+    return np.where(ranks > 1, share / np.maximum(ranks - 1, 1), 0.0)
 
 
 def lone_bubble_s(
@@ -163,17 +187,20 @@ def lone_bubble_s(
     alone = (pp > 1) & (pp == model.parameter_copies)
     if not alone.any():
         return np.zeros(len(pp))
-    times = _unit_times(forward_s, dgrad_s, wgrad_s, pair_s)
-    return np.where(alone, model.bubble_s(_pipelines(pp, vp, micro_batches, None), times), 0.0)
+    times = _unit_times(schedule, forward_s, dgrad_s, wgrad_s, pair_s)
+    return np.where(alone, longest_s(model.bubble(_pipelines(pp, vp, micro_batches, None)), times), 0.0)
 
 
 def _unit_times(
-    forward_s: FloatArray, dgrad_s: FloatArray, wgrad_s: FloatArray, pair_s: FloatArray | None
+    schedule: Schedule,
+    forward_s: FloatArray,
+    dgrad_s: FloatArray,
+    wgrad_s: FloatArray,
+    pair_s: FloatArray | None,
 ) -> UnitTimes:
-    apart = forward_s + dgrad_s + wgrad_s
-    return UnitTimes(
-        forward_s=forward_s, dgrad_s=dgrad_s, wgrad_s=wgrad_s, pair_s=apart if pair_s is None else pair_s
-    )
+    apart, hides = forward_s + dgrad_s + wgrad_s, SCHEDULES[schedule].pairs and pair_s is not None
+    hidden = apart - pair_s if hides and pair_s is not None else np.zeros_like(apart)
+    return UnitTimes(forward_s=forward_s, dgrad_s=dgrad_s, wgrad_s=wgrad_s, hidden_s=hidden)
 
 
 def exposed_hops(
@@ -348,7 +375,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.NONE,
         in_flight=_hold_one,
-        bubble_s=bubbles.no_bubble,
+        bubble=bubbles.no_bubble,
         hops=_no_hops,
         waiting_hops=_no_hops,
         source="gradient accumulation on one rank",
@@ -356,7 +383,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.GPIPE,
         in_flight=_hold_all,
-        bubble_s=bubbles.one_f_one_b,
+        bubble=bubbles.one_f_one_b,
         hops=_fill_and_drain,
         waiting_hops=_gpipe_waiting,
         source="Huang et al. 2019, arXiv:1811.06965, section 2.3; torch/distributed/pipelining/schedules.py",
@@ -364,7 +391,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.ONE_F_ONE_B,
         in_flight=_hold_1f1b,
-        bubble_s=bubbles.one_f_one_b,
+        bubble=bubbles.one_f_one_b,
         hops=_1f1b_hops,
         waiting_hops=_1f1b_waiting,
         hops_overlap=False,
@@ -373,7 +400,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.INTERLEAVED,
         in_flight=_hold_interleaved,
-        bubble_s=bubbles.interleaved,
+        bubble=bubbles.interleaved,
         hops=_interleaved_hops,
         waiting_hops=_interleaved_waiting,
         min_chunks=2,
@@ -383,7 +410,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.ZB_H1,
         in_flight=_hold_zb_h1,
-        bubble_s=bubbles.zb_h1,
+        bubble=bubbles.zb_h1,
         hops=_zb_h1_hops,
         waiting_hops=_zb_h1_waiting,
         splits_backward=True,
@@ -392,7 +419,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.ZB_V,
         in_flight=_hold_zb_v,
-        bubble_s=bubbles.zb_v,
+        bubble=bubbles.zb_v,
         hops=_zb_v_hops,
         waiting_hops=_zb_v_waiting,
         min_chunks=2,
@@ -404,7 +431,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.DUALPIPE,
         in_flight=_hold_dualpipe,
-        bubble_s=bubbles.dualpipe,
+        bubble=bubbles.dualpipe,
         hops=_dualpipe_hops,
         waiting_hops=_dualpipe_waiting,
         # deepseek-ai/DualPipe waits in _commit_and_wait_comm before every chunk.
@@ -419,7 +446,7 @@ _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.DUALPIPE_V,
         in_flight=_hold_dualpipe_v,
-        bubble_s=bubbles.dualpipe_v,
+        bubble=bubbles.dualpipe_v,
         hops=_dualpipe_v_hops,
         waiting_hops=_dualpipe_v_waiting,
         min_chunks=2,
