@@ -53,7 +53,6 @@ class DaskExecutor:
     def _outcomes(
         self, client: Any, work: Work, tasks: Iterator[Task], running: dict[Any, Task]
     ) -> Iterator[Outcome]:
-        wait = _dask().wait
 
         while True:
             threads = sum(client.nthreads().values())
@@ -63,10 +62,7 @@ class DaskExecutor:
                 running[client.submit(work, task, pure=False)] = task
             if not running:
                 return
-            try:
-                done = wait(list(running), timeout=POLL_S, return_when="FIRST_COMPLETED").done
-            except TimeoutError:
-                done = set()
+            done = _finished(client, list(running))
             for future in done:
                 yield _outcome(future, running.pop(future))
             if client.status != "running":
@@ -102,6 +98,16 @@ class DaskExecutor:
 def _dask() -> Any:
     """Return dask's package: imported when needed, and only partly typed."""
     return import_module("distributed")
+
+
+def _finished(client: Any, futures: list[Any]) -> set[Any]:
+    """Wait a moment for futures to finish and return those that did."""
+    with client.as_current():  # wait() knows no other way to be told the client
+        try:
+            done: set[Any] = _dask().wait(futures, timeout=POLL_S, return_when="FIRST_COMPLETED").done
+        except TimeoutError:
+            return set()
+    return done
 
 
 def _outcome(future: Any, task: Task) -> Outcome:
