@@ -1,0 +1,20 @@
+"""What the process returns to the shell."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command.
+
+    ``REJECTED`` says that nothing fits, a layout is invalid or does not fit, or a plan is refuted. ``INTERNAL`` is
+    EX_SOFTWARE of sysexits.h; the last two are 128 plus the number of the signal, as shells report them.
+    """
+
+    OK = 0
+    BASELINE_EXCEEDED = 1
+    BAD_INPUT = 2
+    REJECTED = 3
+    STOPPED = 4
+    INTERNAL = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141

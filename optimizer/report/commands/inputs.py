@@ -1,0 +1,166 @@
+"""Turn arguments and options into the records that the rooms take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.report.commands.options import (
+        FrameworkOptions,
+        SearchChoices,
+        SpaceChoices,
+        WorkloadOptions,
+    )
+    from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.space.options import SpaceOptions, Value
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.workload import Workload
+
+_SWITCH = {"on": 1, "true": 1, "yes": 1, "off": 0, "false": 0, "no": 0}
+
+
+def read_question(model: str, cluster: str, asked: WorkloadOptions) -> tuple[Workload, ClusterSpec]:
+    """Load a workload and a cluster and apply what the command line replaces.
+
+    Raises ``InputError`` with the problems of both.
+    """
+    problems: list[Problem] = []
+    workload, machine = None, None
+    try:
+        workload = _workload(model, asked)
+    except InputError as error:
+        problems.extend(error.problems)
+    try:
+        machine = _cluster(cluster, asked.gpus)
+    except InputError as error:
+        problems.extend(error.problems)
+    if workload is None or machine is None:
+        raise InputError(*problems)
+    return workload, machine
+
+
+def _workload(model: str, asked: WorkloadOptions) -> Workload:
+    from layoutopt.optimizer.specs.loading import load_workload, override_training
+
+    workload = load_workload(model)
+    length = asked.seq or workload.training.sequence_length
+    return override_training(
+        workload, sequence_length=asked.seq, global_batch=_batch(asked, length), precision=asked.precision
+    )
+
+
+def _batch(asked: WorkloadOptions, length: int) -> int | None:
+    """Return the global batch in sequences."""
+    if asked.batch_tokens is None:
+        return asked.batch
+    if asked.batch is not None:
+        raise input_error("is given together with --batch", "one of the two", key="--batch-tokens")
+    sequences, rest = divmod(asked.batch_tokens, length)
+    if rest or not sequences:
+        near = max(round(asked.batch_tokens / length), 1)
+        what = f"{asked.batch_tokens:,.12g} tokens are no whole sequences of {length:,}"
+        raise input_error(what, f"nearest {near * length:,} = {near:,} sequences", key="--batch-tokens")
+    return int(sequences)
+
+
+def _cluster(name: str, gpus: int | None) -> ClusterSpec:
+    from layoutopt.optimizer.specs.cluster_part import first_gpus
+    from layoutopt.optimizer.specs.loading import load_cluster
+
+    cluster = load_cluster(name)
+    return cluster if gpus is None else first_gpus(cluster, gpus, key="--gpus")
+
+
+def read_layout(text: str) -> PartialLayout:
+    """Read a layout given as text (``tp=8,pp=16``) or as a layout file or plan."""
+    from layoutopt.optimizer.specs.document import exists
+    from layoutopt.optimizer.specs.loading import SUFFIXES, load_layout, parse_layout
+
+    is_file = exists(Path(text)) or text.endswith(SUFFIXES)
+    return load_layout(text) if is_file else parse_layout(text)
+
+
+def solve_options(space: SpaceChoices, search: SearchChoices, trainer: FrameworkOptions) -> SolveOptions:
+    """Collect everything beside workload and cluster that decides the answer."""
+    from layoutopt.optimizer.cost.factory import CostKind
+    from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.specs.vocabulary import Framework
+
+    return SolveOptions(
+        framework=Framework(trainer.framework),
+        space=space_options(space, trainer.software),
+        cost=CostKind(trainer.cost_model),
+        top=search.top,
+        time_limit_s=float("inf") if search.time_limit is None else search.time_limit,
+        workers=search.workers,
+        gap=search.gap,
+        seed=search.seed,
+        one_model=search.one_model,
+    )
+
+
+def space_options(space: SpaceChoices, software: str | None) -> SpaceOptions:
+    """Read the restrictions; raises ``InputError`` with every problem of one option."""
+    from layoutopt.optimizer.space.options import SpaceOptions
+
+    return SpaceOptions(
+        fix=_axis_values("--fix", space.fix),
+        forbid=_axis_values("--forbid", space.forbid),
+        max=_axis_limits("--max", space.max),
+        min=_axis_limits("--min", space.min),
+        allow_idle=space.allow_idle,
+        software=software,
+    )
+
+
+def _axis_values(option: str, texts: tuple[str, ...]) -> dict[str, tuple[Value, ...]]:
+    """Read ``tp=4,8`` or ``tp=8,pp=16``; what is said twice of one axis adds up."""
+    found: dict[str, tuple[Value, ...]] = {}
+    for axis, value in _pairs(option, texts):
+        found[axis] = (*found.get(axis, ()), _value(axis, value))
+    return found
+
+
+def _axis_limits(option: str, texts: tuple[str, ...]) -> dict[str, int]:
+    """Read ``pp=16``."""
+    found: dict[str, int] = {}
+    for axis, value in _pairs(option, texts):
+        if not value.isdigit():
+            raise input_error(f"{axis}={value} is no limit", "a whole number, e.g. pp=16", key=option)
+        if axis in found:
+            raise input_error(f"{axis} is given twice", "one limit per axis", key=option)
+        found[axis] = int(value)
+    return found
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield axis and value; a value without an axis belongs to the axis before it."""
+    from layoutopt.optimizer.specs.layout_file import SHORT_KEYS
+
+    for text in texts:
+        axis = ""
+        for item in text.split(","):
+            name, equals, value = item.partition("=")
+            if equals:
+                axis = SHORT_KEYS.get(name.strip().lower(), name.strip().lower().replace("-", "_"))
+            word = (value if equals else name).strip()
+            if not axis or not word:
+                raise input_error(f"{text[:60]!r} is not AXIS=VALUE", "tp=8, tp=4,8 or recompute=none", key=option)
+            yield axis, word
+
+
+def _value(axis: str, text: str) -> Value:
+    """Read a value: a whole number where it is one, on or off of sp, else a word."""
+    word = text.lower()
+    if axis == "sp" and word in _SWITCH:
+        return _SWITCH[word]
+    digits = word.removeprefix("-")
+    return int(word) if digits.isdigit() and len(digits) <= 12 else word
+
+

@@ -1,0 +1,207 @@
+"""Options that several commands share, each group collected into one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from layoutopt.optimizer.report.commands.values import COST_KINDS, COUNT, FRAMEWORK, PRECISION, Quantity, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Decorator = Callable[["Command"], "Command"]
+    Command = Callable[..., Any]
+
+_Record = TypeVar("_Record")
+IDLE_BY_DEFAULT = "10%"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """What replaces training numbers of the model file, and the number of GPUs."""
+
+    batch: int | None
+    batch_tokens: float | None
+    seq: int | None
+    precision: str | None
+    gpus: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkOptions:
+    """Which trainer has to launch the layout, and which preset of the cost model prices it."""
+
+    framework: str
+    software: str | None
+    cost_model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceChoices:
+    """Restrictions of the declared space as written."""
+
+    fix: tuple[str, ...]
+    max: tuple[str, ...]
+    min: tuple[str, ...]
+    forbid: tuple[str, ...]
+    allow_idle: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchChoices:
+    """How long and how widely to search."""
+
+    top: int
+    time_limit: float | None
+    workers: int
+    gap: float
+    seed: int
+    one_model: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """What goes to stdout and stderr."""
+
+    json: bool
+    quiet: bool
+    verbose: bool
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the error handler has to know about a run; the context's ``obj``."""
+
+    verbose: bool = False
+
+
+def _grouped(name: str, record: type[_Record], *options: Decorator) -> Decorator:
+    """Build a decorator that adds options and passes their values as one record, named ``name``."""
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def collect(**given: Any) -> Any:
+            values = {key: given.pop(key) for key in names}
+            return command(**given, **{name: record(**values)})
+
+        decorated: Command = collect
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _remember_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    if value:
+        ctx.ensure_object(Settings).verbose = True
+    return value
+
+
+model_argument = click.argument("model", metavar="MODEL")
+cluster_argument = click.argument("cluster", metavar="CLUSTER")
+
+workload_options = _grouped(
+    "asked",
+    WorkloadOptions,
+    click.option("--batch", type=COUNT, metavar="SEQUENCES", help="Global batch in sequences."),
+    click.option(
+        "--batch-tokens", type=Quantity("TOKENS", "TOKENS"), help='Global batch in tokens, e.g. "16M".'
+    ),
+    click.option("--seq", type=COUNT, metavar="TOKENS", help="Sequence length."),
+    click.option("--precision", type=PRECISION, help="Precision of the matrix multiplications."),
+    click.option("--gpus", type=COUNT, metavar="N", help="Use only the first N GPUs of the cluster."),
+)
+
+framework_options = _grouped(
+    "trainer",
+    FrameworkOptions,
+    click.option(
+        "--framework",
+        type=FRAMEWORK,
+        default="megatron",
+        show_default=True,
+        help="Trainer that launches the layout: its rules and defaults. 'any' frees all.",
+    ),
+    click.option("--software", metavar="RELEASE", help="Release of the trainer, where releases differ."),
+    click.option(
+        "--cost-model",
+        type=COST_KINDS,
+        default="full",
+        show_default=True,
+        help="'simple' prices with rules of thumb that can be followed by hand.",
+    ),
+)
+
+space_options = _grouped(
+    "space",
+    SpaceChoices,
+    click.option("--fix", multiple=True, metavar="AXIS=V[,V]", help="Only these values of an axis, e.g. tp=4,8."),
+    click.option("--max", multiple=True, metavar="AXIS=N", help="Largest value of an axis, e.g. pp=16."),
+    click.option("--min", multiple=True, metavar="AXIS=N", help="Smallest value of an axis."),
+    click.option("--forbid", multiple=True, metavar="AXIS=V[,V]", help="Values to leave out, e.g. zero=3."),
+    click.option(
+        "--allow-idle",
+        type=Share("[PERCENT]", percent=True),
+        is_flag=False,
+        flag_value=IDLE_BY_DEFAULT,
+        help=f"Let up to PERCENT of the GPUs stay idle ({IDLE_BY_DEFAULT} if no number follows).",
+    ),
+)
+
+search_options = _grouped(
+    "search",
+    SearchChoices,
+    click.option(
+        "--top", type=click.IntRange(1, 1000), default=3, show_default=True, help="Layouts to report, best first."
+    ),
+    click.option(
+        "--time-limit", type=Quantity("TIME", "SECONDS"), help='Stop with the best so far, e.g. "5 min".'
+    ),
+    click.option(
+        "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Threads of the solver."
+    ),
+    click.option(
+        "--gap", type=Share("SHARE"), default=0.0, show_default=True, help="Accept a layout proven within 0.01 or 1%."
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Random seed of the solver."
+    ),
+    click.option("--one-model", is_flag=True, help="One solver model for the whole space (small spaces only)."),
+)
+
+output_options = _grouped(
+    "output",
+    OutputOptions,
+    click.option("--json", is_flag=True, help="Print JSON and nothing else to stdout."),
+    click.option("-q", "--quiet", is_flag=True, help="No progress and no notes on stderr."),
+    click.option(
+        "-v", "--verbose", is_flag=True, callback=_remember_verbose, help="More detail, also of internal errors."
+    ),
+)
+
+
+def bare_flag_values(args: list[str], flags: dict[str, str]) -> list[str]:
+    """Give each flag of ``flags`` that no number follows its own value.
+
+    Click would otherwise take the argument behind the flag for its value: ``--allow-idle MODEL CLUSTER``.
+    """
+    filled = []
+    for position, arg in enumerate(args):
+        following = args[position + 1] if position + 1 < len(args) else ""
+        bare = arg in flags and not following.removesuffix("%").replace(".", "", 1).isdigit()
+        filled.append(f"{arg}={flags[arg]}" if bare else arg)
+    return filled
+
+
+class SpaceCommand(click.Command):
+    """A command with ``--allow-idle``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Fill in bare flags before click looks at them."""
+        return super().parse_args(ctx, bare_flag_values(args, {"--allow-idle": IDLE_BY_DEFAULT}))

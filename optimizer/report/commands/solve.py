@@ -1,0 +1,129 @@
+"""``layoutopt solve``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
+from layoutopt.optimizer.report.commands.options import (
+    FrameworkOptions,
+    OutputOptions,
+    SearchChoices,
+    SpaceChoices,
+    SpaceCommand,
+    WorkloadOptions,
+    cluster_argument,
+    framework_options,
+    model_argument,
+    output_options,
+    search_options,
+    space_options,
+    workload_options,
+)
+from layoutopt.optimizer.report.commands.output import note, print_json, print_tables, require_writable, write_json
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+CODES = {"optimal": ExitCode.OK, "stopped": ExitCode.STOPPED, "infeasible": ExitCode.REJECTED}
+
+
+@click.command(cls=SpaceCommand)
+@model_argument
+@cluster_argument
+@workload_options
+@framework_options
+@space_options
+@search_options
+@click.option("--space", "only_space", is_flag=True, help="Print the declared space and search nothing.")
+@click.option("--compare-any", is_flag=True, help="Say what a trainer without rules would gain.")
+@click.option(
+    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write the plan as JSON, for verify and evaluate.",
+)  # fmt: skip
+@output_options
+def command(
+    model: str,
+    cluster: str,
+    asked: WorkloadOptions,
+    trainer: FrameworkOptions,
+    space: SpaceChoices,
+    search: SearchChoices,
+    only_space: bool,
+    compare_any: bool,
+    file: Path | None,
+    output: OutputOptions,
+) -> ExitCode:
+    """Find the layout of MODEL on CLUSTER with the smallest step time, and prove that none is faster.
+
+    The first Ctrl-C ends the search and prints the best layout so far with its proven gap (exit code 4), the second
+    aborts.
+    """
+    require_writable(file)
+    workload, machine = read_question(model, cluster, asked)
+    options = solve_options(space, search, trainer)
+    if only_space:
+        return _print_space(workload, machine, options, output)
+    plan = _solve(workload, machine, options, output, compare_any=compare_any)
+    if file is not None:
+        from layoutopt.optimizer.report.plain_plan import plan_to_plain
+
+        write_json(file, plan_to_plain(plan))
+        note(f"wrote {file}", output)
+    _print_plan(plan, workload, machine, options, output)
+    return CODES[plan.status.value]
+
+
+def _print_space(
+    workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions
+) -> ExitCode:
+    from layoutopt.optimizer.solve.api import describe_space
+
+    space = describe_space(workload, cluster, options)
+    if output.json:
+        from layoutopt.optimizer.report.plain_plan import space_to_plain
+
+        print_json(space_to_plain(space))
+    else:
+        from layoutopt.optimizer.report.tables.space import space_tables
+
+        print_tables(space_tables(space, workload, cluster, framework=options.framework.value))
+    return ExitCode.OK if space.empty is None else ExitCode.REJECTED
+
+
+def _solve(
+    workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions, *, compare_any: bool
+) -> Plan:
+    """Search with progress on stderr; Ctrl-C stops it."""
+    from layoutopt.optimizer.report.commands.interrupt import Interrupt
+    from layoutopt.optimizer.report.progress import progress_printer
+    from layoutopt.optimizer.solve.api import freer_gain, solve_layout
+
+    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
+    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+        plan = solve_layout(workload, cluster, options, on_progress=printer.update, should_stop=interrupt.asked)
+    if not compare_any or plan.layout is None or interrupt.asked():
+        return plan
+    return replace(plan, freer_gain=freer_gain(workload, cluster, plan, options))
+
+
+def _print_plan(
+    plan: Plan, workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions
+) -> None:
+    if output.json:
+        from layoutopt.optimizer.report.plain_plan import plan_to_plain
+
+        print_json(plan_to_plain(plan))
+        return
+    from layoutopt.optimizer.report.commands.pricing import preset_of
+    from layoutopt.optimizer.report.tables.plan import plan_tables
+
+    preset = preset_of(workload, cluster, options.framework, options.space.software, options.cost)
+    print_tables(plan_tables(plan, workload, cluster, preset, framework=options.framework.value))

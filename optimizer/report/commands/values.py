@@ -1,0 +1,119 @@
+"""Types of command-line values: words with a nearest match, quantities with units, shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_COUNT = 1_000_000_000
+"""Largest batch, sequence and GPU count: their divisors are listed, and larger ones have no use."""
+
+COUNT = click.IntRange(1, MAX_COUNT)
+
+
+def near_hint(text: str, known: Iterable[str]) -> str:
+    """Write "did you mean ...?" for the nearest known words, or list them all where none is near."""
+    from difflib import get_close_matches
+
+    words = list(known)
+    near = get_close_matches(text.lower(), words, n=2)
+    return f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(words)}"
+
+
+def option_problem(param: click.Parameter | None, what: str, allowed: str) -> InputError:
+    """Build the error of one option's value."""
+    key = max(param.opts, key=len) if isinstance(param, click.Option) else (param.human_readable_name if param else "")
+    return InputError(Problem(what=what, allowed=allowed, key=key))
+
+
+class Word(click.ParamType):
+    """One of several words, in any case; aliases map to the word that they stand for."""
+
+    name = "word"
+
+    def __init__(self, words: Iterable[str], aliases: Mapping[str, str] | None = None, metavar: str = "") -> None:
+        self.words = tuple(str(word) for word in words)
+        self.aliases = {alias: str(word) for alias, word in (aliases or {}).items()}
+        self.metavar = metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show the words, or a name for them where there are many."""
+        return self.metavar or f"[{'|'.join(self.words)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word; raises ``InputError`` with the nearest one."""
+        text = str(value).lower()
+        word = self.aliases.get(text, text)
+        if word not in self.words:
+            hint = near_hint(text, (*self.words, *self.aliases))
+            raise option_problem(param, f"{str(value)[:60]!r} is unknown", hint)
+        return word
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Offer the words that start with what is typed."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(word) for word in self.words if word.startswith(incomplete.lower())]
+
+
+FRAMEWORK = Word(Framework, FRAMEWORK_ALIASES, metavar="NAME")
+PRECISION = Word(Precision)
+COST_KINDS = Word(("full", "simple"))
+
+
+class Quantity(click.ParamType):
+    """A number with an optional unit, read as SI; ``dimension`` names a constant of ``specs.units``."""
+
+    name = "quantity"
+
+    def __init__(self, dimension: str, metavar: str) -> None:
+        self.dimension = dimension
+        self.metavar = metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show what is counted."""
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the SI number; raises ``InputError`` unless it is above 0."""
+        from layoutopt.optimizer.specs import units
+
+        dimension = getattr(units, self.dimension)
+        key = max(param.opts, key=len) if param else ""
+        number = units.parse_quantity(value, dimension, key=key)
+        if not number > 0:
+            raise option_problem(param, f"{value} is out of range", "above 0")
+        return number
+
+
+class Share(click.ParamType):
+    """A share: ``0.01`` or ``1%``. With ``percent`` a bare number is in percent."""
+
+    name = "share"
+
+    def __init__(self, metavar: str, *, percent: bool = False) -> None:
+        self.metavar = metavar
+        self.percent = percent
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show how it is written."""
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share; raises ``InputError`` unless it is from 0 to below 1."""
+        text = str(value).strip()
+        in_percent = self.percent and not isinstance(value, float) or text.endswith("%")
+        try:
+            number = float(text.removesuffix("%")) / (100 if in_percent else 1)
+        except ValueError:
+            number = float("nan")
+        if not 0 <= number < 1:
+            raise option_problem(param, f"{text[:60]!r} is no share", "0% up to below 100%")
+        return number

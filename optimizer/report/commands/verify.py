@@ -1,0 +1,58 @@
+"""``layoutopt verify``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.output import print_json, print_tables
+from layoutopt.optimizer.specs.errors import input_error
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option("--model", metavar="MODEL", help="Also check that the plan is for this model.")
+@click.option("--cluster", metavar="CLUSTER", help="Also check that the plan is for this cluster.")
+@output_options
+def command(plan: Path, model: str | None, cluster: str | None, output: OutputOptions) -> ExitCode:
+    """Check the proof of PLAN, the file that solve wrote, with other code than found it.
+
+    Exit code 3 if any check fails.
+    """
+    from layoutopt.optimizer.solve.api import verify_plan
+    from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+
+    plain = read_plan_file(plan)
+    report = verify_plan(
+        plain,
+        file=str(plan),
+        workload=load_workload(model) if model else None,
+        cluster=load_cluster(cluster) if cluster else None,
+    )
+    if output.json:
+        print_json(report.to_plain())
+    else:
+        from layoutopt.optimizer.report.tables.verdict import verify_tables
+
+        print_tables(verify_tables(report, str(plan)))
+    return ExitCode.OK if report.accepted else ExitCode.REJECTED
+
+
+def read_plan_file(path: Path) -> object:
+    """Parse a plan; raises ``InputError`` for a file that cannot be read or is no JSON."""
+    from layoutopt.optimizer.specs.document import read_text
+    from layoutopt.optimizer.specs.loading import MAX_PLAN_BYTES
+
+    text = read_text(path, max_bytes=MAX_PLAN_BYTES)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise input_error(
+            f"not JSON: {error.msg}", "what solve -o wrote", file=str(path), line=error.lineno
+        ) from None
+    except (RecursionError, ValueError):
+        raise input_error("not JSON that can be read", "what solve -o wrote", file=str(path)) from None

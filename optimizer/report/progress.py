@@ -1,0 +1,107 @@
+"""Progress of a running search on stderr: one live line on a terminal, sparse plain lines in a log."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.live import Live
+
+    from layoutopt.optimizer.solve.best_first import Progress
+
+LIVE_EVERY_S = 0.1
+LINE_EVERY_S = 2.0
+
+
+def progress_text(state: Progress, spent_s: float) -> str:
+    """Write the state on one line of less than 80 columns."""
+    if math.isinf(state.best_s):
+        best = "no layout yet"
+    else:
+        gap = max(0.0, 1.0 - state.bound_s / state.best_s)
+        best = f"best {state.best_s:.5g} s  gap {gap:.2%}"
+    bound = "" if math.isinf(state.bound_s) else f"  bound {state.bound_s:.5g} s"
+    return f"{best}{bound}  {state.rows_left:,} rows left  {state.solves} solved  {spent_s:.1f} s"
+
+
+class Silent:
+    """Shows nothing; what the other printers do is built on it."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave nothing behind."""
+
+    def update(self, state: Progress) -> None:
+        """Take note of a new state."""
+
+    def _due(self, every_s: float) -> bool:
+        now = time.perf_counter()
+        due = now - self._last >= every_s
+        self._last = now if due else self._last
+        return due
+
+    def _text(self, state: Progress) -> str:
+        return progress_text(state, time.perf_counter() - self._start)
+
+
+class Lines(Silent):
+    """Prints a line when the best layout changes, and now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._best_s = math.inf
+
+    def update(self, state: Progress) -> None:
+        """Print the state if it is news."""
+        if state.best_s < self._best_s or self._due(LINE_EVERY_S):
+            self._best_s = state.best_s
+            print(self._text(state), file=sys.stderr, flush=True)
+
+
+class LiveLine(Silent):
+    """Keeps one line up to date and removes it at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Live | None = None
+
+    def update(self, state: Progress) -> None:
+        """Redraw the line, at most ten times a second."""
+        if not self._due(LIVE_EVERY_S):
+            return
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True, highlight=False)
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(self._text(state), refresh=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the line."""
+        if self._live is not None:
+            self._live.stop()
+
+
+def progress_printer(*, quiet: bool, verbose: bool) -> Silent:
+    """Choose how to show progress: live on a terminal, lines when asked for detail, else not at all."""
+    if quiet:
+        return Silent()
+    if sys.stderr.isatty():
+        return LiveLine()
+    return Lines() if verbose else Silent()

@@ -1,0 +1,1 @@
+"""What people read on the terminal: one module for each kind of answer, all returning rich renderables."""

@@ -1,0 +1,85 @@
+"""The console and the few shapes that all tables share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import Box
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+# Only a rule under the header: tables stay readable in logs.
+_RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+STYLES = {
+    "optimal": "bold green",
+    "fits": "bold green",
+    "accepted": "bold green",
+    "borderline": "bold yellow",
+    "stopped": "bold yellow",
+}
+"""Styles of verdicts; all others are bad news."""
+
+
+def console() -> Console:
+    """Return a console on stdout, as wide as the terminal, 80 columns where there is none."""
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def print_tables(renderable: RenderableType) -> None:
+    """Print to stdout; in a file or pipe lines end where their text ends."""
+    target = console()
+    if target.is_terminal:
+        target.print(renderable)
+        return
+    with target.capture() as captured:
+        target.print(renderable)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def verdict_text(word: str) -> Text:
+    """Write a status or verdict in its colour, without underscores."""
+    return Text(word.replace("_", " "), style=STYLES.get(word, "bold red"))
+
+
+def section(title: str, *parts: RenderableType, note: str = "") -> Group:
+    """Put a heading over indented parts."""
+    heading = Text.assemble((title, "bold"), (f"  {note}" if note else "", "dim"))
+    return Group(Text(""), heading, *(Padding(part, (0, 0, 0, 2)) for part in parts))
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
+    """Build a table; columns are right-aligned but for those listed in ``left``, which may wrap."""
+    table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for index, name in enumerate(columns):
+        is_text = index in left
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Build two columns of names and values; values wrap under themselves."""
+    table = Table(box=None, show_header=False, show_edge=False, pad_edge=False, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(Text(name, style="dim"), value)
+    return table
+
+
+def bullets(lines: Iterable[str]) -> Table:
+    """Build a list whose lines wrap under themselves."""
+    table = Table(box=None, show_header=False, show_edge=False, pad_edge=False, padding=(0, 1))
+    table.add_column(no_wrap=True, width=1)
+    table.add_column(overflow="fold")
+    for line in lines:
+        table.add_row("-", line)
+    return table

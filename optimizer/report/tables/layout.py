@@ -1,0 +1,99 @@
+"""A layout on the terminal: its degrees on a line that ``--layout`` reads again, its stages in groups of equal ranks."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.report.tables.console import grid
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table
+
+    from layoutopt.optimizer.specs.layout import Layout, VirtualStage
+
+RankRow = tuple[str, ...]
+
+
+def layout_text(layout: Layout) -> str:
+    """Write every choice as ``axis=value``; what has no effect (experts of a dense model, no groups) is left out."""
+    words = {"tp": layout.tp, "sp": int(layout.sp), "cp": layout.cp, "pp": layout.pp, "vp": layout.vp}
+    words |= {"ep": layout.ep, "etp": layout.etp} if layout.ep * layout.etp > 1 else {}
+    words |= {"dp": layout.dp, "zero": layout.zero}
+    words |= {"hsdp_shard": layout.hsdp_shard} if layout.hsdp_shard else {}
+    words |= {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
+    named = {
+        "recompute": recompute_words(layout),
+        "schedule": layout.schedule.value,
+        "mesh_order": layout.mesh_order,
+        "precision": layout.precision.value,
+    }
+    return " ".join(f"{name}={value}" for name, value in (words | named).items())
+
+
+def recompute_words(layout: Layout) -> str:
+    """Write the recomputation as ``--layout`` reads it."""
+    if layout.recompute.granularity is Granularity.SELECTIVE:
+        return "+".join(layout.recompute.modules)
+    return layout.recompute.granularity.value
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Write consecutive ranks as ranges: ``0``, ``1-14``."""
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def grouped_ranks(rows: Iterable[RankRow]) -> list[RankRow]:
+    """Join consecutive ranks with the same row; the first column becomes their range."""
+    numbered = list(enumerate(rows))
+    return [
+        (rank_ranges([rank for rank, _ in group]), *row)
+        for row, group in ((row, list(members)) for row, members in groupby(numbered, key=lambda item: item[1]))
+    ]
+
+
+def stage_table(layout: Layout) -> Table | None:
+    """Show layers and recomputed layers of every pipeline rank, equal neighbours together; None without stages."""
+    if not layout.stages:
+        return None
+    rows = [_rank_row([stage for stage in layout.stages if stage.rank == rank]) for rank in range(layout.pp)]
+    names = ["ranks", "layers", "recomputed", "chunks", "holds"]
+    used = [0, 1, 2] + ([3] if layout.vp > 1 else []) + ([4] if any(row[3] for row in rows) else [])
+    body = [[row[column] for column in used] for row in grouped_ranks(rows)]
+    return grid([names[column] for column in used], body, left=[used.index(c) for c in used if c in (0, 3, 4)])
+
+
+def _rank_row(chunks: list[VirtualStage]) -> RankRow:
+    """Describe one rank: layers by kind, recomputed layers, layers of each chunk, ends."""
+    layers = sum(stage.layers for stage in chunks)
+    kinds: dict[str, int] = {}
+    for stage in chunks:
+        for name, count in stage.kinds.items():
+            kinds[name] = kinds.get(name, 0) + count
+    mixed = ", ".join(f"{count} {name}" for name, count in kinds.items() if count)
+    recomputed = sum(stage.recomputed for stage in chunks)
+    return (str(layers), str(recomputed), _chunk_sizes(chunks), _ends(chunks, mixed if len(kinds) > 1 else ""))
+
+
+def _chunk_sizes(chunks: list[VirtualStage]) -> str:
+    """Write the layers of the chunks in order, with what each recomputes: ``4 x 2``, ``3+2+2``, ``4 x 2 (1 again)``."""
+    parts = []
+    for (layers, again), members in groupby(chunks, key=lambda stage: (stage.layers, stage.recomputed)):
+        count = len(list(members))
+        size = f"{count} x {layers}" if count > 1 else str(layers)
+        parts.append(f"{size} ({again} recomputed)" if again else size)
+    return " + ".join(parts)
+
+
+def _ends(chunks: list[VirtualStage], kinds: str) -> str:
+    mtp = sum(stage.mtp for stage in chunks)
+    words = [
+        kinds,
+        "embedding" if any(stage.embedding for stage in chunks) else "",
+        "head" if any(stage.head for stage in chunks) else "",
+        f"{mtp} MTP" if mtp else "",
+    ]
+    return ", ".join(word for word in words if word)

@@ -1,0 +1,128 @@
+"""Memory of every pipeline rank by component, and what divides each component."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.estimate import batch_of_one
+from layoutopt.optimizer.cost.states import state_bytes
+from layoutopt.optimizer.report.tables.console import grid
+from layoutopt.optimizer.report.tables.layout import grouped_ranks
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from layoutopt.optimizer.cost.estimate import MemoryEstimate
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.specs.layout import Layout
+
+COLUMNS = {
+    "weights": ("weights",),
+    "grads": ("gradients",),
+    "optim": ("optimizer",),
+    "activ": ("activations", "recompute_transient"),
+    "logits": ("logits",),
+}
+"""Columns of the table of ranks; what is in none of them counts as ``other``."""
+
+WORDS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations in flight",
+    "recompute_transient": "one block while it is recomputed",
+    "logits": "logits, loss, head's scratch",
+    "transient": "working memory of one operation",
+    "receive": "pipeline receive buffers",
+    "gathered": "gathered weights and gradients of ZeRO",
+    "scratch_gradients": "scratch weight gradients",
+}
+"""The components of memory in words."""
+
+_TOKENS = ("activations", "recompute_transient", "logits", "transient", "receive")
+
+
+def memory_table(memory: MemoryEstimate) -> Table:
+    """Show every rank's components in GB (1e9 bytes), equal neighbours together, and its share of usable memory."""
+    known = {name for names in COLUMNS.values() for name in names}
+    rows = []
+    for stage in memory.stages:
+        parts = stage.components_bytes
+        columns = [sum(parts.get(name, 0.0) for name in names) for names in COLUMNS.values()]
+        columns.append(sum(value for name, value in parts.items() if name not in known))
+        cells = [_gb(value) for value in (*columns, stage.total_bytes)]
+        rows.append((*cells, f"{stage.total_bytes / memory.capacity_bytes:.1%}"))
+    return grid(["rank", *COLUMNS, "other", "total", "of usable"], grouped_ranks(rows))
+
+
+def divisor_table(layout: Layout, memory: MemoryEstimate, preset: FrameworkPreset, *, moe: bool) -> Table:
+    """Show each component of the fullest rank in GB, bytes per parameter of the states, and what divides it.
+
+    A rank holds its stage's parameters: pp and the split of layers divide the model before.
+    """
+    fullest = max(memory.stages, key=lambda stage: stage.total_bytes)
+    states = divisors(layout, preset, moe=moe)
+    tokens = _token_divisor(layout)
+    rows = []
+    for name, value in sorted(fullest.components_bytes.items(), key=lambda item: -item[1]):
+        if value > 0:
+            size, by = states.get(name, ("", tokens if name in _TOKENS else ""))
+            rows.append((WORDS.get(name, name), _gb(value), size, by))
+    return grid([f"fullest rank ({fullest.rank})", "GB", "B/param", "divided by"], rows, left=(0, 3))
+
+
+def divisors(layout: Layout, preset: FrameworkPreset, *, moe: bool) -> dict[str, tuple[str, str]]:
+    """Return for weights, gradients and optimizer state the bytes per parameter and what divides them.
+
+    Where a part is whole and a part sharded (gathered ZeRO weights), both are named.
+    """
+    state = state_bytes(preset, batch_of_one(layout))
+    dense, expert = _shard_words(layout)
+    words = {}
+    for name in state.whole:
+        whole, sharded = float(np.ravel(state.whole[name])[0]), float(np.ravel(state.sharded[name])[0])
+        parts = [(whole, "tp", "ep*etp")] * (whole > 0) + [(sharded, f"tp*{dense}", f"ep*etp*{expert}")] * (sharded > 0)
+        sizes = " + ".join(f"{size:g}" for size, _, _ in parts)
+        words[name] = sizes, "; ".join(_axes_words(layout, axes, own, moe=moe) for _, axes, own in parts)
+    return words
+
+
+def _axes_words(layout: Layout, axes: str, expert_axes: str, *, moe: bool) -> str:
+    text = f"{axes} = {_product(layout, axes):,}"
+    return f"{text}, experts {expert_axes} = {_product(layout, expert_axes):,}" if moe else text
+
+
+def _shard_words(layout: Layout) -> tuple[str, str]:
+    """Name the ranks that share one copy of a dense and of an expert parameter."""
+    return ("hsdp", "ehsdp") if layout.hsdp_shard else ("dp*cp", "edp")
+
+
+def _product(layout: Layout, axes: str) -> int:
+    """Multiply the degrees of a product of axes; e... is the share that is left to experts."""
+    outside = layout.ep * layout.etp
+    hsdp = layout.hsdp_shard or 1
+    values = {
+        "hsdp": hsdp,
+        "ehsdp": max(hsdp * layout.tp // outside, 1),
+        "edp": max(layout.dp * layout.cp * layout.tp // outside, 1),
+    }
+    return prod(values[axis] if axis in values else int(getattr(layout, axis)) for axis in axes.split("*"))
+
+
+def _token_divisor(layout: Layout) -> str:
+    """Say what divides a micro-batch's tokens."""
+    axes = [name for name in ("tp", "cp") if getattr(layout, name) > 1]
+    if not axes:
+        return ""
+    product = layout.tp * layout.cp
+    text = f"{'*'.join(axes)} = {product}"
+    return text if layout.sp or layout.tp == 1 else f"{text}, norms and residuals /{layout.cp} (no sp)"
+
+
+def _gb(value_bytes: float) -> str:
+    """Write GB with two decimals below 100."""
+    size = value_bytes / 1e9
+    return "-" if value_bytes == 0 else f"{size:.1f}" if size >= 99.95 else f"{size:.2f}"

@@ -1,0 +1,90 @@
+"""A solved plan on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from layoutopt.optimizer.report.tables.answer import layout_section, price_sections, question_text
+from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section, verdict_text
+from layoutopt.optimizer.report.tables.proof import gap_words, proof_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.solve.plan import Infeasibility, Plan
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+MEANING = {
+    "optimal": "No layout of the declared space is faster under this cost model.",
+    "stopped": "The search was stopped before the proof.",
+    "infeasible": "No layout of the declared space runs.",
+}
+
+
+def plan_tables(
+    plan: Plan, workload: Workload, cluster: ClusterSpec, preset: FrameworkPreset, *, framework: str
+) -> RenderableType:
+    """Show the answer, what it costs, why it is the best, and what comes close."""
+    parts: list[RenderableType] = [question_text(workload, cluster, framework), _headline(plan)]
+    if plan.infeasibility is not None:
+        parts.append(_infeasibility(plan.infeasibility))
+    if plan.layout is not None and plan.estimate is not None:
+        parts.append(layout_section(plan.layout))
+        parts.extend(price_sections(plan.layout, plan.estimate, preset, workload))
+    parts.extend(_remarks(plan, cluster))
+    parts.append(section("Proof", proof_table(plan)))
+    return Group(*parts)
+
+
+def _headline(plan: Plan) -> Text:
+    """Status, step time and gap on one line."""
+    line = Text.assemble(verdict_text(plan.status.value))
+    if plan.estimate is not None:
+        line.append(f": {plan.estimate.step_time_s:.6g} s per step", style="bold")
+        if plan.status.value != "optimal" or plan.gap:
+            line.append(f", proven within {gap_words(plan.gap)}")
+    if plan.verdict is not None and plan.verdict.value != "fits":
+        line.append(", memory ").append_text(verdict_text(plan.verdict.value))
+    return line.append(f"\n{MEANING[plan.status.value]}")
+
+
+def _infeasibility(found: Infeasibility) -> RenderableType:
+    pairs = [("binds", found.binding)]
+    if found.least_bytes is not None:
+        pairs.append(("least memory", f"{found.least_bytes / 1e9:.1f} GB per GPU that any layout needs"))
+    if found.capacity_bytes is not None:
+        pairs.append(("usable", f"{found.capacity_bytes / 1e9:.1f} GB per GPU"))
+    if found.fewest_gpus is not None:
+        pairs.append(("fewest GPUs", f"{found.fewest_gpus:,} of this kind fit"))
+    if found.conflict:
+        pairs.append(("together", f"{', '.join(found.conflict)} exclude each other"))
+    return section("Why", Text(found.message), facts(pairs))
+
+
+def _remarks(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
+    """What binds, near-ties, idle GPUs, what a freer framework would gain, warnings."""
+    if plan.binds:
+        yield section("What binds", bullets(plan.binds))
+    if plan.alternatives:
+        rows = [(f"+{other.slower:.2%}", f"{other.estimate.step_time_s:.6g}", other.why) for other in plan.alternatives]
+        yield section("Next best", grid(["slower", "step s", "differs in, and loses by"], rows, left=(2,)))
+    notes = list(plan.warnings)
+    if plan.layout is not None and plan.idle_gpus:
+        notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")
+    if plan.freer_gain is not None:
+        notes.append(_freer_words(plan.freer_gain))
+    if notes:
+        yield section("Notes", bullets(notes))
+
+
+def _freer_words(gain: float) -> str:
+    if gain < 5e-5:
+        return "a trainer without this framework's rules would gain nothing"
+    return f"a trainer without this framework's rules could be {gain:.1%} faster (framework any)"
