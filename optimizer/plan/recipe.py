@@ -81,8 +81,9 @@ class _Rules:
         for again, tp, pp in product((False, True), self._tp, self._pipeline_degrees()):
             if self._cluster.gpu_count % (tp * self._cp * pp):
                 continue
-            for vp, micro_batch, ep in product(self._chunks(pp), MICRO_BATCHES, self._expert_degrees(tp, pp)):
-                yield self._layout(tp, pp, vp, micro_batch, ep, again)
+            choices = product(self._chunks(pp), MICRO_BATCHES, self._expert_degrees(tp, pp), self._orders())
+            for vp, micro_batch, ep, order in choices:
+                yield self._layout(tp, pp, vp, micro_batch, ep, order, again)
 
     def fitting(self, layout: PartialLayout) -> Judgement | None:
         """Judge a layout and return the verdict if it can be launched and fits."""
@@ -169,9 +170,15 @@ class _Rules:
         inside = [ep for ep in degrees if ep <= self._cluster.nvlink_domain]
         return inside[::-1] + [ep for ep in degrees if ep not in inside]
 
-    def _layout(self, tp: int, pp: int, vp: int, micro_batch: int, ep: int, again: bool) -> PartialLayout:
+    def _orders(self) -> list[str]:
+        """Return the mesh order with pipeline inside data parallelism, then the framework's own."""
+        known = self._abilities.orders
+        return list(dict.fromkeys([PP_BEFORE_DP, known[0]] if PP_BEFORE_DP in known else known[:1]))
+
+    def _layout(
+        self, tp: int, pp: int, vp: int, micro_batch: int, ep: int, order: str, again: bool
+    ) -> PartialLayout:
         zero = next((stage for stage in (1, 2, 3) if stage in self._abilities.zero), 0)
-        orders = self._abilities.orders
         return PartialLayout(
             tp=tp,
             cp=self._cp,
@@ -181,7 +188,7 @@ class _Rules:
             zero=zero,
             micro_batch=micro_batch,
             recompute=Recompute(granularity=Granularity.FULL) if again else Recompute(),
-            mesh_order=PP_BEFORE_DP if PP_BEFORE_DP in orders else orders[0],
+            mesh_order=order,
         )
 
 

@@ -1,0 +1,90 @@
+"""The rule-of-thumb layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from layoutopt.optimizer.plan.recipe import recipe_layout
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
+from layoutopt.optimizer.specs.vocabulary import Framework, Granularity, Verdict
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.layout import Layout
+
+
+def layout_of(model: str, cluster: str, **changes: int) -> Layout:
+    """The recipe's layout."""
+    workload = override_training(load_workload(model), **changes)  # type: ignore[arg-type]
+    recipe = recipe_layout(workload, load_cluster(cluster), SolveOptions())
+    assert recipe.judgement is not None
+    assert recipe.judgement.verdict in (Verdict.FITS, Verdict.BORDERLINE)
+    return recipe.judgement.layout
+
+
+def test_large_dense_models_use_the_whole_node() -> None:
+    """70B on 1,024 H100: tp 8 inside the node with sequence parallelism, ZeRO-1, micro-batch 1."""
+    layout = layout_of("llama3-70b", "h100-1024")
+    assert (layout.tp, layout.sp, layout.cp, layout.zero, layout.micro_batch) == (8, True, 1, 1, 1)
+    assert layout.recompute.granularity is Granularity.NONE
+    assert layout.mesh_order == "tp-cp-ep-pp-dp"
+    assert layout.gpus == 1024
+
+
+def test_small_models_need_less_tensor_parallelism() -> None:
+    """8B: 128 GB of states need two GPUs, no more."""
+    layout = layout_of("llama3-8b", "h100x64")
+    assert (layout.tp, layout.pp) == (2, 1)
+
+
+def test_long_sequences_get_context_parallelism() -> None:
+    """None at 8K, 16 at 128K (Llama 3)."""
+    assert layout_of("llama3-405b", "h100-16384").cp == 1
+    assert layout_of("llama3-405b", "h100-16384", sequence_length=131072, global_batch=128).cp == 16
+
+
+def test_experts_have_their_own_axis() -> None:
+    """Tensor parallelism of a mixture follows its dense part."""
+    assert layout_of("mixtral-8x7b", "h100x128").tp == 1
+
+
+@pytest.mark.parametrize(("model", "cluster"), [("llama3-70b", "h100-1024"), ("llama3-8b", "h100x64")])
+def test_the_optimum_is_never_slower(model: str, cluster: str) -> None:
+    """The recipe's layout is in the space, so the proven optimum is at least as fast."""
+    workload, machine = load_workload(model), load_cluster(cluster)
+    recipe = recipe_layout(workload, machine, SolveOptions())
+    plan = solve_layout(workload, machine, SolveOptions(top=1))
+    assert recipe.judgement is not None
+    assert recipe.judgement.estimate is not None
+    assert plan.estimate is not None
+    assert plan.estimate.step_time_s <= recipe.judgement.estimate.step_time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("framework", [Framework.TORCHTITAN, Framework.DEEPSPEED, Framework.ANY])
+def test_every_framework_gets_a_layout_it_launches(framework: Framework) -> None:
+    """Axes that a trainer lacks stay 1; the verdict is the framework's own."""
+    workload = load_workload("llama3-8b")
+    recipe = recipe_layout(workload, load_cluster("h100x64"), SolveOptions(framework=framework))
+    assert recipe.judgement is not None
+    assert not recipe.judgement.broken
+
+
+def test_nothing_fits_is_said() -> None:
+    """405B on one node."""
+    recipe = recipe_layout(load_workload("llama3-405b"), load_cluster("h100x8"), SolveOptions())
+    assert recipe.judgement is None
+    assert "no layout of the recipe" in recipe.steps[0]
+
+
+def test_recomputation_comes_last() -> None:
+    """Only where nothing else fits: half the memory makes the recipe recompute or split further."""
+    cluster = load_cluster("h100-1024")
+    small = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=cluster.gpu.memory_bytes * 0.45))
+    roomy = layout_of("llama3-70b", "h100-1024")
+    tight = recipe_layout(load_workload("llama3-70b"), small, SolveOptions()).judgement
+    assert tight is not None
+    assert tight.layout.pp > roomy.pp
