@@ -16,6 +16,8 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.coefficients import rounding_s
+from layoutopt.optimizer.solve.construct import good_stages
 from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus, SolverLimits
 from layoutopt.optimizer.solve.slices import Goal, tuple_slice
 
@@ -158,6 +160,8 @@ class BestFirst:
 
     def run(self) -> SearchResult:
         """Search until the answer is proven, the time is up or a stop is asked for."""
+        if self.options.one_model:
+            return self._solve_whole()
         quick = self._quick_bounds()
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
@@ -171,6 +175,23 @@ class BestFirst:
         self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
         self._finish()
         self._solve_runners_up()
+        return self._result()
+
+    def _solve_whole(self) -> SearchResult:
+        """Put every tuple into one CP-SAT model: the reference for small spaces, without bounds of our own."""
+        batch, _ = self.source.expand(self.source.degrees)
+        if not len(batch):
+            return self._result()
+        data = tuple_slice(batch, self.source.terms(batch), self.source.counts, self.source.rule)
+        result = CpModel(data).solve(self._limits())
+        self._rounding_s, self._solved = data.rounding_ns / 1e9, len(batch)
+        none = result.status is SliceStatus.NO_BETTER
+        self._left_bound_s = np.inf if none else result.bound_s
+        if result.status is SliceStatus.OPTIMAL:
+            self._left_bound_s = result.step_time_s
+        if result.blocks is not None:
+            one = np.array([result.position])
+            self._keep(_Waiting(0.0, 0, (), batch.take(one), data.terms.take(one)), result)
         return self._result()
 
     def _quick_bounds(self) -> FloatArray:
@@ -313,9 +334,17 @@ class BestFirst:
     def _solve(self, item: _Waiting, upper_s: float) -> None:
         """Find the best stages of one tuple with CP-SAT."""
         counts, rule = self.source.counts, self.source.rule
+        near = good_stages(item.terms, counts, rule, upper_s)
+        known = bool(near.step_time_s[0] < upper_s)
+        if known:
+            # The model must still admit the stages that it gets as a hint.
+            upper_s = float(near.step_time_s[0]) + 2 * rounding_s(counts)
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
-        self._rounding_s = max(self._rounding_s, data.rounding_ns / 1e9)
-        result = CpModel(data).solve(self._limits())
+        self._rounding_s = max(self._rounding_s, rounding_s(counts))
+        model = CpModel(data)
+        if known:
+            model.hint(0, near.blocks[0], near.recomputed[0])
+        result = model.solve(self._limits())
         self._solved += 1
         if result.status is SliceStatus.UNKNOWN:
             self._solved -= 1

@@ -115,6 +115,11 @@ def construct(terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: fl
     return best
 
 
+def good_stages(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float = np.inf) -> Stages:
+    """Construct and improve the stages of one layout; an infinite time when none are found below ``below_s``."""
+    return improve(terms, construct(terms, counts, rule, below_s), counts, rule)
+
+
 def _keep_best(best: Stages, row: IntArray, found: Stages) -> None:
     order = np.argsort(found.step_time_s, kind="stable")
     rows, first = np.unique(row[order], return_index=True)
@@ -144,7 +149,8 @@ def _take(wanted: IntArray, available: IntArray) -> IntArray:
 
 def improve(terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule) -> Stages:
     """Move single blocks between ranks of one layout while the step gets shorter."""
-    for _ in range(ROUNDS if terms.pp[0] > 1 else 0):
+    movable = terms.pp[0] > 1 and np.isfinite(stages.step_time_s[0])
+    for _ in range(ROUNDS if movable else 0):
         totals = stages.blocks[0].sum(axis=1)
         moved = _neighbours(totals, int(terms.pp[0]))
         found = complete(terms.take(np.zeros(len(moved), dtype=np.int64)), moved, counts, rule)

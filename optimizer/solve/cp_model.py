@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageCosts
 
 POLL_S = 0.05  # how soon a stop flag is noticed
+
+# Without presolve a single worker can get stuck on a model of four variables that another setting solves at once;
+# slices take milliseconds, so that a fifth of a second is ample for the first try.
+PATIENCE_S = 0.2
+LINEARIZATION = (1, 0, 2)
 
 
 class SliceStatus(StrEnum):
@@ -72,6 +78,15 @@ class SliceResult:
     corrections: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A solve under way."""
+
+    limits: SolverLimits
+    deadline_s: float
+    corrections: int = 0
+
+
 class CpModel:
     """Builds and solves the model of a slice.
 
@@ -92,14 +107,13 @@ class CpModel:
         Constraints(self.model, data, self.variables, self.conditions, fixed).add_constraints()
         if not conditional:
             Objective(self.model, data, self.variables).add_objective()
-        self._solver: cp_model.CpSolver | None = None
 
     def hint(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
         """Suggest a layout of the slice: its tuple and the blocks (P, K) of every rank."""
         variables = self.variables
         self.model.add_hint(variables.row, position)
         for i, literal in enumerate(variables.chosen):
-            if literal is not True:
+            if isinstance(literal, cp_model.IntVar):
                 self.model.add_hint(literal, i == position)
         for s, (own, again) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
             for k in range(len(own)):
@@ -109,21 +123,21 @@ class CpModel:
     def solve(self, limits: SolverLimits | None = None) -> SliceResult:
         """Solve to optimality, or as far as the limits allow."""
         limits = limits or SolverLimits()
-        start, corrections = time.perf_counter(), 0
+        start = time.perf_counter()
+        run = _Run(limits=limits, deadline_s=start + limits.time_limit_s)
         while True:
-            spent = time.perf_counter() - start
-            solver, status = self._run(limits, max(limits.time_limit_s - spent, 0.0))
+            solver, status = self._try(run)
             if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-                return self._without_solution(status, time.perf_counter() - start, corrections)
+                return self._without_solution(status, run, start)
             position, blocks, recomputed = self._read(solver)
             costs = self._price(position, blocks, recomputed)
             overfull = self._overfull(position, costs)
             if not overfull:
                 break
             self._forbid(position, overfull, blocks, recomputed)
-            corrections += 1
-        unit = 1 / PER_SECOND if self.data.goal is Goal.STEP_TIME else KIB
-        bound = solver.best_objective_bound * unit
+            run.corrections += 1
+        bound = solver.best_objective_bound
+        timed = self.data.goal is Goal.STEP_TIME
         return SliceResult(
             status=SliceStatus.OPTIMAL if status == cp_model.OPTIMAL else SliceStatus.FEASIBLE,
             position=position,
@@ -131,13 +145,34 @@ class CpModel:
             recomputed=recomputed,
             step_time_s=float(costs.step_time_s[0]),
             peak_bytes=float(costs.peak_bytes[0]),
-            bound_s=bound if self.data.goal is Goal.STEP_TIME else 0.0,
-            bound_bytes=bound if self.data.goal is Goal.PEAK_MEMORY else 0.0,
+            bound_s=max(bound / PER_SECOND, self.data.lower_s) if timed else 0.0,
+            bound_bytes=0.0 if timed else bound * KIB,
             solve_time_s=time.perf_counter() - start,
-            corrections=corrections,
+            corrections=run.corrections,
         )
 
-    def _run(self, limits: SolverLimits, time_limit_s: float) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+    def _try(self, run: _Run) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+        """Solve with one setting after the other, each with more time, from the best solution so far."""
+        best: tuple[cp_model.CpSolver, cp_model.CpSolverStatus] | None = None
+        for attempt in count():
+            left = run.deadline_s - time.perf_counter()
+            patience_s = PATIENCE_S * 2**attempt
+            setting = LINEARIZATION[attempt % len(LINEARIZATION)]
+            solver, status = self._run(run.limits, min(patience_s, max(left, 0.0)), setting)
+            if status not in (cp_model.FEASIBLE, cp_model.UNKNOWN):
+                return solver, status
+            if status == cp_model.FEASIBLE:
+                best = solver, status
+                self.model.clear_hints()  # type: ignore[no-untyped-call]
+                self.hint(*self._read(solver))
+            stopped = run.limits.should_stop is not None and run.limits.should_stop()
+            if left <= patience_s or stopped:
+                break
+        return best or (solver, status)
+
+    def _run(
+        self, limits: SolverLimits, time_limit_s: float, linearization: int = 1
+    ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
         solver = cp_model.CpSolver()
         parameters = solver.parameters
         parameters.num_workers = limits.workers
@@ -145,6 +180,7 @@ class CpModel:
         # Presolve of OR-Tools 9.15 loses solutions of models like these (9.14 does not); without it the small
         # slices solve faster as well.
         parameters.cp_model_presolve = False
+        parameters.linearization_level = linearization
         parameters.relative_gap_limit = limits.gap
         if np.isfinite(time_limit_s):
             parameters.max_time_in_seconds = time_limit_s
@@ -161,7 +197,7 @@ class CpModel:
                 solver.stop_search()
         return solver, outcome[0]
 
-    def _without_solution(self, status: cp_model.CpSolverStatus, spent_s: float, corrections: int) -> SliceResult:
+    def _without_solution(self, status: cp_model.CpSolverStatus, run: _Run, start: float) -> SliceResult:
         if status == cp_model.MODEL_INVALID:
             raise RuntimeError(f"CP-SAT rejects the model: {self.model.validate()}")
         none = status == cp_model.INFEASIBLE
@@ -169,8 +205,8 @@ class CpModel:
         return SliceResult(
             status=SliceStatus.NO_BETTER if none else SliceStatus.UNKNOWN,
             bound_s=self.data.upper_s - rounding_s if none else self.data.lower_s,
-            solve_time_s=spent_s,
-            corrections=corrections,
+            solve_time_s=time.perf_counter() - start,
+            corrections=run.corrections,
         )
 
     def _read(self, solver: cp_model.CpSolver) -> tuple[int, IntArray, IntArray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.conflict import minimal_conflict
 from layoutopt.optimizer.solve.plan import Infeasibility
 from layoutopt.optimizer.solve.splits import chunks
 from layoutopt.optimizer.specs.cluster import NetworkLevel
@@ -32,7 +33,11 @@ def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility
     """Explain a space without any layout that fits."""
     empty = source.space.empty
     if empty is not None:
-        return Infeasibility(message=empty.message, binding=f"rule {empty.rule}" if empty.rule else "no axis value")
+        return Infeasibility(
+            message=empty.message,
+            binding=f"rule {empty.rule}" if empty.rule else "no axis value",
+            conflict=minimal_conflict(question),
+        )
     least, row = least_memory(source)
     capacity = float(source.terms(row).capacity_bytes[0])
     fewest = fewest_gpus(question)
@@ -47,7 +52,7 @@ def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility
         least_bytes=least,
         capacity_bytes=capacity,
         fewest_gpus=fewest,
-        conflict=("memory fit", "every GPU used", "global batch"),
+        conflict=(*minimal_conflict(question), *([f"{question.cluster.gpu_count:,} GPUs"] if fewest else [])),
     )
 
 
