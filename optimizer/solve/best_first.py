@@ -198,7 +198,9 @@ class BestFirst:
         """Bound every degree row in closed form."""
         rows, counts = self.source.degrees, self.source.counts
         parts = [
-            quick_bound(self.source.relaxed(rows.take(np.arange(i, min(i + RELAXED_ROWS, len(rows))))), counts)
+            quick_bound(
+                self.source.relaxed(rows.take(np.arange(i, min(i + RELAXED_ROWS, len(rows))))), counts
+            )
             for i in range(0, len(rows), RELAXED_ROWS)
         ]
         return np.concatenate(parts) if parts else np.zeros(0)
@@ -235,7 +237,9 @@ class BestFirst:
         if not len(rows):
             return
         first, *others = self.source.refinements
-        aside = self._refined(_Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first)
+        aside = self._refined(
+            _Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first
+        )
         if not len(aside.bound):
             return
         best = int(aside.bound.argmin())
@@ -402,4 +406,3 @@ class BestFirst:
             solved=self._solved,
             rounding_s=self._rounding_s,
         )
-

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.cases import Cases
     from layoutopt.optimizer.space.stage_rule import StageRule
 
-RELAXATIONS = (1.0, 1.002, 1.01)  # bottlenecks tried, relative to the least one: slower ones may recompute less
+RELAXATIONS = (
+    1.0,
+    1.002,
+    1.01,
+)  # bottlenecks tried, relative to the least one: slower ones may recompute less
 ROUNDS = 40  # of moving one block
 NONE_FITS = np.inf
 
@@ -59,7 +63,10 @@ def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageR
 
 def _least_per_rank(terms: StageTerms, blocks: IntArray) -> IntArray:
     """Recompute the kinds that free most bytes per second first, whole blocks, until the rank fits."""
-    saved = terms.in_flight[..., None] * (terms.layer_activation_bytes - terms.recomputed_activation_bytes)[:, None]
+    saved = (
+        terms.in_flight[..., None]
+        * (terms.layer_activation_bytes - terms.recomputed_activation_bytes)[:, None]
+    )
     plain = price_stages(terms, blocks, np.zeros_like(blocks)).rank_bytes
     missing = plain - terms.capacity_bytes[:, None]
     may = terms.may_recompute[:, None] & (missing > 0)
