@@ -67,10 +67,21 @@ def describe_space(workload: Workload, cluster: ClusterSpec, options: SolveOptio
     return question.costed_space().space
 
 
-def freer_gain(workload: Workload, cluster: ClusterSpec, plan: Plan, options: SolveOptions) -> float | None:
-    """How much faster the optimum of framework ``any`` is, relative to a plan's step; None where either has none."""
-    free = solve_layout(workload, cluster, replace(options, framework=Framework.ANY, top=1))
-    if plan.estimate is None or free.estimate is None:
+def freer_gain(
+    workload: Workload,
+    cluster: ClusterSpec,
+    plan: Plan,
+    options: SolveOptions,
+    *,
+    should_stop: Callable[[], bool] | None = None,
+) -> float | None:
+    """How much faster the optimum of framework ``any`` is, relative to a plan's step.
+
+    None where either has no layout, or the search was stopped before its proof.
+    """
+    asked = replace(options, framework=Framework.ANY, top=1)
+    free = solve_layout(workload, cluster, asked, should_stop=should_stop)
+    if plan.estimate is None or free.estimate is None or free.status is not Status.OPTIMAL:
         return None
     return 1.0 - free.estimate.step_time_s / plan.estimate.step_time_s
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.solve.plan import Judgement
-from layoutopt.optimizer.space.check import check_layout
+from layoutopt.optimizer.space.check import advise_layout, check_layout
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
 
@@ -52,9 +52,17 @@ def judge_layout(
     prices = build_cost_model(model, training, cluster, framework=framework, software=software, kind=cost)
     priced = estimate(prices, whole)
     verdict = Verdict.INVALID if broken else memory_verdict(priced.memory)
-    if not broken:
-        reasons = _memory_reasons(verdict, priced.memory)
-    return Judgement(layout=whole, verdict=verdict, reasons=reasons, broken=broken, estimate=priced)
+    if not broken or memory_verdict(priced.memory) is Verdict.DOES_NOT_FIT:
+        reasons += _memory_reasons(memory_verdict(priced.memory), priced.memory)
+    advice = advise_layout(whole, model, training, cluster, framework, software, run_options)
+    return Judgement(
+        layout=whole,
+        verdict=verdict,
+        reasons=reasons,
+        broken=broken,
+        estimate=priced,
+        warnings=tuple(str(rule) for rule in advice),
+    )
 
 
 def _memory_reasons(verdict: Verdict, memory: MemoryEstimate) -> tuple[str, ...]:
