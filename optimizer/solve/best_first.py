@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.coefficients import rounding_s
 from layoutopt.optimizer.solve.construct import good_stages
 from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus, SolverLimits
-from layoutopt.optimizer.solve.slices import Goal, tuple_slice
+from layoutopt.optimizer.solve.slices import tuple_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +187,7 @@ class BestFirst:
         self._rounding_s, self._solved = data.rounding_ns / 1e9, len(batch)
         none = result.status is SliceStatus.NO_BETTER
         self._left_bound_s = np.inf if none else result.bound_s
-        if result.status is SliceStatus.OPTIMAL:
+        if result.status is SliceStatus.OPTIMAL and self.options.gap == 0:
             self._left_bound_s = result.step_time_s
         if result.blocks is not None:
             one = np.array([result.position])
@@ -348,12 +348,13 @@ class BestFirst:
         model = CpModel(data)
         if known:
             model.hint(0, near.blocks[0], near.recomputed[0])
-        result = model.solve(self._limits())
+        result = model.solve(replace(self._limits(), gap=0.0))
         self._solved += 1
-        if result.status is SliceStatus.UNKNOWN:
+        if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
+            # Not proven: the tuple keeps waiting with its bound.
             self._solved -= 1
             heapq.heappush(self._heap, item)
-        elif result.blocks is not None:
+        if result.blocks is not None:
             self._keep(item, result)
 
     def _keep(self, item: _Waiting, result: SliceResult) -> None:

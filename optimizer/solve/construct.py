@@ -140,12 +140,12 @@ def _keep_best(best: Stages, row: IntArray, found: Stages) -> None:
 def _fill(terms: StageTerms, counts: IntArray, cases: Cases, slowest_s: FloatArray) -> IntArray:
     """Fill the ranks up to a bottleneck time, then take the surplus from where it spares most recomputation."""
     most, unaided = stage_units(terms, counts, cases, slowest_s)
-    most = np.minimum(np.maximum(most, cases.fewest), cases.most).astype(np.int64)
-    spared = np.clip(unaided, cases.fewest, most).astype(np.int64)
-    surplus = most.sum(axis=1) - int(counts.sum())
+    full: IntArray = np.minimum(np.maximum(most, cases.fewest), cases.most).astype(np.int64)
+    spared: IntArray = np.clip(unaided, cases.fewest, full).astype(np.int64)
+    surplus = full.sum(axis=1) - int(counts.sum())
     # In-flight micro-batches fall along the pipeline, so earlier ranks recompute more per block.
-    first = _take(surplus, most - spared)
-    return most - first - _take(surplus - first.sum(axis=1), most - first - cases.fewest)
+    first = _take(surplus, full - spared)
+    return full - first - _take(surplus - first.sum(axis=1), full - first - cases.fewest)
 
 
 def _take(wanted: IntArray, available: IntArray) -> IntArray:
