@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.explain.fullest import fullest_rank
 from layoutopt.optimizer.solve.explain.path import explain_gap
 from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
-from layoutopt.optimizer.solve.explain.remedies import Patient, find_remedies
+from layoutopt.optimizer.solve.explain.remedies import Patient, cost_of, find_remedies
 from layoutopt.optimizer.solve.explain_gap import why_slower
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.judge import judge_layout
@@ -67,16 +66,18 @@ def explain_layout(
         workload=workload, cluster=cluster, options=_with_precision(options, judgement.layout)
     )
     explanation = Explanation(judgement=judgement, advice=_advice(question, judgement.layout))
-    cost = build_cost_model(
-        workload.model, workload.training, cluster,
-        framework=options.framework, software=options.space.software, kind=options.cost,
-    )  # fmt: skip
     if judgement.estimate is not None:
-        fullest = fullest_rank(cost, judgement.layout, judgement.estimate.memory)
+        fullest = fullest_rank(cost_of(question), judgement.layout, judgement.estimate.memory)
         explanation = replace(explanation, fullest=fullest)
     if judgement.verdict is not Verdict.FITS:
         price = None if judgement.verdict is Verdict.INVALID else judgement.estimate
-        patient = Patient(question=question, layout=judgement.layout, estimate=price, should_stop=should_stop)
+        patient = Patient(
+            question=question,
+            layout=judgement.layout,
+            estimate=price,
+            borderline=judgement.verdict is Verdict.BORDERLINE,
+            should_stop=should_stop,
+        )
         explanation = replace(explanation, remedies=find_remedies(patient))
     if not compare:
         return explanation

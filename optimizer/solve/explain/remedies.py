@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.memory import usable_bytes
 from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
 from layoutopt.optimizer.solve.explain.quick import fastest_layout
 from layoutopt.optimizer.solve.explain.records import Remedy
 from layoutopt.optimizer.solve.infeasible import LARGEST_CLUSTER, resized
+from layoutopt.optimizer.solve.judge import BORDERLINE
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.layout import Layout
 
@@ -35,11 +38,15 @@ NUMERICS = "changes numerics"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """A layout that does not run: the question it answers, and its price where it has one."""
+    """A layout that does not run: the question it answers, and its price where it has one.
+
+    ``borderline``: it fits, but barely; remedies have to leave room.
+    """
 
     question: Question
     layout: Layout
     estimate: Estimate | None
+    borderline: bool = False
     should_stop: Callable[[], bool] | None = None
 
     def solve(self, free: tuple[str, ...], question: Question) -> tuple[Layout, Estimate] | None:
@@ -48,7 +55,10 @@ class Patient:
             return None
         space = pinned(self.layout, question.options.space, free)
         held = replace(question, options=replace(question.options, space=space))
-        return fastest_layout(held, should_stop=self.should_stop)
+        if not self.borderline:
+            return fastest_layout(held, should_stop=self.should_stop)
+        found = fastest_layout(with_room(held), should_stop=self.should_stop)
+        return (found[0], estimate(cost_of(held), found[0])) if found else None
 
     def remedy(
         self, axes: tuple[str, ...], found: tuple[Layout, Estimate], *, change: str = "", note: str = ""
@@ -107,7 +117,7 @@ def _settings(question: Question) -> Iterator[tuple[str, str, dict[str, Any]]]:
     ``--cross-entropy-loss-fusion`` keeps one copy of the logits.
     """
     training, framework = question.workload.training, question.options.framework
-    preset = _preset(question)
+    preset = cost_of(question).preset
     if not training.flash:
         yield "fused attention", "", {"flash": True}
     if framework not in MEGATRONS | FREEST:
@@ -120,13 +130,22 @@ def _settings(question: Question) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield MOMENTS, NUMERICS, {"moment_bytes": 2}
 
 
-def _preset(question: Question) -> FrameworkPreset:
+def cost_of(question: Question) -> CostModel:
+    """Build the prices of a question."""
     workload, options = question.workload, question.options
-    cost = build_cost_model(
+    return build_cost_model(
         workload.model, workload.training, question.cluster,
         framework=options.framework, software=options.space.software, kind=options.cost,
     )  # fmt: skip
-    return cost.preset
+
+
+def with_room(question: Question) -> Question:
+    """Return the question on GPUs with so much less memory that what fits there is not borderline."""
+    cost = cost_of(question)
+    usable = usable_bytes(cost.cluster, cost.preset, ideal=cost.ideal)
+    held_back = (1.0 - BORDERLINE) * usable * (1.0 if cost.ideal else 1.0 + cost.preset.allocator_reserve)
+    cluster = replace(question.cluster, reserve_bytes=question.cluster.reserve_bytes + held_back)
+    return replace(question, cluster=cluster)
 
 
 def _by_gpus(patient: Patient) -> Iterator[Remedy]:
