@@ -39,6 +39,8 @@ _HOME = "layoutopt.optimizer.report.commands"
 COMMANDS: dict[str, Entry] = {
     "solve": Entry(f"{_HOME}.solve", "Find the fastest layout and prove that none is faster."),
     "evaluate": Entry(f"{_HOME}.evaluate", "Price a given layout and judge whether it runs."),
+    "sweep": Entry(f"{_HOME}.sweep", "Solve every combination of models, clusters and sizes."),
+    "plan": Entry(f"{_HOME}.plan", "Plan a training run: days, cost, failures, what to watch."),
     "verify": Entry(f"{_HOME}.verify", "Check a plan's proof on an independent path."),
     "topology": Entry(f"{_HOME}.topology", "Show a cluster's network and what collectives cost."),
     "catalog": Entry(f"{_HOME}.catalog", "List the built-in models, clusters and GPUs."),

@@ -98,7 +98,8 @@ class Slowed:
 def test_a_killed_worker_loses_nothing(tmp_path: Path, cluster: Cluster, make_points: MakePoints) -> None:
     """One of two workers dies in the middle: every point is answered, none with an error, none stored twice."""
     points = make_points(*range(1, 41))
-    log, killed = tmp_path / "log", []
+    log = tmp_path / "log"
+    killed: list[int] = []
 
     def kill(progress: SweepProgress) -> None:
         if progress.solved == 8 and not killed:

@@ -1,0 +1,245 @@
+"""``layoutopt plan``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
+from layoutopt.optimizer.report.commands.options import (
+    FrameworkOptions,
+    OutputOptions,
+    SearchChoices,
+    SpaceChoices,
+    SpaceCommand,
+    WorkloadOptions,
+    cluster_argument,
+    framework_options,
+    model_argument,
+    output_options,
+    search_options,
+    space_options,
+    workload_options,
+)
+from layoutopt.optimizer.report.commands.output import (
+    note,
+    print_json,
+    print_tables,
+    require_writable,
+    write_json,
+)
+from layoutopt.optimizer.report.commands.values import Quantity, Share
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.plan.options import PlanOptions
+    from layoutopt.optimizer.plan.training_plan import TrainingPlan
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Questions beside the plan itself."""
+
+    days: float | None
+    fewest: bool
+    sizes: str | None
+    largest_batch: bool
+    marginal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extra:
+    """An answer to one of them: its JSON key, plain data, and table."""
+
+    key: str
+    plain: Any
+    table: RenderableType
+
+
+@click.command(cls=SpaceCommand)
+@model_argument
+@cluster_argument
+@click.option("--tokens", type=Quantity("TOKENS", "TOKENS"), help='Tokens of the main training, e.g. "15T".')
+@click.option("--gpu-hour-cost", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU-hour.")
+@click.option(
+    "--error", type=Share("PERCENT", percent=True), help="Error of the predicted step time.  [default: 10%]"
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(0, min_open=True),
+    help="Find the fewest GPUs that finish in so many days.",
+)
+@click.option("--fewest", is_flag=True, help="Find the fewest GPUs that fit at all.")
+@click.option("--sizes", metavar="RANGE", help="Days and cost by size, e.g. 256:4096:x2; marks the cheapest.")
+@click.option("--largest-batch", is_flag=True, help="Find the largest global batch worth using.")
+@click.option("--marginal", is_flag=True, help="Say what 10% more memory, network or FLOP/s would save.")
+@click.option(
+    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write the plan as JSON.",
+)  # fmt: skip
+@workload_options
+@framework_options
+@space_options
+@search_options
+@output_options
+def command(
+    model: str,
+    cluster: str,
+    tokens: float | None,
+    gpu_hour_cost: float | None,
+    error: float | None,
+    days: float | None,
+    fewest: bool,
+    sizes: str | None,
+    largest_batch: bool,
+    marginal: bool,
+    file: Path | None,
+    asked: WorkloadOptions,
+    trainer: FrameworkOptions,
+    space: SpaceChoices,
+    search: SearchChoices,
+    output: OutputOptions,
+) -> ExitCode:
+    """Plan a training run of MODEL on CLUSTER: days, cost, failures, checkpoints, and what to watch.
+
+    The layout is solved to proof, every phase of the model file by itself.
+    """
+    from layoutopt.optimizer.plan.options import PlanOptions
+
+    require_writable(file)
+    workload, machine = read_question(model, cluster, asked)
+    workload = _with_tokens(workload, tokens)
+    options = PlanOptions(
+        gpu_hour_cost=gpu_hour_cost, solve=solve_options(space, search, trainer), seed=search.seed
+    )
+    options = options if error is None else replace(options, relative_error=error)
+    questions = _Asked(days=days, fewest=fewest, sizes=sizes, largest_batch=largest_batch, marginal=marginal)
+    plan = _solve(workload, machine, options, output)
+    extra = _size_questions(workload, cluster, questions, options)
+    if plan is None or plan.layout is None:
+        return _print_none(plan, extra, output)
+    return _print_plan(plan, workload, machine, questions, options, extra, file, output)
+
+
+def _with_tokens(workload: Workload, tokens: float | None) -> Workload:
+    from layoutopt.optimizer.specs.loading import override_training
+
+    return override_training(workload, total_tokens=tokens)
+
+
+def _solve(
+    workload: Workload, cluster: ClusterSpec, options: PlanOptions, output: OutputOptions
+) -> Plan | None:
+    """Solve the main training with progress on stderr; Ctrl-C stops it."""
+    from layoutopt.optimizer.plan.training_plan import phase_workloads
+    from layoutopt.optimizer.report.commands.interrupt import Interrupt
+    from layoutopt.optimizer.report.progress import progress_printer
+    from layoutopt.optimizer.solve.api import solve_layout
+
+    main = phase_workloads(workload)[0][1]
+    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
+    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+        return solve_layout(
+            main, cluster, options.solve, on_progress=printer.update, should_stop=interrupt.asked
+        )
+
+
+def _print_none(plan: Plan | None, extra: list[_Extra], output: OutputOptions) -> ExitCode:
+    """Say why there is no plan; questions about other sizes are answered all the same."""
+    why = plan.infeasibility.message if plan and plan.infeasibility else "stopped before a layout was found"
+    if output.json:
+        status = plan.status.value if plan else "stopped"
+        print_json({"status": status, "reasons": [why]} | {part.key: part.plain for part in extra})
+    else:
+        from rich.console import Group
+        from rich.text import Text
+
+        print_tables(Group(Text(why), *(part.table for part in extra)))
+    return ExitCode.REJECTED if plan and plan.infeasibility else ExitCode.STOPPED
+
+
+def _print_plan(
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterSpec,
+    questions: _Asked,
+    options: PlanOptions,
+    extra: list[_Extra],
+    file: Path | None,
+    output: OutputOptions,
+) -> ExitCode:
+    from layoutopt.optimizer.plan.plain import training_plan_to_plain
+    from layoutopt.optimizer.plan.training_plan import make_training_plan
+
+    training = make_training_plan(workload, cluster, plan, options)
+    extra = [*extra, *_machine_questions(training, workload, cluster, questions, options)]
+    plain = training_plan_to_plain(training) | {part.key: part.plain for part in extra}
+    if file is not None:
+        write_json(file, plain)
+        note(f"wrote {file}", output)
+    if output.json:
+        print_json(plain)
+    else:
+        from rich.console import Group
+
+        from layoutopt.optimizer.report.tables.training import training_tables
+
+        print_tables(Group(training_tables(training), *(part.table for part in extra)))
+    proven = all(phase.plan.status.value == "optimal" for phase in training.phases)
+    return ExitCode.OK if proven else ExitCode.STOPPED
+
+
+def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: PlanOptions) -> list[_Extra]:
+    """Answer questions about other sizes of the cluster."""
+    if asked.days is None and not asked.fewest and not asked.sizes:
+        return []
+    from layoutopt.optimizer.report.tables.sweep import fewest_section, sizes_section
+    from layoutopt.optimizer.sweep.families import load_family
+    from layoutopt.optimizer.sweep.inverse import cheapest, cost_by_size, fewest_for_deadline, fewest_that_fit
+    from layoutopt.optimizer.sweep.plain import fewest_to_plain, sizes_to_plain
+    from layoutopt.optimizer.sweep.ranges import parse_counts
+
+    family, parts = load_family(cluster), []
+    if asked.fewest:
+        found = fewest_that_fit(workload, family, options.solve)
+        table = fewest_section("Fewest GPUs that fit", found, priced=False)
+        parts.append(_Extra(key="fewest", plain=fewest_to_plain(found), table=table))
+    if asked.days is not None:
+        found = fewest_for_deadline(workload, family, options, days=asked.days)
+        table = fewest_section(f"Fewest GPUs for {asked.days:g} days", found, priced=True)
+        parts.append(_Extra(key="deadline", plain=fewest_to_plain(found), table=table))
+    if asked.sizes:
+        answers = cost_by_size(workload, family, parse_counts(asked.sizes, key="--sizes"), options)
+        best = cheapest(answers, days=asked.days)
+        within = "" if asked.days is None else f" within {asked.days:g} days"
+        note_text = f"{'cheapest' if options.gpu_hour_cost is not None else 'fewest GPU-days'}{within} marked"
+        table = sizes_section("Sizes", answers, best.gpus if best else None, note_text)
+        plain = {"cheapest_gpus": best.gpus if best else None, "answers": sizes_to_plain(answers)}
+        parts.append(_Extra(key="sizes", plain=plain, table=table))
+    return parts
+
+
+def _machine_questions(
+    training: TrainingPlan, workload: Workload, cluster: ClusterSpec, asked: _Asked, options: PlanOptions
+) -> list[_Extra]:
+    """Answer questions about the batch and the machine."""
+    from layoutopt.optimizer.report.tables.sweep import batch_section, marginal_section
+    from layoutopt.optimizer.sweep.inverse import largest_useful_batch, marginal_values
+    from layoutopt.optimizer.sweep.plain import batch_to_plain, marginal_to_plain
+
+    parts = []
+    if asked.largest_batch:
+        batch = largest_useful_batch(workload, cluster, options.solve)
+        parts.append(_Extra(key="largest_batch", plain=batch_to_plain(batch), table=batch_section(batch)))
+    if asked.marginal:
+        values = marginal_values(workload, cluster, training.phases[0].estimate.step_time_s, options)
+        parts.append(_Extra(key="marginal", plain=marginal_to_plain(values), table=marginal_section(values)))
+    return parts

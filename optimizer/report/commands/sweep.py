@@ -1,0 +1,262 @@
+"""``layoutopt sweep`` and ``layoutopt sweep export``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.inputs import solve_options
+from layoutopt.optimizer.report.commands.options import (
+    FrameworkOptions,
+    OutputOptions,
+    SearchChoices,
+    SpaceChoices,
+    SpaceCommand,
+    framework_options,
+    output_options,
+    search_options,
+    space_options,
+)
+from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.specs.workload import Workload
+    from layoutopt.optimizer.sweep.executors.seam import Executor
+    from layoutopt.optimizer.sweep.families import ClusterFamily
+    from layoutopt.optimizer.sweep.points import SweepPoint
+    from layoutopt.optimizer.sweep.run import SweepResult
+
+DEFAULT_STORE = "sweep.db"
+EXPORT = "export"
+RANGE = "RANGE"
+
+
+class SweepGroup(click.Group):
+    """``sweep export`` is a command of its own; everything else is a sweep."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Send all arguments to the sweep unless they begin with ``export``."""
+        return super().parse_args(ctx, args if args[:1] == [EXPORT] else ["", *args])
+
+
+@click.group(cls=SweepGroup)
+def command() -> None:
+    """Solve every combination of models, clusters, sizes, batches and networks."""
+
+
+@command.command("", cls=SpaceCommand, epilog="Then: layoutopt sweep export --store sweep.db -o sweep.csv")
+@click.argument("sources", metavar="MODEL... CLUSTER...", nargs=-1, required=True)
+@click.option("--gpus", metavar=RANGE, help="Sizes: 256,512 or 256:16384:x2 or 8:64:+8.")
+@click.option("--batch", metavar=RANGE, help="Global batches in sequences.")
+@click.option("--seq", metavar=RANGE, help="Sequence lengths.")
+@click.option("--network", metavar="LIST", help="Network rates per GPU in Gbit/s, e.g. 200,400,800.")
+@click.option(
+    "--store", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_STORE, show_default=True,
+    help="File that keeps every answer; the same command resumes.",
+)  # fmt: skip
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 4096), help="Local processes; default one per core, 1 for none."
+)
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Dask scheduler to send points to, e.g. tcp://host:8786."
+)
+@click.option(
+    "--nested", is_flag=True, help="Let GPUs at the far end idle: best of all sizes inside each cluster."
+)
+@click.option("--retry-errors", is_flag=True, help="Solve points again that ended in an error.")
+@click.option("--cold", is_flag=True, help="Start no point from its neighbour's layout.")
+@framework_options
+@space_options
+@search_options
+@output_options
+def sweep(
+    sources: tuple[str, ...],
+    gpus: str | None,
+    batch: str | None,
+    seq: str | None,
+    network: str | None,
+    store: Path,
+    jobs: int | None,
+    scheduler: str | None,
+    nested: bool,
+    retry_errors: bool,
+    cold: bool,
+    trainer: FrameworkOptions,
+    space: SpaceChoices,
+    search: SearchChoices,
+    output: OutputOptions,
+) -> ExitCode:
+    """Solve every combination of the MODELs, the CLUSTERs and the listed values to proof.
+
+    A CLUSTER may be a bare GPU name (h100) when --gpus lists sizes. Answers are stored one by one: after Ctrl-C, or
+    even kill -9, the same command goes on where it stopped. Exit code 4 when points are left or not proven.
+    """
+    models, families = split_sources(sources)
+    points = _points(models, families, (gpus, batch, seq, network), solve_options(space, search, trainer))
+    result = _run(
+        points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
+    )
+    _print(result, points, store, output, nested=nested)
+    unfinished = result.interrupted or result.unproven or result.failed
+    return ExitCode.STOPPED if unfinished else ExitCode.OK
+
+
+@command.command(EXPORT)
+@click.option(
+    "--store", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_STORE, show_default=True,
+    help="Store that a sweep wrote.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Where to write; its ending gives the format. Default: CSV to stdout.",
+)  # fmt: skip
+@click.option("--format", "kind", metavar="FORMAT", help="csv, json or parquet.")
+@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only rows with this value.")
+@click.option("--nested", is_flag=True, help="Add the best of all sizes inside each cluster.")
+def export(
+    store: Path, file: Path | None, kind: str | None, where: tuple[str, ...], nested: bool
+) -> ExitCode:
+    """Write the rows of a store as CSV, JSON or Parquet."""
+    from layoutopt.optimizer.sweep.export import export_rows, format_of, write_rows, write_text
+    from layoutopt.optimizer.sweep.store import SweepStore
+
+    chosen = format_of(file or Path("rows.csv"), kind)
+    if file is None and chosen == "parquet":
+        raise input_error("Parquet is no text", "-o FILE", key="--format")
+    with SweepStore(store, create=False) as opened:
+        rows = export_rows(opened, where=_conditions(where), nested=nested)
+        if file is None:
+            write_text(rows, sys.stdout, chosen)
+        else:
+            click.echo(f"wrote {write_rows(rows, file, chosen):,} rows to {file}", err=True)
+    return ExitCode.OK
+
+
+def _conditions(where: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in where:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise input_error(f"{text[:60]!r} is not COLUMN=VALUE", "e.g. model=llama3-70b", key="--where")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def split_sources(sources: Sequence[str]) -> tuple[list[Workload], list[ClusterFamily]]:
+    """Tell models from clusters and load both; raises ``InputError`` with the problems of all."""
+    from layoutopt.optimizer.specs.loading import load_workload
+    from layoutopt.optimizer.sweep.families import load_family
+
+    problems: list[Problem] = []
+    models, families = [], []
+    for source in sources:
+        try:
+            if _is_model(source):
+                models.append(load_workload(source))
+            else:
+                families.append(load_family(source))
+        except InputError as error:
+            problems.extend(error.problems)
+    if not problems:
+        missing = "a MODEL" if not models else "a CLUSTER" if not families else ""
+        if missing:
+            what = f"{' '.join(sources)[:60]}: {missing} is missing"
+            problems.append(
+                Problem(key="sweep", what=what, allowed="MODEL... CLUSTER..., e.g. llama3-70b h100x1024")
+            )
+    if problems:
+        raise InputError(*problems)
+    return models, families
+
+
+def _is_model(source: str) -> bool:
+    """Tell whether a source is a built-in model, or a file that describes an architecture."""
+    from layoutopt.optimizer.specs.document import exists, parse_document, read_text
+    from layoutopt.optimizer.specs.loading import model_names
+
+    if source in model_names():
+        return True
+    if not exists(Path(source)):
+        return False
+    data = parse_document(read_text(Path(source)), source).data
+    return isinstance(data, dict) and "architecture" in data
+
+
+def _points(
+    models: list[Workload],
+    families: list[ClusterFamily],
+    lists: tuple[str | None, ...],
+    options: SolveOptions,
+) -> tuple[SweepPoint, ...]:
+    from layoutopt.optimizer.sweep.points import SweepGrid
+    from layoutopt.optimizer.sweep.ranges import parse_counts, parse_rates
+
+    gpus, batch, seq, network = lists
+    return SweepGrid(
+        workloads=models,
+        families=families,
+        gpus=parse_counts(gpus, key="--gpus") if gpus else (),
+        global_batches=parse_counts(batch, key="--batch") if batch else (),
+        sequence_lengths=parse_counts(seq, key="--seq") if seq else (),
+        network_gbit_per_s=parse_rates(network, key="--network") if network else (),
+        options=options,
+    ).points()
+
+
+def _executor(jobs: int | None, scheduler: str | None) -> Executor:
+    if scheduler is not None:
+        if jobs is not None:
+            raise input_error("is given together with --jobs", "one of the two", key="--scheduler")
+        from layoutopt.optimizer.sweep.executors.distributed import DaskExecutor
+
+        return DaskExecutor(scheduler)
+    if jobs == 1:
+        from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+
+        return SerialExecutor()
+    from layoutopt.optimizer.sweep.executors.local import LocalExecutor
+
+    return LocalExecutor(jobs)
+
+
+def _run(
+    points: Sequence[SweepPoint], store: Path, executor: Executor, output: OutputOptions, **options: Any
+) -> SweepResult:
+    from layoutopt.optimizer.report.plain_plan import plan_to_plain
+    from layoutopt.optimizer.report.sweep_progress import SweepProgressPrinter
+    from layoutopt.optimizer.sweep.run import run_sweep
+
+    with SweepProgressPrinter(quiet=output.quiet, verbose=output.verbose) as printer:
+        result = run_sweep(
+            points, store, executor, write_plan=plan_to_plain, on_progress=printer.update, **options
+        )
+    if result.interrupted:
+        note("interrupted; the same command goes on", output)
+    return result
+
+
+def _print(
+    result: SweepResult, points: Sequence[SweepPoint], store: Path, output: OutputOptions, *, nested: bool
+) -> None:
+    from layoutopt.optimizer.sweep.nested import best_within
+    from layoutopt.optimizer.sweep.store import SweepStore
+
+    with SweepStore(store) as opened:
+        rows = list(opened.rows(point.key for point in points))
+    rows = best_within(rows) if nested else rows
+    if output.json:
+        from layoutopt.optimizer.sweep.plain import sweep_to_plain
+
+        print_json(sweep_to_plain(result, rows))
+        return
+    from layoutopt.optimizer.report.tables.sweep import sweep_tables
+
+    print_tables(sweep_tables(result, rows, str(store), nested=nested))

@@ -1,0 +1,186 @@
+"""A training plan on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.specs.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.plan.budget import Budget
+    from layoutopt.optimizer.plan.fault_plan import FaultPlan
+    from layoutopt.optimizer.plan.monte_carlo import RunQuantiles
+    from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
+    from layoutopt.optimizer.plan.watch import WatchList
+
+DAY_S = 86_400.0
+
+
+def training_tables(plan: TrainingPlan) -> RenderableType:
+    """Show the run: headline, phases with layout, recipe and what to watch, budget, failures."""
+    parts: list[RenderableType] = [_headline(plan)]
+    for phase in plan.phases:
+        parts.extend(_phase(phase, alone=len(plan.phases) == 1))
+    if len(plan.phases) > 1:
+        parts.append(section("All phases", _budget(plan.budget, plan.relative_error)))
+    parts.extend(_faults(plan.faults))
+    return Group(*parts)
+
+
+def _headline(plan: TrainingPlan) -> Text:
+    line = Text()
+    line.append(f"{plan.expected_days:,.1f} days", style="bold")
+    line.append(
+        f" expected with failures for {plan.budget.tokens:.4g} tokens of {plan.model} on {plan.cluster}"
+    )
+    if plan.expected_cost is not None:
+        line.append(f", cost {plan.expected_cost:,.0f}")
+    return line
+
+
+def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
+    estimate, training = phase.estimate, phase.training
+    title = "Run" if alone else f"Phase {phase.name}"
+    head = [
+        ("batch", f"{training.global_batch:,} x {training.sequence_length:,} tokens"),
+        ("layout", layout_text(phase.layout)),
+        ("step", f"{estimate.step_time_s:.5g} s, {phase.plan.status.value}"),
+        ("MFU", f"{estimate.mfu_causal:.1%} causal, {estimate.mfu_full:.1%} full attention"),
+    ]
+    return [
+        section(
+            title,
+            facts(head),
+            Text(""),
+            _budget(phase.budget, phase.watch.step_time_s[2] / estimate.step_time_s - 1),
+        ),
+        section("Rule of thumb", *_recipe(phase)),
+        section("Watch", *_watch(phase.watch)),
+    ]
+
+
+def _budget(budget: Budget, relative_error: float) -> RenderableType:
+    rows = [
+        (
+            "tokens",
+            f"{budget.tokens:.4g} in {budget.steps:,.0f} steps, {budget.total_flops:.4g} FLOP (full attention)",
+        ),
+        (
+            "days",
+            f"{budget.days:,.2f} without failures ({budget.days_low:,.1f} to {budget.days_high:,.1f} "
+            f"for a step time within {relative_error:.0%})",
+        ),
+        ("GPU-hours", f"{budget.gpu_hours:,.0f}"),
+        ("energy", f"{budget.energy_kwh:,.0f} kWh"),
+    ]
+    if budget.cost is not None:
+        rows.append(("cost", f"{budget.cost:,.0f}"))
+    return facts(rows)
+
+
+def _recipe(phase: PhasePlan) -> list[RenderableType]:
+    baseline = phase.baseline
+    judged = baseline.recipe.judgement
+    parts: list[RenderableType] = [bullets(baseline.recipe.steps)]
+    if judged is not None and judged.estimate is not None and baseline.slower is not None:
+        saved = f"{baseline.days_saved:,.2f} days"
+        saved += "" if baseline.cost_saved is None else f", {baseline.cost_saved:,.0f}"
+        step = f"{judged.estimate.step_time_s:.5g} s a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
+        parts.append(Text(step))
+    return parts
+
+
+def _watch(watch: WatchList) -> list[RenderableType]:
+    low, expected, high = watch.tokens_per_s
+    pairs = [
+        (
+            "tokens/s",
+            f"{expected:,.0f} ({low:,.0f} to {high:,.0f}), {watch.tokens_per_s_per_gpu:,.0f} per GPU",
+        ),
+        ("MFU causal", _band(watch.mfu_causal)),
+        ("MFU full", _band(watch.mfu_full)),
+        (
+            "memory",
+            f"{format_bytes(watch.peak_bytes)} of tensors, {format_bytes(watch.device_bytes)} in nvidia-smi, "
+            f"{format_bytes(watch.headroom_bytes)} free for tensors",
+        ),
+        ("step spread", f"{watch.step_spread[0]:.0%} to {watch.step_spread[1]:.0%} over a day"),
+        (
+            "a slow rank",
+            ", ".join(f"{r.slower:.0%} slower costs {r.step_slower:.1%}" for r in watch.slow_ranks),
+        ),
+    ]
+    rows = [
+        [
+            entry.axis.replace("dp_cp", "dp x cp"),
+            entry.program,
+            f"{entry.members:,}",
+            format_bytes(entry.size_bytes),
+            format_seconds(entry.seconds),
+            format_rate(entry.bus_bytes_per_s),
+        ]
+        for entry in watch.bandwidths
+        if entry.own or entry.size_bytes == 2.0**28
+    ]
+    table = grid(["axis", "nccl-tests", "ranks", "message", "time", "bus bandwidth"], rows, left=(0, 1))
+    return [facts(pairs), Text(""), table] if rows else [facts(pairs)]
+
+
+def _band(band: tuple[float, float, float]) -> str:
+    return f"{band[1]:.1%} ({band[0]:.1%} to {band[2]:.1%})"
+
+
+def _faults(faults: FaultPlan) -> list[RenderableType]:
+    best, cost = faults.best, faults.checkpoint
+    pairs = [
+        ("interruptions", f"{best.failures:,.1f} expected, one every {format_seconds(faults.mtbf_s)}"),
+        ("checkpoint", f"{format_bytes(cost.total_bytes)}, {format_bytes(cost.per_gpu_bytes)} per GPU"),
+        ("to storage", format_seconds(cost.write_s)),
+        ("spare nodes", f"{faults.spare_nodes:,}"),
+        ("days", _quantiles(faults.simulated, "failures alone")),
+        ("", _quantiles(faults.simulated_with_error, "and the error of the step time")),
+    ]
+    rows = [
+        [
+            schedule.mode.value,
+            format_seconds(schedule.stall_s),
+            format_seconds(schedule.young_s),
+            format_seconds(schedule.daly_s),
+            format_seconds(schedule.interval_s),
+            f"{schedule.waste.total:.2%}",
+            f"{schedule.goodput:.2%}",
+            f"{schedule.wall_s / DAY_S:,.2f}",
+        ]
+        for schedule in faults.schedules
+    ]
+    columns = ["checkpoints", "stall", "Young", "Daly", "interval", "waste", "goodput", "days"]
+    curve = [
+        [f"{p.gpus:,}", format_seconds(p.mtbf_s), format_seconds(p.interval_s), f"{p.goodput:.1%}"]
+        for p in faults.curve
+    ]
+    return [
+        section(
+            "Failures",
+            facts(pairs),
+            Text(""),
+            grid(columns, rows),
+            note=f"{faults.gpu_hours_per_failure:,.0f} GPU-hours each",
+        ),
+        section(
+            "Goodput by size", grid(["GPUs", "interrupted every", "save every", "goodput"], curve, left=())
+        ),
+    ]
+
+
+def _quantiles(runs: RunQuantiles | None, what: str) -> str:
+    if runs is None:
+        return "the run hardly ever ends"
+    p10, p50, p90 = (value / DAY_S for value in (runs.p10_s, runs.p50_s, runs.p90_s))
+    return f"P10 {p10:,.1f}, P50 {p50:,.1f}, P90 {p90:,.1f}: {what}"

@@ -1,0 +1,121 @@
+"""``layoutopt plan`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from layoutopt.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAN = ["plan", "llama3-8b", "h100x64", "--top", "1"]
+
+
+def run(*arguments: str) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(main, arguments)
+
+
+def test_the_plan_as_tables_and_json(tmp_path: Path) -> None:
+    """Both say the same; the file holds the JSON."""
+    file = tmp_path / "plan.json"
+    told = run(*PLAN, "--tokens", "1T", "--gpu-hour-cost", "2")
+    assert told.exit_code == 0, told.output
+    for words in (
+        "days expected with failures",
+        "Rule of thumb",
+        "Watch",
+        "Failures",
+        "Goodput by size",
+        "100,000",
+    ):
+        assert words in told.stdout
+    plain = run(*PLAN, "--tokens", "1T", "--gpu-hour-cost", "2", "--json", "-o", str(file))
+    assert plain.exit_code == 0
+    assert json.loads(plain.stdout) == json.loads(file.read_text())
+    days = json.loads(plain.stdout)["expected_days"]
+    assert f"{days:,.1f} days" in told.stdout
+
+
+def test_all_questions_at_once() -> None:
+    """Fewest GPUs, a deadline, sizes, batch, marginal values: keys of the JSON and sections of the text."""
+    asked = (
+        "--days",
+        "30",
+        "--fewest",
+        "--sizes",
+        "32,64",
+        "--largest-batch",
+        "--marginal",
+        "--tokens",
+        "200B",
+    )
+    plain = json.loads(run(*PLAN, *asked, "--json").stdout)
+    assert plain["fewest"]["gpus"] == 4
+    assert plain["deadline"]["gpus"] is not None
+    assert [answer["gpus"] for answer in plain["sizes"]["answers"]] == [32, 64]
+    assert plain["largest_batch"]["global_batch"] >= 1024
+    assert {value["resource"] for value in plain["marginal"]} == {
+        "memory",
+        "network",
+        "nvlink",
+        "flops",
+        "hbm",
+    }
+    told = run(*PLAN, *asked).stdout
+    for words in (
+        "Fewest GPUs that fit",
+        "Fewest GPUs for 30 days",
+        "Sizes",
+        "Global batch",
+        "Worth of a better",
+    ):
+        assert words in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "many"], "--tokens"),
+        (["--gpu-hour-cost", "-1"], "--gpu-hour-cost"),
+        (["--days", "0"], "--days"),
+        (["--sizes", "8:64"], "--sizes"),
+        (["--error", "200%"], "--error"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments: list[str], message: str) -> None:
+    """Options out of range are refused before anything is solved, or at least before it is planned."""
+    result = run(*PLAN, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_nothing_fits_is_exit_3() -> None:
+    """The reason is given, and how many GPUs would do."""
+    result = run("plan", "llama3-70b", "h100x8", "--top", "1", "--fewest")
+    assert result.exit_code == 3, result.output
+    assert "no layout fits in memory" in " ".join(result.stdout.split())
+    assert "24 GPUs" in result.stdout
+
+
+def test_phases_of_the_model_file(tmp_path: Path) -> None:
+    """A long-context stage is a phase of the same plan."""
+    model = tmp_path / "two.yaml"
+    model.write_text(
+        "architecture: {layers: 8, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14336, vocab: 128256}\n"
+        "training: {sequence_length: 4096, global_batch: 64, total_tokens: 100B, precision: bf16}\n"
+        "phases:\n  - {name: long, sequence_length: 32768, global_batch: 8, total_tokens: 5B}\n"
+    )
+    result = run("plan", str(model), "h100x16", "--top", "1", "--json")
+    assert result.exit_code == 0, result.output
+    phases = json.loads(result.stdout)["phases"]
+    assert [(phase["name"], phase["sequence_length"]) for phase in phases] == [
+        ("main", 4096),
+        ("long", 32768),
+    ]
