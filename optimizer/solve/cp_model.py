@@ -191,10 +191,15 @@ class CpModel:
         outcome: list[cp_model.CpSolverStatus] = []
         thread = threading.Thread(target=lambda: outcome.append(solver.solve(self.model)), daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(POLL_S)
-            if limits.should_stop():
+        try:
+            while thread.is_alive():
+                thread.join(POLL_S)
+                if limits.should_stop():
+                    solver.stop_search()
+        finally:  # an exception in here is a second Ctrl-C; a process with a running solver can't end
+            while thread.is_alive():
                 solver.stop_search()
+                thread.join(POLL_S)
         return solver, outcome[0]
 
     def _without_solution(self, status: cp_model.CpSolverStatus, run: _Run, start: float) -> SliceResult:
