@@ -114,6 +114,11 @@ class CommandLine(click.Group):
             code = _complain(usage_problem(error))
         except click.exceptions.Abort:
             code = ExitCode.INTERRUPTED
+        except OSError as error:  # a full disk, a file that vanished: the machine's fault, not the code's
+            if settings.verbose:
+                traceback.print_exception(error)
+            what = error.strerror or type(error).__name__
+            code = _complain(Problem(key="layoutopt", what=what, file=str(error.filename or "")))
         except Exception as error:
             code = _internal_error(error, verbose=settings.verbose)
         sys.exit(code)

@@ -73,7 +73,11 @@ def _memory_to_plain(memory: MemoryEstimate) -> Plain:
         "reserved_bytes": memory.reserved_bytes,
         "device_bytes": memory.device_bytes,
         "stages": [
-            {"rank": stage.rank, "total_bytes": stage.total_bytes, "components_bytes": dict(stage.components_bytes)}
+            {
+                "rank": stage.rank,
+                "total_bytes": stage.total_bytes,
+                "components_bytes": dict(stage.components_bytes),
+            }
             for stage in memory.stages
         ],
     }

@@ -151,7 +151,9 @@ def _pairs(option: str, texts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
                 axis = SHORT_KEYS.get(name.strip().lower(), name.strip().lower().replace("-", "_"))
             word = (value if equals else name).strip()
             if not axis or not word:
-                raise input_error(f"{text[:60]!r} is not AXIS=VALUE", "tp=8, tp=4,8 or recompute=none", key=option)
+                raise input_error(
+                    f"{text[:60]!r} is not AXIS=VALUE", "tp=8, tp=4,8 or recompute=none", key=option
+                )
             yield axis, word
 
 
@@ -162,5 +164,3 @@ def _value(axis: str, text: str) -> Value:
         return _SWITCH[word]
     digits = word.removeprefix("-")
     return int(word) if digits.isdigit() and len(digits) <= 12 else word
-
-

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from layoutopt.optimizer.report.commands.values import COST_KINDS, COUNT, FRAMEWORK, PRECISION, Quantity, Share
+from layoutopt.optimizer.report.commands.values import (
+    COST_KINDS,
+    COUNT,
+    FRAMEWORK,
+    PRECISION,
+    Quantity,
+    Share,
+    Whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +149,9 @@ framework_options = _grouped(
 space_options = _grouped(
     "space",
     SpaceChoices,
-    click.option("--fix", multiple=True, metavar="AXIS=V[,V]", help="Only these values of an axis, e.g. tp=4,8."),
+    click.option(
+        "--fix", multiple=True, metavar="AXIS=V[,V]", help="Only these values of an axis, e.g. tp=4,8."
+    ),
     click.option("--max", multiple=True, metavar="AXIS=N", help="Largest value of an axis, e.g. pp=16."),
     click.option("--min", multiple=True, metavar="AXIS=N", help="Smallest value of an axis."),
     click.option("--forbid", multiple=True, metavar="AXIS=V[,V]", help="Values to leave out, e.g. zero=3."),
@@ -158,21 +168,27 @@ search_options = _grouped(
     "search",
     SearchChoices,
     click.option(
-        "--top", type=click.IntRange(1, 1000), default=3, show_default=True, help="Layouts to report, best first."
+        "--top", type=Whole(1, 1000), default=3, show_default=True, help="Layouts to report, best first."
     ),
     click.option(
         "--time-limit", type=Quantity("TIME", "SECONDS"), help='Stop with the best so far, e.g. "5 min".'
     ),
     click.option(
-        "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Threads of the solver."
+        "--workers", type=Whole(1, 1024), default=1, show_default=True, help="Threads of the solver."
     ),
     click.option(
-        "--gap", type=Share("SHARE"), default=0.0, show_default=True, help="Accept a layout proven within 0.01 or 1%."
+        "--gap",
+        type=Share("SHARE"),
+        default=0.0,
+        show_default=True,
+        help="Accept a layout proven within 0.01 or 1%.",
     ),
     click.option(
-        "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Random seed of the solver."
+        "--seed", type=Whole(0, 2**31 - 1), default=0, show_default=True, help="Random seed of the solver."
     ),
-    click.option("--one-model", is_flag=True, help="One solver model for the whole space (small spaces only)."),
+    click.option(
+        "--one-model", is_flag=True, help="One solver model for the whole space (small spaces only)."
+    ),
 )
 
 output_options = _grouped(
@@ -181,7 +197,11 @@ output_options = _grouped(
     click.option("--json", is_flag=True, help="Print JSON and nothing else to stdout."),
     click.option("-q", "--quiet", is_flag=True, help="No progress and no notes on stderr."),
     click.option(
-        "-v", "--verbose", is_flag=True, callback=_remember_verbose, help="More detail, also of internal errors."
+        "-v",
+        "--verbose",
+        is_flag=True,
+        callback=_remember_verbose,
+        help="More detail, also of internal errors.",
     ),
 )
 

@@ -48,7 +48,9 @@ def require_writable(path: Path | None) -> None:
         return
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise input_error("cannot be written", "a file in a folder that exists", key="--output", file=str(path))
+        raise input_error(
+            "cannot be written", "a file in a folder that exists", key="--output", file=str(path)
+        )
 
 
 def write_json(path: Path, plain: Any) -> None:

@@ -25,7 +25,13 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.output import note, print_json, print_tables, require_writable, write_json
+from layoutopt.optimizer.report.commands.output import (
+    note,
+    print_json,
+    print_tables,
+    require_writable,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
@@ -99,7 +105,12 @@ def _print_space(
 
 
 def _solve(
-    workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions, *, compare_any: bool
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    output: OutputOptions,
+    *,
+    compare_any: bool,
 ) -> Plan:
     """Search with progress on stderr; Ctrl-C stops it."""
     from layoutopt.optimizer.report.commands.interrupt import Interrupt
@@ -108,10 +119,13 @@ def _solve(
 
     printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
     with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
-        plan = solve_layout(workload, cluster, options, on_progress=printer.update, should_stop=interrupt.asked)
-    if not compare_any or plan.layout is None or interrupt.asked():
-        return plan
-    return replace(plan, freer_gain=freer_gain(workload, cluster, plan, options))
+        plan = solve_layout(
+            workload, cluster, options, on_progress=printer.update, should_stop=interrupt.asked
+        )
+        if compare_any and plan.layout is not None and not interrupt.asked():
+            gain = freer_gain(workload, cluster, plan, options, should_stop=interrupt.asked)
+            plan = replace(plan, freer_gain=gain)
+    return plan
 
 
 def _print_plan(

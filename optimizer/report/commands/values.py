@@ -12,10 +12,12 @@ from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, P
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    Value = click.ParamType[Any]
+else:
+    Value = click.ParamType  # generic for type checkers only: click 8.2 can't subscript it
+
 MAX_COUNT = 1_000_000_000
 """Largest batch, sequence and GPU count: their divisors are listed, and larger ones have no use."""
-
-COUNT = click.IntRange(1, MAX_COUNT)
 
 
 def near_hint(text: str, known: Iterable[str]) -> str:
@@ -29,16 +31,22 @@ def near_hint(text: str, known: Iterable[str]) -> str:
 
 def option_problem(param: click.Parameter | None, what: str, allowed: str) -> InputError:
     """Build the error of one option's value."""
-    key = max(param.opts, key=len) if isinstance(param, click.Option) else (param.human_readable_name if param else "")
+    key = (
+        max(param.opts, key=len)
+        if isinstance(param, click.Option)
+        else (param.human_readable_name if param else "")
+    )
     return InputError(Problem(what=what, allowed=allowed, key=key))
 
 
-class Word(click.ParamType):
+class Word(Value):
     """One of several words, in any case; aliases map to the word that they stand for."""
 
     name = "word"
 
-    def __init__(self, words: Iterable[str], aliases: Mapping[str, str] | None = None, metavar: str = "") -> None:
+    def __init__(
+        self, words: Iterable[str], aliases: Mapping[str, str] | None = None, metavar: str = ""
+    ) -> None:
         self.words = tuple(str(word) for word in words)
         self.aliases = {alias: str(word) for alias, word in (aliases or {}).items()}
         self.metavar = metavar
@@ -68,7 +76,33 @@ PRECISION = Word(Precision)
 COST_KINDS = Word(("full", "simple"))
 
 
-class Quantity(click.ParamType):
+class Whole(Value):
+    """A whole number within limits."""
+
+    name = "integer"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show that it counts."""
+        return "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; raises ``InputError`` with the limits. Thousands may be separated by _ or commas."""
+        text = str(value).strip().replace(",", "").replace("_", "")
+        number = int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else None
+        if number is None or not self.least <= number <= self.most:
+            allowed = f"whole numbers from {self.least} to {self.most:,}"
+            raise option_problem(param, f"{str(value)[:60]!r} is not valid", allowed)
+        return number
+
+
+COUNT = Whole(1, MAX_COUNT)
+
+
+class Quantity(Value):
     """A number with an optional unit, read as SI; ``dimension`` names a constant of ``specs.units``."""
 
     name = "quantity"
@@ -93,7 +127,7 @@ class Quantity(click.ParamType):
         return number
 
 
-class Share(click.ParamType):
+class Share(Value):
     """A share: ``0.01`` or ``1%``. With ``percent`` a bare number is in percent."""
 
     name = "share"
@@ -109,7 +143,7 @@ class Share(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the share; raises ``InputError`` unless it is from 0 to below 1."""
         text = str(value).strip()
-        in_percent = self.percent and not isinstance(value, float) or text.endswith("%")
+        in_percent = (self.percent and not isinstance(value, float)) or text.endswith("%")
         try:
             number = float(text.removesuffix("%")) / (100 if in_percent else 1)
         except ValueError:

@@ -55,11 +55,13 @@ def section(title: str, *parts: RenderableType, note: str = "") -> Group:
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
-    """Build a table; columns are right-aligned but for those listed in ``left``, which may wrap."""
+    """Build a table; columns are right-aligned but for those listed in ``left``, which may wrap after the first."""
     table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for index, name in enumerate(columns):
         is_text = index in left
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=index == 0 or not is_text, overflow="fold"
+        )
     for row in rows:
         table.add_row(*row)
     return table

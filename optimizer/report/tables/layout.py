@@ -51,7 +51,9 @@ def grouped_ranks(rows: Iterable[RankRow]) -> list[RankRow]:
     numbered = list(enumerate(rows))
     return [
         (rank_ranges([rank for rank, _ in group]), *row)
-        for row, group in ((row, list(members)) for row, members in groupby(numbered, key=lambda item: item[1]))
+        for row, group in (
+            (row, list(members)) for row, members in groupby(numbered, key=lambda item: item[1])
+        )
     ]
 
 
@@ -63,7 +65,9 @@ def stage_table(layout: Layout) -> Table | None:
     names = ["ranks", "layers", "recomputed", "chunks", "holds"]
     used = [0, 1, 2] + ([3] if layout.vp > 1 else []) + ([4] if any(row[3] for row in rows) else [])
     body = [[row[column] for column in used] for row in grouped_ranks(rows)]
-    return grid([names[column] for column in used], body, left=[used.index(c) for c in used if c in (0, 3, 4)])
+    return grid(
+        [names[column] for column in used], body, left=[used.index(c) for c in used if c in (0, 3, 4)]
+    )
 
 
 def _rank_row(chunks: list[VirtualStage]) -> RankRow:
@@ -75,7 +79,12 @@ def _rank_row(chunks: list[VirtualStage]) -> RankRow:
             kinds[name] = kinds.get(name, 0) + count
     mixed = ", ".join(f"{count} {name}" for name, count in kinds.items() if count)
     recomputed = sum(stage.recomputed for stage in chunks)
-    return (str(layers), str(recomputed), _chunk_sizes(chunks), _ends(chunks, mixed if len(kinds) > 1 else ""))
+    return (
+        str(layers),
+        str(recomputed),
+        _chunk_sizes(chunks),
+        _ends(chunks, mixed if len(kinds) > 1 else ""),
+    )
 
 
 def _chunk_sizes(chunks: list[VirtualStage]) -> str:

@@ -84,7 +84,9 @@ def divisors(layout: Layout, preset: FrameworkPreset, *, moe: bool) -> dict[str,
     words = {}
     for name in state.whole:
         whole, sharded = float(np.ravel(state.whole[name])[0]), float(np.ravel(state.sharded[name])[0])
-        parts = [(whole, "tp", "ep*etp")] * (whole > 0) + [(sharded, f"tp*{dense}", f"ep*etp*{expert}")] * (sharded > 0)
+        parts = [(whole, "tp", "ep*etp")] * (whole > 0) + [(sharded, f"tp*{dense}", f"ep*etp*{expert}")] * (
+            sharded > 0
+        )
         sizes = " + ".join(f"{size:g}" for size, _, _ in parts)
         words[name] = sizes, "; ".join(_axes_words(layout, axes, own, moe=moe) for _, axes, own in parts)
     return words

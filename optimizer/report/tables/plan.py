@@ -48,8 +48,10 @@ def _headline(plan: Plan) -> Text:
     line = Text.assemble(verdict_text(plan.status.value))
     if plan.estimate is not None:
         line.append(f": {plan.estimate.step_time_s:.6g} s per step", style="bold")
-        if plan.status.value != "optimal" or plan.gap:
+        if plan.status.value != "optimal" or gap_words(plan.gap) != "none":
             line.append(f", proven within {gap_words(plan.gap)}")
+    elif plan.infeasibility is None:
+        line.append(": no layout was found", style="bold")
     if plan.verdict is not None and plan.verdict.value != "fits":
         line.append(", memory ").append_text(verdict_text(plan.verdict.value))
     return line.append(f"\n{MEANING[plan.status.value]}")
@@ -64,8 +66,15 @@ def _infeasibility(found: Infeasibility) -> RenderableType:
     if found.fewest_gpus is not None:
         pairs.append(("fewest GPUs", f"{found.fewest_gpus:,} of this kind fit"))
     if found.conflict:
-        pairs.append(("together", f"{', '.join(found.conflict)} exclude each other"))
+        pairs.append(("conflict", _conflict_words(found.conflict)))
     return section("Why", Text(found.message), facts(pairs))
+
+
+def _conflict_words(constraints: tuple[str, ...]) -> str:
+    """Say which constraints exclude every layout together; without any one of them some layout is left."""
+    if len(constraints) == 1:
+        return f"{constraints[0]} alone excludes every layout"
+    return f"{', '.join(constraints[:-1])} and {constraints[-1]} exclude every layout together"
 
 
 def _remarks(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
@@ -73,7 +82,10 @@ def _remarks(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
     if plan.binds:
         yield section("What binds", bullets(plan.binds))
     if plan.alternatives:
-        rows = [(f"+{other.slower:.2%}", f"{other.estimate.step_time_s:.6g}", other.why) for other in plan.alternatives]
+        rows = [
+            (f"+{other.slower:.2%}", f"{other.estimate.step_time_s:.6g}", other.why)
+            for other in plan.alternatives
+        ]
         yield section("Next best", grid(["slower", "step s", "differs in, and loses by"], rows, left=(2,)))
     notes = list(plan.warnings)
     if plan.layout is not None and plan.idle_gpus:

@@ -41,7 +41,7 @@ def proof_table(plan: Plan) -> Table:
         *([("equivalent", f"{record.removed_by_equivalence:,}")] if record.removed_by_equivalence else []),
         ("left", f"{record.tuples:,} on {record.degree_tuples:,} degree tuples; {_joint(record)}"),
         ("by memory", f"{record.removed_by_memory:,} fit with no split of the layers"),
-        ("by bound", f"{record.removed_by_bound:,} cannot be faster"),
+        _rest(plan),
         ("solved", f"{record.solved:,} with CP-SAT ({record.solver_status.lower()})"),
         ("bound", _bound(record)),
         ("hashes", f"table {record.table_sha256[:12]}, inputs {record.inputs_sha256[:12]}"),
@@ -50,6 +50,14 @@ def proof_table(plan: Plan) -> Table:
         ("time", format_seconds(plan.solve_time_s)),
     ]  # fmt: skip
     return facts(pairs)
+
+
+def _rest(plan: Plan) -> tuple[str, str]:
+    """Name the tuples that were neither solved nor found too large for the memory."""
+    count = plan.certificate.removed_by_bound
+    if plan.status.value == "stopped":
+        return "the rest", f"{count:,} cannot be faster, or were not examined"
+    return "by bound", f"{count:,} cannot be faster"
 
 
 def _joint(record: Certificate) -> str:

@@ -23,7 +23,12 @@ def breakdown_table(estimate: Estimate) -> Table:
     parts = [(name, value) for name, value in estimate.breakdown_s.items() if value > 0]
     largest = max((value for _, value in parts), default=1.0)
     rows = [
-        (WORDS.get(name, name), format_seconds(value), f"{value / step:.1%}", "#" * round(_BAR * value / largest))
+        (
+            WORDS.get(name, name),
+            format_seconds(value),
+            f"{value / step:.1%}",
+            "#" * round(_BAR * value / largest),
+        )
         for name, value in parts
     ]
     rows.append(("step", format_seconds(step), "100.0%", ""))
@@ -33,7 +38,10 @@ def breakdown_table(estimate: Estimate) -> Table:
 def rates_table(estimate: Estimate, training: TrainingSpec) -> Table:
     """Show throughput and utilisation, both counts of FLOPs labelled, and the whole run's time where it is known."""
     pairs = [
-        ("throughput", f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {estimate.tflops_per_gpu:,.0f} TFLOP/s/GPU"),
+        (
+            "throughput",
+            f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {estimate.tflops_per_gpu:,.0f} TFLOP/s/GPU",
+        ),
         ("MFU", f"{estimate.mfu_causal:.1%} counting causal attention (Megatron-LM's count)"),
         ("", f"{estimate.mfu_full:.1%} counting full attention (PaLM's count)"),
         ("HFU", f"{estimate.hfu:.1%} with recomputation (causal)"),
@@ -41,6 +49,9 @@ def rates_table(estimate: Estimate, training: TrainingSpec) -> Table:
     if training.total_tokens:
         run_s = training.total_tokens / training.tokens_per_step * estimate.step_time_s
         pairs.append(
-            ("whole run", f"{format_seconds(run_s)} for {training.total_tokens / 1e12:.3g}T tokens without interruption")
+            (
+                "whole run",
+                f"{format_seconds(run_s)} for {training.total_tokens / 1e12:.3g}T tokens without interruption",
+            )
         )
     return facts(pairs)

@@ -1,0 +1,64 @@
+"""``layoutopt topology``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.report.commands.options import OutputOptions, cluster_argument, output_options
+from layoutopt.optimizer.report.commands.output import print_json, print_tables
+from layoutopt.optimizer.report.commands.values import COUNT, Quantity
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+
+
+@click.group()
+def command() -> None:
+    """Show a cluster's network and what collectives cost."""
+
+
+@command.command()
+@cluster_argument
+@click.option(
+    "--size",
+    type=Quantity("BYTES", "BYTES"),
+    default="256 MB",
+    show_default=True,
+    help="Bytes of the whole tensor.",
+)
+@click.option(
+    "--group", type=COUNT, metavar="RANKS", help="Ranks in a group; default all that fit the stride."
+)
+@click.option("--stride", type=COUNT, metavar="N", help="Distance between neighbours of a group; default 1.")
+@output_options
+def show(cluster: str, size: float, group: int | None, stride: int | None, output: OutputOptions) -> None:
+    """Show the levels of CLUSTER and the time of each collective on groups of ranks.
+
+    All groups of the same size and stride communicate at once. Without --group and --stride: the groups that fill each
+    level, and one rank of every node.
+    """
+    from layoutopt.optimizer.specs.loading import load_cluster
+    from layoutopt.optimizer.topology.links import load_links
+    from layoutopt.optimizer.topology.show import topology_table
+
+    machine = load_cluster(cluster)
+    groups = _groups(machine, group, stride)
+    table = topology_table(machine, load_links(machine.calibration), size_bytes=size, groups=groups)
+    if output.json:
+        from layoutopt.optimizer.report.plain_lists import topology_to_plain
+
+        print_json(topology_to_plain(table))
+        return
+    from layoutopt.optimizer.report.tables.topology import topology_tables
+
+    print_tables(topology_tables(table, machine))
+
+
+def _groups(cluster: ClusterSpec, group: int | None, stride: int | None) -> list[tuple[int, int]]:
+    """Complete a group of which only the size or only the stride is given."""
+    if group is None and stride is None:
+        return []
+    apart = stride or 1
+    return [(group or max(cluster.gpu_count // apart, 1), apart)]

@@ -1,0 +1,64 @@
+"""A cluster's levels and the price of collectives on the terminal."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from layoutopt.optimizer.report.tables.console import grid, section
+from layoutopt.optimizer.specs.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.show import CollectiveRow, TopologyTable
+
+
+def topology_tables(table: TopologyTable, cluster: ClusterSpec) -> RenderableType:
+    """Show the levels from the node outward, then each group's collectives."""
+    nic = f"{cluster.nics_per_node} x {format_rate(8 * cluster.nic_bytes_per_s, 'bit/s')}"
+    head = Text(
+        f"{table.cluster}: {table.gpus:,} {cluster.gpu.name} in {table.nodes:,} nodes of {cluster.gpus_per_node}, "
+        f"{nic} per node{', rails' if cluster.rail_optimized else ''}"
+    )
+    levels = grid(
+        ["level", "joins", "into", "blocks", "per GPU", "oversubscribed", "hop"],
+        [
+            (
+                level.name,
+                f"{level.part_gpus:,}",
+                f"{level.gpus:,}",
+                f"{level.blocks:,}",
+                format_rate(level.bytes_per_s),
+                f"1:{level.oversubscription:g}" if level.oversubscription != 1 else "no",
+                format_seconds(level.latency_s) if level.latency_s else "-",
+            )
+            for level in table.levels
+        ],
+    )
+    parts: list[RenderableType] = [head, section("Levels", levels, note="GPUs joined into blocks; one way")]
+    for (size, stride), rows in groupby(table.collectives, key=lambda row: (row.group, row.stride)):
+        parts.append(_group(size, stride, list(rows), [level.name for level in table.levels]))
+    return Group(*parts)
+
+
+def _group(size: int, stride: int, rows: list[CollectiveRow], names: list[str]) -> RenderableType:
+    """Show one group's collectives and how many of its ranks share a block of each level, up to all of them."""
+    members = rows[0].members
+    needed = next((index for index, count in enumerate(members) if count >= size), len(members) - 1)
+    together = ", ".join(
+        f"{name} {count:,}" for name, count in zip(names[: needed + 1], members, strict=False)
+    )
+    body = [
+        (row.collective.replace("_", "-"), format_seconds(row.seconds), format_rate(row.bus_bytes_per_s))
+        for row in rows
+    ]
+    payload = format_bytes(rows[0].size_bytes)
+    note = f"{payload}; ranks in a block: {together}" if together else payload
+    return section(
+        f"{size:,} ranks, stride {stride:,}", grid(["collective", "time", "bus bandwidth"], body), note=note
+    )
