@@ -281,9 +281,8 @@ class BestFirst:
             chosen = partial.take(np.arange(start, min(start + size, len(partial.bound))))
             start, size = start + size, CHOICES
             self._push_tuples(chosen)
-            waiting = float(partial.bound[start]) if start < len(partial.bound) else np.inf
-            self._solve_waiting(len(partial.bound) - start)
-            self._left_bound_s = waiting
+            self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
+            self._solve_waiting(max(len(partial.bound) - start, 0))
         self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
 
     def _push_tuples(self, partial: _Partial) -> None:
