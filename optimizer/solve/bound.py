@@ -72,12 +72,14 @@ def _whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
         at_first = np.ceil(time - first - SLACK) + first
         at_last = np.ceil(time - last - SLACK) + last
         at_inner = np.where(inner > 0, np.ceil(time - SLACK), np.inf)
-        return np.minimum(np.minimum(at_first, at_last), at_inner)
+        earliest: FloatArray = np.minimum(np.minimum(at_first, at_last), at_inner)
+        return earliest
 
     time = next_breakpoint((blocks + first + np.where(alone, 0.0, last)) / terms.pp)
     held = inner * np.floor(time + SLACK) + np.maximum(np.floor(time - first + SLACK), 0)
     held += np.where(alone, 0.0, np.maximum(np.floor(time - last + SLACK), 0))
-    return np.where(held < blocks, next_breakpoint(time + 3 * SLACK), time) * block_s
+    slowest_s: FloatArray = np.where(held < blocks, next_breakpoint(time + 3 * SLACK), time) * block_s
+    return slowest_s
 
 
 def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
@@ -95,8 +97,10 @@ def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
     held = np.floor(room / np.maximum(per_block, TINY) * (1 + SLACK) + SLACK)
     fewest = fewest_blocks(terms, ranks)
     real = np.arange(ranks) < terms.pp[:, None]
-    enough = ((held >= fewest) | ~real).all(axis=1)
-    return enough & ((held * real).sum(axis=1) >= blocks) & (fewest.sum(axis=1) <= blocks)
+    each: NDArray[np.bool_] = np.all((held >= fewest) | ~real, axis=1)
+    together: NDArray[np.bool_] = (held * real).sum(axis=1) >= blocks
+    few: NDArray[np.bool_] = fewest.sum(axis=1) <= blocks
+    return each & together & few
 
 
 def lower_bound(
@@ -111,13 +115,15 @@ def lower_bound(
     bound = np.full(len(terms), np.inf)
     blocks = int(counts.sum())
     for index, part in by_depth(terms):
-        if not free and rule.recomputation is not Recomputation.PER_RANK and np.isfinite(cutoff_s):
-            least = _over_cases(part, counts, free_cases(part, blocks, rule), cutoff_s)
+        least = _over_cases(part, counts, free_cases(part, blocks, rule), cutoff_s)
+        bound[index] = least
+        if not free and rule.recomputation is not Recomputation.PER_RANK:
+            # Free recomputation rules out most layouts with one case each; with several kinds neither bound
+            # is always the better one.
             alive = np.flatnonzero(least < cutoff_s)
-            bound[index] = least
-            part, index = part.take(alive), index[alive]
-        cases = (free_cases if free else stage_cases)(part, blocks, rule)
-        bound[index] = _over_cases(part, counts, cases, cutoff_s)
+            part, index, least = part.take(alive), index[alive], least[alive]
+            own = _over_cases(part, counts, stage_cases(part, blocks, rule), cutoff_s)
+            bound[index] = np.maximum(own, least)
     return bound
 
 
@@ -208,7 +214,8 @@ class _Bottleneck:
         return self._suffices(self.units(held))
 
     def _suffices(self, units: FloatArray) -> NDArray[np.bool_]:
-        return (units.sum(axis=2) >= self.need.T * (1 - SLACK)).all(axis=0)
+        suffices: NDArray[np.bool_] = (units.sum(axis=2) >= self.need.T * (1 - SLACK)).all(axis=0)
+        return suffices
 
     def bracket(self) -> tuple[FloatArray, FloatArray]:
         """Return a time below which the blocks can't be held, and one at which they can (cases that fit only)."""
@@ -262,7 +269,9 @@ class _Bottleneck:
         low = np.where(np.isinf(self.cases.low) | self.cases.free, 0.0, self.cases.low)
         spared = np.maximum(blocks - low[:, None], 0.0).sum(axis=1)
         forced = np.minimum(low[:, None], self.cases.fewest).sum(axis=1)
-        return np.maximum(self.need[:, 0] - spared, forced) * (low > 0) * self.terms.recompute_s.min(axis=1)
+        again = np.maximum(self.need[:, 0] - spared, forced) * (low > 0)
+        time_s: FloatArray = again * self.terms.recompute_s.min(axis=1)
+        return time_s
 
     def _free_recompute_s(self, units: FloatArray, index: NDArray[np.int64]) -> FloatArray:
         """Fill the ranks up to their memory, then the cheapest ranks with recomputation (fractional)."""
@@ -286,6 +295,9 @@ class _Bottleneck:
             before = np.cumsum(room, axis=1) - room
             taken = np.clip(more[:, None] - before, 0.0, room)
             result = np.maximum(result, (taken * np.where(taken > 0, cost, 0.0)).sum(axis=1))
+        if self.kinds.shape[2] == 1:
+            block_s = np.maximum(self.terms.recompute_s[index, 0], TINY)
+            result = np.ceil(result / block_s * (1 - SLACK) - 1e-6) * block_s
         return result
 
 

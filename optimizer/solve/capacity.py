@@ -69,7 +69,8 @@ def reachable_kinds(terms: StageTerms, counts: IntArray) -> NDArray[np.bool_]:
         back = 2 * pp - 1 - ranks
         either = ((first <= ranks) & (ranks <= last)) | ((first <= back) & (back <= last))
         meets = np.where(terms.folded[:, None], either, meets)
-    return meets & (ranks < pp)
+    reached: NDArray[np.bool_] = meets & (ranks < pp)
+    return reached
 
 
 class RankCapacity:
@@ -174,9 +175,12 @@ class RankCapacity:
         """Reduce a value per kind, (K, c, ...), over the kinds that are present beside each mix."""
         if len(value) == 1:
             return value
-        return np.stack([
-            pick.reduce(value[(high > 0) | (np.arange(len(high)) == self._kind)], axis=0) for high in self.mixes.high
-        ])
+        return np.stack(
+            [
+                pick.reduce(value[(high > 0) | (np.arange(len(high)) == self._kind)], axis=0)
+                for high in self.mixes.high
+            ]
+        )
 
     def held(self, slowest_s: FloatArray) -> FloatArray:
         """Return the largest number of counted blocks per (mix, case, rank) within ``slowest_s`` (c,)."""
@@ -204,7 +208,9 @@ class RankCapacity:
         aided = at_most((left + self._room * self._per_byte_s) / slope)
         aided = np.minimum(aided, self.ceiling)
         late = aided * self.layer_s + self._recompute_s(aided) > left * (1 + SLACK)
-        return np.where(self._useful & (aided > self.unaided), np.maximum(unaided, aided - late), unaided)
+        useful = self._useful & (aided > self.unaided)
+        count: FloatArray = np.where(useful, np.maximum(unaided, aided - late), unaided)
+        return count
 
     def _recompute_s(self, count: FloatArray) -> FloatArray:
         """Least recomputation of ``count`` blocks where it is free; whole blocks where only one kind is there."""
@@ -218,12 +224,14 @@ class RankCapacity:
         if self._any_free:
             free = np.where(count > self.unaided, self._recompute_s(count), 0.0)
             recompute = np.where(self._free, free, recompute)
-        return self.base_s + count * self.layer_s + recompute
+        time_s: FloatArray = self.base_s + count * self.layer_s + recompute
+        return time_s
 
     def next_time_s(self, held: FloatArray) -> FloatArray:
         """Return the least time (c,) at which some rank can hold more than ``held``; inf when none ever can."""
         more = np.where(held < 0, self.fewest, held + 1)
-        return np.where(more <= self.ceiling, self.time_s(more), np.inf).min(axis=(0, 2))
+        time_s: FloatArray = np.where(more <= self.ceiling, self.time_s(more), np.inf).min(axis=(0, 2))
+        return time_s
 
 
 def _at_ends(terms: StageTerms, everywhere: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:

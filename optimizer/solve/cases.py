@@ -59,7 +59,9 @@ def stage_cases(terms: StageTerms, blocks: int, rule: StageRule) -> Cases:
         use = np.ones(len(ranges.row), dtype=bool)
         if position:
             # A number above what the stages hold says the same as the number below it.
-            reachable = (low[ranges.row] - terms.vp[ranges.row] < ranges.most.max(axis=1)) | (low[ranges.row] == ALL)
+            reachable = (low[ranges.row] - terms.vp[ranges.row] < ranges.most.max(axis=1)) | (
+                low[ranges.row] == ALL
+            )
             use = terms.may_recompute[ranges.row] & reachable
         row = ranges.row[use]
         parts.append(

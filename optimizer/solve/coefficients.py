@@ -62,7 +62,9 @@ def coefficients(terms: StageTerms, counts: IntArray) -> Coefficients:
     activation = terms.layer_activation_bytes
     saved = activation - terms.recomputed_activation_bytes
     slow_ends = _ends(terms, np.floor(slow * terms.first_s), np.floor(slow * terms.last_s))
-    room = (terms.capacity_bytes - terms.common_bytes)[:, None] - _ends(terms, terms.first_bytes, terms.last_bytes)
+    room = (terms.capacity_bytes - terms.common_bytes)[:, None] - _ends(
+        terms, terms.first_bytes, terms.last_bytes
+    )
     return Coefficients(
         slow_layer_ns=_down(slow[:, None] * terms.layer_s),
         slow_again_ns=_down(slow[:, None] * terms.recompute_s),
@@ -82,4 +84,5 @@ def _down(value: FloatArray) -> IntArray:
 
 def _ends(terms: StageTerms, first: FloatArray, last: FloatArray) -> FloatArray:
     ranks = np.arange(terms.in_flight.shape[1])
-    return (ranks == 0) * first[:, None] + (ranks == terms.pp[:, None] - 1) * last[:, None]
+    ends: FloatArray = (ranks == 0) * first[:, None] + (ranks == terms.pp[:, None] - 1) * last[:, None]
+    return ends

@@ -177,7 +177,9 @@ class Constraints:
             (pp, vp, folded), literal = shape, self._variables.shapes[shape]
             for j, blocks in enumerate(stages.blocks):
                 inner = (pp == 1 and not folded) or 0 < j < shape.stages - 1
-                self._when(self._model.add(sum(blocks) >= int(inner)), f"stage_not_empty_{shape}_{j}", literal)
+                self._when(
+                    self._model.add(sum(blocks) >= int(inner)), f"stage_not_empty_{shape}_{j}", literal
+                )
             for s in range(pp):
                 chunks = [stages.blocks[j] for j in shape.of_rank(s)]
                 ordered = chunks[::-1] if s == pp - 1 > 0 else chunks
@@ -206,7 +208,9 @@ class Constraints:
 
     def _all_or_none(self) -> None:
         everything = self._variables.everything
-        for k, (total, count) in enumerate(zip(self._variables.recomputed_total, self._data.counts, strict=True)):
+        for k, (total, count) in enumerate(
+            zip(self._variables.recomputed_total, self._data.counts, strict=True)
+        ):
             self._when(self._model.add(total == int(count)), f"recompute_all_{k}", everything)
             self._when(self._model.add(total == 0), f"recompute_none_{k}", ~everything)
 
@@ -217,7 +221,9 @@ class Constraints:
             for shape, stages in variables.stages.items():
                 self._first_blocks(shape, stages)
             return
-        limit = model.new_int_var(0, self._data.blocks * max(shape.vp for shape in variables.shapes), "recomputed_limit")
+        limit = model.new_int_var(
+            0, self._data.blocks * max(shape.vp for shape in variables.shapes), "recomputed_limit"
+        )
         for shape, literal in variables.shapes.items():
             self._when(model.add(limit == shape.vp * variables.count), f"recomputed_limit_{shape}", literal)
         for s, (blocks, recomputed) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
@@ -247,12 +253,15 @@ class Constraints:
         """Count recomputed blocks, and mark the ranks that need the buffer of a recomputed block."""
         model, variables = self._model, self._variables
         for k, total in enumerate(variables.recomputed_total):
-            recomputed = sum(rank[k] for rank in variables.recomputed)
-            model.add(total == recomputed).with_name(f"recomputed_total_{k}")
-        for s, (literal, recomputed) in enumerate(zip(variables.recomputes, variables.recomputed, strict=True)):
+            model.add(total == sum(rank[k] for rank in variables.recomputed)).with_name(
+                f"recomputed_total_{k}"
+            )
+        for s, (literal, recomputed) in enumerate(
+            zip(variables.recomputes, variables.recomputed, strict=True)
+        ):
             self._when(model.add(sum(recomputed) == 0), f"recomputes_nothing_{s}", ~literal)
 
-    def _memory(self, i: int, s: int) -> cp_model.LinearExprT:
+    def _memory(self, i: int, s: int) -> cp_model.LinearExpr:
         """Memory of a rank beyond what it holds without blocks, in KiB."""
         numbers, variables = self._data.numbers, self._variables
         held = _dot(numbers.held_kib[i, s].tolist(), variables.blocks[s])
@@ -291,7 +300,9 @@ class Constraints:
         numbers, variables = self._data.numbers, self._variables
         for i, literal in enumerate(variables.chosen):
             again = _dot(numbers.again_ns[i].tolist(), variables.recomputed_total)
-            constraint = self._model.add(variables.step_ns >= variables.slowest_ns + again + int(numbers.constant_ns[i]))
+            constraint = self._model.add(
+                variables.step_ns >= variables.slowest_ns + again + int(numbers.constant_ns[i])
+            )
             self._when(constraint, f"step_time_{i}", literal)
 
     def _cuts(self) -> None:
@@ -304,5 +315,5 @@ class Constraints:
             self._model.add(self._variables.step_ns <= limit).with_name("incumbent")
 
 
-def _dot(numbers: Sequence[int], variables: Sequence[cp_model.IntVar]) -> cp_model.LinearExprT:
+def _dot(numbers: Sequence[int], variables: Sequence[cp_model.IntVar]) -> cp_model.LinearExpr:
     return cp_model.LinearExpr.weighted_sum(list(variables), list(numbers))

@@ -37,7 +37,8 @@ def end_stages(terms: StageTerms, ranks: int) -> IntArray:
     """Return how many of the two ends, stages that may be empty, each rank holds, (n, ranks)."""
     rank, pp, folded = np.arange(ranks), terms.pp[:, None], terms.folded[:, None]
     apart = (pp > 1) & ((rank == 0) | (rank == pp - 1))
-    return np.where(folded, 2 * (rank == 0), apart)
+    ends: IntArray = np.where(folded, 2 * (rank == 0), apart)
+    return ends
 
 
 def fewest_blocks(terms: StageTerms, ranks: int) -> IntArray:
@@ -77,7 +78,11 @@ def _near_equal_ranges(terms: StageTerms, ranks: int, blocks: int, fewest: IntAr
     for step in range(2):  # stages*a - 2 <= blocks <= stages*(a+1) has at most two solutions
         smallest = lowest + step
         end_less = (stages > 2).astype(np.int64)
-        possible = (stages * smallest - 2 * end_less <= blocks) & (blocks <= stages * (smallest + 1)) & (smallest >= 0)
+        possible = (
+            (stages * smallest - 2 * end_less <= blocks)
+            & (blocks <= stages * (smallest + 1))
+            & (smallest >= 0)
+        )
         row = np.flatnonzero(possible)
         least = vp[row, None] * smallest[row, None] - ends[row] * end_less[row, None]
         real = _real(pp[row], ranks)
@@ -100,7 +105,8 @@ class Chunks:
         size = self.size if limit is None else np.minimum(self.size, limit)
         ends = np.cumsum(counts)
         start, stop = self.start[..., None], (self.start + size)[..., None]
-        return np.maximum(np.minimum(stop, ends) - np.maximum(start, ends - counts), 0)
+        shared: IntArray = np.maximum(np.minimum(stop, ends) - np.maximum(start, ends - counts), 0)
+        return shared
 
 
 def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
@@ -133,5 +139,5 @@ def obeys_near_equal(sizes: IntArray, terms: StageTerms) -> NDArray[np.bool_]:
     most = np.where(real, sizes, 0).max(axis=(1, 2))
     inner_most = np.where(inner, sizes, 0).max(axis=(1, 2))
     least_end = np.where(real & at_end, sizes, big).min(axis=(1, 2))
-    near = (most <= least + 1) & (inner_most <= least + 1)
-    return near & (least_end >= least - 1)
+    near: NDArray[np.bool_] = (most <= least + 1) & (inner_most <= least + 1) & (least_end >= least - 1)
+    return near

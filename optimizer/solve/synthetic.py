@@ -131,8 +131,10 @@ class SyntheticSource:
         shard = batch.zero[:, None] > np.array([2, 1, 0])  # parameters, gradients, optimizer
         group = (batch.dp * batch.cp)[:, None]
         state = (np.array([2.0, 4.0, 12.0]) / np.where(shard, group, 1)).sum(axis=1)
-        hops = 1 + 0.15 * batch.order
-        gathers = np.where(batch.zero == 3, 2.0 * batch.micro_batches, 0.0) + np.where(batch.zero > 0, 2.0, 3.0)
+        hops: FloatArray = 1.0 + 0.15 * batch.order.astype(np.float64)
+        gathers = np.where(batch.zero == 3, 2.0 * batch.micro_batches, 0.0) + np.where(
+            batch.zero > 0, 2.0, 3.0
+        )
         kept = np.where(mode == 1, 0.55, 1.0)
         return self._terms(batch, state, hops, gathers, kept, np.where(mode == 1, 0.2, 0.0), mode == 2)
 
@@ -158,7 +160,9 @@ class SyntheticSource:
         forward = 2 * np.array(model.active) * tokens / share / model.flops_per_s
         exchange = 4 * tokens * model.hidden * 2 * (share - 1) / share / model.nvlink_bytes_per_s
         routed = np.where(np.array(model.routed) > 0, 8.0 * 3, 0.0) * (batch.ep[:, None] > 1)
-        exchange = exchange + routed * tokens * model.hidden * hops[:, None] / share / model.network_bytes_per_s
+        exchange = (
+            exchange + routed * tokens * model.hidden * hops[:, None] / share / model.network_bytes_per_s
+        )
         ring = np.where(batch.cp[:, None] > 1, 0.05 * forward, 0.0)
         layer = (3 + selective[:, None]) * forward + exchange + ring
         activation = np.array(model.activation) * model.hidden * tokens / share

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     IntVar = cp_model.IntVar
     Literal = cp_model.LiteralT
 
+
 @dataclass(slots=True, kw_only=True)
 class StageVariables:
     """Variables of the virtual stages of one shape, needed where a model has several kinds.
 
-    Lists are indexed by virtual stage, as tokens pass them, then by kind. ``blocks`` are the stage's own, ``until`` those of the
-    stages up to it, ``recomputed`` the recomputed ones. ``finished[j][k]``: run k ends in stage j or before.
+    Lists are indexed by virtual stage, as tokens pass them, then by kind. ``blocks`` are the stage's own, ``until``
+    those of the stages up to it, ``recomputed`` the recomputed ones. ``finished[j][k]``: run k ends in stage j or before.
     """
 
     blocks: list[list[IntVar]] = field(default_factory=list)
@@ -69,7 +70,10 @@ class Variables:
         self.columns = {name: self._column(name) for name in DEGREES + CODES}
         limits = self._rank_limits()
         self.blocks = [
-            [model.new_int_var(low if len(kinds) == 1 else 0, min(high, self._count(k)), f"blocks_{s}_{k}") for k in kinds]
+            [
+                model.new_int_var(low if len(kinds) == 1 else 0, min(high, self._count(k)), f"blocks_{s}_{k}")
+                for k in kinds
+            ]
             for s, (low, high) in enumerate(limits)
         ]
         self.recomputed = [
@@ -112,7 +116,10 @@ class Variables:
         terms, blocks = self._data.terms, self._data.blocks
         fewest = fewest_blocks(terms, self._data.ranks)
         most = blocks - (fewest.sum(axis=1, keepdims=True) - fewest)
-        return [(int(low), max(int(high), 0)) for low, high in zip(fewest.min(axis=0), most.max(axis=0), strict=True)]
+        return [
+            (int(low), max(int(high), 0))
+            for low, high in zip(fewest.min(axis=0), most.max(axis=0), strict=True)
+        ]
 
     def _horizons(self) -> tuple[int, int]:
         """The time and the memory of a rank that holds and recomputes everything."""
@@ -137,9 +144,13 @@ class Variables:
             label = f"{_label(shape)}_{j}"
             new = self._model.new_int_var
             result.blocks.append([new(0, high, f"stage_{label}_{k}") for k, high in enumerate(most)])
-            result.recomputed.append([new(0, high, f"stage_recomputed_{label}_{k}") for k, high in enumerate(most)])
+            result.recomputed.append(
+                [new(0, high, f"stage_recomputed_{label}_{k}") for k, high in enumerate(most)]
+            )
             result.until.append([new(0, self._count(k), f"until_{label}_{k}") for k in range(len(counts))])
-            result.finished.append([self._model.new_bool_var(f"finished_{label}_{k}") for k in range(len(counts))])
+            result.finished.append(
+                [self._model.new_bool_var(f"finished_{label}_{k}") for k in range(len(counts))]
+            )
         return result
 
 
