@@ -61,13 +61,17 @@ def stage_table(layout: Layout) -> Table | None:
     """Show layers and recomputed layers of every pipeline rank, equal neighbours together; None without stages."""
     if not layout.stages:
         return None
+    columns, body, left = stage_rows(layout)
+    return grid(columns, body, left=left)
+
+
+def stage_rows(layout: Layout) -> tuple[list[str], list[list[str]], list[int]]:
+    """Return columns, rows and the columns that hold words of the table of stages."""
     rows = [_rank_row([stage for stage in layout.stages if stage.rank == rank]) for rank in range(layout.pp)]
     names = ["ranks", "layers", "recomputed", "chunks", "holds"]
     used = [0, 1, 2] + ([3] if layout.vp > 1 else []) + ([4] if any(row[3] for row in rows) else [])
     body = [[row[column] for column in used] for row in grouped_ranks(rows)]
-    return grid(
-        [names[column] for column in used], body, left=[used.index(c) for c in used if c in (0, 3, 4)]
-    )
+    return [names[column] for column in used], body, [used.index(c) for c in used if c in (0, 3, 4)]
 
 
 def _rank_row(chunks: list[VirtualStage]) -> RankRow:

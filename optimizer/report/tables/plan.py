@@ -58,6 +58,11 @@ def _headline(plan: Plan) -> Text:
 
 
 def _infeasibility(found: Infeasibility) -> RenderableType:
+    return section("Why", Text(found.message), facts(infeasibility_pairs(found)))
+
+
+def infeasibility_pairs(found: Infeasibility) -> list[tuple[str, str]]:
+    """Return names and values of what binds and what would fit."""
     pairs = [("binds", found.binding)]
     if found.least_bytes is not None:
         pairs.append(("least memory", f"{found.least_bytes / 1e9:.1f} GB per GPU that any layout needs"))
@@ -67,7 +72,7 @@ def _infeasibility(found: Infeasibility) -> RenderableType:
         pairs.append(("fewest GPUs", f"{found.fewest_gpus:,} of this kind fit"))
     if found.conflict:
         pairs.append(("conflict", _conflict_words(found.conflict)))
-    return section("Why", Text(found.message), facts(pairs))
+    return pairs
 
 
 def _conflict_words(constraints: tuple[str, ...]) -> str:
@@ -87,13 +92,19 @@ def _remarks(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
             for other in plan.alternatives
         ]
         yield section("Next best", grid(["slower", "step s", "differs in, and loses by"], rows, left=(2,)))
+    notes = plan_notes(plan, cluster)
+    if notes:
+        yield section("Notes", bullets(notes))
+
+
+def plan_notes(plan: Plan, cluster: ClusterSpec) -> list[str]:
+    """Return remarks on idle GPUs and on what a freer framework would gain, and the warnings."""
     notes = list(plan.warnings)
     if plan.layout is not None and plan.idle_gpus:
         notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")
     if plan.freer_gain is not None:
         notes.append(_freer_words(plan.freer_gain))
-    if notes:
-        yield section("Notes", bullets(notes))
+    return notes
 
 
 def _freer_words(gain: float) -> str:

@@ -33,9 +33,14 @@ def rough_count(count: int) -> str:
 
 def proof_table(plan: Plan) -> Table:
     """Show the size of the space, what excluded its tuples, the bound, and the hashes that ``verify`` compares."""
+    return facts(proof_pairs(plan))
+
+
+def proof_pairs(plan: Plan) -> list[tuple[str, str]]:
+    """Return names and values of the table of the proof."""
     record = plan.certificate
     versions = record.versions
-    pairs = [
+    return [
         ("declared", f"{record.declared_tuples:,} tuples of degrees and modifiers"),
         ("by rules", _rules(record.removed_by_rule)),
         *([("equivalent", f"{record.removed_by_equivalence:,}")] if record.removed_by_equivalence else []),
@@ -49,7 +54,6 @@ def proof_table(plan: Plan) -> Table:
                       f"OR-Tools {versions.ortools}"),
         ("time", format_seconds(plan.solve_time_s)),
     ]  # fmt: skip
-    return facts(pairs)
 
 
 def _rest(plan: Plan) -> tuple[str, str]:

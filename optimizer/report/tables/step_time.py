@@ -37,6 +37,11 @@ def breakdown_table(estimate: Estimate) -> Table:
 
 def rates_table(estimate: Estimate, training: TrainingSpec) -> Table:
     """Show throughput and utilisation, both counts of FLOPs labelled, and the whole run's time where it is known."""
+    return facts(rates_pairs(estimate, training))
+
+
+def rates_pairs(estimate: Estimate, training: TrainingSpec) -> list[tuple[str, str]]:
+    """Return names and values of the table of rates."""
     pairs = [
         (
             "throughput",
@@ -54,4 +59,4 @@ def rates_table(estimate: Estimate, training: TrainingSpec) -> Table:
                 f"{format_seconds(run_s)} for {training.total_tokens / 1e12:.3g}T tokens without interruption",
             )
         )
-    return facts(pairs)
+    return pairs
