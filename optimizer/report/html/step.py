@@ -1,0 +1,93 @@
+"""Where the step time goes, component by component."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
+from layoutopt.optimizer.report.html.markup import Table
+from layoutopt.optimizer.report.html.palette import STEP, variable
+from layoutopt.optimizer.solve.explain_gap import NETWORK, WORDS
+from layoutopt.optimizer.specs.units import format_seconds
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.estimate import Estimate
+
+ROW_PX = 40
+"""Height of one bar with its label above it."""
+
+SHOWN_SHARE = 1e-4
+"""Components below this share of the step are in the table only."""
+
+COMPUTE = ("forward", "backward", "recompute")
+
+
+def step_parts(estimate: Estimate) -> list[tuple[str, str, float]]:
+    """Return name, words and seconds of every component that takes time, in print order."""
+    return [(name, WORDS.get(name, name), value) for name, value in estimate.breakdown_s.items() if value > 0]
+
+
+def step_chart(estimate: Estimate) -> Chart:
+    """Draw a bar for every component of the step."""
+    parts = step_parts(estimate)
+    return Chart(
+        key="step",
+        title="Where the step time goes",
+        message=step_message(estimate),
+        description=f"Horizontal bars, seconds of one step by component, summing to the step. {step_message(estimate)}",
+        drawing=_figure(estimate, parts),
+        table=Table(
+            columns=["component", "time", "share"],
+            rows=[[words, format_seconds(value), f"{value / estimate.step_time_s:.1%}"] for _, words, value in parts]
+            + [["step", format_seconds(estimate.step_time_s), "100.0%"]],
+        ),
+        note="Time of the slowest pipeline rank. Traffic counts only as far as nothing hides it.",
+    )
+
+
+def step_message(estimate: Estimate) -> str:
+    """Say how the step divides into compute, traffic, bubble and the rest."""
+    step, parts = estimate.step_time_s, estimate.breakdown_s
+    shares = {
+        "compute": sum(parts[name] for name in COMPUTE) / step,
+        "exposed traffic": sum(parts[name] for name in NETWORK) / step,
+        "the pipeline bubble": parts["bubble"] / step,
+    }
+    shares["the rest"] = 1.0 - sum(shares.values())
+    words = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005]
+    return f"Of {format_seconds(step)} per step, {_listed(words)}."
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _figure(estimate: Estimate, parts: list[tuple[str, str, float]]) -> Figure:
+    shown = [part for part in parts if part[2] >= SHOWN_SHARE * estimate.step_time_s]
+    rows = list(range(len(shown)))
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": rows,
+        "x": [value for _, _, value in shown],
+        "width": 0.42,
+        "marker": {"color": [variable(STEP[name]) for name, _, _ in shown]},
+        "hoverinfo": "skip",
+    }
+    # Names stand above their bars: beside them they would take half of a phone's width.
+    labels = [
+        label(
+            f"{words}  <b>{format_seconds(value)}</b>  {value / estimate.step_time_s:.1%}",
+            x=0, y=row, xanchor="left", yanchor="bottom", yshift=8, xshift=-2, align="left",
+        )
+        for row, (_, words, value) in zip(rows, shown, strict=True)
+    ]  # fmt: skip
+    return {
+        "data": [bars],
+        "layout": layout(
+            ROW_PX * len(shown) + 50,
+            x=axis("seconds", rangemode="tozero", nticks=6),
+            y=axis(range=[len(shown) - 0.6, -0.8], visible=False),
+            annotations=labels,
+        ),
+    }
