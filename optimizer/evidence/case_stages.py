@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.case import SkipRow
+from layoutopt.optimizer.space.nanotron_split import nanotron_counts
 from layoutopt.optimizer.space.stages import kinds_of, model_order
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import VirtualStage
@@ -136,23 +137,6 @@ def _from_the_front(layers: int, stages: int) -> list[int]:
     """Fill stages to the ceiling in turn (deepspeedai/DeepSpeed runtime/utils.py partition_balanced)."""
     share = -(-layers // stages)
     return [max(0, min(share, layers - index * share)) for index in range(stages)]
-
-
-def nanotron_counts(model: ModelSpec, pp: int) -> list[int]:
-    """Split layers as nanotron does (models/base.py build_model, models/llama.py get_block_compute_costs).
-
-    A block goes to the next rank once the work up to and including it exceeds the rank's share; the output
-    matrix counts vocabulary times hidden, so that its rank holds few layers.
-    """
-    shape = model.runs[0].block[0]
-    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * shape.ffn * model.hidden
-    total = model.layers * layer + model.vocab * model.hidden
-    counts, rank = [0] * pp, 0
-    for index in range(model.layers):
-        if rank < pp - 1 and (index + 1) * layer > total * (rank + 1) / pp:
-            rank += 1
-        counts[rank] += 1
-    return counts
 
 
 @cache

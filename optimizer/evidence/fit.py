@@ -30,8 +30,8 @@ STEP = 0.01
 """Step of the finite differences in log units."""
 
 MOST_STEPS = 12
-SETTLED = 1e-3
-"""The fit ends when no constant moves by more than this in log units."""
+SETTLED = 2e-3
+"""The fit ends when a step lowers the loss by less than this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,8 @@ def fit(
         linear = LinearModel(log_times - measured, jacobian, logs, weights, start, plan)
         target = linear.solve(everything)
         logs, log_times = _descend(pricer, plan, linear, logs, target, measured)
-        if float(np.abs(logs - linear.center).max()) < SETTLED:
+        before = linear.objective(linear.residuals, linear.center)
+        if linear.objective(log_times - measured, logs) > (1 - SETTLED) * before:
             break
         jacobian = derivatives(pricer, cases, plan, logs, log_times)
     return FitResult(
