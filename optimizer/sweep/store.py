@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.rows import Outcome, Row
 
 APPLICATION_ID = 0x4C4F5054
-"""``LOPT`` in the file's header: marks the file as a store of sweeps (SQLite file format, offset 68)."""
+"""``LOPT``: marks the file as a store of sweeps (PRAGMA application_id)."""
 
 SCHEMA_VERSION = 1
-MAGIC = b"SQLite format 3\x00"
 BUSY_S = 60.0
 """Wait for another process's transaction; each takes milliseconds."""
 
@@ -65,7 +64,7 @@ class SweepStore:
             if not create:
                 raise input_error("no such file", "a store that `layoutopt sweep` wrote", file=str(path))
             _create(self.path)
-        _check_header(self.path)
+        _check_kind(self.path)
         try:
             self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
             self._db.row_factory = sqlite3.Row
@@ -185,8 +184,9 @@ class SweepStore:
 
     def _read(self, sql: str, values: Sequence[object]) -> Iterator[sqlite3.Row]:
         try:
-            with closing(self._db.execute(sql, values)) as cursor:
-                yield from cursor
+            yield from self._db.execute(sql, values)
+        except sqlite3.ProgrammingError:
+            raise
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from None
 
@@ -221,17 +221,30 @@ def _create(path: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def _check_header(path: Path) -> None:
-    """Refuse what is no store before SQLite touches it."""
+def _check_kind(path: Path) -> None:
+    """Refuse what is no store, through a connection that can't write.
+
+    The file must not be opened in any other way: closing a plain file drops all locks that SQLite holds on it in this
+    process, and other processes would delete the log under it (sqlite.org/howtocorrupt.html, section 2.2).
+    """
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        if path.stat().st_size == 0:
+            raise input_error(
+                "is empty, no store; it was left as it is", "another --store path", file=str(path)
+            )
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
+            kind = db.execute("PRAGMA application_id").fetchone()[0]
+            version = db.execute("PRAGMA user_version").fetchone()[0]
     except OSError as error:
         raise input_error(f"can't be read ({error.strerror})", "a store of sweeps", file=str(path)) from None
-    if header[:16] != MAGIC or int.from_bytes(header[68:72]) != APPLICATION_ID:
-        what = "is no SQLite file" if header[:16] != MAGIC else "is a SQLite file of another program"
-        raise input_error(f"{what}; it was left as it is", "another --store path", file=str(path))
-    version = int.from_bytes(header[60:64])
+    except sqlite3.DatabaseError as error:
+        what = "is no SQLite file; it was left as it is"
+        if "not a database" not in str(error):
+            raise _unusable(path, error) from None
+        raise input_error(what, "another --store path", file=str(path)) from None
+    if kind != APPLICATION_ID:
+        what = "is a SQLite file of another program; it was left as it is"
+        raise input_error(what, "another --store path", file=str(path))
     if version != SCHEMA_VERSION:
         what = f"has store version {version}, this layoutopt writes {SCHEMA_VERSION}; it was left as it is"
         raise input_error(what, "another --store path", file=str(path))

@@ -58,7 +58,7 @@ def torn_store(path: Path) -> None:
     ("make", "message"),
     [
         (lambda path: path.write_text("model,gpus\n"), "is no SQLite file"),
-        (lambda path: path.write_bytes(b""), "is no SQLite file"),
+        (lambda path: path.write_bytes(b""), "is empty, no store"),
         (foreign_database, "is a SQLite file of another program"),
         (newer_store, "has store version 99"),
         (torn_store, "is damaged"),
@@ -108,6 +108,30 @@ def test_answers_are_kept(tmp_path: Path, make_points: MakePoints) -> None:
         assert row["tiers"] == []
         assert store.solved_keys() == {point.key}
         assert list(store.rows([point.key])) == [row]
+
+
+def test_answers_reach_other_processes_at_once(tmp_path: Path, make_points: MakePoints) -> None:
+    """Opening and closing the store again in one process must not drop the locks under its log.
+
+    Another process that comes and goes would then take the log for its own, delete it, and lose what is written later.
+    """
+    path, points = tmp_path / "s.db", make_points(8, 16)
+    with SweepStore(path) as store:
+        store.save(points[0], Outcome(key=points[0].key, columns=ANSWER), "me")
+        SweepStore(path).close()
+        assert _answers_elsewhere(path) == 1
+        store.save(points[1], Outcome(key=points[1].key, columns=ANSWER), "me")
+        assert _answers_elsewhere(path) == 2
+
+
+def _answers_elsewhere(path: Path) -> int:
+    """Count answers in a process that opens the store, reads, and closes it."""
+    code = (
+        "import sys; from layoutopt.optimizer.sweep.store import SweepStore\n"
+        "with SweepStore(sys.argv[1]) as store: print(len(store.solved_keys()))"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def test_a_claim_keeps_others_out_until_it_ends(tmp_path: Path, make_points: MakePoints) -> None:
