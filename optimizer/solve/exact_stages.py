@@ -248,7 +248,8 @@ def _improve(best: _Best, low: IntArray, high: IntArray, count: int | None) -> _
     if not np.isfinite(slowest):
         return best
     least_sum = _least_sum_s(row, floors) if row.sum_weight else row.work_s
-    top = float(row.counts @ (row.layer_s + row.recompute_s) + row.end_s.sum())
+    # A rank with everything on it takes just this long: not less by another order of summation.
+    top = float(row.counts @ (row.layer_s + row.recompute_s) + row.end_s.sum()) * (1 + ROUNDING)
     unit, slack = max(slowest, top / row.blocks, np.finfo(float).tiny), FIRST_SLACK
     while slowest <= (most := min(best.limit_s(least_sum), top)):
         limit = min(most, slowest + slack * unit)
