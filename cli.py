@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -129,8 +130,8 @@ def usage_problem(error: click.ClickException) -> Problem:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     place = ctx.command_path if ctx else "layoutopt"
     if isinstance(error, click.NoSuchOption):
-        near = error.possibilities or []
-        hint = f"did you mean {' or '.join(near)}?" if near else f"{place} --help lists them"
+        near = get_close_matches(error.option_name, error.possibilities or [], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"{place} --help lists them"
         return Problem(key=place, what=f"no such option {error.option_name}", allowed=hint)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         what = f"missing {error.param.human_readable_name}"
@@ -170,7 +171,9 @@ def _close_stdout() -> None:
 
 
 @click.group(
-    cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    "layoutopt",
+    cls=CommandLine,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="layoutopt")
 def main() -> None:

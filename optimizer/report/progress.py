@@ -26,7 +26,7 @@ def progress_text(state: Progress, spent_s: float) -> str:
         gap = max(0.0, 1.0 - state.bound_s / state.best_s)
         best = f"best {state.best_s:.5g} s  gap {gap:.2%}"
     bound = "" if math.isinf(state.bound_s) else f"  bound {state.bound_s:.5g} s"
-    return f"{best}{bound}  {state.rows_left:,} rows left  {state.solves} solved  {spent_s:.1f} s"
+    return f"{best}{bound}  {state.rows_left:,} left  {state.solves} solved  {spent_s:.1f} s"
 
 
 class Silent:
