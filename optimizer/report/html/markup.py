@@ -63,7 +63,10 @@ class Table:
 def table(content: Table) -> Markup:
     """Build a table that scrolls sideways by itself where it is wider than the page."""
     kinds = ["words" if index in content.left else "number" for index in range(len(content.columns))]
-    head = [element("th", name, scope="col", class_=kind) for name, kind in zip(content.columns, kinds, strict=True)]
+    head = [
+        element("th", name, scope="col", class_=kind)
+        for name, kind in zip(content.columns, kinds, strict=True)
+    ]
     rows = [
         element("tr", *(element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
         for row in content.rows
@@ -74,7 +77,8 @@ def table(content: Table) -> Markup:
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Markup:
     """Build a list of names and values."""
-    return element("dl", *(element("dt", name) + element("dd", value) for name, value in pairs if value))
+    rows = [joined([element("dt", name), element("dd", value)]) for name, value in pairs if value]
+    return element("dl", *rows)
 
 
 def bullets(lines: Iterable[str], *, numbered: bool = False) -> Markup:

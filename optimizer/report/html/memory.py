@@ -91,7 +91,14 @@ def _figure(memory: MemoryEstimate, ranks: list[dict[str, float]], used: list[st
             hovermode="x unified",
             shapes=[_capacity_line(capacity)],
             annotations=[
-                label(f"usable {capacity:.1f} GB", x=0, xref="paper", xanchor="left", y=capacity, yanchor="bottom")
+                label(
+                    f"usable {capacity:.1f} GB",
+                    x=0,
+                    xref="paper",
+                    xanchor="left",
+                    y=capacity,
+                    yanchor="bottom",
+                )
             ],
         ),
     }

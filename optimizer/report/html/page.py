@@ -70,7 +70,11 @@ def _section(section: Section) -> Markup:
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> Markup:
     """Show a few key numbers, each with its name; those without a value are left out."""
-    shown = [element("div", element("b", value), element("span", name), class_="tile") for name, value in pairs if value]
+    shown = [
+        element("div", element("b", value), element("span", name), class_="tile")
+        for name, value in pairs
+        if value
+    ]
     return element("div", *shown, class_="tiles")
 
 

@@ -93,7 +93,12 @@ MEMORY: Mapping[str, str] = {
 }
 """Groups of the components of memory, from the bottom of a bar to its top."""
 
-WALL: Mapping[str, str] = {"training": "blue", "checkpoints": "gold", "lost work": "orange", "restarts": "red"}
+WALL: Mapping[str, str] = {
+    "training": "blue",
+    "checkpoints": "gold",
+    "lost work": "orange",
+    "restarts": "red",
+}
 """What the wall-clock time of a run is spent on."""
 
 

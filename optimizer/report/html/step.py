@@ -38,7 +38,10 @@ def step_chart(estimate: Estimate) -> Chart:
         drawing=_figure(estimate, parts),
         table=Table(
             columns=["component", "time", "share"],
-            rows=[[words, format_seconds(value), f"{value / estimate.step_time_s:.1%}"] for _, words, value in parts]
+            rows=[
+                [words, format_seconds(value), f"{value / estimate.step_time_s:.1%}"]
+                for _, words, value in parts
+            ]
             + [["step", format_seconds(estimate.step_time_s), "100.0%"]],
         ),
         note="Time of the slowest pipeline rank. Traffic counts only as far as nothing hides it.",

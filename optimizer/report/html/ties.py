@@ -20,7 +20,10 @@ def ties_block(plan: Plan) -> Markup:
     """Draw the near-ties with a numbered list of what makes each slower; nothing without any."""
     if plan.estimate is None or not plan.alternatives:
         return Markup()
-    lines = [f"+{other.slower:.2%} ({format_seconds(other.estimate.step_time_s)}): {other.why}" for other in plan.alternatives]
+    lines = [
+        f"+{other.slower:.2%} ({format_seconds(other.estimate.step_time_s)}): {other.why}"
+        for other in plan.alternatives
+    ]
     return joined([render(ties_chart(plan, plan.estimate)), bullets(lines, numbered=True)])
 
 
@@ -61,8 +64,9 @@ def _figure(plan: Plan, best: Estimate, estimates: list[Estimate], names: list[s
         "mode": "markers+text",
         "x": memory,
         "y": steps,
-        "text": [f"<b>{name}</b>" for name in names],
-        "textposition": ["top center"] * len(names),
+        "text": [f"<b>{name}</b> " for name in names],
+        # There a label crosses neither the capacity nor the bound.
+        "textposition": "top left",
         "marker": {
             "size": [14] + [11] * (len(names) - 1),
             "symbol": ["star"] + ["circle"] * (len(names) - 1),
@@ -85,7 +89,15 @@ def _figure(plan: Plan, best: Estimate, estimates: list[Estimate], names: list[s
 
 def _labels(plan: Plan, capacity: float) -> list[Figure]:
     labels = [
-        label(f"usable {capacity:.1f} GB", x=capacity, xanchor="right", xshift=-4, y=1, yref="paper", yanchor="top")
+        label(
+            f"usable {capacity:.1f} GB",
+            x=capacity,
+            xanchor="right",
+            xshift=-4,
+            y=1,
+            yref="paper",
+            yanchor="top",
+        )
     ]
     if plan.bound_s is not None:
         words = f"proven: none below {plan.bound_s:.4g} s"
@@ -96,5 +108,11 @@ def _labels(plan: Plan, capacity: float) -> list[Figure]:
 def _line(axis_name: str, value: float, colour: str, dash: str) -> Figure:
     """Draw a line across the whole chart at one value of an axis."""
     other = "y" if axis_name == "x" else "x"
-    ends = {f"{axis_name}0": value, f"{axis_name}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
+    ends = {
+        f"{axis_name}0": value,
+        f"{axis_name}1": value,
+        f"{other}0": 0,
+        f"{other}1": 1,
+        f"{other}ref": "paper",
+    }
     return {"type": "line", **ends, "line": {"color": variable(colour), "width": 1.5, "dash": dash}}

@@ -69,8 +69,12 @@ def placed_levels(chosen: Layout, cluster: ClusterSpec) -> tuple[PlacedLevel, ..
     degrees = {name: np.array([getattr(chosen, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
     groups = mesh_groups(chosen.mesh_order, **degrees)
     axes = [name for name in shown_axes(chosen)]
-    fewest = {axis: [int(getattr(groups, axis).members_within(level.gpus)[0]) for level in levels] for axis in axes}
-    most = {axis: [int(getattr(groups, axis).most_within(level.gpus)[0]) for level in levels] for axis in axes}
+    fewest = {
+        axis: [int(getattr(groups, axis).members_within(level.gpus)[0]) for level in levels] for axis in axes
+    }
+    most = {
+        axis: [int(getattr(groups, axis).most_within(level.gpus)[0]) for level in levels] for axis in axes
+    }
     return tuple(_placed(level, index, axes, fewest, most) for index, level in enumerate(levels))
 
 
@@ -148,7 +152,9 @@ def _boxes(levels: Sequence[PlacedLevel], chosen: Layout, cluster: ClusterSpec) 
             element("span", _speed(level)),
         ]
         many = " many" if level.blocks > 1 else ""
-        inner = element("div", element("div", *head, class_="head"), _chips(level), inner, class_=f"box{many}")
+        inner = element(
+            "div", element("div", *head, class_="head"), _chips(level), inner, class_=f"box{many}"
+        )
     return inner
 
 

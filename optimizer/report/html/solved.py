@@ -1,0 +1,120 @@
+"""The page of a solved plan, and what other pages show of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.report.html.chart import Section, render
+from layoutopt.optimizer.report.html.drawn_step import draw_step
+from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, element, facts, table
+from layoutopt.optimizer.report.html.memory import memory_chart
+from layoutopt.optimizer.report.html.page import page, tiles
+from layoutopt.optimizer.report.html.step import step_chart
+from layoutopt.optimizer.report.html.ties import ties_block
+from layoutopt.optimizer.report.html.timeline import timeline_chart
+from layoutopt.optimizer.report.html.topology import topology_chart
+from layoutopt.optimizer.report.tables.answer import question_text
+from layoutopt.optimizer.report.tables.layout import layout_text, stage_rows
+from layoutopt.optimizer.report.tables.plan import MEANING, infeasibility_pairs, plan_notes
+from layoutopt.optimizer.report.tables.proof import gap_words, proof_pairs
+from layoutopt.optimizer.report.tables.step_time import rates_pairs
+from layoutopt.optimizer.solve.inputs import question_from_plain
+from layoutopt.optimizer.specs.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.report.html.drawn_step import DrawnStep
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.solve.plan import Infeasibility, Plan
+    from layoutopt.optimizer.specs.layout import Layout
+
+TONES = {"optimal": "good", "stopped": "warn", "infeasible": "bad"}
+"""Colour of each status."""
+
+
+def solve_page(plan: Plan, step: DrawnStep | None = None) -> str:
+    """Write the page of a plan.
+
+    ``step`` is the simulated step to draw; None simulates it from the estimate. Raises ``InputError`` when the plotting
+    library is not installed.
+    """
+    question = question_from_plain(plan.inputs)
+    workload, cluster = question.workload, question.cluster
+    title = f"{workload.model.name} on {cluster.gpu_count:,} x {cluster.gpu.name}"
+    subtitle = question_text(workload, cluster, question.options.framework.value).plain
+    return page(
+        title, subtitle, [status_line(plan), *_key_numbers(plan)], plan_sections(plan, question, step)
+    )
+
+
+def status_line(plan: Plan) -> Markup:
+    """Say what was proven."""
+    status = plan.status.value
+    gap = (
+        ""
+        if gap_words(plan.gap) == "none" or plan.layout is None
+        else f", proven within {gap_words(plan.gap)}"
+    )
+    return element("p", element("b", f"{status}{gap}", class_=TONES[status]), f": {MEANING[status]}")
+
+
+def _key_numbers(plan: Plan) -> list[Markup]:
+    estimate = plan.estimate
+    if estimate is None:
+        return []
+    share = estimate.memory.peak_bytes / estimate.memory.capacity_bytes
+    return [
+        tiles(
+            [
+                ("per step", format_seconds(estimate.step_time_s)),
+                ("MFU, causal attention", f"{estimate.mfu_causal:.1%}"),
+                ("MFU, full attention", f"{estimate.mfu_full:.1%}"),
+                ("tokens/s per GPU", f"{estimate.tokens_per_s_per_gpu:,.0f}"),
+                ("of usable memory", f"{share:.0%}"),
+            ]
+        )
+    ]
+
+
+def plan_sections(plan: Plan, question: Question, step: DrawnStep | None = None) -> Iterator[Section]:
+    """Yield what a page says of a plan, or why there is none."""
+    if plan.infeasibility is not None:
+        yield Section(title="Why nothing fits", blocks=_why_not(plan.infeasibility))
+    if plan.layout is not None and plan.estimate is not None:
+        yield Section(title="Layout", blocks=_layout_blocks(plan.layout, plan.estimate, question))
+        yield from _price_sections(plan, plan.layout, plan.estimate, question, step)
+    notes = plan_notes(plan, question.cluster)
+    if notes:
+        yield Section(title="Notes", blocks=[bullets(notes)])
+    yield Section(title="Proof", blocks=[facts(proof_pairs(plan))])
+
+
+def _why_not(found: Infeasibility) -> list[Markup]:
+    return [element("p", found.message), facts(infeasibility_pairs(found))]
+
+
+def _layout_blocks(layout: Layout, estimate: Estimate, question: Question) -> list[Markup]:
+    blocks = [element("p", element("code", layout_text(layout)), class_="layout")]
+    blocks.append(render(topology_chart(layout, estimate, question.cluster)))
+    if layout.stages:
+        columns, rows, left = stage_rows(layout)
+        stages = table(Table(columns=columns, rows=rows, left=left))
+        blocks.append(element("details", element("summary", "Stages"), stages))
+    return blocks
+
+
+def _price_sections(
+    plan: Plan, layout: Layout, estimate: Estimate, question: Question, step: DrawnStep | None
+) -> Iterator[Section]:
+    binds = [element("p", "What binds:"), bullets(plan.binds)] if plan.binds else []
+    rates = facts(rates_pairs(estimate, question.workload.training))
+    yield Section(title="Time", blocks=[render(step_chart(estimate)), *binds, rates])
+    drawn = step or draw_step(layout, estimate)
+    if drawn is not None:
+        yield Section(title="Pipeline", blocks=[render(timeline_chart(drawn))])
+    yield Section(title="Memory", blocks=[render(memory_chart(estimate.memory))])
+    ties = ties_block(plan)
+    if ties:
+        yield Section(title="What comes close", blocks=[ties])
