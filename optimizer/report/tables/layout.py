@@ -67,28 +67,19 @@ def stage_table(layout: Layout) -> Table | None:
 
 def stage_rows(layout: Layout) -> tuple[list[str], list[list[str]], list[int]]:
     """Return columns, rows and the columns that hold words of the table of stages."""
-    rows = [_rank_row([stage for stage in layout.stages if stage.rank == rank]) for rank in range(layout.pp)]
+    mixed = len({name for stage in layout.stages for name, count in stage.kinds.items() if count}) > 1
+    rows = [_rank_row([s for s in layout.stages if s.rank == rank], mixed=mixed) for rank in range(layout.pp)]
     names = ["ranks", "layers", "recomputed", "chunks", "holds"]
     used = [0, 1, 2] + ([3] if layout.vp > 1 else []) + ([4] if any(row[3] for row in rows) else [])
     body = [[row[column] for column in used] for row in grouped_ranks(rows)]
     return [names[column] for column in used], body, [used.index(c) for c in used if c in (0, 3, 4)]
 
 
-def _rank_row(chunks: list[VirtualStage]) -> RankRow:
-    """Describe one rank: layers by kind, recomputed layers, layers of each chunk, ends."""
+def _rank_row(chunks: list[VirtualStage], *, mixed: bool) -> RankRow:
+    """Describe one rank: layers, recomputed layers, layers of each chunk, its kinds in a mixed stack and its ends."""
     layers = sum(stage.layers for stage in chunks)
-    kinds: dict[str, int] = {}
-    for stage in chunks:
-        for name, count in stage.kinds.items():
-            kinds[name] = kinds.get(name, 0) + count
-    mixed = ", ".join(f"{count} {name}" for name, count in kinds.items() if count)
     recomputed = sum(stage.recomputed for stage in chunks)
-    return (
-        str(layers),
-        str(recomputed),
-        _chunk_sizes(chunks),
-        _ends(chunks, mixed if len(kinds) > 1 else ""),
-    )
+    return (str(layers), str(recomputed), _chunk_sizes(chunks), _holds(chunks, mixed=mixed))
 
 
 def _chunk_sizes(chunks: list[VirtualStage]) -> str:
@@ -101,10 +92,14 @@ def _chunk_sizes(chunks: list[VirtualStage]) -> str:
     return " + ".join(parts)
 
 
-def _ends(chunks: list[VirtualStage], kinds: str) -> str:
+def _holds(chunks: list[VirtualStage], *, mixed: bool) -> str:
+    kinds: dict[str, int] = {}
+    for stage in chunks if mixed else ():
+        for name, count in stage.kinds.items():
+            kinds[name] = kinds.get(name, 0) + count
     mtp = sum(stage.mtp for stage in chunks)
     words = [
-        kinds,
+        *(f"{count} {name}" for name, count in kinds.items() if count),
         "embedding" if any(stage.embedding for stage in chunks) else "",
         "head" if any(stage.head for stage in chunks) else "",
         f"{mtp} MTP" if mtp else "",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.workload import Workload
 
 REASONS = {
-    "invalid": "Why it cannot be launched",
+    "invalid": "Why it cannot run",
     "does_not_fit": "Why it does not fit",
     "borderline": "Why it is borderline",
     "fits": "Reasons",
@@ -50,7 +50,10 @@ def _headline(judgement: Judgement) -> Text:
     if priced is not None:
         memory = priced.memory
         used = f"{memory.peak_bytes / 1e9:.1f} of {memory.capacity_bytes / 1e9:.1f} GB"
-        line.append(f": {priced.step_time_s:.6g} s per step, {used} on the fullest rank", style="bold")
+        supposed = " if it ran" if judgement.verdict.value == "invalid" else ""
+        line.append(
+            f": {priced.step_time_s:.6g} s per step{supposed}, {used} on the fullest rank", style="bold"
+        )
     return line
 
 
