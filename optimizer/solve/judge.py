@@ -45,7 +45,10 @@ def judge_layout(
     """
     whole = layout.complete(workload, cluster, strict=False) if isinstance(layout, PartialLayout) else layout
     model, training = workload.model, workload.training
-    broken = check_layout(whole, model, training, cluster, framework, software, run_options)
+    automatic = isinstance(layout, PartialLayout) and not layout.split and not layout.stages
+    broken = check_layout(
+        whole, model, training, cluster, framework, software, run_options, automatic=automatic
+    )
     reasons = tuple(str(rule) for rule in broken)
     if broken and isinstance(layout, PartialLayout) and not whole.stages:
         return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)

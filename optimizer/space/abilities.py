@@ -14,7 +14,13 @@ from layoutopt.optimizer.space.stage_rule import (
     Split,
     StageRule,
 )
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import (
+    DEFAULT_MESH_ORDER,
+    OP_MODULE,
+    Framework,
+    Granularity,
+    Precision,
+)
 from layoutopt.optimizer.topology.mesh import all_orders, dense_axes
 
 if TYPE_CHECKING:
@@ -67,8 +73,7 @@ _TORCHTITAN = Abilities(
     zero=(0, 2, 3),
     hsdp_zero=(2, 3),
     etp=False,
-    # SelectiveAC saves by operator, a policy that this vocabulary of modules can't express.
-    granularities=_WHOLE_LAYERS,
+    modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
     stage_rule=TORCHTITAN,
 )
 _DATA_PARALLEL = Abilities(
@@ -80,7 +85,9 @@ _DATA_PARALLEL = Abilities(
     sp=False,
     stage_rule=_NEAR_EQUAL_ALL,
 )
-_FREEST = Abilities(orders=ALL_ORDERS, hsdp_zero=(1, 2, 3), modules=_MODULES_014, stage_rule=FREE)
+_FREEST = Abilities(
+    orders=ALL_ORDERS, hsdp_zero=(1, 2, 3), modules=(*_MODULES_014, OP_MODULE), stage_rule=FREE
+)
 
 # Sources: the frameworks' argument parsers and configuration classes, named rule by rule in
 # layoutopt.optimizer.space.rules.

@@ -11,7 +11,13 @@ from layoutopt.optimizer.space.abilities import ALL_ORDERS, abilities_of
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import RECOMPUTE_MODULES, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    OP_MODULE,
+    RECOMPUTE_MODULES,
+    Granularity,
+    Precision,
+    Schedule,
+)
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
@@ -204,11 +210,10 @@ def parse_recompute(text: str) -> Recompute:
     if text in ("none", "full"):
         return Recompute(granularity=Granularity(text))
     modules = tuple(sorted(text.split("+")))
-    unknown = [name for name in modules if name not in RECOMPUTE_MODULES]
+    known = (*RECOMPUTE_MODULES, OP_MODULE)
+    unknown = [name for name in modules if name not in known]
     if unknown:
-        raise input_error(
-            f"no module {unknown[0]!r}", ", ".join(("none", "full", *RECOMPUTE_MODULES)), key="recompute"
-        )
+        raise input_error(f"no module {unknown[0]!r}", ", ".join(("none", "full", *known)), key="recompute")
     return Recompute(granularity=Granularity.SELECTIVE, modules=modules)
 
 

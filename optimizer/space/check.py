@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _POSITIVE = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches")
 
+_OF_LISTS = ("stage_split", "stage_empty")
+"""Rules on stage lists that say nothing about the framework's own split."""
+
 
 def check_layout(
     layout: Layout,
@@ -33,6 +36,8 @@ def check_layout(
     framework: Framework,
     software: str | None = None,
     options: RunOptions | None = None,
+    *,
+    automatic: bool = False,
 ) -> tuple[BrokenRule, ...]:
     """Return every rule that a layout breaks; none means that the framework can launch it.
 
@@ -44,6 +49,8 @@ def check_layout(
         The framework's release, see ``parse_release``; None for the newest.
     options
         Stated launch flags. What isn't stated never makes a layout invalid.
+    automatic
+        The stages were filled in and nobody listed them, so the framework's own split has to work.
 
     Raises
     ------
@@ -55,10 +62,11 @@ def check_layout(
     row = batch_of(layout)
     broken = [
         rule.explain(layout, ctx)
-        for rule in launch_rules(RULES, ctx, staged=bool(layout.stages))
+        for rule in launch_rules(RULES, ctx, staged=bool(layout.stages) and not automatic)
         if not rule.holds(row, ctx)[0]
     ]
-    return (*broken, *broken_stage_rules(layout, ctx))
+    listed = broken_stage_rules(layout, ctx)
+    return (*broken, *(rule for rule in listed if not (automatic and rule.rule in _OF_LISTS)))
 
 
 def advise_layout(

@@ -282,7 +282,8 @@ def test_bridge_writes_every_field() -> None:
     assert any("no recipe for my-own" in note for note in other.notes)
 
 
-TITAN = replace(INTERLEAVED, zero=2, recompute=Recompute(granularity=Granularity.SELECTIVE), hsdp_shard=8)
+BY_OPERATOR = Recompute(granularity=Granularity.SELECTIVE, modules=("op",))
+TITAN = replace(INTERLEAVED, zero=2, recompute=BY_OPERATOR, hsdp_shard=8)
 
 
 def test_torchtitan_toml_parses() -> None:

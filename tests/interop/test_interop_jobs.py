@@ -10,6 +10,7 @@ import pytest
 from layoutopt.optimizer.interop.jobs.complete import complete_layout, complete_workload, named_model
 from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import (
     CpComm,
     Fp8Recipe,
@@ -341,8 +342,11 @@ def test_torchtitan_class_defaults_without_a_base() -> None:
     text = "[parallelism]\ndata_parallel_shard_degree = 4\n"
     got: ImportedJob = import_text(text, "", Kind.TORCHTITAN_TOML).value
     assert (got.layout.micro_batch, got.training.sequence_length, got.training.global_batch) == (8, 2048, 32)
-    assert got.layout.recompute is not None
-    assert got.layout.recompute.granularity is Granularity.SELECTIVE
+    assert got.layout.recompute == Recompute(granularity=Granularity.SELECTIVE, modules=("op",))
+    every_second = text + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "2"\n'
+    got = import_text(every_second, "", Kind.TORCHTITAN_TOML).value
+    assert got.layout.recompute == Recompute(granularity=Granularity.SELECTIVE)
+    assert any("every 2. layer" in note for note in got.notes)
 
 
 def test_axes_that_are_not_modelled() -> None:

@@ -195,3 +195,29 @@ def test_advice(question: Question) -> None:
     assert advice["vocab_mod_tp"].factors["padded"] == 1024
     even = replace(staged([5, 5], 2), dp=8)
     assert advise_layout(even, *question, F.MEGATRON) == ()
+
+
+def test_filled_in_stages_are_judged_as_the_framework_would_split(question: Question) -> None:
+    """Stages that nobody listed don't excuse a launch that splits evenly; listed ones do."""
+    layers = question[0].layers
+    odd = replace(question[0], runs=(replace(question[0].runs[0], count=layers + 1),))
+    share = layers // 4
+    layout = staged((share, share, share, layers + 1 - 3 * share), 4)
+    asked = (odd, *question[1:])
+    assert "layers_mod_pp" not in {rule.rule for rule in check_layout(layout, *asked, Framework.MEGATRON)}
+    broken = check_layout(layout, *asked, Framework.MEGATRON, automatic=True)
+    assert "layers_mod_pp" in {rule.rule for rule in broken}
+    everywhere = check_layout(layout, *asked, Framework.ANY, automatic=True)
+    assert "layers_mod_pp" not in {rule.rule for rule in everywhere}
+
+
+def test_torchtitan_saves_by_operator(question: Question) -> None:
+    """Its selective checkpointing is by operator; a list of modules is refused, and so is ``op`` elsewhere."""
+    by_operator = Recompute(granularity=Granularity.SELECTIVE, modules=("op",))
+    by_module = Recompute(granularity=Granularity.SELECTIVE, modules=("mlp",))
+    rule = "recompute_modules_supported"
+    layout = staged((question[0].layers,), 1)
+    for framework, refused in ((Framework.TORCHTITAN, by_module), (Framework.MEGATRON, by_operator)):
+        assert rule in names(replace(layout, recompute=refused), question, framework)
+    assert rule not in names(replace(layout, recompute=by_operator), question, Framework.TORCHTITAN)
+    assert rule not in names(replace(layout, recompute=by_operator), question, Framework.ANY)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.batch import DEGREES
+from layoutopt.optimizer.cost.schedules import distinct_rank_of_entry
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.enumeration import Space, build_space
 from layoutopt.optimizer.space.options import SpaceOptions
@@ -168,7 +169,9 @@ def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
         recompute = book.recomputes[batch.recompute[row]]
         counts = chunk_layers(even_blocks(space.ctx.blocks, pp, vp), pp, vp)
         kinds = kinds_of(model, counts, model_order(pp, vp, schedule))
-        blocks = kinds.reshape(vp, pp, -1).sum(axis=0)
+        ranks = distinct_rank_of_entry(schedule, pp, vp)  # DualPipe's s and pp - 1 - s hold the same stages
+        blocks = np.zeros((int(ranks.max()) + 1, kinds.shape[1]), dtype=np.int64)
+        np.add.at(blocks, ranks, kinds)
         repeated = blocks if recompute.granularity is Granularity.FULL else np.zeros_like(blocks)
         yield Layout(
             **values,

@@ -166,7 +166,7 @@ def test_recompute_texts_round_trip(declare: Callable[..., Space]) -> None:
         (F.MEGATRON, {"software": "core 0.11"}, {"full"}),  # knows core attention alone, flash needs none
         (F.MEGATRON, {"software": "core 0.11", "training": {"flash": False}}, {"full", "core_attn"}),
         (F.MEGATRON_DEEPSPEED, {"training": {"flash": False}}, {"full", "core_attn"}),
-        (F.TORCHTITAN, {}, {"full"}),  # its selective policy is per operator
+        (F.TORCHTITAN, {}, {"full", "op"}),  # its selective policy is per operator
         (F.NANOTRON, {}, {"full"}),
         (
             F.ANY,

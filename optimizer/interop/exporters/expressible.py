@@ -12,6 +12,7 @@ from layoutopt.optimizer.space.releases import ERA_B, parse_release
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
+    OP_MODULE,
     RECOMPUTE_MODULES,
     Framework,
     Granularity,
@@ -281,9 +282,10 @@ def _no_pipeline_for_shared_embeddings(layout: Layout, context: Context) -> Find
 
 
 def _operator_policy_only(layout: Layout, _: Context) -> Finding | None:
-    if layout.recompute.granularity is not Granularity.SELECTIVE or not layout.recompute.modules:
+    by_operator = layout.recompute.modules == (OP_MODULE,)
+    if layout.recompute.granularity is not Granularity.SELECTIVE or by_operator:
         return None
-    nearest = replace(layout, recompute=replace(layout.recompute, modules=()))
+    nearest = replace(layout, recompute=replace(layout.recompute, modules=(OP_MODULE,)))
     return Finding(
         axis="recompute", why="selective checkpointing is by operator, not by module", nearest=nearest
     )

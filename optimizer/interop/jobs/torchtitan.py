@@ -18,6 +18,7 @@ from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
+    OP_MODULE,
     CpComm,
     Fp8Recipe,
     Framework,
@@ -199,11 +200,15 @@ def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recomput
         fields = _section(data, "activation_checkpoint", file)
         policy = fields.text("class") or fields.text("mode") or "selective"
         mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
+        if (option := fields.text("selective_ac_option") or OP_MODULE) != OP_MODULE and mode == "selective":
+            notes.append(
+                f"selective checkpointing of every {shorten(option)}. layer: priced as nothing recomputed"
+            )
+            return Recompute(granularity=Granularity.SELECTIVE)
     if mode in ("none", "full"):
         return Recompute(granularity=Granularity(mode))
     if mode == "selective":
-        notes.append("selective checkpointing saves by operator: priced without recomputed modules")
-        return Recompute(granularity=Granularity.SELECTIVE)
+        return Recompute(granularity=Granularity.SELECTIVE, modules=(OP_MODULE,))
     raise input_error(
         f"activation checkpointing {shorten(mode)!r} is not modelled",
         "none, selective or full",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.space.abilities import abilities_of
-from layoutopt.optimizer.space.rule import EVERY, Rule
+from layoutopt.optimizer.space.rule import EVERY, FREEST, MEGATRONS, TORCH_PIPELINES, Rule
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Framework, Granularity, Precision
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout, Recompute
 
-_LISTS = frozenset({Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED}) | {
-    Framework.ANY, Framework.META_INTERNAL, Framework.DEEPSEEK_INTERNAL
-}  # fmt: skip
+_LISTS = FREEST | MEGATRONS | {Framework.MEGATRON_DEEPSPEED}
 
 
 def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
@@ -124,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"recompute"}),
         holds=per_entry(_modules),
         detail=_modules_detail,
-        frameworks=_LISTS,
+        frameworks=_LISTS | TORCH_PIPELINES,
     ),
     Rule(
         name="recompute_modules_present",
