@@ -122,8 +122,19 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert "interrupted with" in " ".join(out.split())
     assert _answers(store) >= 2
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    assert _is_gone(process.pid)
+
+
+def _is_gone(group: int) -> bool:
+    """Whether the last process of a group ends soon (the interpreter's own helpers follow it)."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _answers(store: Path) -> int:

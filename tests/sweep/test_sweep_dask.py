@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +23,6 @@ from layoutopt.optimizer.sweep.work import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
     from layoutopt.optimizer.sweep.points import SweepPoint
 
@@ -74,10 +74,10 @@ class Cluster:
             process.wait()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, works_on_path: Path) -> Iterator[Cluster]:
-    """A scheduler and two workers on this machine."""
-    started = Cluster(tmp_path, works_on_path)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A scheduler and two workers on this machine; the tests below take it apart piece by piece."""
+    started = Cluster(tmp_path_factory.mktemp("dask"), Path(__file__).parent / "works")
     yield started
     started.stop()
 
@@ -94,8 +94,19 @@ class Slowed:
         return self._inner.run(logged, tasks)
 
 
+def test_real_points_on_dask(tmp_path: Path, cluster: Cluster, make_points: MakePoints) -> None:
+    """Solving there gives proven answers."""
+    points = make_points(1, 2, 4, 8)
+    result = run_sweep(points, tmp_path / "s.db", DaskExecutor(cluster.address), write_plan=plan_to_plain)
+    assert (result.solved, result.failed) == (4, 0)
+    with SweepStore(tmp_path / "s.db") as store:
+        assert {row["status"] for row in store.rows()} == {"optimal"}
+
+
 @pytest.mark.skipif(os.name != "posix", reason="kills a worker with a POSIX signal")
-def test_a_killed_worker_loses_nothing(tmp_path: Path, cluster: Cluster, make_points: MakePoints) -> None:
+def test_a_killed_worker_loses_nothing(
+    tmp_path: Path, cluster: Cluster, make_points: MakePoints, works_on_path: Path
+) -> None:
     """One of two workers dies in the middle: every point is answered, none with an error, none stored twice."""
     points = make_points(*range(1, 41))
     log = tmp_path / "log"
@@ -114,15 +125,6 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path, cluster: Cluster, make_po
     with SweepStore(tmp_path / "s.db") as store:
         assert sorted(row["gpus"] for row in store.rows()) == list(range(1, 41))
     assert len(log.read_text().split()) <= 40 + 4  # only what the dead worker held ran again
-
-
-def test_real_points_on_dask(tmp_path: Path, cluster: Cluster, make_points: MakePoints) -> None:
-    """Solving there gives proven answers."""
-    points = make_points(1, 2, 4, 8)
-    result = run_sweep(points, tmp_path / "s.db", DaskExecutor(cluster.address), write_plan=plan_to_plain)
-    assert (result.solved, result.failed) == (4, 0)
-    with SweepStore(tmp_path / "s.db") as store:
-        assert {row["status"] for row in store.rows()} == {"optimal"}
 
 
 def test_a_lost_scheduler_ends_the_sweep_with_one_line(
