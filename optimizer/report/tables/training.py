@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.plan.watch import WatchList
 
 DAY_S = 86_400.0
+GOODPUT_COLUMNS = ("GPUs", "interrupted every", "save every", "goodput")
 
 
 def training_tables(plan: TrainingPlan) -> RenderableType:
@@ -67,6 +68,11 @@ def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
 
 
 def _budget(budget: Budget, relative_error: float) -> RenderableType:
+    return facts(budget_pairs(budget, relative_error))
+
+
+def budget_pairs(budget: Budget, relative_error: float) -> list[tuple[str, str]]:
+    """Return names and values of a budget."""
     rows = [
         (
             "tokens",
@@ -82,24 +88,36 @@ def _budget(budget: Budget, relative_error: float) -> RenderableType:
     ]
     if budget.cost is not None:
         rows.append(("cost", f"{budget.cost:,.0f}"))
-    return facts(rows)
+    return rows
 
 
 def _recipe(phase: PhasePlan) -> list[RenderableType]:
+    words = recipe_words(phase)
+    return [bullets(phase.baseline.recipe.steps), *([Text(words)] if words else [])]
+
+
+def recipe_words(phase: PhasePlan) -> str:
+    """Say what the optimum saves over the rule of thumb; nothing where that leads nowhere."""
     baseline = phase.baseline
     judged = baseline.recipe.judgement
-    parts: list[RenderableType] = [bullets(baseline.recipe.steps)]
-    if judged is not None and judged.estimate is not None and baseline.slower is not None:
-        saved = f"{baseline.days_saved:,.2f} days"
-        saved += "" if baseline.cost_saved is None else f", {baseline.cost_saved:,.0f}"
-        step = f"{judged.estimate.step_time_s:.5g} s a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
-        parts.append(Text(step))
-    return parts
+    if judged is None or judged.estimate is None or baseline.slower is None:
+        return ""
+    saved = f"{baseline.days_saved:,.2f} days"
+    saved += "" if baseline.cost_saved is None else f", {baseline.cost_saved:,.0f}"
+    step_s = judged.estimate.step_time_s
+    return f"{step_s:.5g} s a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
 
 
 def _watch(watch: WatchList) -> list[RenderableType]:
+    columns, rows = bandwidth_rows(watch)
+    table = grid(columns, rows, left=(0, 1))
+    return [facts(watch_pairs(watch)), Text(""), table] if rows else [facts(watch_pairs(watch))]
+
+
+def watch_pairs(watch: WatchList) -> list[tuple[str, str]]:
+    """Return names and values of what to watch."""
     low, expected, high = watch.tokens_per_s
-    pairs = [
+    return [
         (
             "tokens/s",
             f"{expected:,.0f} ({low:,.0f} to {high:,.0f}), {watch.tokens_per_s_per_gpu:,.0f} per GPU",
@@ -117,6 +135,10 @@ def _watch(watch: WatchList) -> list[RenderableType]:
             ", ".join(f"{r.slower:.0%} slower costs {r.step_slower:.1%}" for r in watch.slow_ranks),
         ),
     ]
+
+
+def bandwidth_rows(watch: WatchList) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of expected bus bandwidths; the first two columns hold words."""
     rows = [
         [
             entry.axis.replace("dp_cp", "dp x cp"),
@@ -129,8 +151,7 @@ def _watch(watch: WatchList) -> list[RenderableType]:
         for entry in watch.bandwidths
         if entry.own or entry.size_bytes == 2.0**28
     ]
-    table = grid(["axis", "nccl-tests", "ranks", "message", "time", "bus bandwidth"], rows, left=(0, 1))
-    return [facts(pairs), Text(""), table] if rows else [facts(pairs)]
+    return ["axis", "nccl-tests", "ranks", "message", "time", "bus bandwidth"], rows
 
 
 def _band(band: tuple[float, float, float]) -> str:
@@ -138,8 +159,23 @@ def _band(band: tuple[float, float, float]) -> str:
 
 
 def _faults(faults: FaultPlan) -> list[RenderableType]:
+    columns, rows = schedule_rows(faults)
+    return [
+        section(
+            "Failures",
+            facts(fault_pairs(faults)),
+            Text(""),
+            grid(columns, rows),
+            note=f"{faults.gpu_hours_per_failure:,.0f} GPU-hours each",
+        ),
+        section("Goodput by size", grid(GOODPUT_COLUMNS, goodput_rows(faults), left=())),
+    ]
+
+
+def fault_pairs(faults: FaultPlan) -> list[tuple[str, str]]:
+    """Return names and values of what failures mean for the run."""
     best, cost = faults.best, faults.checkpoint
-    pairs = [
+    return [
         ("interruptions", f"{best.failures:,.1f} expected, one every {format_seconds(faults.mtbf_s)}"),
         ("checkpoint", f"{format_bytes(cost.total_bytes)}, {format_bytes(cost.per_gpu_bytes)} per GPU"),
         ("to storage", format_seconds(cost.write_s)),
@@ -147,6 +183,10 @@ def _faults(faults: FaultPlan) -> list[RenderableType]:
         ("days", _quantiles(faults.simulated, "failures alone")),
         ("", _quantiles(faults.simulated_with_error, "and the error of the step time")),
     ]
+
+
+def schedule_rows(faults: FaultPlan) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of both ways to save checkpoints."""
     rows = [
         [
             schedule.mode.value,
@@ -160,22 +200,14 @@ def _faults(faults: FaultPlan) -> list[RenderableType]:
         ]
         for schedule in faults.schedules
     ]
-    columns = ["checkpoints", "stall", "Young", "Daly", "interval", "waste", "goodput", "days"]
-    curve = [
+    return ["checkpoints", "stall", "Young", "Daly", "interval", "waste", "goodput", "days"], rows
+
+
+def goodput_rows(faults: FaultPlan) -> list[list[str]]:
+    """Return the rows of goodput by size."""
+    return [
         [f"{p.gpus:,}", format_seconds(p.mtbf_s), format_seconds(p.interval_s), f"{p.goodput:.1%}"]
         for p in faults.curve
-    ]
-    return [
-        section(
-            "Failures",
-            facts(pairs),
-            Text(""),
-            grid(columns, rows),
-            note=f"{faults.gpu_hours_per_failure:,.0f} GPU-hours each",
-        ),
-        section(
-            "Goodput by size", grid(["GPUs", "interrupted every", "save every", "goodput"], curve, left=())
-        ),
     ]
 
 
