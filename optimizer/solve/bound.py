@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.solve.capacity import SLACK, TINY, RankCapacity, mixes
+from layoutopt.optimizer.solve.capacity import SLACK, TINY, RankCapacity, at_most, mixes
 from layoutopt.optimizer.solve.cases import Cases, free_cases, stage_cases
-from layoutopt.optimizer.solve.splits import fewest_blocks
+from layoutopt.optimizer.solve.splits import fewest_in
 from layoutopt.optimizer.space.stage_rule import Recomputation
 
 if TYPE_CHECKING:
@@ -84,23 +84,26 @@ def _whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
 
 def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
     """Tell whether the ranks can hold all blocks when each block takes the least memory of any kind and mode."""
-    ranks = terms.in_flight.shape[1]
     again = np.minimum(terms.layer_activation_bytes, terms.recomputed_activation_bytes)
     activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
-    per_block = terms.in_flight * activation[:, 0, None] + terms.layer_state_bytes[:, 0, None]
-    for kind in range(1, activation.shape[1]):
-        other = terms.in_flight * activation[:, kind, None] + terms.layer_state_bytes[:, kind, None]
-        per_block = np.minimum(per_block, other)
-    room = np.repeat((terms.capacity_bytes - terms.common_bytes)[:, None], ranks, axis=1)
-    room[:, 0] -= terms.first_bytes
-    room[np.arange(len(terms)), terms.pp - 1] -= terms.last_bytes
-    held = np.floor(room / np.maximum(per_block, TINY) * (1 + SLACK) + SLACK)
-    fewest = fewest_blocks(terms, ranks)
-    real = np.arange(ranks) < terms.pp[:, None]
-    each: NDArray[np.bool_] = np.all((held >= fewest) | ~real, axis=1)
-    together: NDArray[np.bool_] = (held * real).sum(axis=1) >= blocks
-    few: NDArray[np.bool_] = fewest.sum(axis=1) <= blocks
-    return each & together & few
+    room = terms.capacity_bytes - terms.common_bytes
+    fits = np.zeros(len(terms), dtype=bool)
+    for pp in np.flatnonzero(np.bincount(terms.pp)):
+        index = np.flatnonzero(terms.pp == pp)
+        flight = terms.in_flight[index, :pp]
+        per_block = np.full_like(flight, np.inf)
+        for kind in range(activation.shape[1]):
+            held = flight * activation[index, kind, None] + terms.layer_state_bytes[index, kind, None]
+            np.minimum(per_block, held, out=per_block)
+        left = np.repeat(room[index, None], pp, axis=1)
+        left[:, 0] -= terms.first_bytes[index]
+        left[:, -1] -= terms.last_bytes[index]
+        count = at_most(left / np.maximum(per_block, TINY))
+        fewest = fewest_in(terms.vp[index], terms.folded[index], int(pp))
+        fits[index] = (
+            (count >= fewest).all(axis=1) & (count.sum(axis=1) >= blocks) & (fewest.sum(axis=1) <= blocks)
+        )
+    return fits
 
 
 def lower_bound(

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.stage_rule import StageRule
 
 
+SHAPE_LIMITS = (1 << 8, 1 << 20, 1 << 20)
+"""More schedules, ranks and chunks than any layout has: they make one sortable number of the three."""
+
 FEW_ORDERS = 2
 """Up to this many mesh orders are expanded with the other modifiers, in one step."""
 
@@ -70,11 +73,13 @@ class CostedSpace:
     def tuples_by_shape(self) -> dict[StageShape, int]:
         """Count tuples by what decides their stages."""
         (rows, tuples, whole), book = self._scheduled, self.space.modifiers.codebook
-        keys, which = np.unique(np.stack([rows.schedule, rows.pp, rows.vp]), axis=1, return_inverse=True)
-        size = keys.shape[1]
+        key = np.ravel_multi_index((rows.schedule, rows.pp, rows.vp), SHAPE_LIMITS)
+        keys, which = np.unique(key, return_inverse=True)
+        size = len(keys)
         full, every = (np.bincount(which.ravel(), weights=w, minlength=size) for w in (whole, tuples))
         shapes: Counter[StageShape] = Counter()
-        for (code, pp, vp), again, total in zip(keys.T.tolist(), full, every, strict=True):
+        codes = np.stack(np.unravel_index(keys, SHAPE_LIMITS), axis=1)
+        for (code, pp, vp), again, total in zip(codes.tolist(), full, every, strict=True):
             for may, number in ((True, again), (False, total - again)):
                 if number:
                     shapes[stage_shape(book.schedules[code], pp, vp, may)] += int(number)

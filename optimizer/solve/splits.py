@@ -47,6 +47,14 @@ def fewest_blocks(terms: StageTerms, ranks: int) -> IntArray:
     return np.where(real, terms.vp[:, None] - end_stages(terms, ranks), 0)
 
 
+def fewest_in(vp: IntArray, folded: NDArray[np.bool_], pp: int) -> IntArray:
+    """Return ``fewest_blocks`` of layouts that all have ``pp`` ranks, (n, pp)."""
+    fewest = np.repeat(vp[:, None], pp, axis=1)
+    fewest[:, 0] -= np.where(folded, 2, int(pp > 1))
+    fewest[:, -1] -= np.where(folded, 0, int(pp > 1))
+    return fewest
+
+
 def stage_numbers(terms: StageTerms, depth: int, ranks: int) -> IntArray:
     """Return the place in the model of every chunk and rank, (n, depth, ranks); folded pipelines run back."""
     chunk, rank, pp = np.arange(depth)[:, None], np.arange(ranks), terms.pp[:, None, None]
