@@ -89,9 +89,8 @@ def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatA
     outputs = keys.tokens * model.head_dim * (heads + 2 * kv_heads) + 2.0 * keys.local_tokens * model.hidden
     if shape.mlp is Mlp.DENSE:
         outputs = outputs + keys.tokens * shape.ffn * (2 if model.gated else 1) / keys.tp
-    return (
-        2.0 * keys.local_tokens * model.hidden + 2.0 * attention + outputs
-    )  # outputs: 2 bytes, half of them
+    # Outputs count once: 2 bytes each, half of them kept.
+    return np.asarray(2.0 * keys.local_tokens * model.hidden + 2.0 * attention + outputs)
 
 
 def _widest(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:

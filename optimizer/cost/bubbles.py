@@ -205,4 +205,7 @@ def _dual(ranks: FloatArray, unit: float) -> list[Chain]:
     away = [(-q, q, -q), (-q, none, none)]
     chains = [(counts, q + 3) for counts in through] + [(counts, 3 * q + 3) for counts in aside]
     chains += [(counts, np.where(q > 0, 4 * q + 2, q + 3)) for counts in away]
-    return [Chain(*(unit * count for count in counts), unit * hidden) for counts, hidden in chains]
+    return [
+        Chain(unit * forward, unit * dgrad, unit * wgrad, unit * hidden)
+        for (forward, dgrad, wgrad), hidden in chains
+    ]

@@ -233,7 +233,6 @@ def _hidden_ep(
         return share * forward, share * backward
     # DualPipe runs a forward and a backward together: traffic of both hides under the compute of both.
     cover = sum((part.forward_s + part.dgrad_s + part.wgrad_s for part in work.values()), zero)
-    share = np.minimum(
-        comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12), 1.0
-    )
-    return share * forward, share * backward
+    covered = comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12)
+    hidden = np.minimum(covered, 1.0)
+    return hidden * forward, hidden * backward

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
-from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, memory_bound_s
+from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import CpComm
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +75,12 @@ class ComputeContext:
         """Memory traffic of element-wise kernels over unfused ones."""
         return self.constants["fused_traffic"] if self.preset.compiled else 1.0
 
+    @property
+    def expert_traffic(self) -> float:
+        """Memory traffic around expert multiplications over that of separate kernels."""
+        fused = self.preset.fused_experts and self.rates.eight_bit and self.rates.blackwell
+        return self.constants["fused_expert_traffic"] if fused else 1.0
+
 
 def make_keys(training: TrainingSpec, **degrees: FloatArray) -> Keys:
     """Derive the token counts of degree combinations (tp, sp, cp, micro_batch, ep, etp)."""
@@ -92,16 +98,22 @@ def linear(
     *,
     wide: bool = False,
     groups: FloatArray | float = 1.0,
+    cast_share: float = 1.0,
 ) -> Work:
-    """Time a linear layer of ``rows`` tokens; the weight gradient accumulates into the gradient buffer."""
+    """Time a linear layer of ``rows`` tokens; the weight gradient accumulates into the gradient buffer.
+
+    ``cast_share`` is the traffic of 8-bit casts over that of separate kernels.
+    """
     rates, grad = ctx.rates, 2.0 * ctx.preset.grad_bytes
     forward = gemm_s(rates, rows, columns, inner, wide=wide, groups=groups)
     dgrad = gemm_s(rates, rows, inner, columns, wide=wide, groups=groups)
     wgrad = gemm_s(rates, columns, inner, rows, wide=wide, output_bytes=grad, groups=groups)
     if rates.eight_bit and not wide:
-        cast_in, cast_out = ctx.constants["fp8_cast_forward"], ctx.constants["fp8_cast_backward"]
-        forward = forward + memory_bound_s(rates, groups * cast_in * rows * inner)
-        dgrad = dgrad + memory_bound_s(rates, groups * cast_out * rows * columns)
+        speed = ctx.constants["fp8_rowwise"] if ctx.training.fp8_recipe is Fp8Recipe.ROWWISE else 1.0
+        cast_in, cast_out = (cast_share * ctx.constants[f"fp8_cast_{way}"] for way in ("forward", "backward"))
+        forward = forward / speed + memory_bound_s(rates, groups * cast_in * rows * inner)
+        dgrad = dgrad / speed + memory_bound_s(rates, groups * cast_out * rows * columns)
+        wgrad = wgrad / speed
     return Work(forward, dgrad, wgrad)
 
 
@@ -191,10 +203,8 @@ def _ring_corrections(ctx: ComputeContext, keys: Keys, width: FloatArray) -> Wor
     Forward: the 16-bit partial output is added to the fp32 output (read 6 bytes, write 4); backward: the partial
     query, key and value gradients (three times 6 read and 4 written). Transformer Engine context_parallel.py.
     """
-    if ctx.preset.cp_comm not in (CpComm.P2P, CpComm.A2A_P2P):
-        steps = np.zeros_like(keys.cp)
-    else:
-        steps = keys.cp - 1
+    rings = ctx.preset.cp_comm in (CpComm.P2P, CpComm.A2A_P2P)
+    steps = keys.cp - 1 if rings else np.zeros_like(keys.cp)
     elements = steps * keys.tokens * width
     return moved(ctx, 10.0 * elements, 30.0 * elements)
 
@@ -210,11 +220,20 @@ def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
     scores = heads * keys.sequence * length
     inner = np.full_like(scores, model.head_dim)
     rows, full = np.broadcast_arrays(keys.sequence, np.full_like(scores, length))
-    one = gemm_s(ctx.rates, rows, full, inner, wide=True) + gemm_s(ctx.rates, rows, inner, full, wide=True)
+    one = _head_gemm_s(ctx, rows, full, inner) + _head_gemm_s(ctx, rows, inner, full)
     dropout = 5.0 if ctx.training.dropout else 0.0
     forward = heads * one + memory_bound_s(ctx.rates, scores * (8.0 + dropout))
     backward = 2 * heads * one + memory_bound_s(ctx.rates, scores * (14.0 + dropout))
     return Work(forward, backward, np.zeros_like(forward))
+
+
+def _head_gemm_s(
+    ctx: ComputeContext, rows: FloatArray, columns: FloatArray, inner: FloatArray
+) -> FloatArray:
+    """Time one head's multiplication in the batched kernels of unfused attention."""
+    return gemm_s(
+        ctx.rates, rows, columns, inner, wide=True, alignment=HEAD_ALIGNMENT, misaligned="heads_misaligned"
+    )
 
 
 def _mamba_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
@@ -272,13 +291,13 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     h = np.full_like(keys.tp, float(model.hidden))
     rows = keys.local_tokens * moe.top_k * imbalance(ctx) * keys.etp
     scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
-    permuted = 2 * rows * model.hidden * ctx.constants["permute_passes"]
+    permuted = 2 * rows * model.hidden * ctx.constants["permute_passes"] * ctx.expert_traffic
     parts = {
         "router": linear(ctx, keys.local_tokens, np.full_like(h, moe.experts), h, wide=True)
         + moved(ctx, scores, scores),
         "permute": moved(ctx, permuted, permuted),
         "experts": _grouped(ctx, keys, rows),
-        "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp),
+        "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp * ctx.expert_traffic),
     }
     if moe.shared_ffn:
         parts["shared_experts"] = dense_mlp_work(ctx, keys, moe.shared_ffn)
@@ -292,8 +311,11 @@ def _grouped(ctx: ComputeContext, keys: Keys, rows: FloatArray) -> Work:
     local = moe.experts / keys.ep
     per_expert = rows / local
     width, h = moe.ffn / keys.etp, np.full_like(keys.tp, float(model.hidden))
-    up = linear(ctx, per_expert, width * (2 if model.gated else 1), h, groups=local)
-    down = linear(ctx, per_expert, h, width, groups=local)
+    cast_share = ctx.expert_traffic
+    up = linear(
+        ctx, per_expert, width * (2 if model.gated else 1), h, groups=local, cast_share=cast_share
+    )
+    down = linear(ctx, per_expert, h, width, groups=local, cast_share=cast_share)
     half = 0.0 if ctx.rates.ideal else ctx.constants["grouped_gemm_half"]
     slow = (per_expert + half) / per_expert
     both = up + down

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,13 @@ from layoutopt.optimizer.cost.data_parallel import DpContext, fsdp_layer_s, opti
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.grouping import distinct_rows
 from layoutopt.optimizer.cost.hardware import sustained_rates
-from layoutopt.optimizer.cost.layer_units import block_unit, layer_unit, least_kept_bytes, recompute_members
+from layoutopt.optimizer.cost.layer_units import (
+    block_unit,
+    layer_unit,
+    least_kept_bytes,
+    recompute_members,
+    with_least_kept,
+)
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, schedule_of, transfers_s
@@ -68,7 +74,7 @@ class Units:
 
     def mean_stage(self, share: FloatArray) -> MeanStage:
         """Sum up blocks, (n, K) of each kind, into one stage."""
-        names = ("forward_s", "backward_s", "wgrad_s", "hidden_forward_s", "hidden_backward_s")
+        names = [field.name for field in fields(MeanStage)]
         return MeanStage(**{name: (self.blocks_of(name) * share).sum(axis=1) for name in names})
 
     def parts_of(self, name: str) -> dict[str, FloatArray]:
@@ -78,6 +84,24 @@ class Units:
             part: np.stack([getattr(block, name)[part] for block in self.blocks], axis=1)[self.inverse]
             for part in first
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How optimistic terms are.
+
+    ``closest`` places every axis innermost, whatever the mesh order; without ``data_parallel`` its traffic and buffers
+    are left out; ``least`` takes bubbles that any longer communication and recomputation leave at least;
+    ``any_set`` keeps of MTP layers only what the leanest selective recomputation keeps.
+    """
+
+    closest: bool = False
+    data_parallel: bool = True
+    least: bool = False
+    any_set: bool = False
+
+
+EXACT = View()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,25 +131,19 @@ class CostModel:
 
     def closest_terms(self, batch: LayoutBatch) -> StageTerms:
         """Return terms with every axis placed innermost, whatever the rows' mesh orders."""
-        return self.optimistic_terms(batch, closest=True, data_parallel=True)
+        return self.terms_in(batch, View(closest=True, least=True))
 
-    def optimistic_terms(self, batch: LayoutBatch, *, closest: bool, data_parallel: bool) -> StageTerms:
-        """Return terms with every axis innermost (``closest``) or without data-parallel traffic and its buffers.
+    def terms_in(self, batch: LayoutBatch, view: View) -> StageTerms:
+        """Return the stage terms of every row as optimistic as ``view`` says."""
+        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch, view)])
 
-        Bubbles are the least that any longer communication and recomputation leave.
-        """
-        pieces = self.parts(batch, closest=closest, data_parallel=data_parallel, least=True)
-        return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in pieces])
-
-    def parts(
-        self, batch: LayoutBatch, *, closest: bool = False, data_parallel: bool = True, least: bool = False
-    ) -> Iterator[tuple[IntArray, TermParts]]:
+    def parts(self, batch: LayoutBatch, view: View = EXACT) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
         for rows, same in _homogeneous(batch, [batch.order, batch.precision, _pairs(batch)]):
-            order = _order(same, closest)
-            units = self._units(same, order)
+            order = _order(same, view.closest)
+            units = self._units(same, order, view)
             for index, own in _homogeneous(same, [same.schedule]):
-                parts = self._parts(own, order, units.take(index), data_parallel=data_parallel, least=least)
+                parts = self._parts(own, order, units.take(index), view)
                 yield rows[index], parts.slower(self.constants["time_scale"])
 
     def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
@@ -143,9 +161,7 @@ class CostModel:
         ]
         return np.stack(blocks, axis=1)[inverse]
 
-    def _parts(
-        self, batch: LayoutBatch, order: str, units: Units, *, data_parallel: bool, least: bool
-    ) -> TermParts:
+    def _parts(self, batch: LayoutBatch, order: str, units: Units, view: View) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
         groups = _groups(order, batch)
         dp = DpContext(
@@ -156,7 +172,7 @@ class CostModel:
             constants=self.constants,
             ideal=self.ideal,
         )
-        return self._assemble(batch, units, dp if data_parallel else None, groups, least=least)
+        return self._assemble(batch, units, dp if view.data_parallel else None, groups, view)
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision of the batch's first row."""
@@ -170,7 +186,7 @@ class CostModel:
             rates=rates,
         )
 
-    def _units(self, batch: LayoutBatch, order: str) -> Units:
+    def _units(self, batch: LayoutBatch, order: str, view: View) -> Units:
         """Price one block of each kind and the ends, once per distinct combination of the degrees they depend on."""
         columns = [getattr(batch, name) for name in (*KEY_COLUMNS, "recompute")]
         columns += [getattr(batch, axis) for axis in _inner_axes(order, self.model.is_moe)]
@@ -181,7 +197,11 @@ class CostModel:
         blocks = [block_unit(comm, run, rows.recompute, members) for run in self.model.runs]
         mtp = None
         if self.model.mtp_layers:
-            mtp = mtp_unit(comm, layer_unit(comm, self.model.runs[-1].block[-1], rows.recompute, members))
+            shape = self.model.runs[-1].block[-1]
+            layer = layer_unit(comm, shape, rows.recompute, members)
+            if view.any_set:
+                layer = with_least_kept(comm, shape, layer, members)
+            mtp = mtp_unit(comm, layer)
         head = head_unit(comm, passes=1 + self.model.mtp_layers)
         return Units(blocks=blocks, embedding=embedding_unit(comm), head=head, mtp=mtp, inverse=inverse)
 
@@ -195,19 +215,19 @@ class CostModel:
         )
 
     def _assemble(
-        self, batch: LayoutBatch, units: Units, dp: DpContext | None, groups: MeshGroups, *, least: bool
+        self, batch: LayoutBatch, units: Units, dp: DpContext | None, groups: MeshGroups, view: View
     ) -> TermParts:
         """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
         schedule = schedule_of(batch)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         layer_s = units.parts_of("parts_s")
         if dp is not None:
-            forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
+            forward, backward = units.blocks_of("cover_forward_s"), units.blocks_of("cover_backward_s")
             exposed = [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))]
             layer_s["fsdp"] = np.stack(exposed, axis=1)
         memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
-        weight, lone_s = bubble(batch, stage, least=least)
+        weight, lone_s = bubble(batch, stage, least=view.least)
         embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
         # Of a stage with copies, each rank works through its share of the micro-batches.
         share = 1.0 / schedule.parameter_copies
@@ -301,7 +321,9 @@ class CostModel:
             parts["pp"] = transfers_s(batch, hop, overlap=self.preset.pp_overlap)
         if dp is not None:
             blocks = float(self.counts.sum())
-            exposed = step_exposed_s(dp, mean + first, held[-1], stage.forward_s, stage.backward_s, blocks)
+            exposed = step_exposed_s(
+                dp, mean + first, held[-1], stage.cover_forward_s, stage.cover_backward_s, blocks
+            )
             parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean)
         return parts
 

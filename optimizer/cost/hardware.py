@@ -25,6 +25,9 @@ TILE_ROWS, TILE_COLUMNS = 128, 256
 ALIGNMENT = 64
 """Elements to which N and K should align for full tensor-core speed."""
 
+HEAD_ALIGNMENT = 8
+"""Elements to which a head should align: 16 bytes (NVIDIA matrix multiplication guide, section 4.1)."""
+
 EIGHT_BIT = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)
 
 
@@ -42,6 +45,7 @@ class Rates:
     optimizer_bytes_per_s: float
     sm_count: int
     eight_bit: bool
+    blackwell: bool
     ideal: bool
     constants: Constants
 
@@ -60,6 +64,7 @@ def sustained_rates(
             f"{gpu.name} has no {precision.value} arithmetic", f"supported: {supported}", key="precision"
         )
     cap = constants.of("gemm_cap", gpu.architecture)
+    narrow = constants["fp8_attention"] if preset.fp8_attention and precision in EIGHT_BIT else 1.0
     if gpu.architecture.startswith("hopper") and not ideal:
         cap *= preset.hopper_gemm_speed
     gain = _narrow_gain(precision, gpu.architecture, constants)
@@ -67,11 +72,13 @@ def sustained_rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain,
         wide_flops_per_s=gpu.dense_flops[wide] * cap,
         attention_flops_per_s=gpu.dense_flops[wide]
-        * constants.of("attention_cap", _attention_kernels(gpu, preset)),
+        * constants.of("attention_cap", _attention_kernels(gpu, preset))
+        * narrow,
         memory_bytes_per_s=gpu.hbm_bytes_per_s * constants["hbm_fraction"],
         optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
         eight_bit=precision in EIGHT_BIT,
+        blackwell=gpu.architecture.startswith("blackwell"),
         ideal=ideal,
         constants=constants,
     )
@@ -107,11 +114,14 @@ def gemm_s(
     wide: bool = False,
     output_bytes: float = 2,
     groups: FloatArray | float = 1.0,
+    alignment: int = ALIGNMENT,
+    misaligned: str = "gemm_misaligned",
 ) -> FloatArray:
     """Time of ``groups`` (rows x inner) by (inner x columns) multiplications, bounded below by memory traffic.
 
     ``wide`` multiplies in 16 bits whatever the precision; ``output_bytes`` is traffic per output element
     (8 for an fp32 gradient that is read, added to and written). Groups share the SMs in one kernel.
+    ``misaligned`` names the speed where N or K is no multiple of ``alignment``.
     """
     flops = 2.0 * groups * rows * columns * inner
     peak = rates.wide_flops_per_s if wide else rates.linear_flops_per_s
@@ -121,8 +131,8 @@ def gemm_s(
     tiles = groups * np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
     share = occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
     share = share * inner / (inner + constants["gemm_inner_half"])
-    aligned = (columns % ALIGNMENT == 0) & (inner % ALIGNMENT == 0)
-    share = share * np.where(aligned, 1.0, constants["gemm_misaligned"])
+    aligned = (columns % alignment == 0) & (inner % alignment == 0)
+    share = share * np.where(aligned, 1.0, constants[misaligned])
     operand = 1 if rates.eight_bit and not wide else 2
     moved = groups * (operand * inner * (rows + columns) + output_bytes * rows * columns)
     return np.maximum(flops / (peak * share), moved / rates.memory_bytes_per_s)

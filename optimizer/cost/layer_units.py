@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.communication import (
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
-from layoutopt.optimizer.cost.presets import CudaGraph
+from layoutopt.optimizer.cost.presets import CudaGraph, EpOverlap
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, Granularity
 
@@ -40,7 +40,8 @@ class BlockUnit:
 
     ``parts_s`` sums to forward and backward together, ``recompute_parts_s`` to what whole-block recomputation
     adds. ``forward_s``, ``backward_s`` and ``wgrad_s`` split the same total for schedules and overlap;
-    ``hidden_forward_s`` and ``hidden_backward_s`` is traffic that only another micro-batch's compute hides.
+    ``hidden_forward_s`` and ``hidden_backward_s`` is traffic that only another micro-batch's compute hides;
+    ``cover_forward_s`` and ``cover_backward_s`` is compute that data-parallel traffic can run beside.
     """
 
     parts_s: dict[str, FloatArray]
@@ -50,6 +51,8 @@ class BlockUnit:
     wgrad_s: FloatArray
     hidden_forward_s: FloatArray
     hidden_backward_s: FloatArray
+    cover_forward_s: FloatArray
+    cover_backward_s: FloatArray
     kept_bytes: FloatArray
     checkpoint_bytes: FloatArray
     transient_bytes: FloatArray
@@ -170,7 +173,17 @@ def least_kept_bytes(
 ) -> FloatArray:
     """Bytes that one layer keeps under the leanest of some recompute entries."""
     codes = [np.full(len(activations.kept_bytes), code) for code in recomputes]
-    return activations.kept_bytes - np.maximum.reduce([_saved(activations, code, members) for code in codes])
+    saved: FloatArray = np.maximum.reduce([_saved(activations, code, members) for code in codes])
+    return activations.kept_bytes - saved
+
+
+def with_least_kept(
+    comm: CommContext, shape: LayerShape, layer: BlockUnit, members: dict[str, NDArray[np.bool_]]
+) -> BlockUnit:
+    """Return a layer that keeps no more than under the leanest entry of the codebook."""
+    entries = tuple(range(len(members[OP_MODULE])))
+    least = least_kept_bytes(layer_activations(comm.compute, comm.keys, shape), entries, members)
+    return replace(layer, kept_bytes=np.minimum(layer.kept_bytes, least))
 
 
 def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> FloatArray:
@@ -183,8 +196,27 @@ def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> Fl
     }[graph]
     if ctx.rates.ideal:
         left = 0.0
-    moe = constants["host_moe"] if shape.mlp is Mlp.MOE else 1.0
-    return ctx.preset.host_layer_s * left * moe * np.where(tp > 1, constants["host_tp"], 1.0)
+    dense = np.where(tp > 1, constants["host_tp"], 1.0)
+    return ctx.preset.host_layer_s * left * (dense + _host_of_experts(ctx, shape)) * _host_of_overlap(ctx, shape)
+
+
+def _host_of_experts(ctx: ComputeContext, shape: LayerShape) -> float:
+    """Host time that experts add to a layer, in dense layers; less where their sizes are fixed beforehand."""
+    if shape.mlp is not Mlp.MOE or ctx.model.moe is None:
+        return 0.0
+    padded = ctx.model.moe.capacity_factor is not None
+    return (ctx.constants["host_moe"] - 1) * (ctx.constants["host_moe_padded"] if padded else 1.0)
+
+
+def _host_of_overlap(ctx: ComputeContext, shape: LayerShape) -> float:
+    """Host time of a layer cut into pieces for batch-level expert overlap over a whole one."""
+    cut = shape.mlp is Mlp.MOE and ctx.preset.ep_overlap is EpOverlap.BATCH
+    return ctx.constants["host_ep_overlap"] if cut else 1.0
+
+
+def _waiting_s(ctx: ComputeContext, host_s: FloatArray, device_s: FloatArray) -> FloatArray:
+    """Time the GPU waits for the host: all of the host's where it drains the queue, else what exceeds the GPU's own."""
+    return host_s + 0.0 * device_s if ctx.preset.drains_queue else np.maximum(host_s - device_s, 0.0)
 
 
 def _assemble(
@@ -198,26 +230,28 @@ def _assemble(
     recompute: IntArray,
     members: dict[str, NDArray[np.bool_]],
 ) -> BlockUnit:
-    """Combine the pieces: a layer takes the longer of its device time and its host time, each way."""
+    """Combine the pieces; the host's time shows forward, backward and repeated as far as the GPU waits for it."""
     zero = np.zeros_like(again)
     device_f = work.forward_s + sum((t.forward_s for t in traffic.values()), zero)
     device_b = work.dgrad_s + work.wgrad_s + again + sum((t.backward_s for t in traffic.values()), zero)
     repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(ctx, shape, comm.keys.tp)
     host_b = host_f * ctx.constants["host_backward"]
-    idle_f, idle_b = np.maximum(host_f - device_f, 0.0), np.maximum(host_b - device_b, 0.0)
-    idle_both = np.maximum(host_f + host_b - device_b - repeat, 0.0)
+    idle_f, idle_b = _waiting_s(ctx, host_f, device_f), _waiting_s(ctx, host_b, device_b)
+    idle_again = _waiting_s(ctx, host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
     parts |= {"forward": work.forward_s, "backward": work.dgrad_s + work.wgrad_s, "recompute": again}
     more = {name: t.recompute_s for name, t in traffic.items()} | {"forward": zero, "backward": zero}
     return BlockUnit(
         parts_s=parts | {"host": idle_f + idle_b},
-        recompute_parts_s=more | {"recompute": work.forward_s, "host": idle_both - idle_b},
+        recompute_parts_s=more | {"recompute": work.forward_s, "host": idle_again},
         forward_s=device_f + idle_f,
         backward_s=device_b + idle_b,
         wgrad_s=work.wgrad_s,
         hidden_forward_s=zero + traffic["ep"].hidden_forward_s,
         hidden_backward_s=zero + traffic["ep"].hidden_backward_s,
+        cover_forward_s=device_f if ctx.rates.ideal else np.maximum(work.forward_s, host_f),
+        cover_backward_s=device_b if ctx.rates.ideal else np.maximum(work.dgrad_s + work.wgrad_s, host_b),
         kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,

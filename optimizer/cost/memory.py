@@ -70,7 +70,7 @@ class MemoryContext:
         if not model.tied_embeddings:
             last = last + table
         own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
-        last = last + table.scaled((batch.pp > 1) * float(own))
+        last = last + table.scaled(np.where(batch.pp > 1, float(own), 0.0))
         if model.mtp_layers:
             last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
         return first, last

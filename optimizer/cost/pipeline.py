@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class MeanStage:
     """Seconds of one micro-batch on an equal share of all blocks, (n,) each.
 
-    ``backward_s`` contains ``wgrad_s``; ``hidden_*`` is traffic that only the compute of a paired micro-batch hides.
+    ``backward_s`` contains ``wgrad_s``; ``hidden_*`` is traffic that only the compute of a paired micro-batch hides,
+    ``cover_*`` compute that data-parallel traffic can run beside.
     """
 
     forward_s: FloatArray
@@ -36,6 +37,8 @@ class MeanStage:
     wgrad_s: FloatArray
     hidden_forward_s: FloatArray
     hidden_backward_s: FloatArray
+    cover_forward_s: FloatArray
+    cover_backward_s: FloatArray
 
 
 def schedule_of(batch: LayoutBatch) -> ScheduleModel:

@@ -41,10 +41,13 @@ class FrameworkPreset:
     Bytes are per parameter. ``fsdp_weight_bytes`` is the sharded weight's size under ZeRO-3 (4 keeps fp32
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
-    ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank. ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
+    ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank. ``host_layer_s`` is host time of one
+    dense layer's forward, ``host_step_s`` per optimizer step.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one
     on Hopper (the first ones ran Ampere kernels there); ``flash_attention_2`` says that
-    its attention kernels are FlashAttention-2's. ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
+    its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
+    ``fused_experts``: on Blackwell one kernel multiplies, activates and casts for all local experts.
+    ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead. ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
     """
 
     weight_bytes: float
@@ -77,6 +80,9 @@ class FrameworkPreset:
     overhead_bytes: float
     hopper_gemm_speed: float
     flash_attention_2: bool
+    fp8_attention: bool
+    fused_experts: bool
+    drains_queue: bool
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
         """Apply the dtypes and switches that the training spec states."""
@@ -99,9 +105,8 @@ def calibrated(
 ) -> FrameworkPreset:
     """Return the preset with the measured fields that a calibration names for this framework."""
     names = {field: f"{field}.{framework.value}" for field in MEASURED}
-    return replace(
-        preset, **{field: calibration[name] for field, name in names.items() if name in calibration}
-    )
+    own: dict[str, Any] = {field: calibration[name] for field, name in names.items() if name in calibration}
+    return replace(preset, **own)
 
 
 _ENUMS = {"ep_overlap": EpOverlap, "cp_comm": CpComm, "cuda_graph": CudaGraph}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.cost_model import View
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -41,17 +42,25 @@ def relaxed_terms(
     ``any_sharding`` False keeps the rows' own ZeRO stage and shard size, with their traffic.
     """
     n = len(rows)
-    lean = rows
-    if any_sharding:
-        stage = np.where(rows.dp * rows.cp > 1, over.zero, 0)
-        lean = replace(rows, zero=stage, hsdp_shard=np.zeros(n, dtype=np.int64))
     far = len(over.orders) > MAX_ORDERS_PRICED
     variants = []
-    for precision in over.precisions:
-        for order in over.orders[:1] if far else over.orders:
-            batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
-            variants.append(_optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding))
+    for lean in _leanest_shardings(cost, rows, over.zero) if any_sharding else [rows]:
+        for precision in over.precisions:
+            for order in over.orders[:1] if far else over.orders:
+                batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
+                terms = _optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding)
+                variants.append(terms)
     return elementwise_best(variants)
+
+
+def _leanest_shardings(cost: CostModel, rows: LayoutBatch, zero: int) -> list[LayoutBatch]:
+    """Return rows under the ZeRO stages of which one is the leanest: the highest.
+
+    Where weights stay gathered, that keeps a copy beside the shard: without replicas, of experts too, stage 0 is leaner.
+    """
+    stages = (zero, 0) if cost.preset.keep_gathered_with_pp and zero else (zero,)
+    whole = np.zeros(len(rows), dtype=np.int64)
+    return [replace(rows, zero=np.full(len(rows), stage), hsdp_shard=whole) for stage in stages]
 
 
 def _optimistic(
@@ -63,9 +72,8 @@ def _optimistic(
     whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
     cheapest = whole[:1] or recomputes
     columns = [replace(batch, recompute=np.full(len(batch), code)) for code in cheapest]
-    terms = elementwise_best(
-        [cost.optimistic_terms(column, closest=closest, data_parallel=traffic) for column in columns]
-    )
+    view = View(closest=closest, data_parallel=traffic, least=True, any_set=True)
+    terms = elementwise_best([cost.terms_in(column, view) for column in columns])
     least = cost.least_kept_bytes(batch, recomputes)
     return replace(
         terms,

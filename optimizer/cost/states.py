@@ -68,7 +68,7 @@ class StateBytes:
 
 def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
     """Tell where ZeRO-3 weights stay gathered over the whole step."""
-    return (batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp
+    return np.asarray((batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp)
 
 
 def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatArray]:

@@ -30,7 +30,7 @@ def placed(first: Named, last: Named, *, folded: bool) -> tuple[Named, Named]:
     """Return what the first and the last distinct rank carry of the model's two ends."""
     if not folded:
         return first, last
-    return {name: first.get(name, 0.0) + last.get(name, 0.0) for name in {**first, **last}}, {}
+    return {name: np.add(first.get(name, 0.0), last.get(name, 0.0)) for name in {**first, **last}}, {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class TermParts:
         if factor == 1.0:
             return self
         times = ("layer_s", "recompute_s", "first_s", "last_s", "fixed_s")
-        scaled = {
+        scaled: dict[str, Any] = {
             field: {part: factor * value for part, value in getattr(self, field).items()} for field in times
         }
         return replace(self, **scaled)

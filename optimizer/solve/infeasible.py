@@ -85,7 +85,8 @@ def _byte_even_blocks(source: CostedSpace, terms: StageTerms) -> IntArray:
     ends = np.clip(bounds - 1, 0, total)
     ends = np.where(place >= pp[:, None] - 1, total, ends)
     totals = np.diff(ends, axis=1, prepend=0)
-    return chunks(totals, terms).kinds(source.counts).sum(axis=1)
+    blocks: IntArray = chunks(totals, terms).kinds(source.counts).sum(axis=1)
+    return blocks
 
 
 def fewest_gpus(question: Question) -> int | None:

@@ -50,7 +50,8 @@ def judge_layout(
         whole, model, training, cluster, framework, software, run_options, automatic=automatic
     )
     reasons = tuple(str(rule) for rule in broken)
-    if broken and isinstance(layout, PartialLayout) and not whole.stages:
+    # Ranks that the cluster does not have, or stages without layers, have no price.
+    if broken and (whole.gpus > cluster.gpu_count or not whole.stages):
         return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)
     prices = build_cost_model(model, training, cluster, framework=framework, software=software, kind=cost)
     priced = estimate(prices, whole)

@@ -135,13 +135,13 @@ def read_stages(
         recomputed[j] = _recomputed(stage, held, runs, f"stage {j}")
     if start != len(kinds):
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
-    place = distinct_rank_of_entry(schedule, ranks, chunks)
-    check_sizes(blocks.sum(axis=1)[order], place[order], rule.split, folded=SCHEDULES[schedule].folded)
+    rank = distinct_rank_of_entry(schedule, ranks, chunks)
+    check_sizes(blocks.sum(axis=1)[order], rank[order], rule.split, folded=SCHEDULES[schedule].folded)
     _check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
-    held = np.zeros((2, int(place.max()) + 1, len(runs)), dtype=np.int64)
-    np.add.at(held[0], place, blocks)
-    np.add.at(held[1], place, recomputed)
-    return held[0], held[1]
+    by_rank = np.zeros((2, int(rank.max()) + 1, len(runs)), dtype=np.int64)
+    np.add.at(by_rank[0], rank, blocks)
+    np.add.at(by_rank[1], rank, recomputed)
+    return by_rank[0], by_rank[1]
 
 
 def _check_place(j: int, stage: StatedStage, ranks: int, *, first: bool, last: bool) -> None:

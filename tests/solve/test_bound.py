@@ -67,7 +67,7 @@ def rank_kinds(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     start = end - totals
     last = np.cumsum(counts)
     overlap = np.minimum(end[:, None], last) - np.maximum(start[:, None], last - counts)
-    return np.maximum(overlap, 0)
+    return np.asarray(np.maximum(overlap, 0))
 
 
 def random_recomputed(

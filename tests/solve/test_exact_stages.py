@@ -126,7 +126,8 @@ def recomputations(
         yield held
     else:
         for count in range(max(map(len, stages)) + 1):
-            yield rank_counts([stage[:count] for stage in stages], *held.shape, folded)
+            ranks, kinds = held.shape
+            yield rank_counts([stage[:count] for stage in stages], ranks, kinds, folded)
 
 
 @st.composite

@@ -5,11 +5,11 @@ Which ranks share weights, gradients and optimizer state: ``layoutopt.optimizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.estimate import batch_of_one
+from layoutopt.optimizer.cost.estimate import batch_of_one, estimate
 from layoutopt.optimizer.cost.parameters import block_parameters, mtp_parameters
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
@@ -32,7 +32,7 @@ TOKENS = {
     "receive": "pipeline receive buffers",
 }
 OTHERS = {
-    "logits": "logits, loss and the head's scratch",
+    "logits": "the head's inputs and scratch",
     "gathered": "gathered weights and gradients of ZeRO",
     "scratch_gradients": "scratch weight gradients",
 }
@@ -65,6 +65,9 @@ class _Sharing:
         states = self._states()
         experts = self._experts()
         for name, size in components.items():
+            if name == "logits":
+                yield from self._logits(size)
+                continue
             if name not in STATES:
                 yield MemoryPart(
                     name=TOKENS.get(name, OTHERS.get(name, name)),
@@ -83,6 +86,18 @@ class _Sharing:
                 own = self._product("ep", "etp", "pp")
                 by = _per_parameter(whole, f"{own} only", sharded, f"{own} x {self._expert_shard(states)}")
                 yield MemoryPart(name=f"{label}, experts", size_bytes=expert, divided_by=by)
+
+    def _logits(self, size: float) -> Iterator[MemoryPart]:
+        """Tell the 16-bit logits and the 32-bit copy of an unfused loss, twice as large, from the rest of the head."""
+        fused = self.cost.preset.fused_loss
+        other = replace(self.cost, preset=replace(self.cost.preset, fused_loss=not fused))
+        ranks = estimate(other, self.layout).memory.stages
+        copy = abs(size - ranks[self.rank].components_bytes["logits"])
+        by = self._product("tp", "cp")
+        yield MemoryPart(name="logits, 16-bit", size_bytes=copy / 2, divided_by=by)
+        yield MemoryPart(name="logits, 32-bit copy", size_bytes=0.0 if fused else copy, divided_by=by)
+        rest = size - copy / 2 - (0.0 if fused else copy)
+        yield MemoryPart(name=OTHERS["logits"], size_bytes=rest, divided_by=by)
 
     def _states(self) -> StateBytes:
         copies = SCHEDULES[self.layout.schedule].parameter_copies
