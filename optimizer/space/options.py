@@ -20,6 +20,8 @@ NUMERIC_AXES = (
     "tp", "sp", "cp", "pp", "vp", "dp", "ep", "etp", "zero", "hsdp_shard", "micro_batch", "micro_batches",
 )  # fmt: skip
 NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision")
+MAX_VALUE = 10_000_000
+"""Clusters have no more GPUs, and tables are as long as the largest value."""
 _FROM_ZERO = ("sp", "zero", "hsdp_shard")
 
 
@@ -102,6 +104,8 @@ def _bad_numbers(option: str, axis: str, values: tuple[Value, ...]) -> Iterator[
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             yield _problem(option, f"{axis} can't be {value}", f"integers from {least}")
+        elif value > MAX_VALUE:
+            yield _problem(option, f"{axis} can't be {value}", f"at most {MAX_VALUE}")
 
 
 def _problem(key: str, what: str, allowed: str) -> Problem:

@@ -120,6 +120,10 @@ def launch_rules(rules: Iterable[Rule], ctx: Context, *, staged: bool) -> tuple[
     )
 
 
+MOST_TRIED = 1_000_000
+"""Largest value that is offered; a degree beyond it is a slip."""
+
+
 def varying(*axes: str, limit: int = 8) -> Valid:
     """Build a ``valid`` function that varies each axis on its own and keeps the nearest that hold."""
 
@@ -134,7 +138,7 @@ def _nearest(rule: Rule, layout: Layout, ctx: Context, axis: str, limit: int) ->
     from layoutopt.optimizer.space.rows import batch_of
 
     now = int(getattr(layout, axis) or 1)
-    candidates = np.arange(1, max(4 * now, axis_ceiling(axis, ctx)) + 1, dtype=np.int64)
+    candidates = np.arange(1, min(max(4 * now, axis_ceiling(axis, ctx)), MOST_TRIED) + 1, dtype=np.int64)
     row = batch_of(layout).take(np.zeros(len(candidates), dtype=np.int64))
     varied: dict[str, Any] = {axis: candidates}
     good = candidates[rule.holds(replace(row, **varied), ctx)]

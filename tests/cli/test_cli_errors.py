@@ -52,6 +52,10 @@ ERRORS: dict[tuple[str, ...], str] = {
     (*BASE, "--fix", "tp"): "--fix: 'tp' is not AXIS=VALUE (tp=8, tp=4,8 or recompute=none)",
     (*BASE, "--fix", "tpp=4"): "fix: no axis 'tpp' (did you mean tp?)",
     (*BASE, "--fix", "tp=0"): "fix: tp can't be 0 (integers from 1)",
+    (*BASE, "--fix", "tp=99999999999"): "fix: tp can't be 99999999999 (at most 10000000)",
+    (*BASE, "--software", "newest"): (
+        '--software: \'newest\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C")'
+    ),
     (*BASE, "-o", "no/such/folder/plan.json"): (
         "no/such/folder/plan.json: --output: cannot be written (a file in a folder that exists)"
     ),

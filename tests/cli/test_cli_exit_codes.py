@@ -54,6 +54,7 @@ def test_codes_do_not_change() -> None:
         (("evaluate", *SMALL, "--layout", "tp=1,zero=0"), 3),  # 16 bytes per parameter on every GPU
         (("evaluate", *SMALL, "--layout", "tp=3"), 3),  # breaks rules
         (("evaluate", *SMALL, "--layout", "tp=x"), 2),
+        (("evaluate", *SMALL, "--layout", "tp=99999999,dp=99999999"), 3),  # a slip, answered at once
         (("topology", "show", "h100x8"), 0),
         (("topology", "show", "h100x8", "--group", "9"), 2),
         (("catalog", "gpus", "h100"), 0),

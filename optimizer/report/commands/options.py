@@ -14,6 +14,7 @@ from layoutopt.optimizer.report.commands.values import (
     FRAMEWORK,
     PRECISION,
     Quantity,
+    Release,
     Share,
     Whole,
 )
@@ -136,7 +137,7 @@ framework_options = _grouped(
         show_default=True,
         help="Trainer that launches the layout: its rules and defaults. 'any' frees all.",
     ),
-    click.option("--software", metavar="RELEASE", help="Release of the trainer, where releases differ."),
+    click.option("--software", type=Release(), help="Release of the trainer, where releases differ."),
     click.option(
         "--cost-model",
         type=COST_KINDS,

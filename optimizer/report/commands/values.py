@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -100,6 +101,24 @@ class Whole(Value):
 
 
 COUNT = Whole(1, MAX_COUNT)
+
+
+class Release(Value):
+    """A release of a trainer; what cannot be compared with others is refused instead of taken for the newest."""
+
+    name = "release"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show what it is."""
+        return "RELEASE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raises ``InputError`` if it holds neither numbers nor an era."""
+        text = str(value)
+        if len(text) > 60 or not re.search(r"\d{1,6}(\.\d{1,6})+|\bera\s*[abc]\b", text.lower()):
+            examples = '"0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C"'
+            raise option_problem(param, f"{text[:60]!r} is no release", examples)
+        return text
 
 
 class Quantity(Value):
