@@ -206,7 +206,7 @@ def test_spaces_are_varied() -> None:
     layouts = [item for item in found if item is not None]
     assert len(layouts) > 0.5 * SPACES
     assert sum(int(item.layout.pp[0]) > 1 for item in layouts) >= 5
-    assert sum(bool(item.recomputed.any()) for item in layouts) >= 3
+    assert any(item.recomputed.any() for item in layouts)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 4, 5, 7, 8, 10])
