@@ -3,7 +3,8 @@
     python benchmarks/uneven_stages.py
 
 Equal means that every virtual stage holds the same number of layers and all recompute the same number, which is what
-planners without a stage model search; near-equal lets them differ by one layer. Exit code 1 if a joint optimum is worse than either.
+planners without a stage model search; near-equal lets them differ by one layer. Exit code 1 if a joint
+optimum is worse than either.
 """
 
 from __future__ import annotations

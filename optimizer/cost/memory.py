@@ -135,7 +135,7 @@ def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:
 
 
 def usable_bytes(cluster: ClusterSpec, preset: FrameworkPreset, *, ideal: bool = False) -> float:
-    """Bytes that tensors may take on one GPU: visible memory less context, communication buffers, reserve and fragmentation."""
+    """Bytes that tensors may take on one GPU: visible memory less context, buffers, reserve and fragmentation."""
     if ideal:
         return cluster.gpu.nominal_memory_bytes - cluster.reserve_bytes
     free = cluster.gpu.memory_bytes - preset.overhead_bytes - cluster.reserve_bytes

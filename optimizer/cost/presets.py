@@ -47,7 +47,8 @@ class FrameworkPreset:
     on Hopper (the first ones ran Ampere kernels there); ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
     ``fused_experts``: on Blackwell one kernel multiplies, activates and casts for all local experts.
-    ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead. ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
+    ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead.
+    ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
     """
 
     weight_bytes: float
