@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.report.html.markup import Markup, Table, element, joined, table
@@ -47,8 +47,9 @@ class Section:
     blocks: Sequence[Markup] = field(default_factory=tuple)
 
 
-def render(chart: Chart) -> Markup:
-    """Write a chart as a figure with caption, legend, drawing and folded table."""
+def render(chart: Chart, prefix: str = "") -> Markup:
+    """Write a chart as a figure with caption, legend, drawing and folded table; ``prefix`` keeps equal charts apart."""
+    chart = replace(chart, key=f"{prefix}{chart.key}")
     parts = [
         element("h3", chart.title, id=f"{chart.key}-title"),
         element("p", chart.message, class_="message"),

@@ -60,7 +60,8 @@ def memory_message(memory: MemoryEstimate) -> str:
     words = f"{fullest.total_bytes / GB:.1f} of {memory.capacity_bytes / GB:.1f} GB usable ({share:.0%})"
     if emptiest.total_bytes > 0.995 * fullest.total_bytes:
         return f"Every rank takes {words}." if len(memory.stages) > 1 else f"Tensors take {words}."
-    return f"Rank {fullest.rank} is the fullest: {words}; rank {emptiest.rank} the emptiest: {emptiest.total_bytes / GB:.1f} GB."
+    least = f"{emptiest.total_bytes / GB:.1f} GB"
+    return f"Rank {fullest.rank} is the fullest: {words}; rank {emptiest.rank} the emptiest: {least}."
 
 
 def _figure(memory: MemoryEstimate, ranks: list[dict[str, float]], used: list[str]) -> Figure:

@@ -78,13 +78,15 @@ def _key_numbers(plan: Plan) -> list[Markup]:
     ]
 
 
-def plan_sections(plan: Plan, question: Question, step: DrawnStep | None = None) -> Iterator[Section]:
-    """Yield what a page says of a plan, or why there is none."""
+def plan_sections(
+    plan: Plan, question: Question, step: DrawnStep | None = None, *, key: str = ""
+) -> Iterator[Section]:
+    """Yield what a page says of a plan, or why there is none; ``key`` keeps the charts of several plans apart."""
     if plan.infeasibility is not None:
         yield Section(title="Why nothing fits", blocks=_why_not(plan.infeasibility))
     if plan.layout is not None and plan.estimate is not None:
-        yield Section(title="Layout", blocks=_layout_blocks(plan.layout, plan.estimate, question))
-        yield from _price_sections(plan, plan.layout, plan.estimate, question, step)
+        yield Section(title="Layout", blocks=_layout_blocks(plan.layout, plan.estimate, question, key))
+        yield from _price_sections(plan, plan.layout, plan.estimate, question, step, key)
     notes = plan_notes(plan, question.cluster)
     if notes:
         yield Section(title="Notes", blocks=[bullets(notes)])
@@ -95,9 +97,9 @@ def _why_not(found: Infeasibility) -> list[Markup]:
     return [element("p", found.message), facts(infeasibility_pairs(found))]
 
 
-def _layout_blocks(layout: Layout, estimate: Estimate, question: Question) -> list[Markup]:
+def _layout_blocks(layout: Layout, estimate: Estimate, question: Question, key: str) -> list[Markup]:
     blocks = [element("p", element("code", layout_text(layout)), class_="layout")]
-    blocks.append(render(topology_chart(layout, estimate, question.cluster)))
+    blocks.append(render(topology_chart(layout, estimate, question.cluster), key))
     if layout.stages:
         columns, rows, left = stage_rows(layout)
         stages = table(Table(columns=columns, rows=rows, left=left))
@@ -106,15 +108,15 @@ def _layout_blocks(layout: Layout, estimate: Estimate, question: Question) -> li
 
 
 def _price_sections(
-    plan: Plan, layout: Layout, estimate: Estimate, question: Question, step: DrawnStep | None
+    plan: Plan, layout: Layout, estimate: Estimate, question: Question, step: DrawnStep | None, key: str
 ) -> Iterator[Section]:
     binds = [element("p", "What binds:"), bullets(plan.binds)] if plan.binds else []
     rates = facts(rates_pairs(estimate, question.workload.training))
-    yield Section(title="Time", blocks=[render(step_chart(estimate)), *binds, rates])
+    yield Section(title="Time", blocks=[render(step_chart(estimate), key), *binds, rates])
     drawn = step or draw_step(layout, estimate)
     if drawn is not None:
-        yield Section(title="Pipeline", blocks=[render(timeline_chart(drawn))])
-    yield Section(title="Memory", blocks=[render(memory_chart(estimate.memory))])
-    ties = ties_block(plan)
+        yield Section(title="Pipeline", blocks=[render(timeline_chart(drawn), key)])
+    yield Section(title="Memory", blocks=[render(memory_chart(estimate.memory), key)])
+    ties = ties_block(plan, key)
     if ties:
         yield Section(title="What comes close", blocks=[ties])

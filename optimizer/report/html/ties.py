@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GB = 1e9
 
 
-def ties_block(plan: Plan) -> Markup:
+def ties_block(plan: Plan, prefix: str = "") -> Markup:
     """Draw the near-ties with a numbered list of what makes each slower; nothing without any."""
     if plan.estimate is None or not plan.alternatives:
         return Markup()
@@ -24,7 +24,7 @@ def ties_block(plan: Plan) -> Markup:
         f"+{other.slower:.2%} ({format_seconds(other.estimate.step_time_s)}): {other.why}"
         for other in plan.alternatives
     ]
-    return joined([render(ties_chart(plan, plan.estimate)), bullets(lines, numbered=True)])
+    return joined([render(ties_chart(plan, plan.estimate), prefix), bullets(lines, numbered=True)])
 
 
 def ties_chart(plan: Plan, best: Estimate) -> Chart:

@@ -100,7 +100,8 @@ def _note(step: DrawnStep, crowded: bool) -> str:
         )
     if crowded:
         words.append(
-            "Above, a bar's height is the share of time that a rank is busy. Below: around the first backward, operation by operation."
+            "Above, a bar's height is the share of time that a rank is busy. "
+            "Below: around the first backward, operation by operation."
         )
     return " ".join(words)
 
