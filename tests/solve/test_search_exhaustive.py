@@ -213,10 +213,14 @@ def test_spaces_are_varied() -> None:
 def test_one_model_gives_the_same_optimum(seed: int) -> None:
     """The whole tuple table in a single CP-SAT model agrees with the sliced search."""
     question = random_question(seed)
-    few = replace(question.options.space, max={"pp": 3, "vp": 1, "tp": 2, "cp": 1, "ep": 2}, micro_batches=(1,))
+    few = replace(
+        question.options.space, max={"pp": 3, "vp": 1, "tp": 2, "cp": 1, "ep": 2}, micro_batches=(1,)
+    )
     source = replace(question, options=replace(question.options, space=few)).costed_space()
     sliced, whole = search(source), search(source, one_model=True)
     assert whole.complete
     assert (whole.best is None) == (sliced.best is None)
     if whole.best and sliced.best:
-        assert whole.best.step_time_s == pytest.approx(sliced.best.step_time_s, rel=1e-9, abs=whole.rounding_s)
+        assert whole.best.step_time_s == pytest.approx(
+            sliced.best.step_time_s, rel=1e-9, abs=whole.rounding_s
+        )
