@@ -54,10 +54,10 @@ def write_layout(case: dict[str, Any]) -> str:
     )
 
 
-def problems_of(ask: Callable[[], object]) -> list[Problem]:
+def problems_of(read: Callable[[str], object], source: str) -> list[Problem]:
     """Collect what is wrong or missing."""
     try:
-        ask()
+        read(source)
     except InputError as error:
         return list(error.problems)
     return []
@@ -76,9 +76,9 @@ def test_incomplete_reports_are_answered_with_what_is_missing(
     assert incomplete
     for name, case in incomplete.items():
         model, cluster, layout = write_model(case, tmp_path), case["cluster"], write_layout(case)
-        found = problems_of(lambda path=model: load_workload(path))
-        found += problems_of(lambda stated=cluster: load_cluster(f"{stated['gpu']}x{stated['n_gpus']}"))
-        found += problems_of(lambda text=layout: parse_layout(text))
+        found = problems_of(load_workload, str(model))
+        found += problems_of(load_cluster, f"{cluster['gpu']}x{cluster['n_gpus']}")
+        found += problems_of(parse_layout, layout)
         assert found, name
         assert all("\n" not in str(problem) for problem in found)
         written = yaml.safe_load(model.read_text(encoding="utf-8"))
