@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.solve.api import verify_plan
 from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
 from layoutopt.optimizer.sweep.owners import new_owner
 from layoutopt.optimizer.sweep.rows import Outcome
@@ -181,3 +182,14 @@ def test_kill_9_loses_nothing_and_solves_nothing_twice(tmp_path: Path, works_on_
 
 def _lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_warm_started_plan_verifies(tmp_path: Path, make_points: MakePoints) -> None:
+    """The independent check accepts a stored plan that started from its neighbour's layout."""
+    points = make_points(4, 8)
+    sweep(points, tmp_path / "s.db", SerialExecutor())
+    with SweepStore(tmp_path / "s.db") as store:
+        warm = [row["key"] for row in store.rows() if row["warm_started"]]
+        plan = store.plan(warm[0])
+    report = verify_plan(plan)
+    assert report.accepted, report
