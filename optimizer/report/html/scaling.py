@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import log10
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import variable
-from layoutopt.optimizer.report.html.series import UNPROVEN, nice_values, short
+from layoutopt.optimizer.report.html.series import UNPROVEN, nice_values, short, spaced
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def gpu_hours(row: Row) -> float:
 
 def step_time_chart(found: Lines, key: str) -> Chart:
     """Draw step time, both scales logarithmic; along GPUs with perfect scaling beside it."""
-    ideal = _ideal(found) if found.along == "gpus" else None
-    message = _speedup_message(found)
+    ideal = _ideal(found)
+    message = speedup_message(found)
     traces = _traces(found, step_time_s, "%{y:.4g} s") + ([ideal] if ideal else [])
     return Chart(
         key=f"{key}-step",
@@ -120,7 +120,7 @@ def _where(found: Lines, row: Row) -> str:
     return f"{place} ({line.name})" if len(found.lines) > 1 else place
 
 
-def _speedup_message(found: Lines) -> str:
+def speedup_message(found: Lines) -> str:
     """Say by how much the longest line speeds up."""
     line = max(found.lines, key=lambda line: len(line.rows))
     first, last = line.rows[0], line.rows[-1]
@@ -154,29 +154,39 @@ def _trace(line: Line, along: str, value: Value, hover: str) -> Figure:
 
 
 def _ideal(found: Lines) -> Figure | None:
-    """Draw step times that fall in proportion to the GPUs, from the best answer of the smallest size."""
-    values = found.values
-    if len(values) < 2:
+    """Draw step times that fall in proportion to the GPUs."""
+    ends = perfect_scaling(found)
+    if ends is None:
         return None
-    start = min(
-        (row for row in _answered(found) if row["gpus"] == values[0]),
-        key=lambda row: float(row["step_time_s"]),
-    )
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [values[0], values[-1]],
-        "y": [start["step_time_s"], float(f"{start['step_time_s'] * values[0] / values[-1]:.6g}")],
+        "x": [gpus for gpus, _ in ends],
+        "y": [float(f"{seconds:.6g}") for _, seconds in ends],
         "line": {"color": variable("line"), "width": 1.5, "dash": "dash"},
         "hoverinfo": "skip",
     }
 
 
+def perfect_scaling(found: Lines) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """Return GPUs and step time at both ends of perfect scaling, from the best answer of the smallest size.
+
+    None where the sizes don't vary.
+    """
+    values = found.values
+    if found.along != "gpus" or len(values) < 2:
+        return None
+    start_s = min(step_time_s(row) for row in _answered(found) if row["gpus"] == values[0])
+    return (values[0], start_s), (values[-1], start_s * values[0] / values[-1])
+
+
 def _figure(found: Lines, traces: list[Figure], y: Figure) -> Figure:
     values = found.values
-    ticks: dict[str, Any] = {"tickvals": values, "ticktext": [short(value) for value in values]}
+    shown = spaced(values, 8)
     name = found.unit if found.along == "gpus" else f"{found.quantity}, {found.unit}"
-    x = axis(name, type="log", showgrid=False, tickangle=0, **(ticks if len(values) <= 10 else {}))
+    x = axis(
+        name, type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(n) for n in shown]
+    )
     return {"data": traces, "layout": layout(HEIGHT, x=x, y=y, hovermode="x unified")}
 
 

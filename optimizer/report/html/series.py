@@ -108,6 +108,18 @@ def short(value: float) -> str:
     return f"{value / 1024:,.10g}k" if value >= 1024 and value % 1024 == 0 else f"{value:,.10g}"
 
 
+def spaced(values: Sequence[float], count: int) -> list[float]:
+    """Return those of ascending values that stay apart as ``count`` ones would on a logarithmic axis, the ends first."""
+    if len(values) < 2:
+        return list(values)
+    gap = (values[-1] / values[0]) ** (1 / count) * (1 - 1e-9)
+    kept = [values[0]]
+    for value in values[1:-1]:
+        if value / kept[-1] >= gap and values[-1] / value >= gap:
+            kept.append(value)
+    return [*kept, values[-1]]
+
+
 def nice_values(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 times powers of ten from at most ``low`` to at least ``high``, for a logarithmic axis."""
     powers = range(floor(log10(low)), ceil(log10(high)) + 1)

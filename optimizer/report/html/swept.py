@@ -33,10 +33,10 @@ def sweep_page(rows: Sequence[Row], *, gpu_hour_cost: float | None = None) -> st
     models = list(dict.fromkeys(row["model"] for row in rows))
     families = list(dict.fromkeys(row["family"] for row in rows))
     title = f"{', '.join(models)} on {', '.join(families)}" if rows else "Empty sweep"
-    return page(title, _subtitle(rows), [_counts(rows)], sweep_sections(rows, gpu_hour_cost))
+    return page(title, sweep_question(rows), [_counts(rows)], sweep_sections(rows, gpu_hour_cost))
 
 
-def _subtitle(rows: Sequence[Row]) -> str:
+def sweep_question(rows: Sequence[Row]) -> str:
     """Say what was asked, from where to where."""
     if not rows:
         return "no point has been answered"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import WALL, variable
-from layoutopt.optimizer.report.html.series import short
+from layoutopt.optimizer.report.html.series import short, spaced
 from layoutopt.optimizer.report.tables.sweep import NAMES
 from layoutopt.optimizer.report.tables.training import GOODPUT_COLUMNS, goodput_rows, schedule_rows
 
@@ -38,11 +38,7 @@ def wall_chart(plan: TrainingPlan) -> Chart:
     """Draw the days of a run by cause, one bar for each way to save checkpoints."""
     faults = plan.faults
     columns, rows = schedule_rows(faults)
-    message = (
-        f"Training takes {plan.budget.days:,.1f} days, failures make it {plan.expected_days:,.1f}: "
-        f"{faults.best.failures:,.0f} interruptions, {faults.best.mode.value} checkpoints every "
-        f"{faults.best.interval_s / 60:.3g} minutes."
-    )
+    message = wall_message(plan)
     return Chart(
         key="wall",
         title="Where the days go",
@@ -53,6 +49,15 @@ def wall_chart(plan: TrainingPlan) -> Chart:
         table=Table(columns=columns, rows=rows),
         note="Expected days, exact for exponential failures; checkpoints, lost work and restarts share the loss as in the "
         "first-order formula." + _quantile_note(plan),
+    )
+
+
+def wall_message(plan: TrainingPlan) -> str:
+    """Say what failures make of the run."""
+    best = plan.faults.best
+    return (
+        f"Training takes {plan.budget.days:,.1f} days, failures make it {plan.expected_days:,.1f}: "
+        f"{best.failures:,.0f} interruptions, {best.mode.value} checkpoints every {best.interval_s / 60:.3g} minutes."
     )
 
 
@@ -131,12 +136,7 @@ def _spread_label(plan: TrainingPlan, row: int) -> list[Figure]:
 
 def goodput_chart(faults: FaultPlan, gpus: int) -> Chart:
     """Draw goodput by cluster size with this run marked."""
-    own = next(point for point in faults.curve if point.gpus == gpus)
-    last = faults.curve[-1]
-    message = (
-        f"{own.goodput:.1%} of the time is useful on {gpus:,} GPUs, {last.goodput:.0%} on {last.gpus:,}, "
-        f"with a failure every {faults.gpu_hours_per_failure:,.0f} GPU-hours."
-    )
+    message = goodput_message(faults, gpus)
     return Chart(
         key="goodput",
         title="Useful time by cluster size",
@@ -144,6 +144,16 @@ def goodput_chart(faults: FaultPlan, gpus: int) -> Chart:
         description=f"Line: goodput in percent over GPUs, logarithmic. {message}",
         drawing=_goodput_figure(faults, gpus),
         table=Table(columns=GOODPUT_COLUMNS, rows=goodput_rows(faults), left=()),
+    )
+
+
+def goodput_message(faults: FaultPlan, gpus: int) -> str:
+    """Say how much of the time is useful here and on the largest cluster."""
+    own = next(point for point in faults.curve if point.gpus == gpus)
+    last = faults.curve[-1]
+    return (
+        f"{own.goodput:.1%} of the time is useful on {gpus:,} GPUs, {last.goodput:.0%} on {last.gpus:,}, "
+        f"with a failure every {faults.gpu_hours_per_failure:,.0f} GPU-hours."
     )
 
 
@@ -162,8 +172,7 @@ def _goodput_figure(faults: FaultPlan, gpus: int) -> Figure:
         },
         "hovertemplate": "%{x:,} GPUs: %{y:.1f}%<extra></extra>",
     }
-    # Every second size keeps the labels apart on a phone; the run's own size is never left out.
-    shown = [point.gpus for index, point in enumerate(points) if index % 2 == 0 or point is points[-1]]
+    shown = spaced([point.gpus for point in points], 5)
     x = axis(
         "GPUs", type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(n) for n in shown]
     )
@@ -182,12 +191,12 @@ def recipe_chart(phase: PhasePlan) -> Chart | None:
         title="Optimum and rule of thumb",
         message=message,
         description=f"Two horizontal bars, days of the run without failures. {message}",
-        drawing=_bars(["optimum", "rule of thumb"], days, ["blue", "grey"], "days", " days"),
+        drawing=_bars(["optimum", "rule of thumb"], days, ["blue", "grey"], "days", "{:,.1f} days"),
     )
 
 
 def _bars(
-    names: Sequence[str], values: Sequence[float], colours: Sequence[str], title: str, unit: str
+    names: Sequence[str], values: Sequence[float], colours: Sequence[str], title: str, form: str
 ) -> Figure:
     """Draw a few horizontal bars, each with its name and value above it."""
     rows = list(range(len(names)))
@@ -202,7 +211,7 @@ def _bars(
     }
     labels = [
         label(
-            f"{name}  <b>{value:,.3g}{unit}</b>",
+            f"{name}  <b>{form.format(value)}</b>",
             x=0,
             y=row,
             xanchor="left",
@@ -238,7 +247,7 @@ def marginal_chart(values: Sequence[MarginalValue]) -> Chart:
             [100 * max(value.saved, 0.0) for value in ranked],
             ["blue"] * len(ranked),
             "% of the step saved",
-            "%",
+            "{:.2f}%",
         ),
         note="Solved again with each.",
     )
@@ -265,7 +274,7 @@ def sizes_chart(answers: Sequence[SizeAnswer]) -> Chart:
         [f"{gpus:,}", f"{days:,.2f}", "-" if answer.cost is None else f"{answer.cost:,.0f}"]
         for gpus, days, answer in fitting
     ]
-    shown = [gpus for gpus, _, _ in fitting] if len(fitting) <= 8 else [few[0], many[0]]
+    shown = spaced([gpus for gpus, _, _ in fitting], 6)
     x = axis(
         "GPUs", type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(n) for n in shown]
     )
