@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.case import SkipRow
+from layoutopt.optimizer.specs.loading import load_workload, model_names
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Norm, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 
@@ -93,8 +95,20 @@ def _moe(run: MeasuredRun, facts: NoteFacts) -> MoeSpec | None:
         top_k=run.moe_topk,
         ffn=run.moe_ffn,
         shared_ffn=run.moe_shared_ffn or 0,
+        node_limit=_node_limits().get((run.hidden, run.moe_experts, run.moe_topk, run.moe_ffn)),
         capacity_factor=capacity,
     )
+
+
+@cache
+def _node_limits() -> dict[tuple[int | None, ...], int]:
+    """Node-limited routing, which has no column, of the built-in models by hidden size and experts."""
+    models = [load_workload(name).model for name in model_names()]
+    return {
+        (model.hidden, model.moe.experts, model.moe.top_k, model.moe.ffn): model.moe.node_limit
+        for model in models
+        if model.moe is not None and model.moe.node_limit is not None
+    }
 
 
 def training_of(run: MeasuredRun, facts: NoteFacts) -> TrainingSpec:

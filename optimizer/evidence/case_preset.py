@@ -21,6 +21,8 @@ ACCUMULATED_GRAD_BYTES = 6
 CUDA_GRAPHS = {"none": CudaGraph.NONE, "partial": CudaGraph.PARTIAL, "full_iteration": CudaGraph.FULL}
 _GRAPH_WORDS = (*CUDA_GRAPHS, "maybe_full_iteration")
 METHODS = ("pretrain", "sft")
+_FACTS = ("compiled", "fp8_attention", "fused_experts")
+"""Facts in the notes that are switches of the preset under the same name."""
 
 
 def framework_of(run: MeasuredRun) -> Framework:
@@ -48,7 +50,7 @@ def switches_of(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dic
         **_overlaps(run),
         **_graphs(run),
         **_dtypes(run, facts, framework),
-        **({} if facts.compiled is None else {"compiled": facts.compiled}),
+        **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
         **({} if facts.deduplicates is None else {"dispatch_dedup": facts.deduplicates}),
     }
 

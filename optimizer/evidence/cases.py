@@ -13,6 +13,7 @@ from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
 from layoutopt.optimizer.evidence.case_preset import check_method, framework_of, switches_of
 from layoutopt.optimizer.evidence.notes import read_notes
+from layoutopt.optimizer.evidence.releases import release_of
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Framework
 
@@ -82,7 +83,7 @@ def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
     return Case(
         run=run,
         framework=framework,
-        software=filled.software,
+        software=release_of(filled),
         model=model,
         training=training,
         cluster=cluster,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.evidence.case import Family
-from layoutopt.optimizer.evidence.fit_plan import concerns
 from layoutopt.optimizer.evidence.metrics import ErrorSummary, summarize
 
 if TYPE_CHECKING:
@@ -70,13 +69,13 @@ def fit(
     """
     measured, weights = log_measured(cases), row_weights(cases)
     logs = np.array(plan.start())
-    start, everything = logs.copy(), np.ones(len(cases), dtype=bool)
+    centre, everything = np.array(plan.centre()), np.ones(len(cases), dtype=bool)
     log_times = pricer.log_times(plan.values(logs.tolist()))
     jacobian = derivatives(pricer, cases, plan, logs, log_times)
     for step in range(MOST_STEPS):
         if progress is not None:
             progress(step, float(np.abs(log_times - measured).mean()))
-        linear = LinearModel(log_times - measured, jacobian, logs, weights, start, plan)
+        linear = LinearModel(log_times - measured, jacobian, logs, weights, centre, plan)
         target = linear.solve(everything)
         logs, log_times = _descend(pricer, plan, linear, logs, target, measured)
         before = linear.objective(linear.residuals, linear.center)
@@ -108,7 +107,7 @@ def derivatives(
     for index, name in enumerate(plan.names):
         moved = logs.copy()
         moved[index] += STEP
-        wanted = [row for row, case in enumerate(cases) if concerns(name, case)]
+        wanted = [row for row, case in enumerate(cases) if plan.concerns(name, case)]
         requests.append((plan.values(moved.tolist()), wanted))
     columns = [(moved - log_times) / STEP for moved in pricer.log_times_of(requests)]
     return np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
@@ -116,13 +115,13 @@ def derivatives(
 
 @dataclass(frozen=True, slots=True)
 class LinearModel:
-    """Residuals (log predicted over measured) around ``center``, and the objective of the fit."""
+    """Residuals (log predicted over measured) around ``center``, and the objective with priors around ``prior``."""
 
     residuals: FloatArray
     jacobian: FloatArray
     center: FloatArray
     weights: FloatArray
-    start: FloatArray
+    prior: FloatArray
     plan: FitPlan
 
     def solve(self, rows: NDArray[np.bool_]) -> FloatArray:
@@ -132,11 +131,11 @@ class LinearModel:
         low, high = (np.array(bound) for bound in self.plan.bounds())
         inside = np.clip(self.center, low + 1e-9, high - 1e-9)
         weights = self.weights[rows]
-        matrix = np.concatenate([weights[:, None] * self.jacobian[rows], np.eye(len(low)) * self._prior()])
+        matrix = np.concatenate([weights[:, None] * self.jacobian[rows], np.eye(len(low)) * self._stiffness()])
 
         def residuals(logs: FloatArray) -> FloatArray:
             moved = weights * (self.residuals[rows] + self.jacobian[rows] @ (logs - self.center))
-            return np.concatenate([moved, (logs - self.start) * self._prior()])
+            return np.concatenate([moved, (logs - self.prior) * self._stiffness()])
 
         solution = least_squares(
             residuals, inside, jac=lambda _: matrix, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE
@@ -145,10 +144,10 @@ class LinearModel:
 
     def objective(self, residuals: FloatArray, logs: FloatArray) -> float:
         """Return the robust loss of given residuals, with the prior."""
-        scaled = np.concatenate([self.weights * residuals, (logs - self.start) * self._prior()]) / LOSS_SCALE
+        scaled = np.concatenate([self.weights * residuals, (logs - self.prior) * self._stiffness()]) / LOSS_SCALE
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
-    def _prior(self) -> float:
+    def _stiffness(self) -> float:
         return LOSS_SCALE / self.plan.sigma
 
 
@@ -190,7 +189,7 @@ def leave_one_source_out(
         result.jacobian,
         result.logs,
         row_weights(cases),
-        np.array(plan.start()),
+        np.array(plan.centre()),
         plan,
     )
     names = sorted(set(sources.tolist()))

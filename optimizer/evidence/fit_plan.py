@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.cost.hardware import EIGHT_BIT
 from layoutopt.optimizer.evidence.parameters import HOST_BOUNDS, Parameter, known_parameters
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.vocabulary import Framework
+from layoutopt.optimizer.specs.vocabulary import Framework, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from layoutopt.optimizer.evidence.case import Case
 
@@ -26,13 +27,16 @@ _FRAMEWORKS = frozenset(framework.value for framework in Framework)
 class FitPlan:
     """The constants to fit.
 
-    ``parameters`` give start, bounds and prior centre of each; ``sigma`` is the prior's standard deviation
-    in log units. Constants are fitted in log space, those that may be 0 above a floor of 1e-6 of their upper
-    bound.
+    ``parameters`` give start and bounds of each, ``priors`` the centre of its prior where that is not the start:
+    then a fit ends at the same values wherever it starts. ``sigma`` is the prior's standard deviation in log
+    units. ``ties`` names constants that take the same value as a fitted one. Constants are fitted in log space,
+    those that may be 0 above a floor of 1e-6 of their upper bound.
     """
 
     parameters: tuple[Parameter, ...]
     sigma: float = 0.5
+    priors: Mapping[str, float] = field(default_factory=dict)
+    ties: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -40,12 +44,24 @@ class FitPlan:
         return tuple(item.name for item in self.parameters)
 
     def values(self, logs: Sequence[float]) -> dict[str, float]:
-        """Turn log values in fit order into constants."""
-        return {item.name: math.exp(log) for item, log in zip(self.parameters, logs, strict=True)}
+        """Turn log values in fit order into constants, tied ones included."""
+        fitted = {item.name: math.exp(log) for item, log in zip(self.parameters, logs, strict=True)}
+        return fitted | {other: fitted[name] for name, others in self.ties.items() for other in others}
 
     def start(self) -> list[float]:
         """Return the log of the present values, inside the bounds."""
         return [math.log(min(max(item.value, low), high)) for item, low, high in self._ranges()]
+
+    def centre(self) -> list[float]:
+        """Return the log of the priors' centres, inside the bounds."""
+        return [
+            math.log(min(max(self.priors.get(item.name, item.value), low), high))
+            for item, low, high in self._ranges()
+        ]
+
+    def concerns(self, name: str, case: Case) -> bool:
+        """Whether a case's price may depend on a fitted constant or one tied to it."""
+        return any(concerns(one, case) for one in (name, *self.ties.get(name, ())))
 
     def bounds(self) -> tuple[list[float], list[float]]:
         """Return log bounds in fit order."""
@@ -59,44 +75,101 @@ class FitPlan:
 
 
 def parse_plan(data: Mapping[str, Any], cases: Sequence[Case], file: str = "") -> FitPlan:
-    """Build the plan of a plan file: ``global`` names, ``per_framework`` fields, ``sigma``.
+    """Build the plan of a plan file: ``global``, ``per_framework``, ``sigma``.
 
-    Constants that no case depends on are left out.
+    Constants, or fields of every framework's preset, each with the centre of its prior; ``{prior, same}`` names
+    constants that take the same value too, ``{default, FRAMEWORK}`` gives priors by framework. Constants that no
+    case depends on are left out.
 
     Raises
     ------
     InputError
         For unknown constants, and for more than 30 global ones or 4 per framework.
     """
-    shared, fields = list(data.get("global", [])), list(data.get("per_framework", []))
-    frameworks = sorted({case.framework.value for case in cases})
+    shared: dict[str, Any] = dict(data.get("global", {}))
+    fields: dict[str, Any] = dict(data.get("per_framework", {}))
     known = known_parameters()
-    unknown = [name for name in shared if name not in known]
-    unknown += [field for field in fields if field not in HOST_BOUNDS]
+    ties = {name: tuple(entry["same"]) for name, entry in shared.items() if isinstance(entry, dict)}
+    wanted = [*shared, *(other for others in ties.values() for other in others)]
+    unknown = [name for name in wanted if name not in known]
+    unknown += [name for name in fields if name not in HOST_BOUNDS]
     problems = [Problem(what=f"unknown constant {name!r}", key="global", file=file) for name in unknown]
     if len(shared) > MOST_GLOBAL or len(fields) > MOST_PER_FRAMEWORK:
         what = f"{len(shared)} global constants and {len(fields)} per framework"
         problems.append(Problem(what=what, allowed=f"{MOST_GLOBAL} and {MOST_PER_FRAMEWORK}", file=file))
     if problems:
         raise InputError(*problems)
-    names = shared + [f"{field}.{framework}" for field in fields for framework in frameworks]
-    used = [name for name in names if any(concerns(name, case) for case in cases)]
-    return FitPlan(parameters=tuple(known[name] for name in used), sigma=float(data.get("sigma", 0.5)))
+    priors = {name: entry["prior"] if name in ties else entry for name, entry in shared.items()}
+    priors |= _of_frameworks(fields, sorted({case.framework.value for case in cases}))
+    plan = FitPlan(parameters=(), sigma=float(data.get("sigma", 0.5)), priors=priors, ties=ties)
+    used = [name for name in priors if any(plan.concerns(name, case) for case in cases)]
+    return replace(plan, parameters=tuple(known[name] for name in used))
+
+
+def _of_frameworks(fields: Mapping[str, Any], frameworks: Sequence[str]) -> dict[str, float]:
+    """Give every framework's field its prior."""
+    return {
+        f"{name}.{framework}": float(
+            entry.get(framework, entry["default"]) if isinstance(entry, dict) else entry
+        )
+        for name, entry in fields.items()
+        for framework in frameworks
+    }
 
 
 def concerns(name: str, case: Case) -> bool:
-    """Whether a case's price may depend on a constant: its part after the dot names a GPU or a framework."""
-    family = name.partition(".")[2]
-    if not family:
-        return True
+    """Whether a case's price may depend on a constant, by what it is for and by the part after its dot.
+
+    That part names a framework, a GPU architecture, its generation, or kernels of a generation (``hopper-fa2``).
+    """
+    field, _, family = name.partition(".")
+    if not _PURPOSE.get(field, _any)(case):
+        return False
     if family in _FRAMEWORKS:
         return family == case.framework.value
-    architecture = case.cluster.gpu.architecture
-    if any(other == family or other.partition("-")[0] == family for other in _architectures()):
-        return family in (architecture, architecture.partition("-")[0])
+    architecture, generation = case.cluster.gpu.architecture, family.partition("-")[0]
+    architectures = _architectures()
+    if generation not in {known.partition("-")[0] for known in architectures}:
+        return True
+    if family in architectures and family != generation:
+        return family == architecture
+    return generation == architecture.partition("-")[0]
+
+
+def _architectures() -> frozenset[str]:
+    prefix = "gemm_cap."
+    return frozenset(name.removeprefix(prefix) for name in known_parameters() if name.startswith(prefix))
+
+
+def _any(case: Case) -> bool:
     return True
 
 
-def _architectures() -> set[str]:
-    prefixes = ("gemm_cap.", "attention_cap.")
-    return {name.partition(".")[2] for name in known_parameters() if name.startswith(prefixes)}
+def _moe(case: Case) -> bool:
+    return case.model.is_moe
+
+
+def _leaves_domain(case: Case) -> bool:
+    return case.cluster.gpu_count > case.cluster.nvlink_domain
+
+
+def _sharded_tensors(case: Case) -> bool:
+    return case.layout.tp > 1
+
+
+def _eight_bit(case: Case) -> bool:
+    return case.layout.precision in EIGHT_BIT
+
+
+_PURPOSE: dict[str, Callable[[Case], bool]] = {
+    **dict.fromkeys(("host_moe", "permute_passes", "grouped_gemm_half", "ep_hidden"), _moe),
+    **dict.fromkeys(("host_moe_padded", "host_ep_overlap", "fused_expert_traffic"), _moe),
+    **dict.fromkeys(("network_fraction", "network_gather", "nic_host_share"), _leaves_domain),
+    **dict.fromkeys(("tp_exposed_overlapped", "host_tp"), _sharded_tensors),
+    **dict.fromkeys(("fp8_gain", "fp8_rowwise", "fp8_attention"), _eight_bit),
+    "nvfp4_gain": lambda case: case.layout.precision is Precision.NVFP4,
+    "attention_cap": lambda case: case.training.flash,
+    "heads_misaligned": lambda case: not case.training.flash,
+    "pp_exposed": lambda case: case.layout.pp > 1,
+}
+"""Cases that a constant may concern, by its name before the dot."""

@@ -31,15 +31,22 @@ class NoteFacts:
     """Facts that have no column; None where the notes do not say.
 
     ``deduplicates``: the expert dispatcher sends a token once per node. ``memory_gib``: memory is in GiB.
-    ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format.
+    ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention`` and
+    ``fused_experts`` are the preset's switches.
     """
 
     compiled: bool | None = None
     dropout: bool | None = None
     deduplicates: bool | None = None
     fp32_reduction: bool | None = None
+    fp8_attention: bool | None = None
+    fused_experts: bool | None = None
     memory_gib: bool = False
     capacity_factor: float | None = None
+
+
+FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_experts")
+"""Facts that are either so or not."""
 
 
 @cache
@@ -78,7 +85,7 @@ def _matches(notes: str) -> dict[str, str]:
 
 
 def _facts(found: Mapping[str, str]) -> NoteFacts:
-    flags = {name: found[name] == "1" for name in ("compiled", "dropout", "fp32_reduction") if name in found}
+    flags = {name: found[name] == "1" for name in FLAGS if name in found}
     return NoteFacts(
         **flags,
         deduplicates=found["dispatcher"] == "deduplicating" if "dispatcher" in found else None,

@@ -156,6 +156,8 @@ def load_links(calibration: Mapping[str, float] | None = None) -> LinkConstants:
     values = {name: entry.value for name, entry in link_table().items()}
     for name, value in (calibration or {}).items():
         values |= {known: float(value) for known in values if known == name or known.startswith(f"{name}.")}
+    start_s = values.pop("collective_start_s")
+    values |= {name: value + start_s for name, value in values.items() if name.partition(".")[0] in _BASES}
     scalars = {name: value for name, value in values.items() if "." not in name}
     return LinkConstants(
         ring=_protocols("ring", values),
@@ -166,6 +168,10 @@ def load_links(calibration: Mapping[str, float] | None = None) -> LinkConstants:
         nic_host_share=_below("nic_host_share", values),
         **scalars,
     )
+
+
+_BASES = ("ring_base_s", "tree_base_s", "exchange_base_s")
+"""Latencies of a whole collective, to which its start in a training step is added."""
 
 
 def _below(name: str, values: Mapping[str, float]) -> Mapping[str, float]:

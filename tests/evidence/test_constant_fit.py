@@ -116,10 +116,11 @@ def test_which_runs_a_constant_concerns(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"global": ["gemm_cap.hoper"]}, "unknown constant 'gemm_cap.hoper'"),
-        ({"per_framework": ["speed"]}, "unknown constant 'speed'"),
-        ({"global": ["network_fraction"] * 31}, "31 global constants"),
-        ({"per_framework": ["host_layer_s"] * 5}, "5 per framework"),
+        ({"global": {"gemm_cap.hoper": 0.6}}, "unknown constant 'gemm_cap.hoper'"),
+        ({"global": {"gemm_cap.hopper": {"prior": 1, "same": ["cap"]}}}, "unknown constant 'cap'"),
+        ({"per_framework": {"speed": 1}}, "unknown constant 'speed'"),
+        ({"global": dict.fromkeys(map(str, range(31)), 1)}, "31 global constants"),
+        ({"per_framework": dict.fromkeys(map(str, range(5)), 1)}, "5 per framework"),
     ],
 )
 def test_plans_are_limited(cases: list[Case], data: dict[str, Any], message: str) -> None:
@@ -130,8 +131,32 @@ def test_plans_are_limited(cases: list[Case], data: dict[str, Any], message: str
 
 def test_constants_without_runs_are_not_fitted(cases: list[Case]) -> None:
     """Only constants that some run depends on are in the plan."""
-    data = {"global": ["gemm_cap.hopper", "gemm_cap.ampere"], "per_framework": ["host_step_s"]}
-    assert parse_plan(data, cases).names == ("gemm_cap.hopper", "host_step_s.megatron")
+    data = {
+        "global": {"gemm_cap.hopper": 0.7, "gemm_cap.ampere": 0.8},
+        "per_framework": {"host_step_s": {"default": 0.05, "megatron": 0.1}},
+    }
+    chosen = parse_plan(data, cases)
+    assert chosen.names == ("gemm_cap.hopper", "host_step_s.megatron")
+    assert np.exp(chosen.centre()) == pytest.approx([0.7, 0.1])
+
+
+def test_a_fit_does_not_depend_on_where_it_starts(cases: list[Case]) -> None:
+    """With priors of their own, two starts end at the same values."""
+    ends = []
+    for start in (0.55, 0.75):
+        item = replace(parameter("gemm_cap.hopper"), value=start)
+        chosen = FitPlan(parameters=(item,), priors={"gemm_cap.hopper": 0.7}, sigma=0.1)
+        with Pricer(cases) as pricer:
+            ends.append(fit(pricer, cases, chosen).values["gemm_cap.hopper"])
+    assert ends[0] == pytest.approx(ends[1], rel=0.01)
+
+
+def test_tied_constants_take_the_fitted_value(cases: list[Case]) -> None:
+    """A tied constant is written with the fitted one, and its runs count as the fitted one's."""
+    data = {"global": {"gemm_cap.ampere": {"prior": 0.7, "same": ["gemm_cap.hopper"]}}}
+    chosen = parse_plan(data, cases)
+    assert chosen.names == ("gemm_cap.ampere",)
+    assert chosen.values([0.0]) == {"gemm_cap.ampere": 1.0, "gemm_cap.hopper": 1.0}
 
 
 CONSTANTS = """# a comment that stays
