@@ -227,9 +227,7 @@ def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
     return Work(forward, backward, np.zeros_like(forward))
 
 
-def _head_gemm_s(
-    ctx: ComputeContext, rows: FloatArray, columns: FloatArray, inner: FloatArray
-) -> FloatArray:
+def _head_gemm_s(ctx: ComputeContext, rows: FloatArray, columns: FloatArray, inner: FloatArray) -> FloatArray:
     """Time one head's multiplication in the batched kernels of unfused attention."""
     return gemm_s(
         ctx.rates, rows, columns, inner, wide=True, alignment=HEAD_ALIGNMENT, misaligned="heads_misaligned"
@@ -312,9 +310,7 @@ def _grouped(ctx: ComputeContext, keys: Keys, rows: FloatArray) -> Work:
     per_expert = rows / local
     width, h = moe.ffn / keys.etp, np.full_like(keys.tp, float(model.hidden))
     cast_share = ctx.expert_traffic
-    up = linear(
-        ctx, per_expert, width * (2 if model.gated else 1), h, groups=local, cast_share=cast_share
-    )
+    up = linear(ctx, per_expert, width * (2 if model.gated else 1), h, groups=local, cast_share=cast_share)
     down = linear(ctx, per_expert, h, width, groups=local, cast_share=cast_share)
     half = 0.0 if ctx.rates.ideal else ctx.constants["grouped_gemm_half"]
     slow = (per_expert + half) / per_expert

@@ -87,6 +87,16 @@ class Units:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchUnits:
+    """Units of a batch's rows, the exposed FSDP traffic of a block of each kind, (n, K), and one hop's seconds (n,)."""
+
+    units: Units
+    fsdp_forward_s: FloatArray
+    fsdp_backward_s: FloatArray
+    hop_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """How optimistic terms are.
 
@@ -164,7 +174,11 @@ class CostModel:
     def _parts(self, batch: LayoutBatch, order: str, units: Units, view: View) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
         groups = _groups(order, batch)
-        dp = DpContext(
+        dp = self._dp_context(batch, groups) if view.data_parallel else None
+        return self._assemble(batch, units, dp, groups, view)
+
+    def _dp_context(self, batch: LayoutBatch, groups: MeshGroups) -> DpContext:
+        return DpContext(
             batch=batch,
             topology=self.topology,
             groups=groups,
@@ -172,7 +186,28 @@ class CostModel:
             constants=self.constants,
             ideal=self.ideal,
         )
-        return self._assemble(batch, units, dp if view.data_parallel else None, groups, view)
+
+    def micro_batch_units(self, batch: LayoutBatch) -> MicroBatchUnits:
+        """Return what one micro-batch takes on one block of each kind, at the ends and between stages.
+
+        The rows of ``batch`` share mesh order, schedule and precision.
+        """
+        order = _order(batch, closest=False)
+        groups, units = _groups(order, batch), self._units(batch, order, EXACT)
+        held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
+        fsdp_forward, fsdp_backward = fsdp_s(self._dp_context(batch, groups), units, held)
+        return MicroBatchUnits(
+            units=units,
+            fsdp_forward_s=fsdp_forward,
+            fsdp_backward_s=fsdp_backward,
+            hop_s=self._hop_s(batch, groups),
+        )
+
+    def _hop_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
+        """Exposed seconds of one transfer between neighbouring stages."""
+        if self.ideal:
+            return np.zeros(len(batch))
+        return self.topology.p2p_s(self._boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision of the batch's first row."""
@@ -222,9 +257,7 @@ class CostModel:
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         layer_s = units.parts_of("parts_s")
         if dp is not None:
-            forward, backward = units.blocks_of("cover_forward_s"), units.blocks_of("cover_backward_s")
-            exposed = [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))]
-            layer_s["fsdp"] = np.stack(exposed, axis=1)
+            layer_s["fsdp"] = sum(fsdp_s(dp, units, held))
         memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
         weight, lone_s = bubble(batch, stage, least=view.least)
@@ -312,13 +345,10 @@ class CostModel:
         moved = optimizer_bytes(batch, slowest, *shard_sizes(batch, schedule.parameter_copies))
         rates = self.compute_context(batch).rates
         parts = {
-            "pp": zero,
+            "pp": transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
             "optimizer": zero if self.ideal else moved / rates.optimizer_bytes_per_s,
             "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
         }
-        if not self.ideal:
-            hop = self.topology.p2p_s(self._boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
-            parts["pp"] = transfers_s(batch, hop, overlap=self.preset.pp_overlap)
         if dp is not None:
             blocks = float(self.counts.sum())
             exposed = step_exposed_s(
@@ -344,6 +374,13 @@ class CostModel:
         elif self.model.tied_embeddings and not schedule.folded:
             size = zero + self.model.vocab * self.model.hidden / batch.tp
         return np.where(batch.pp > 1, self.topology.p2p_s(self.preset.grad_bytes * size, groups.pp), 0.0)
+
+
+def fsdp_s(dp: DpContext, units: Units, held: list[RankParameters]) -> tuple[FloatArray, FloatArray]:
+    """Exposed FSDP traffic of one block of each kind, forward and backward, (n, K) each."""
+    forward, backward = units.blocks_of("cover_forward_s"), units.blocks_of("cover_backward_s")
+    each = [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))]
+    return np.stack([f for f, _ in each], axis=1), np.stack([b for _, b in each], axis=1)
 
 
 def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray]:

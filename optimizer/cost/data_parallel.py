@@ -96,8 +96,8 @@ def exposed_once_s(
 
 def fsdp_layer_s(
     ctx: DpContext, held: RankParameters, forward_s: FloatArray, backward_s: FloatArray
-) -> FloatArray:
-    """Exposed seconds per micro-batch of gathering and reducing one block's weights under ZeRO-3, else 0.
+) -> tuple[FloatArray, FloatArray]:
+    """Exposed seconds per micro-batch of gathering and reducing one block's weights under ZeRO-3, else 0, each way.
 
     Forward: its gather runs under the previous block's compute. Backward: gather and reduce-scatter do.
     """
@@ -107,7 +107,7 @@ def fsdp_layer_s(
     gather, both = one.all_gather_s, one.all_gather_s + reduce
     forward = ctx.beside(gather, forward_s) if ctx.preset.param_overlap else gather
     backward = ctx.beside(both, backward_s) if ctx.preset.dp_overlap else both
-    return np.where(active, forward + backward, 0.0)
+    return np.where(active, forward, 0.0), np.where(active, backward, 0.0)
 
 
 def step_exposed_s(

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndUnit:
-    """One end for one micro-batch, arrays (n,): seconds by breakdown part and activation bytes."""
+    """One end for one micro-batch, arrays (n,): seconds by breakdown part and activation bytes.
+
+    ``forward_s`` and ``wgrad_s`` are the shares of all parts that run forward and for weight gradients.
+    """
 
     parts_s: dict[str, FloatArray]
+    forward_s: FloatArray
+    wgrad_s: FloatArray
     activation_bytes: FloatArray
 
     @property
@@ -51,7 +56,9 @@ def embedding_unit(comm: CommContext) -> EndUnit:
     if ctx.rates.ideal:  # the 6N rule counts the input embedding as a multiplication
         flops = 2.0 * keys.tokens * ctx.model.hidden * vocabulary_rows(comm)
         parts["forward"], parts["backward"] = (flops * k / ctx.rates.wide_flops_per_s for k in (1, 2))
-    return EndUnit(parts_s=parts, activation_bytes=np.zeros_like(keys.tp))
+    zero = np.zeros_like(keys.tp)
+    forward = parts["forward"] + parts["tp"] / 2
+    return EndUnit(parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero)
 
 
 def _boundary_s(comm: CommContext) -> FloatArray:
@@ -80,7 +87,12 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     }
     per_logit_kept = 2.0 if ctx.preset.fused_loss else 6.0
     kept = per_logit_kept * keys.tokens * rows + 4.0 * keys.local_tokens * ctx.model.hidden
-    return EndUnit(parts_s=parts, activation_bytes=0.0 * kept if ctx.rates.ideal else kept)
+    return EndUnit(
+        parts_s=parts,
+        forward_s=parts["forward"] + parts["tp"] / 2,
+        wgrad_s=passes * work.wgrad_s,
+        activation_bytes=0.0 * kept if ctx.rates.ideal else kept,
+    )
 
 
 def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:
@@ -92,4 +104,9 @@ def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:
     parts = dict(block.parts_s)
     parts["forward"] = parts["forward"] + work.forward_s
     parts["backward"] = parts["backward"] + work.dgrad_s + work.wgrad_s
-    return EndUnit(parts_s=parts, activation_bytes=block.kept_bytes + 8.0 * keys.local_tokens * h)
+    return EndUnit(
+        parts_s=parts,
+        forward_s=block.forward_s + work.forward_s,
+        wgrad_s=block.wgrad_s + work.wgrad_s,
+        activation_bytes=block.kept_bytes + 8.0 * keys.local_tokens * h,
+    )

@@ -23,16 +23,28 @@ def rank_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
 
     Raises InputError when a stage cuts a block or names an unknown kind.
     """
+    ranks = distinct_rank_of_entry(layout.schedule, layout.pp, layout.vp)
+    of_stages = stage_blocks(layout, model)
+    summed = np.zeros((2, int(ranks.max()) + 1, len(model.runs)), dtype=np.int64)
+    for total, own in zip(summed, of_stages, strict=True):
+        np.add.at(total, ranks, own)
+    return summed[0], summed[1]
+
+
+def stage_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
+    """Return (blocks, recomputed blocks) of every entry of the stage list, each (pp*vp, K).
+
+    Raises InputError when a stage cuts a block or names an unknown kind.
+    """
     sizes = {run.name: len(run.block) for run in model.runs}
     names = list(sizes)
-    ranks = distinct_rank_of_entry(layout.schedule, layout.pp, layout.vp)
-    blocks = np.zeros((int(ranks.max()) + 1, len(names)), dtype=np.int64)
+    blocks = np.zeros((len(layout.stages), len(names)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
-    for index, (rank, stage) in enumerate(zip(ranks.tolist(), layout.stages, strict=True)):
+    for index, stage in enumerate(layout.stages):
         for name, layers in stage_kinds(stage, names).items():
-            blocks[rank, names.index(name)] += _whole(layers, sizes, name, index)
+            blocks[index, names.index(name)] += _whole(layers, sizes, name, index)
         for name, layers in recomputed_kinds(stage, names).items():
-            recomputed[rank, names.index(name)] += _whole(layers, sizes, name, index)
+            recomputed[index, names.index(name)] += _whole(layers, sizes, name, index)
     return blocks, recomputed
 
 
