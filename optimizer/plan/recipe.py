@@ -86,13 +86,16 @@ class _Rules:
                 yield self._layout(tp, pp, vp, micro_batch, ep, order, again)
 
     def fitting(self, layout: PartialLayout) -> Judgement | None:
-        """Judge a layout and return the verdict if it can be launched and fits."""
+        """Judge a layout with its most even stages and return the verdict if it can be launched and fits."""
         options = self._options
         try:
+            whole = layout.complete(self._workload, self._cluster)
+            if not whole.stages:
+                return None
             judged = judge_layout(
                 self._workload,
                 self._cluster,
-                layout,
+                whole,
                 framework=options.framework,
                 software=options.space.software,
                 run_options=options.space.run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +46,13 @@ class DaskExecutor:
         try:
             self._check_workers(client)
             yield from self._outcomes(client, work, tasks, running)
+        except OSError:  # a connection that breaks in the middle of a call
+            raise self._lost() from None
         finally:
-            if client.status == "running":
-                client.cancel(list(running), force=True)
-            client.close(timeout=self._connect_s)
+            with suppress(OSError):  # nothing is left to tell a scheduler that is gone
+                if client.status == "running":
+                    client.cancel(list(running), force=True)
+                client.close(timeout=self._connect_s)
 
     def _outcomes(
         self, client: Any, work: Work, tasks: Iterator[Task], running: dict[Any, Task]
