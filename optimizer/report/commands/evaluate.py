@@ -7,23 +7,21 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import read_layout, read_question
+from layoutopt.optimizer.report.commands.job_options import job_arguments
 from layoutopt.optimizer.report.commands.options import (
     FrameworkOptions,
     OutputOptions,
     WorkloadOptions,
-    cluster_argument,
     framework_options,
-    model_argument,
     output_options,
     workload_options,
 )
 from layoutopt.optimizer.report.commands.output import print_json, print_tables
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.report.commands.imports import Job
+    from layoutopt.optimizer.report.commands.job_options import JobChoices
     from layoutopt.optimizer.solve.plan import Judgement
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.workload import Workload
 
 CODES = {
     "fits": ExitCode.OK,
@@ -34,51 +32,38 @@ CODES = {
 
 
 @click.command()
-@model_argument
-@cluster_argument
-@click.option(
-    "--layout", "stated", required=True, metavar="TEXT|FILE",
-    help="tp=8,pp=16,... or a layout file or plan; what is left out follows from GPUs and batch.",
-)  # fmt: skip
+@job_arguments
 @workload_options
 @framework_options
 @output_options
 def command(
-    model: str,
-    cluster: str,
-    stated: str,
-    asked: WorkloadOptions,
-    trainer: FrameworkOptions,
-    output: OutputOptions,
+    given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptions, output: OutputOptions
 ) -> ExitCode:
     """Price a layout of MODEL on CLUSTER and judge whether it can be launched and fits.
 
-    The verdict is fits, borderline (95 to 100% of usable memory), does_not_fit or invalid, with every reason.
+    The verdict is fits, borderline (95 to 100% of usable memory), does_not_fit or invalid, with every reason. With --from
+    a launch file says what is trained in which layout: layoutopt evaluate --from train.sh --cluster h100-256.
     """
     from layoutopt.optimizer.cost.factory import CostKind
+    from layoutopt.optimizer.report.commands.imports import read_job
     from layoutopt.optimizer.solve.judge import judge_layout
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
-    workload, machine = read_question(model, cluster, asked)
+    job = read_job(given, asked, trainer)
     judgement = judge_layout(
-        workload,
-        machine,
-        read_layout(stated),
-        framework=Framework(trainer.framework),
-        software=trainer.software,
+        job.workload,
+        job.cluster,
+        job.layout,
+        framework=job.framework,
+        software=job.software,
+        run_options=job.run,
         cost=CostKind(trainer.cost_model),
+        preset=job.preset,
     )
-    _print(judgement, workload, machine, trainer, output)
+    _print(judgement, job, trainer, output)
     return CODES[judgement.verdict.value]
 
 
-def _print(
-    judgement: Judgement,
-    workload: Workload,
-    cluster: ClusterSpec,
-    trainer: FrameworkOptions,
-    output: OutputOptions,
-) -> None:
+def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: OutputOptions) -> None:
     if output.json:
         from layoutopt.optimizer.report.plain_plan import judgement_to_plain
 
@@ -87,8 +72,9 @@ def _print(
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.report.commands.pricing import preset_of
     from layoutopt.optimizer.report.tables.verdict import judgement_tables
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
-    framework, kind = Framework(trainer.framework), CostKind(trainer.cost_model)
-    preset = preset_of(workload, cluster, framework, trainer.software, kind)
-    print_tables(judgement_tables(judgement, workload, cluster, preset, framework=framework.value))
+    kind = CostKind(trainer.cost_model)
+    preset = job.preset or preset_of(job.workload, job.cluster, job.framework, job.software, kind)
+    print_tables(
+        judgement_tables(judgement, job.workload, job.cluster, preset, framework=job.framework.value)
+    )

@@ -33,11 +33,11 @@ def read_question(model: str, cluster: str, asked: WorkloadOptions) -> tuple[Wor
     problems: list[Problem] = []
     workload, machine = None, None
     try:
-        workload = _workload(model, asked)
+        workload = read_model(model, asked)
     except InputError as error:
         problems.extend(error.problems)
     try:
-        machine = _cluster(cluster, asked.gpus)
+        machine = read_cluster(cluster, asked.gpus)
     except InputError as error:
         problems.extend(error.problems)
     if workload is None or machine is None:
@@ -45,17 +45,22 @@ def read_question(model: str, cluster: str, asked: WorkloadOptions) -> tuple[Wor
     return workload, machine
 
 
-def _workload(model: str, asked: WorkloadOptions) -> Workload:
+def read_model(model: str, asked: WorkloadOptions) -> Workload:
+    """Load a model file or built-in name, or what another tool's file says of a model."""
+    from layoutopt.optimizer.report.commands.imports import foreign_workload, is_foreign_model
     from layoutopt.optimizer.specs.loading import load_workload, override_training
 
-    workload = load_workload(model)
+    workload = foreign_workload(model, asked) if is_foreign_model(model) else load_workload(model)
     length = asked.seq or workload.training.sequence_length
     return override_training(
-        workload, sequence_length=asked.seq, global_batch=_batch(asked, length), precision=asked.precision
+        workload,
+        sequence_length=asked.seq,
+        global_batch=batch_sequences(asked, length),
+        precision=asked.precision,
     )
 
 
-def _batch(asked: WorkloadOptions, length: int) -> int | None:
+def batch_sequences(asked: WorkloadOptions, length: int) -> int | None:
     """Return the global batch in sequences."""
     if asked.batch_tokens is None:
         return asked.batch
@@ -69,11 +74,13 @@ def _batch(asked: WorkloadOptions, length: int) -> int | None:
     return int(sequences)
 
 
-def _cluster(name: str, gpus: int | None) -> ClusterSpec:
+def read_cluster(name: str, gpus: int | None) -> ClusterSpec:
+    """Load a cluster file, built-in name, ``NAMExN`` or ``GPU@FILE``; only its first ``gpus`` where given."""
+    from layoutopt.optimizer.report.commands.imports import foreign_cluster
     from layoutopt.optimizer.specs.cluster_part import first_gpus
     from layoutopt.optimizer.specs.loading import load_cluster
 
-    cluster = load_cluster(name)
+    cluster = foreign_cluster(name) or load_cluster(name)
     return cluster if gpus is None else first_gpus(cluster, gpus, key="--gpus")
 
 

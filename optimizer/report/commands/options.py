@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -79,6 +80,19 @@ class OutputOptions:
     json: bool
     quiet: bool
     verbose: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingOptions:
+    """Files for people who look rather than read: a page, and the main chart."""
+
+    report: Path | None
+    plot: Path | None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any file is asked for."""
+        return self.report is not None or self.plot is not None
 
 
 @dataclass(slots=True)
@@ -189,6 +203,23 @@ search_options = _grouped(
     ),
     click.option(
         "--one-model", is_flag=True, help="One solver model for the whole space (small spaces only)."
+    ),
+)
+
+drawing_options = _grouped(
+    "drawing",
+    DrawingOptions,
+    click.option(
+        "--report",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE.html",
+        help="Write a page with charts, complete in one file.",
+    ),
+    click.option(
+        "--plot",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Write the main chart as .svg or .png.",
     ),
 )
 

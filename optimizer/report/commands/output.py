@@ -42,31 +42,33 @@ def note(text: str, output: OutputOptions) -> None:
         click.echo(text, err=True)
 
 
-def require_writable(path: Path | None) -> None:
-    """Check before any work that a file can be written; raises ``InputError``."""
+def require_writable(path: Path | None, *, key: str = "--output") -> None:
+    """Check before any work that a file can be written; raises ``InputError`` naming the option."""
     if path is None:
         return
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise input_error(
-            "cannot be written", "a file in a folder that exists", key="--output", file=str(path)
-        )
+        raise input_error("cannot be written", "a file in a folder that exists", key=key, file=str(path))
 
 
 def write_json(path: Path, plain: Any) -> None:
     """Write JSON so that a reader sees the old file or the whole new one; raises ``InputError``."""
-    text = to_json(plain) + "\n"
+    write_file(path, (to_json(plain) + "\n").encode())
+
+
+def write_file(path: Path, content: bytes, *, key: str = "--output") -> None:
+    """Write a file so that a reader sees the old one or the whole new one; raises ``InputError`` naming the option."""
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except OSError as error:
         with suppress(OSError):
             Path(temporary).unlink(missing_ok=True)
-        raise input_error(f"cannot be written: {error.strerror}", key="--output", file=str(path)) from None
+        raise input_error(f"cannot be written: {error.strerror}", key=key, file=str(path)) from None
 
 
 def _umask() -> int:

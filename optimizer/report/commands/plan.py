@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
+    DrawingOptions,
     FrameworkOptions,
     OutputOptions,
     SearchChoices,
@@ -18,6 +20,7 @@ from layoutopt.optimizer.report.commands.options import (
     SpaceCommand,
     WorkloadOptions,
     cluster_argument,
+    drawing_options,
     framework_options,
     model_argument,
     output_options,
@@ -35,6 +38,8 @@ from layoutopt.optimizer.report.commands.output import (
 from layoutopt.optimizer.report.commands.values import Quantity, Share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from layoutopt.optimizer.plan.options import PlanOptions
@@ -57,11 +62,12 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Extra:
-    """An answer to one of them: its JSON key, plain data, and table."""
+    """An answer to one of them: its JSON key, plain data, table, and what a page draws."""
 
     key: str
     plain: Any
     table: RenderableType
+    drawn: Sequence[Any] = ()
 
 
 @click.command(cls=SpaceCommand)
@@ -89,6 +95,7 @@ class _Extra:
 @framework_options
 @space_options
 @search_options
+@drawing_options
 @output_options
 def command(
     model: str,
@@ -106,6 +113,7 @@ def command(
     trainer: FrameworkOptions,
     space: SpaceChoices,
     search: SearchChoices,
+    drawing: DrawingOptions,
     output: OutputOptions,
 ) -> ExitCode:
     """Plan a training run of MODEL on CLUSTER: days, cost, failures, checkpoints, and what to watch.
@@ -113,8 +121,10 @@ def command(
     The layout is solved to proof, every phase of the model file by itself.
     """
     from layoutopt.optimizer.plan.options import PlanOptions
+    from layoutopt.optimizer.plan.training_plan import make_training_plan
 
     require_writable(file)
+    require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked)
     workload = _with_tokens(workload, tokens)
     options = PlanOptions(
@@ -125,8 +135,12 @@ def command(
     plan = _solve(workload, machine, options, output)
     extra = _size_questions(workload, cluster, questions, options)
     if plan is None or plan.layout is None:
-        return _print_none(plan, extra, output)
-    return _print_plan(plan, workload, machine, questions, options, extra, file, output)
+        return _print_none(plan, extra, drawing, output)
+    training = make_training_plan(workload, machine, plan, options)
+    extra += _machine_questions(training, workload, machine, questions, options)
+    code = _print_plan(training, extra, file, output)
+    _draw(training, extra, drawing, output)
+    return code
 
 
 def _with_tokens(workload: Workload, tokens: float | None) -> Workload:
@@ -152,7 +166,9 @@ def _solve(
         )
 
 
-def _print_none(plan: Plan | None, extra: list[_Extra], output: OutputOptions) -> ExitCode:
+def _print_none(
+    plan: Plan | None, extra: list[_Extra], drawing: DrawingOptions, output: OutputOptions
+) -> ExitCode:
     """Say why there is no plan; questions about other sizes are answered all the same."""
     why = plan.infeasibility.message if plan and plan.infeasibility else "stopped before a layout was found"
     if output.json:
@@ -163,24 +179,16 @@ def _print_none(plan: Plan | None, extra: list[_Extra], output: OutputOptions) -
         from rich.text import Text
 
         print_tables(Group(Text(why), *(part.table for part in extra)))
+    if plan is not None:
+        draw_solve(plan, drawing, output)
     return ExitCode.REJECTED if plan and plan.infeasibility else ExitCode.STOPPED
 
 
 def _print_plan(
-    plan: Plan,
-    workload: Workload,
-    cluster: ClusterSpec,
-    questions: _Asked,
-    options: PlanOptions,
-    extra: list[_Extra],
-    file: Path | None,
-    output: OutputOptions,
+    training: TrainingPlan, extra: list[_Extra], file: Path | None, output: OutputOptions
 ) -> ExitCode:
     from layoutopt.optimizer.plan.plain import training_plan_to_plain
-    from layoutopt.optimizer.plan.training_plan import make_training_plan
 
-    training = make_training_plan(workload, cluster, plan, options)
-    extra = [*extra, *_machine_questions(training, workload, cluster, questions, options)]
     plain = training_plan_to_plain(training) | {part.key: part.plain for part in extra}
     if file is not None:
         write_json(file, plain)
@@ -195,6 +203,26 @@ def _print_plan(
         print_tables(Group(training_tables(training), *(part.table for part in extra)))
     proven = all(phase.plan.status.value == "optimal" for phase in training.phases)
     return ExitCode.OK if proven else ExitCode.STOPPED
+
+
+def _draw(
+    training: TrainingPlan, extra: list[_Extra], drawing: DrawingOptions, output: OutputOptions
+) -> None:
+    """Write page and picture."""
+    if not drawing.wanted:
+        return
+    from layoutopt.optimizer.report.html.planned import training_page
+    from layoutopt.optimizer.report.html.training_picture import training_picture
+
+    drawn = {part.key: part.drawn for part in extra}
+    write_drawing(
+        drawing,
+        output,
+        page=lambda: training_page(
+            training, marginal=drawn.get("marginal", ()), sizes=drawn.get("sizes", ())
+        ),
+        picture=lambda: training_picture(training),
+    )
 
 
 def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: PlanOptions) -> list[_Extra]:
@@ -223,7 +251,7 @@ def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: Pl
         note_text = f"{'cheapest' if options.gpu_hour_cost is not None else 'fewest GPU-days'}{within} marked"
         table = sizes_section("Sizes", answers, best.gpus if best else None, note_text)
         plain = {"cheapest_gpus": best.gpus if best else None, "answers": sizes_to_plain(answers)}
-        parts.append(_Extra(key="sizes", plain=plain, table=table))
+        parts.append(_Extra(key="sizes", plain=plain, table=table, drawn=answers))
     return parts
 
 
@@ -241,5 +269,6 @@ def _machine_questions(
         parts.append(_Extra(key="largest_batch", plain=batch_to_plain(batch), table=batch_section(batch)))
     if asked.marginal:
         values = marginal_values(workload, cluster, training.phases[0].estimate.step_time_s, options)
-        parts.append(_Extra(key="marginal", plain=marginal_to_plain(values), table=marginal_section(values)))
+        plain, table = marginal_to_plain(values), marginal_section(values)
+        parts.append(_Extra(key="marginal", plain=plain, table=table, drawn=values))
     return parts

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
+    DrawingOptions,
     FrameworkOptions,
     OutputOptions,
     SearchChoices,
@@ -18,6 +20,7 @@ from layoutopt.optimizer.report.commands.options import (
     SpaceCommand,
     WorkloadOptions,
     cluster_argument,
+    drawing_options,
     framework_options,
     model_argument,
     output_options,
@@ -54,6 +57,7 @@ CODES = {"optimal": ExitCode.OK, "stopped": ExitCode.STOPPED, "infeasible": Exit
     "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write the plan as JSON, for verify and evaluate.",
 )  # fmt: skip
+@drawing_options
 @output_options
 def command(
     model: str,
@@ -65,6 +69,7 @@ def command(
     only_space: bool,
     compare_any: bool,
     file: Path | None,
+    drawing: DrawingOptions,
     output: OutputOptions,
 ) -> ExitCode:
     """Find the layout of MODEL on CLUSTER with the smallest step time, and prove that none is faster.
@@ -73,6 +78,7 @@ def command(
     aborts.
     """
     require_writable(file)
+    require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked)
     options = solve_options(space, search, trainer)
     if only_space:
@@ -84,6 +90,7 @@ def command(
         write_json(file, plan_to_plain(plan))
         note(f"wrote {file}", output)
     _print_plan(plan, workload, machine, options, output)
+    draw_solve(plan, drawing, output)
     return CODES[plan.status.value]
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import solve_options
 from layoutopt.optimizer.report.commands.options import (
+    DrawingOptions,
     FrameworkOptions,
     OutputOptions,
     SearchChoices,
     SpaceChoices,
     SpaceCommand,
+    drawing_options,
     framework_options,
     output_options,
     search_options,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.executors.seam import Executor
     from layoutopt.optimizer.sweep.families import ClusterFamily
     from layoutopt.optimizer.sweep.points import SweepPoint
+    from layoutopt.optimizer.sweep.rows import Row
     from layoutopt.optimizer.sweep.run import SweepResult
 
 DEFAULT_STORE = "sweep.db"
@@ -76,6 +81,10 @@ def command() -> None:
 @framework_options
 @space_options
 @search_options
+@click.option(
+    "--gpu-hour-cost", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU-hour, for --report."
+)
+@drawing_options
 @output_options
 def sweep(
     sources: tuple[str, ...],
@@ -92,6 +101,8 @@ def sweep(
     trainer: FrameworkOptions,
     space: SpaceChoices,
     search: SearchChoices,
+    gpu_hour_cost: float | None,
+    drawing: DrawingOptions,
     output: OutputOptions,
 ) -> ExitCode:
     """Solve every combination of the MODELs, the CLUSTERs and the listed values to proof.
@@ -99,12 +110,15 @@ def sweep(
     A CLUSTER may be a bare GPU name (h100) when --gpus lists sizes. Answers are stored one by one: after Ctrl-C, or
     even kill -9, the same command goes on where it stopped. Exit code 4 when points are left or not proven.
     """
+    require_drawing(drawing)
     models, families = split_sources(sources)
     points = _points(models, families, (gpus, batch, seq, network), solve_options(space, search, trainer))
     result = _run(
         points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
     )
-    _print(result, points, store, output, nested=nested)
+    rows = _rows(points, store, nested=nested)
+    _print(result, rows, store, output, nested=nested)
+    _draw(rows, gpu_hour_cost, drawing, output)
     unfinished = result.interrupted or result.unproven or result.failed
     return ExitCode.STOPPED if unfinished else ExitCode.OK
 
@@ -243,15 +257,37 @@ def _run(
     return result
 
 
-def _print(
-    result: SweepResult, points: Sequence[SweepPoint], store: Path, output: OutputOptions, *, nested: bool
-) -> None:
+def _rows(points: Sequence[SweepPoint], store: Path, *, nested: bool) -> list[Row]:
+    """Read the answers to all points."""
     from layoutopt.optimizer.sweep.nested import best_within
     from layoutopt.optimizer.sweep.store import SweepStore
 
     with SweepStore(store) as opened:
         rows = list(opened.rows(point.key for point in points))
-    rows = best_within(rows) if nested else rows
+    return best_within(rows) if nested else rows
+
+
+def _draw(
+    rows: list[Row], gpu_hour_cost: float | None, drawing: DrawingOptions, output: OutputOptions
+) -> None:
+    """Write page and picture; without any layout there is only a page to write."""
+    if not drawing.wanted:
+        return
+    from layoutopt.optimizer.report.html.sweep_picture import sweep_picture
+    from layoutopt.optimizer.report.html.swept import sweep_page
+
+    if drawing.plot is not None and all(row["step_time_s"] is None for row in rows):
+        note(f"no point has a layout to draw: {drawing.plot} was not written", output)
+        drawing = replace(drawing, plot=None)
+    write_drawing(
+        drawing,
+        output,
+        page=lambda: sweep_page(rows, gpu_hour_cost=gpu_hour_cost),
+        picture=lambda: sweep_picture(rows),
+    )
+
+
+def _print(result: SweepResult, rows: list[Row], store: Path, output: OutputOptions, *, nested: bool) -> None:
     if output.json:
         from layoutopt.optimizer.sweep.plain import sweep_to_plain
 

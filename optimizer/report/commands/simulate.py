@@ -1,0 +1,90 @@
+"""``layoutopt simulate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.inputs import read_layout
+from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.output import (
+    note,
+    print_json,
+    print_tables,
+    require_writable,
+    write_file,
+)
+from layoutopt.optimizer.report.commands.verify import read_plan_file
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.simulate.compare import LayoutSimulation
+
+TRACE = "--trace"
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN", type=click.Path(path_type=Path))
+@click.option(
+    "--layout",
+    "stated",
+    metavar="TEXT|FILE",
+    help="Simulate this layout of the plan's question instead of its answer.",
+)
+@click.option(
+    TRACE,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the timeline as a Chrome trace, which Perfetto opens.",
+)
+@output_options
+def command(plan: Path, stated: str | None, trace: Path | None, output: OutputOptions) -> ExitCode:
+    """Run one step of PLAN, the file that solve wrote, as events.
+
+    Every forward, backward and transfer of every stage takes its own time; the step is compared with the estimate, and
+    memory is shown over time.
+    """
+    require_writable(trace, key=TRACE)
+    found = _simulated(plan, stated)
+    if trace is not None:
+        from layoutopt.optimizer.simulate.trace import chrome_trace
+
+        write_file(trace, json.dumps(chrome_trace(found.result), separators=(",", ":")).encode(), key=TRACE)
+        note(f"wrote {trace}", output)
+    if output.json:
+        from layoutopt.optimizer.report.plain_simulation import simulation_to_plain
+
+        print_json(simulation_to_plain(found))
+    else:
+        from layoutopt.optimizer.report.tables.simulation import simulation_tables
+
+        print_tables(simulation_tables(found))
+    return ExitCode.OK
+
+
+def _simulated(plan: Path, stated: str | None) -> LayoutSimulation:
+    """Simulate the plan's layout, or a stated one, under the plan's own inputs."""
+    from layoutopt.optimizer.simulate.layouts import simulate_workload
+    from layoutopt.optimizer.solve.inputs import question_from_plain
+
+    plain = read_plan_file(plan)
+    if not isinstance(plain, dict) or not isinstance(plain.get("inputs"), dict):
+        raise input_error(
+            "a plan is a mapping with inputs", "what solve -o wrote", key="inputs", file=str(plan)
+        )
+    if stated is None and not plain.get("layout"):
+        raise input_error("the plan found no layout", "--layout names one", key="layout", file=str(plan))
+    question = question_from_plain(plain["inputs"], file=str(plan))
+    options = question.options
+    return simulate_workload(
+        question.workload,
+        question.cluster,
+        read_layout(str(plan) if stated is None else stated),
+        framework=options.framework,
+        software=options.space.software,
+        kind=options.cost,
+    )
