@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "evaluate": Entry(f"{_HOME}.evaluate", "Price a given layout and judge whether it runs."),
     "sweep": Entry(f"{_HOME}.sweep", "Solve every combination of models, clusters and sizes."),
     "plan": Entry(f"{_HOME}.plan", "Plan a training run: days, cost, failures, what to watch."),
+    "simulate": Entry(f"{_HOME}.simulate", "Run a plan's pipeline as events, with its memory over time."),
     "verify": Entry(f"{_HOME}.verify", "Check a plan's proof on an independent path."),
     "topology": Entry(f"{_HOME}.topology", "Show a cluster's network and what collectives cost."),
     "catalog": Entry(f"{_HOME}.catalog", "List the built-in models, clusters and GPUs."),
