@@ -130,6 +130,20 @@ def lower_bound(
     return bound
 
 
+def may_fit(terms: StageTerms, counts: IntArray, rule: StageRule) -> NDArray[np.bool_]:
+    """Tell for which layouts (n,) the ranks may hold all blocks, whatever time it takes; False is a proof.
+
+    Layouts that may recompute are taken to recompute as they like.
+    """
+    fits = np.zeros(len(terms), dtype=bool)
+    blocks = int(counts.sum())
+    for index, part in by_depth(terms):
+        for cases in case_slices(free_cases(part, blocks, rule), counts):
+            enough = _Bottleneck(part, counts, cases).enough(np.full(len(cases), np.inf))
+            fits[index[cases.row[enough]]] = True
+    return fits
+
+
 def by_depth(terms: StageTerms) -> Iterator[tuple[NDArray[np.int64], StageTerms]]:
     """Group layouts by pp, so that no array spends cells on ranks that a layout doesn't have."""
     for pp in np.unique(terms.pp):

@@ -5,28 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.conflict import minimal_conflict
+from layoutopt.optimizer.solve.least_memory import least_memory
 from layoutopt.optimizer.solve.plan import Infeasibility
-from layoutopt.optimizer.solve.splits import chunks
 from layoutopt.optimizer.specs.cluster import NetworkLevel
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
-    from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.solve.costed_space import CostedSpace
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 LARGEST_CLUSTER = 1 << 17
 """GPU counts above this are not tried when looking for the fewest that fit."""
-
-CANDIDATES = 256
-"""Degree rows whose exact least memory is looked at."""
 
 
 def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility:
@@ -38,10 +30,18 @@ def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility
             binding=f"rule {empty.rule}" if empty.rule else "no axis value",
             conflict=minimal_conflict(question),
         )
-    least, row = least_memory(source)
+    leanest = least_memory(source)
+    if leanest is None:
+        message = "the layers can't be split over the stages of any layout as the framework's rule asks"
+        return Infeasibility(message=message, binding="stages", conflict=minimal_conflict(question))
+    least, row = leanest.peak_bytes, leanest.layout
     capacity = float(source.terms(row).capacity_bytes[0])
     fewest = fewest_gpus(question)
-    more = f"{fewest:,} GPUs of this kind fit" if fewest else f"no size up to {LARGEST_CLUSTER:,} GPUs was found to fit"
+    more = (
+        f"{fewest:,} GPUs of this kind fit"
+        if fewest
+        else f"no size up to {LARGEST_CLUSTER:,} GPUs was found to fit"
+    )
     degrees = ", ".join(f"{name} {int(getattr(row, name)[0])}" for name in ("tp", "cp", "pp", "ep", "zero"))
     return Infeasibility(
         message=(
@@ -54,39 +54,6 @@ def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility
         fewest_gpus=fewest,
         conflict=(*minimal_conflict(question), *([f"{question.cluster.gpu_count:,} GPUs"] if fewest else [])),
     )
-
-
-def least_memory(source: CostedSpace) -> tuple[float, LayoutBatch]:
-    """Return the least peak memory of the space's layouts and the tuple that reaches it.
-
-    Tuples are compared with all layers recomputed where they may be, on the split that fills the ranks most evenly in
-    bytes; that split is exact but for whole blocks.
-    """
-    rows = source.degrees
-    optimistic = source.relaxed(rows)
-    total = (optimistic.layer_state_bytes + optimistic.recomputed_activation_bytes) @ source.counts / optimistic.pp
-    order = np.argsort(total + optimistic.common_bytes)[:CANDIDATES]
-    batch, _ = source.expand(rows.take(order))
-    terms = source.terms(batch)
-    blocks = _byte_even_blocks(source, terms)
-    recomputed = blocks * terms.may_recompute[:, None, None]
-    peak = price_stages(terms, blocks, recomputed).peak_bytes
-    plain = price_stages(terms, blocks, np.zeros_like(blocks)).peak_bytes
-    best = np.minimum(peak, plain)
-    index = int(best.argmin())
-    return float(best[index]), batch.take(np.array([index]))
-
-
-def _byte_even_blocks(source: CostedSpace, terms: StageTerms) -> IntArray:
-    """Blocks (n, P, K) of the most even split, whole blocks, kinds in order, the ends with the fewest."""
-    total, pp, ranks = int(source.counts.sum()), terms.pp, terms.in_flight.shape[1]
-    place = np.arange(ranks)
-    bounds = np.minimum((total + 2) * (place + 1) // pp[:, None], total + 2)
-    ends = np.clip(bounds - 1, 0, total)
-    ends = np.where(place >= pp[:, None] - 1, total, ends)
-    totals = np.diff(ends, axis=1, prepend=0)
-    blocks: IntArray = chunks(totals, terms).kinds(source.counts).sum(axis=1)
-    return blocks
 
 
 def fewest_gpus(question: Question) -> int | None:
@@ -117,10 +84,14 @@ def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """Return the same fabric with another number of GPUs: inner levels keep their size, the outermost spans all."""
     if not cluster.levels:
         network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
-        return replace(cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None)
+        return replace(
+            cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None
+        )
     levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
     outer = cluster.levels[len(levels)] if len(levels) < len(cluster.levels) else cluster.levels[-1]
     levels.append(
-        NetworkLevel(name=outer.name, gpus=gpus, oversubscription=outer.oversubscription, latency_s=outer.latency_s)
+        NetworkLevel(
+            name=outer.name, gpus=gpus, oversubscription=outer.oversubscription, latency_s=outer.latency_s
+        )
     )
     return replace(cluster, gpu_count=gpus, levels=tuple(levels), graph=None)
