@@ -87,7 +87,8 @@ class ImportedJob:
 
     ``layout`` holds the axes as far as the file states them and, in ``split``, the stages that the
     framework makes of them.
-    ``model`` is None when the file only names it (``model_name``). ``gpus`` is the number of processes if
+    ``model`` is None when the file only names it (``model_name``); ``mtp_layers`` are then its multi-token-prediction
+    layers where the file says how many. ``gpus`` is the number of processes if
     stated or derivable. ``notes`` say which values are the framework's defaults and why; ``missing`` names
     what a price needs and the file does not state.
     """
@@ -99,6 +100,7 @@ class ImportedJob:
     version: str | None = None
     model: ModelSpec | None = None
     model_name: str | None = None
+    mtp_layers: int | None = None
     gpus: int | None = None
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -26,7 +27,7 @@ def memory_verdict(memory: MemoryEstimate) -> Verdict:
     """Compare the fullest rank with what the GPU leaves to tensors."""
     if memory.peak_bytes > memory.capacity_bytes:
         return Verdict.DOES_NOT_FIT
-    return Verdict.BORDERLINE if memory.peak_bytes > BORDERLINE * memory.capacity_bytes else Verdict.FITS
+    return Verdict.BORDERLINE if memory.peak_bytes > memory.borderline_bytes else Verdict.FITS
 
 
 def judge_layout(
@@ -38,8 +39,11 @@ def judge_layout(
     software: str | None = None,
     run_options: RunOptions | None = None,
     cost: CostKind = CostKind.FULL,
+    preset: FrameworkPreset | None = None,
 ) -> Judgement:
     """Return the verdict on a layout with every reason; a layout that can be priced is, even when invalid.
+
+    ``preset`` replaces the framework's own, where a launch file states its switches.
 
     Raises InputError when the layout's degrees don't multiply to the GPUs or the batch.
     """
@@ -53,7 +57,9 @@ def judge_layout(
     # Ranks that the cluster does not have, or stages without layers, have no price.
     if broken and (whole.gpus > cluster.gpu_count or not whole.stages):
         return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)
-    prices = build_cost_model(model, training, cluster, framework=framework, software=software, kind=cost)
+    prices = build_cost_model(
+        model, training, cluster, framework=framework, software=software, kind=cost, preset=preset
+    )
     priced = estimate(prices, whole)
     verdict = Verdict.INVALID if broken else memory_verdict(priced.memory)
     if not broken or memory_verdict(priced.memory) is Verdict.DOES_NOT_FIT:

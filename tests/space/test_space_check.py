@@ -9,6 +9,7 @@ import pytest
 
 from layoutopt.optimizer.space.check import advise_layout, check_layout
 from layoutopt.optimizer.space.context import RunOptions
+from layoutopt.optimizer.space.nanotron_split import nanotron_counts
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import LayerShape, Run
@@ -221,3 +222,25 @@ def test_torchtitan_saves_by_operator(question: Question) -> None:
         assert rule in names(replace(layout, recompute=refused), question, framework)
     assert rule not in names(replace(layout, recompute=by_operator), question, Framework.TORCHTITAN)
     assert rule not in names(replace(layout, recompute=by_operator), question, Framework.ANY)
+
+
+def test_stages_that_may_be_empty_follow_the_schedule(question: Question) -> None:
+    """A V-shaped pipeline ends on rank 0: its second chunk holds the head and may hold no layer, the others may not."""
+    layers = question[0].layers
+    rest = layers - 2
+    ends_empty = staged((1, rest // 2, 0, rest - rest // 2 + 1), 2, vp=2, schedule=Schedule.ZB_V)
+    inner_empty = staged((1, 0, layers // 2, layers - layers // 2 - 1), 2, vp=2, schedule=Schedule.ZB_V)
+    assert "stage_empty" not in names(ends_empty, question, Framework.TORCHTITAN)
+    assert "stage_empty" in names(inner_empty, question, Framework.TORCHTITAN)
+
+
+def test_nanotron_balances_by_its_own_cost(question: Question) -> None:
+    """The split that nanotron computes is accepted although its stages differ by more than one layer."""
+    wide = replace(question[0], vocab=2_000_000)
+    split = nanotron_counts(wide, 2)
+    assert max(split) - min(split) > 1
+    asked = (wide, *question[1:])
+    layout = staged(split, 2)
+    assert "stage_split" not in {rule.rule for rule in check_layout(layout, *asked, Framework.NANOTRON)}
+    other = staged((split[1], split[0]), 2)
+    assert "stage_split" in {rule.rule for rule in check_layout(other, *asked, Framework.NANOTRON)}

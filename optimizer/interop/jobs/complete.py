@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.jobs.common import looped_schedule
@@ -107,7 +108,8 @@ def named_model(job: ImportedJob) -> ModelSpec | None:
         return job.model
     from layoutopt.optimizer.specs.loading import load_workload
 
-    return load_workload(job.model_name).model
+    model = load_workload(job.model_name).model
+    return model if job.mtp_layers is None else replace(model, mtp_layers=job.mtp_layers)
 
 
 def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int | None:

@@ -10,7 +10,7 @@ from layoutopt.optimizer.interop.jobs.flags import ArgFields
 from layoutopt.optimizer.interop.jobs.torchtitan_batch import TOKENS_KEY, Batch, read_batch
 from layoutopt.optimizer.interop.jobs.torchtitan_python import read_python_config
 from layoutopt.optimizer.interop.jobs.torchtitan_split import read_schedule, read_split
-from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_toml, shorten
+from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.errors import input_error
@@ -106,6 +106,7 @@ def _job(data: dict[str, Any], era: str, file: str) -> ImportedJob:
         training=_training(data, training, batch, file),
         options=_options(data, parallelism, era, file),
         model_name=name,
+        mtp_layers=_mtp_layers(data, era),
         gpus=gpus,
         notes=tuple(notes),
         missing=_missing(name, gpus, batch, layout, recompute),
@@ -120,6 +121,15 @@ def _model(data: Mapping[str, Any], file: str) -> tuple[str | None, int | None]:
         family, flavor = _python_model(data)
     found = FLAVORS.get(((family or "").lower(), (flavor or "").lower()))
     return found or (None, None)
+
+
+def _mtp_layers(data: Mapping[str, Any], era: str) -> int | None:
+    """Return the stated multi-token-prediction layers; the TOML era (torchtitan up to v0.2.2) has none."""
+    if era == "A":
+        return 0
+    spec = data.get("model_spec")
+    stated = spec.get("num_mtp_layers") if isinstance(spec, dict) else None
+    return stated if isinstance(stated, int) and 0 <= stated <= MAX_LAYERS else None
 
 
 def _python_model(data: Mapping[str, Any]) -> tuple[str, str]:

@@ -108,7 +108,7 @@ def _tell(source: str, notes: tuple[str, ...]) -> None:
 
 
 def foreign_cluster(source: str) -> ClusterSpec | None:
-    """Read ``GPU@FILE``: a node list, Slurm topology, nvidia-smi topology or graph of GPUs of the catalog; None if it is not."""
+    """Read ``GPU@FILE``: a node list, topology or graph of GPUs of the catalog; None where it is something else."""
     match = FROM_CLUSTER.fullmatch(source)
     if match is None:
         return None
@@ -204,8 +204,7 @@ def _launched(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptio
     spec = read_model(model, asked).model if model else found.model
     workload = _job_workload(job, asked, spec)
     machine = _machine(cluster, asked, job, found.nodes)
-    training = replace(job.training, global_batch=workload.training.global_batch)
-    layout = complete_layout(replace(job, training=training), model=workload.model, gpus=machine.gpu_count)
+    layout = complete_layout(_resized(job, workload, machine), model=workload.model, gpus=machine.gpu_count)
     framework = Framework(trainer.framework) if is_given("framework") else job.framework
     software = trainer.software or (job.version if framework is job.framework else None)
     return Job(
@@ -218,6 +217,17 @@ def _launched(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptio
         preset=_preset(framework, software, machine, job.options),
         died=found.died,
     )
+
+
+def _resized(job: ImportedJob, workload: Workload, machine: ClusterSpec) -> ImportedJob:
+    """Let dp and the number of micro-batches follow where the options name another batch or number of GPUs."""
+    batch, part = workload.training.global_batch, job.layout
+    inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
+    dp = part.dp if part.dp and part.dp * inner == machine.gpu_count else None
+    kept = part.micro_batches if batch == job.training.global_batch and dp == part.dp else None
+    training = replace(job.training, global_batch=batch)
+    layout = replace(part, dp=dp, micro_batches=kept)
+    return replace(job, gpus=machine.gpu_count, training=training, layout=layout)
 
 
 def is_given(name: str) -> bool:

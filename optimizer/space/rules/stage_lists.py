@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.nanotron_split import nanotron_counts
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, BrokenRule
 from layoutopt.optimizer.space.stage_rule import Recomputation
-from layoutopt.optimizer.space.stages import block_count, rank_totals
+from layoutopt.optimizer.space.stages import block_count, model_order, rank_totals
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.specs.vocabulary import Framework, Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,8 +97,6 @@ def _whole_blocks(layout: Layout, ctx: Context) -> BrokenRule | None:
 
 def _ends(layout: Layout, ctx: Context) -> BrokenRule | None:
     """Where stages are marked, the first holds the embedding and the last, as tokens pass them, the head."""
-    from layoutopt.optimizer.space.stages import model_order
-
     order = model_order(layout.pp, layout.vp, layout.schedule)
     first, last = int(order[0]), int(order[-1])
     marked = [(stage.embedding, stage.head) for stage in layout.stages]
@@ -141,7 +140,8 @@ def _empty_stages(layout: Layout, ctx: Context) -> BrokenRule | None:
     """Megatron's layout string may leave any stage empty, others only the two that hold the ends."""
     if ctx.framework in FREEST or (ctx.framework in MEGATRONS and ctx.release >= LAYOUT_STRINGS):
         return None
-    inner = [i for i, stage in enumerate(layout.stages[1:-1], start=1) if not stage.layers]
+    order = model_order(layout.pp, layout.vp, layout.schedule)
+    inner = sorted(int(i) for i in order[1:-1] if not layout.stages[i].layers)
     if not inner:
         return None
     text = f"stage {inner[0]} holds no layer; only the first and the last may be empty"
@@ -162,6 +162,8 @@ def _split(layout: Layout, ctx: Context) -> BrokenRule | None:
         return _broken(
             "stage_split", text, "equal chunks, equal middle ranks", "lists of stages came with core 0.13"
         )
+    if ctx.framework is Framework.NANOTRON and layers == nanotron_counts(ctx.model, layout.pp):
+        return None
     inner = layers[1:-1] or layers
     if max(layers) - min(inner) <= 1 and min(layers) >= min(inner) - 1:
         return None

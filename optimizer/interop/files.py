@@ -1,0 +1,155 @@
+"""What was imported, written as this tool's own files: model, layout and cluster mappings that load again."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, Norm
+from layoutopt.optimizer.specs.stacks import LAYER_KINDS
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.interop.records import JobTraining
+    from layoutopt.optimizer.specs.layout import Recompute
+    from layoutopt.optimizer.specs.model import ModelSpec, MoeSpec
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+
+Plain = dict[str, Any]
+
+SWITCHES = (
+    "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "learned_positions", "embedding_norm",
+    "mtp_layers",
+)  # fmt: skip
+"""Keys of an architecture that are left out where they are off or 0."""
+
+DTYPES = {4: "fp32", 2: "bf16", 1: "fp8"}
+
+
+def model_file(model: ModelSpec, training: Mapping[str, Any]) -> Plain:
+    """Write a model file; loading it gives ``model`` again. Training numbers that are None are left out."""
+    plain: Plain = {"name": model.name, "architecture": _architecture(model), "training": stated(training)}
+    if model.published_parameters is not None:
+        plain["published_parameters"] = model.published_parameters
+    return plain
+
+
+def stated(values: Mapping[str, Any]) -> Plain:
+    """Return what is not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def job_training(training: JobTraining) -> Plain:
+    """Write a launch file's batch and number formats as the training part of a model file."""
+    return stated(
+        {
+            "sequence_length": training.sequence_length,
+            "global_batch": training.global_batch,
+            "precision": training.precision.value if training.precision else None,
+            "fp8_recipe": training.fp8_recipe.value if training.fp8_recipe else None,
+            "grad_dtype": DTYPES.get(training.grad_bytes or 0),
+            "moment_dtype": DTYPES.get(training.moment_bytes or 0),
+            "pad_vocab": training.pad_vocab,
+            "total_tokens": _total_tokens(training),
+        }
+    )
+
+
+def _total_tokens(training: JobTraining) -> int | None:
+    steps, batch, length = training.train_steps, training.global_batch, training.sequence_length
+    return steps * batch * length if steps and batch and length else None
+
+
+def _architecture(model: ModelSpec) -> Plain:
+    attends = any(shape.mixer is Mixer.ATTENTION for run in model.runs for shape in run.block)
+    plain: Plain = {"layers": model.layers, "hidden": model.hidden}
+    if attends or model.mla:
+        plain["heads"] = model.heads
+        if model.mla is None:
+            plain |= {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    plain |= {"vocab": model.vocab, "gated": model.gated}
+    if model.norm is not Norm.RMS:
+        plain["norm"] = model.norm.value
+    plain |= {name: getattr(model, name) for name in SWITCHES if getattr(model, name)}
+    for name in ("mla", "mamba"):
+        part = getattr(model, name)
+        if part is not None:
+            plain[name] = {field: getattr(part, field) for field in part.__slots__}
+    return plain | _stack(model)
+
+
+def _stack(model: ModelSpec) -> Plain:
+    """Write which layer is which: in the short form for dense layers followed by MoE layers, else as blocks."""
+    shapes = [shape for run in model.runs for shape in run.block * run.count]
+    moe = _moe(model.moe) if model.moe else {}
+    leading = next((i for i, shape in enumerate(shapes) if shape.mlp is Mlp.MOE), len(shapes))
+    short = [*[_plain_shape(Mlp.DENSE)] * leading, *[_plain_shape(Mlp.MOE)] * (len(shapes) - leading)]
+    widths = {shape.ffn for shape in shapes if shape.mlp is Mlp.DENSE}
+    ffn = {"ffn": widths.pop()} if len(widths) == 1 else {}
+    if [_narrow(shape) for shape in shapes] == short and (ffn or leading == 0):
+        return ffn | ({"moe": moe | ({"dense_layers": leading} if leading else {})} if moe else {})
+    blocks = [_block(shape, len(list(equal))) for shape, equal in groupby(shapes)]
+    return ({"moe": moe} if moe else {}) | {"blocks": blocks}
+
+
+def _plain_shape(mlp: Mlp) -> LayerShape:
+    return LayerShape(mlp=mlp)
+
+
+def _narrow(shape: LayerShape) -> LayerShape:
+    """Return the shape without the width of its MLP."""
+    return LayerShape(
+        mixer=shape.mixer, window=shape.window, mlp=shape.mlp, bidirectional=shape.bidirectional
+    )
+
+
+def _block(shape: LayerShape, count: int) -> Plain:
+    base = LayerShape(mixer=shape.mixer, mlp=shape.mlp)
+    plain: Plain = {"kind": next(name for name, kind in LAYER_KINDS.items() if kind == base), "count": count}
+    return plain | stated(
+        {"ffn": shape.ffn or None, "window": shape.window, "bidirectional": shape.bidirectional or None}
+    )
+
+
+def _moe(moe: MoeSpec) -> Plain:
+    plain = {"experts": moe.experts, "top_k": moe.top_k, "ffn": moe.ffn}
+    optional = ("shared_ffn", "node_limit", "capacity_factor", "router_bias", "shared_gate", "expert_bias")
+    return plain | {name: getattr(moe, name) for name in optional if getattr(moe, name)}
+
+
+def layout_file(layout: PartialLayout) -> Plain:
+    """Write a layout file of what is stated; loading it gives the same."""
+    names = (
+        "tp",
+        "sp",
+        "cp",
+        "pp",
+        "vp",
+        "ep",
+        "etp",
+        "dp",
+        "zero",
+        "hsdp_shard",
+        "micro_batch",
+        "micro_batches",
+    )
+    plain = stated({name: getattr(layout, name) for name in names})
+    if layout.recompute is not None:
+        plain["recompute"] = _recompute(layout.recompute, layout.recompute_layers)
+    words = {name: getattr(layout, name) for name in ("schedule", "mesh_order", "precision")}
+    plain |= {name: str(value) for name, value in words.items() if value is not None}
+    if layout.split:
+        plain["stages"] = [
+            {"layers": item.layers} | ({"mtp": item.mtp} if item.mtp else {}) for item in layout.split
+        ]
+    return plain
+
+
+def _recompute(recompute: Recompute, layers: int | None) -> Any:
+    if recompute.granularity is Granularity.FULL:
+        return "full" if layers is None else f"full:{layers}"
+    if recompute.granularity is Granularity.NONE:
+        return "none"
+    return "+".join(recompute.modules) or {"granularity": "selective", "modules": []}
