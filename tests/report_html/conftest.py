@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from layoutopt.optimizer.plan.training_plan import TrainingPlan
     from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.sweep.rows import Row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -183,3 +186,47 @@ def solved(model: str, cluster: str) -> Plan:
     from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 
     return solve_layout(load_workload(model), load_cluster(cluster), SolveOptions(top=4, near=0.02))
+
+
+@pytest.fixture(scope="session")
+def infeasible() -> Plan:
+    """A model that does not fit a single node."""
+    return solved("llama3-405b", "h100x8")
+
+
+@pytest.fixture(scope="session")
+def training(plan: Plan) -> TrainingPlan:
+    """A training plan with a later phase of longer sequences."""
+    from layoutopt.optimizer.plan.options import PlanOptions
+    from layoutopt.optimizer.plan.training_plan import make_training_plan
+    from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+
+    workload = load_workload("llama3-70b")
+    later = replace(workload.training, sequence_length=16_384, global_batch=256, total_tokens=1e11)
+    options = PlanOptions(gpu_hour_cost=2.0, simulated_runs=50)
+    long = replace(workload, phases=(later,), phase_names=("long",))
+    return make_training_plan(long, load_cluster("h100-1024"), plan, options)
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """Rows of a small sweep over sizes and networks; one point fits nowhere."""
+    from layoutopt.optimizer.report.plain_plan import plan_to_plain
+    from layoutopt.optimizer.specs.loading import load_workload
+    from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+    from layoutopt.optimizer.sweep.families import load_family
+    from layoutopt.optimizer.sweep.points import SweepGrid
+    from layoutopt.optimizer.sweep.run import run_sweep
+    from layoutopt.optimizer.sweep.store import SweepStore
+
+    grid = SweepGrid(
+        workloads=[load_workload("llama3-8b")],
+        families=[load_family("h100")],
+        gpus=(1, 8, 16, 32),
+        network_gbit_per_s=(200.0, 400.0),
+    )
+    path = tmp_path_factory.mktemp("sweep") / "sweep.db"
+    points = grid.points()
+    run_sweep(points, path, SerialExecutor(), write_plan=plan_to_plain)
+    with SweepStore(path) as store:
+        return list(store.rows(point.key for point in points))

@@ -37,7 +37,7 @@ TONES = {"optimal": "good", "stopped": "warn", "infeasible": "bad"}
 def solve_page(plan: Plan, step: DrawnStep | None = None) -> str:
     """Write the page of a plan.
 
-    ``step`` is the simulated step to draw; None simulates it from the estimate. Raises ``InputError`` when the plotting
+    ``step`` is the simulated step to draw; None simulates it. Raises ``InputError`` when the plotting
     library is not installed.
     """
     question = question_from_plain(plan.inputs)
@@ -113,7 +113,7 @@ def _price_sections(
     binds = [element("p", "What binds:"), bullets(plan.binds)] if plan.binds else []
     rates = facts(rates_pairs(estimate, question.workload.training))
     yield Section(title="Time", blocks=[render(step_chart(estimate), key), *binds, rates])
-    drawn = step or draw_step(layout, estimate)
+    drawn = step or draw_step(question, layout, estimate)
     if drawn is not None:
         yield Section(title="Pipeline", blocks=[render(timeline_chart(drawn), key)])
     yield Section(title="Memory", blocks=[render(memory_chart(estimate.memory), key)])

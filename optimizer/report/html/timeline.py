@@ -92,7 +92,7 @@ def timeline_message(result: SimulationResult) -> str:
 
 
 def _note(step: DrawnStep, crowded: bool) -> str:
-    words = ["Simulated event by event with the estimated time of each rank; transfers take no time here."]
+    words = ["Simulated event by event with the estimated times of every stage and of exposed transfers."]
     if step.shortened:
         words.append(
             f"Drawn with {step.micro_batches} of {step.all_micro_batches} micro-batches: the steady middle goes on alike, "
