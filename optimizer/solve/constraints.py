@@ -172,7 +172,7 @@ class Constraints:
                 self._when(model.add(blocks[k + 1] == 0), f"run_order_{name}", literal, ~done)
 
     def _balanced_chunks(self) -> None:
-        """Chunks of a rank differ by at most one block, smaller ones first, on the last rank smaller ones last."""
+        """Chunks of a rank differ by at most one block, smaller ones first; the last rank's last chunk is a small one."""
         for shape, stages in self._variables.stages.items():
             (pp, vp, folded), literal = shape, self._variables.shapes[shape]
             for j, blocks in enumerate(stages.blocks):
@@ -182,7 +182,7 @@ class Constraints:
                 )
             for s in range(pp):
                 chunks = [stages.blocks[j] for j in shape.of_rank(s)]
-                ordered = chunks[::-1] if s == pp - 1 > 0 else chunks
+                ordered = [chunks[-1], *chunks[:-1]] if s == pp - 1 > 0 else chunks
                 for i in range(vp - 1):
                     constraint = self._model.add(sum(ordered[i]) <= sum(ordered[i + 1]))
                     self._when(constraint, f"chunk_order_{shape}_{s}_{i}", literal)

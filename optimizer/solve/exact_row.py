@@ -114,13 +114,13 @@ class StageRow:
     def chunk_sizes(self, rank: IntArray, blocks: IntArray) -> IntArray:
         """Return the blocks of each chunk (n, V) of ranks that hold ``blocks`` (n,).
 
-        Smaller chunks come first, on the last rank last.
+        Smaller chunks come first; on the last rank the last chunk is one of the smaller.
         """
         least, extra = np.divmod(blocks, self.chunks)
         chunk = np.arange(self.chunks)
         fuller = np.where(
             ((rank == self.ranks - 1) & (self.ranks > 1))[:, None],
-            chunk < extra[:, None],
+            (chunk >= self.chunks - 1 - extra[:, None]) & (chunk < self.chunks - 1),
             chunk >= self.chunks - extra[:, None],
         )
         return least[:, None] + fuller

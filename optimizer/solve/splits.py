@@ -125,7 +125,8 @@ def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
     per_rank, width = totals[:, None, :], vp[:, None, None]
     size, larger = per_rank // width, per_rank % width
     last = (np.arange(ranks) == pp[:, None, None] - 1) & (pp[:, None, None] > 1)
-    size = size + np.where(last, chunk < larger, chunk >= width - larger)
+    but_last = (chunk >= width - 1 - larger) & (chunk < width - 1)
+    size = size + np.where(last, but_last, chunk >= width - larger)
     size = np.where((chunk < width) & _real(pp, ranks)[:, None, :], size, 0)
     back = terms.folded[:, None, None] & (chunk == 1)
     ordered = np.where(back, size[:, :, ::-1], size)

@@ -251,7 +251,8 @@ def even_split(ranks: int, chunks: int, counts: tuple[int, ...], *, folded: bool
     sizes = np.zeros((chunks, ranks), dtype=np.int64)
     for rank in range(ranks):
         small, more = divmod(int(held[rank]), chunks)
-        larger = range(more) if rank == ranks - 1 > 0 else range(chunks - more, chunks)
+        end = chunks - (rank == ranks - 1 > 0)
+        larger = range(end - more, end)
         sizes[:, rank] = small
         sizes[list(larger), rank] += 1
     kind = np.repeat(np.arange(len(counts)), counts)

@@ -208,7 +208,7 @@ def check_sizes(sizes: IntArray, place: IntArray, split: Split, *, folded: bool 
         raise Refuted(f"stage {int(np.argmax(sizes < least))} is empty")
     for rank in range(ranks):
         own = sizes[place == rank]
-        rising = own[::-1] if rank == ranks - 1 > 0 else own
+        rising = np.roll(own, 1) if rank == ranks - 1 > 0 else own
         if own.max() - own.min() > 1 or (np.diff(rising) < 0).any():
             raise Refuted(
                 f"the chunks of rank {rank} hold {own.tolist()} blocks: not equal to within one, in order"

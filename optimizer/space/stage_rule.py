@@ -29,7 +29,8 @@ class StageRule:
     and DualPipe, whose ranks s and pp - 1 - s count as one of two chunks, run the second chunks backwards);
     every virtual stage holds at least one block, except the first and the last, which may hold none when pp > 1
     (they hold the embedding and the head); the chunks of one rank differ by at most one block, the smaller ones
-    first, except on the last of several ranks, the smaller ones last.
+    first, so that ranks work on large chunks at the same time; on the last of several ranks, with the head in its
+    last chunk, that one is among the smaller ones.
 
     ``split`` free: any counts within those rules; near_equal: any two virtual stages differ by at most one
     block, the first and last virtual stage may hold one block fewer than the smallest other one.

@@ -50,14 +50,15 @@ def chunk_layers(rank_totals: IntArray, pp: int, vp: int) -> IntArray:
     """Return the blocks of every virtual stage, shape (pp*vp,), entry ``chunk*pp + rank``.
 
     The chunks of a rank differ by at most one block. Smaller chunks come first, so that the one with the
-    embedding is among them; on the last rank they come last, where the head is.
+    embedding is among them and ranks work on large chunks at the same time; on the last of several ranks the last
+    chunk, which holds the head, is one of the smaller.
     """
     small, larger = np.divmod(np.asarray(rank_totals, dtype=np.int64), vp)
     chunk = np.arange(vp)[:, None]
     rising = chunk >= vp - larger
-    falling = chunk < larger
+    but_last = (chunk >= vp - 1 - larger) & (chunk < vp - 1)
     last = (np.arange(pp) == pp - 1) & (pp > 1)
-    result: IntArray = (small + np.where(last, falling, rising)).reshape(-1)
+    result: IntArray = (small + np.where(last, but_last, rising)).reshape(-1)
     return result
 
 

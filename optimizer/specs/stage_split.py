@@ -27,8 +27,8 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
 
     Stages hold whole blocks of the model's runs. Ranks differ by at most one block: the last rank and then
     the first get fewer, since they also hold the head and the embedding, then early ranks, which hold more
-    micro-batches at once. The chunks of a rank differ by at most one block, smaller ones first, on the last
-    rank last. Only the first and the last virtual stage may be empty.
+    micro-batches at once. The chunks of a rank differ by at most one block, smaller ones first; on the last
+    rank the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
     """
     lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
     counts = _even_blocks(len(lengths), pp, vp)
@@ -59,7 +59,7 @@ def _even_blocks(blocks: int, pp: int, vp: int) -> list[int] | None:
 
 def _chunk_blocks(total: int, chunk: int, vp: int, last_rank: bool) -> int:
     small, larger = divmod(total, vp)
-    return small + (chunk < larger if last_rank else chunk >= vp - larger)
+    return small + (vp - 1 - larger <= chunk < vp - 1 if last_rank else chunk >= vp - larger)
 
 
 def build_stages(

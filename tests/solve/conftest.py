@@ -211,7 +211,8 @@ def obeys(split: Split, sizes: tuple[int, ...], ranks: int) -> bool:
         return False
     for rank in range(ranks):
         own = sizes[rank::ranks]
-        if max(own) - min(own) > 1 or list(own) != sorted(own, reverse=rank == ranks - 1 > 0):
+        rising = [own[-1], *own[:-1]] if rank == ranks - 1 > 0 else list(own)
+        if max(own) - min(own) > 1 or rising != sorted(own):
             return False
     if split is Split.FREE or max(sizes) - min(sizes) <= 1:
         return True

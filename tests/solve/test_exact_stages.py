@@ -71,8 +71,9 @@ def valid_sizes(
 
 
 def chunks_ok(sizes: tuple[int, ...], last: bool) -> bool:
-    """The chunks of one rank differ by at most one block, smaller first, on the last rank smaller last."""
-    return max(sizes) - min(sizes) <= 1 and list(sizes) == sorted(sizes, reverse=last)
+    """The chunks of one rank differ by at most one block, smaller first; on the last rank the last chunk is small."""
+    rising = [sizes[-1], *sizes[:-1]] if last else list(sizes)
+    return max(sizes) - min(sizes) <= 1 and rising == sorted(sizes)
 
 
 def split_ok(sizes: tuple[int, ...], split: Split) -> bool:
@@ -308,9 +309,9 @@ def quickest_by_totals(terms: StageTerms, counts: list[int], rule: StageRule) ->
 
 
 def chunk_size(total: int, chunks: int, chunk: int, last: bool) -> int:
-    """Blocks of one chunk: smaller first, on the last rank smaller last."""
-    sizes = sorted([total // chunks + (c < total % chunks) for c in range(chunks)], reverse=last)
-    return sizes[chunk]
+    """Blocks of one chunk: smaller first, on the last rank a small one last."""
+    sizes = sorted(total // chunks + (c < total % chunks) for c in range(chunks))
+    return [*sizes[1:], sizes[0]][chunk] if last else sizes[chunk]
 
 
 def least_by_rank(terms: StageTerms, have: np.ndarray, rank: int) -> np.ndarray:

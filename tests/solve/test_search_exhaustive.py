@@ -108,12 +108,12 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def chunk_sizes(totals: tuple[int, ...], pp: int, vp: int) -> list[int]:
-    """Split rank totals over chunks, the smaller ones first, on the last rank last; chunk-major."""
+    """Split rank totals over chunks, the smaller ones first, on the last rank one of them last; chunk-major."""
     by_rank = []
     for rank, total in enumerate(totals):
         low, extra = divmod(total, vp)
         sizes = [low] * (vp - extra) + [low + 1] * extra
-        by_rank.append(sizes[::-1] if rank == pp - 1 and pp > 1 else sizes)
+        by_rank.append([*sizes[1:], sizes[0]] if rank == pp - 1 and pp > 1 else sizes)
     return [by_rank[rank][chunk] for chunk in range(vp) for rank in range(pp)]
 
 

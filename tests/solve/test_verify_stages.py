@@ -132,7 +132,7 @@ def test_no_recomputation_where_the_layout_has_none(kit: Any) -> None:
         ([0, 3, 3, 0], 4, Split.FREE, True),
         ([1, 0, 3, 1], 4, Split.FREE, False),  # an empty middle stage
         ([0], 1, Split.FREE, False),  # a single stage holds the model
-        ([1, 2, 2, 1], 2, Split.FREE, True),  # smaller chunk first, on the last rank last
+        ([1, 2, 2, 1], 2, Split.FREE, True),  # smaller chunk first, on the last rank a small one last
         ([2, 2, 1, 1], 2, Split.FREE, False),
         ([1, 1, 2, 2], 2, Split.FREE, False),
         ([1, 2, 2, 1], 4, Split.NEAR_EQUAL, True),
