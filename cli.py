@@ -40,10 +40,13 @@ _HOME = "layoutopt.optimizer.report.commands"
 COMMANDS: dict[str, Entry] = {
     "solve": Entry(f"{_HOME}.solve", "Find the fastest layout and prove that none is faster."),
     "evaluate": Entry(f"{_HOME}.evaluate", "Price a given layout and judge whether it runs."),
+    "explain": Entry(f"{_HOME}.explain", "Say why a layout is invalid, too large or slow, and what helps."),
     "sweep": Entry(f"{_HOME}.sweep", "Solve every combination of models, clusters and sizes."),
     "plan": Entry(f"{_HOME}.plan", "Plan a training run: days, cost, failures, what to watch."),
     "simulate": Entry(f"{_HOME}.simulate", "Run a plan's pipeline as events, with its memory over time."),
     "verify": Entry(f"{_HOME}.verify", "Check a plan's proof on an independent path."),
+    "validate": Entry(f"{_HOME}.validate", "Say how far predictions are off measured runs."),
+    "calibrate": Entry(f"{_HOME}.calibrate", "Fit the cost model to a cluster with a few own runs."),
     "topology": Entry(f"{_HOME}.topology", "Show a cluster's network and what collectives cost."),
     "catalog": Entry(f"{_HOME}.catalog", "List the built-in models, clusters and GPUs."),
     "schema": Entry(f"{_HOME}.schema", "Print the JSON Schema of an input file."),

@@ -65,14 +65,15 @@ def judgement_to_plain(judgement: Judgement) -> Plain:
     return {
         "verdict": judgement.verdict.value,
         "reasons": list(judgement.reasons),
-        "broken": [_broken_to_plain(rule) for rule in judgement.broken],
+        "broken": [broken_to_plain(rule) for rule in judgement.broken],
         "warnings": list(judgement.warnings),
         "layout": layout_to_plain(judgement.layout),
         "estimate": estimate_to_plain(judgement.estimate) if judgement.estimate else None,
     }
 
 
-def _broken_to_plain(rule: BrokenRule) -> Plain:
+def broken_to_plain(rule: BrokenRule) -> Plain:
+    """Write a broken rule with its factors and the nearest valid values."""
     return {
         "rule": rule.rule,
         "message": rule.message,

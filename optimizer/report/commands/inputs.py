@@ -117,8 +117,8 @@ def space_options(space: SpaceChoices, software: str | None) -> SpaceOptions:
     from layoutopt.optimizer.space.options import SpaceOptions
 
     return SpaceOptions(
-        fix=_axis_values("--fix", space.fix),
-        forbid=_axis_values("--forbid", space.forbid),
+        fix=axis_values("--fix", space.fix),
+        forbid=axis_values("--forbid", space.forbid),
         max=_axis_limits("--max", space.max),
         min=_axis_limits("--min", space.min),
         allow_idle=space.allow_idle,
@@ -126,7 +126,7 @@ def space_options(space: SpaceChoices, software: str | None) -> SpaceOptions:
     )
 
 
-def _axis_values(option: str, texts: tuple[str, ...]) -> dict[str, tuple[Value, ...]]:
+def axis_values(option: str, texts: tuple[str, ...]) -> dict[str, tuple[Value, ...]]:
     """Read ``tp=4,8`` or ``tp=8,pp=16``; what is said twice of one axis adds up."""
     found: dict[str, tuple[Value, ...]] = {}
     for axis, value in _pairs(option, texts):

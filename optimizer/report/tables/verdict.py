@@ -32,7 +32,7 @@ def judgement_tables(
     judgement: Judgement, workload: Workload, cluster: ClusterSpec, preset: FrameworkPreset, *, framework: str
 ) -> RenderableType:
     """Show the verdict, every reason with the nearest valid values, and the price."""
-    parts: list[RenderableType] = [question_text(workload, cluster, framework), _headline(judgement)]
+    parts: list[RenderableType] = [question_text(workload, cluster, framework), headline(judgement)]
     if judgement.reasons:
         parts.append(section(REASONS[judgement.verdict.value], bullets(judgement.reasons)))
     parts.append(layout_section(judgement.layout))
@@ -43,7 +43,7 @@ def judgement_tables(
     return Group(*parts)
 
 
-def _headline(judgement: Judgement) -> Text:
+def headline(judgement: Judgement) -> Text:
     """Verdict, step time and memory on one line."""
     line = Text.assemble(verdict_text(judgement.verdict.value))
     priced = judgement.estimate

@@ -65,7 +65,7 @@ def explain_layout(
     question = Question(
         workload=workload, cluster=cluster, options=_with_precision(options, judgement.layout)
     )
-    explanation = Explanation(judgement=judgement, advice=_advice(question, judgement.layout))
+    explanation = Explanation(judgement=judgement, advice=_advice(question, judgement))
     if judgement.estimate is not None:
         fullest = fullest_rank(cost_of(question), judgement.layout, judgement.estimate.memory)
         explanation = replace(explanation, fullest=fullest)
@@ -92,12 +92,15 @@ def _with_precision(options: SolveOptions, layout: Layout) -> SolveOptions:
     return replace(options, space=replace(options.space, precisions=(layout.precision,)))
 
 
-def _advice(question: Question, layout: Layout) -> tuple[BrokenRule, ...]:
+def _advice(question: Question, judgement: Judgement) -> tuple[BrokenRule, ...]:
+    """Return what would cost time or memory, unless it already is a reason not to run."""
     options = question.options
-    return advise_layout(
-        layout, question.workload.model, question.workload.training, question.cluster,
+    advice = advise_layout(
+        judgement.layout, question.workload.model, question.workload.training, question.cluster,
         options.framework, options.space.software, options.space.run,
     )  # fmt: skip
+    broken = {rule.rule for rule in judgement.broken}
+    return tuple(rule for rule in advice if rule.rule not in broken)
 
 
 def _gap(question: Question, judgement: Judgement, best: Plan) -> Gap | None:

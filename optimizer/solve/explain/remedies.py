@@ -163,7 +163,8 @@ def _by_gpus(patient: Patient) -> Iterator[Remedy]:
         found = patient.solve((), replace(question, cluster=resized(question.cluster, gpus)))
         if found is not None:
             change = f"GPUs {question.cluster.gpu_count:,} -> {gpus:,}"
-            yield patient.remedy(("gpus",), found, change=change, note="slow-down counts GPU-time")
+            note = "slow-down counts GPU-time" if patient.estimate else ""
+            yield patient.remedy(("gpus",), found, change=change, note=note)
             return
 
 

@@ -1,0 +1,122 @@
+"""``layoutopt explain``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.job_options import job_arguments
+from layoutopt.optimizer.report.commands.options import (
+    FrameworkOptions,
+    OutputOptions,
+    WorkloadOptions,
+    framework_options,
+    output_options,
+    workload_options,
+)
+from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.report.commands.imports import Job
+    from layoutopt.optimizer.report.commands.job_options import JobChoices
+    from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
+    from layoutopt.optimizer.solve.plan import SolveOptions
+
+CODES = {
+    "fits": ExitCode.OK,
+    "borderline": ExitCode.OK,
+    "does_not_fit": ExitCode.REJECTED,
+    "invalid": ExitCode.REJECTED,
+}
+
+
+@click.command()
+@job_arguments
+@click.option(
+    "--why-not", "wishes", multiple=True, metavar="AXIS=V[,AXIS=V]",
+    help="What the best layout with these values costs, e.g. tp=4.",
+)  # fmt: skip
+@click.option("--no-compare", is_flag=True, help="Leave the optimum and the gap to it out.")
+@workload_options
+@framework_options
+@output_options
+def command(
+    given: JobChoices,
+    wishes: tuple[str, ...],
+    no_compare: bool,
+    asked: WorkloadOptions,
+    trainer: FrameworkOptions,
+    output: OutputOptions,
+) -> ExitCode:
+    """Say why a layout of MODEL on CLUSTER is invalid, does not fit or is slow, and what would help.
+
+    Every remedy is one change with the rest of the layout held, solved to the optimum and ranked by its predicted
+    slow-down. The gap to the optimum is split into single changes. --from takes a launch file, and beside it the error
+    log of a job that ran out of memory.
+    """
+    from layoutopt.optimizer.report.commands.imports import read_job
+    from layoutopt.optimizer.report.commands.inputs import axis_values
+
+    fixed = [axis_values("--why-not", (wish,)) for wish in wishes]
+    job = read_job(given, asked, trainer)
+    options = _options(job, trainer)
+    explanation = _explain(job, options, output, compare=not no_compare)
+    answers = [_wish(job, values, options, explanation) for values in fixed]
+    _print(explanation, answers, job, output)
+    return CODES[explanation.judgement.verdict.value]
+
+
+def _options(job: Job, trainer: FrameworkOptions) -> SolveOptions:
+    from layoutopt.optimizer.cost.factory import CostKind
+    from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.space.context import RunOptions
+    from layoutopt.optimizer.space.options import SpaceOptions
+
+    space = SpaceOptions(software=job.software, run=job.run or RunOptions())
+    return SolveOptions(framework=job.framework, space=space, cost=CostKind(trainer.cost_model), top=1)
+
+
+def _explain(job: Job, options: SolveOptions, output: OutputOptions, *, compare: bool) -> Explanation:
+    """Explain with progress on stderr; Ctrl-C ends the search for the optimum."""
+    from layoutopt.optimizer.report.commands.interrupt import Interrupt
+    from layoutopt.optimizer.report.progress import progress_printer
+    from layoutopt.optimizer.solve.explain.api import explain_layout
+
+    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
+    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+        return explain_layout(
+            job.workload,
+            job.cluster,
+            job.layout,
+            options,
+            compare=compare,
+            on_progress=printer.update,
+            should_stop=interrupt.asked,
+        )
+
+
+def _wish(
+    job: Job, values: dict[str, tuple[int | str, ...]], options: SolveOptions, found: Explanation
+) -> WhyNot:
+    from layoutopt.optimizer.solve.explain.api import why_not
+
+    space = replace(options.space, precisions=(found.judgement.layout.precision,))
+    return why_not(job.workload, job.cluster, values, replace(options, space=space), best=found.optimum)
+
+
+def _print(found: Explanation, wishes: list[WhyNot], job: Job, output: OutputOptions) -> None:
+    if output.json:
+        from layoutopt.optimizer.report.plain_explain import explanation_to_plain
+
+        print_json(explanation_to_plain(found, wishes, job.died))
+        return
+    from layoutopt.optimizer.report.tables.explain import explanation_tables
+
+    print_tables(
+        explanation_tables(
+            found, job.workload, job.cluster, framework=job.framework.value, wishes=wishes, died=job.died
+        )
+    )
