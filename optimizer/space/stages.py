@@ -25,11 +25,12 @@ def block_count(model: ModelSpec) -> int:
     return sum(run.count for run in model.runs)
 
 
-def even_blocks(blocks: int, pp: int, vp: int) -> IntArray:
+def even_blocks(blocks: int, pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArray:
     """Return the most even number of blocks per rank, shape (pp,).
 
     Ranks differ by at most one block. The last rank and then the first get fewer, since they also hold the
-    head and the embedding; then early ranks, which hold more micro-batches at once.
+    head and the embedding; then early ranks, which hold more micro-batches at once. Where a V shape puts both ends on
+    the first rank, that one gets fewer, and what is missing when the others need a block for each chunk.
 
     Raises
     ------
@@ -40,8 +41,11 @@ def even_blocks(blocks: int, pp: int, vp: int) -> IntArray:
     if blocks < max(slots - 2, 1) or (pp == 1 and blocks < vp):
         raise ValueError(f"{blocks} blocks can't fill {slots} virtual stages")
     small, larger = divmod(blocks, pp)
+    together = SCHEDULES[schedule].v_shape and pp > 1
+    if together and small < vp:
+        return np.array([blocks - vp * (pp - 1), *[vp] * (pp - 1)], dtype=np.int64)
     totals = np.full(pp, small + 1, dtype=np.int64)
-    fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 else [0]
+    fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 and not together else [*range(pp)]
     totals[fewer_first[: pp - larger]] -= 1
     return totals
 
@@ -211,7 +215,7 @@ def rank_totals(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
         layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
         counts = _whole_blocks(layout, model, layers, order)
     else:
-        counts = chunk_layers(even_blocks(block_count(model), pp, vp), pp, vp)
+        counts = chunk_layers(even_blocks(block_count(model), pp, vp, layout.schedule), pp, vp)
     kinds = kinds_of(model, counts, order)
     repeated, seat = _recomputed_blocks(layout, model, kinds), _seats(pp, vp, layout.schedule)
     return kinds[seat].sum(axis=0), repeated[seat].sum(axis=0)

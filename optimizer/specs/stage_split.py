@@ -27,11 +27,12 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
 
     Stages hold whole blocks of the model's runs. Ranks differ by at most one block: the last rank and then
     the first get fewer, since they also hold the head and the embedding, then early ranks, which hold more
-    micro-batches at once. The chunks of a rank differ by at most one block, smaller ones first; on the last
+    micro-batches at once. Where a V shape puts both ends on the first rank, that one gets fewer, and what is
+    missing when the others need a block for each chunk. The chunks of a rank differ by at most one block, smaller ones first; on the last
     rank the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
     """
     lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
-    counts = _even_blocks(len(lengths), pp, vp)
+    counts = _even_blocks(len(lengths), pp, vp, together=vp == 2 and schedule in V_SHAPED)
     if counts is None:
         return None
     layers, start = [0] * len(counts), 0
@@ -41,15 +42,17 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
     return tuple(layers)
 
 
-def _even_blocks(blocks: int, pp: int, vp: int) -> list[int] | None:
-    """Return the blocks of every entry of the stage list."""
+def _even_blocks(blocks: int, pp: int, vp: int, *, together: bool) -> list[int] | None:
+    """Return the blocks of every entry of the stage list; ``together``: the first rank holds both ends."""
     if blocks < max(pp * vp - 2, 1) or (pp == 1 and blocks < vp):
         return None
     small, larger = divmod(blocks, pp)
     totals = [small + 1] * pp
-    fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 else [0]
+    fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 and not together else [*range(pp)]
     for rank in fewer_first[: pp - larger]:
         totals[rank] -= 1
+    if together and small < vp:
+        totals = [blocks - vp * (pp - 1)] + [vp] * (pp - 1)
     return [
         _chunk_blocks(totals[rank], chunk, vp, rank == pp - 1 > 0)
         for chunk in range(vp)

@@ -167,7 +167,7 @@ def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
         pp, vp = values["pp"], values["vp"]
         schedule = book.schedules[batch.schedule[row]]
         recompute = book.recomputes[batch.recompute[row]]
-        counts = chunk_layers(even_blocks(space.ctx.blocks, pp, vp), pp, vp)
+        counts = chunk_layers(even_blocks(space.ctx.blocks, pp, vp, schedule), pp, vp)
         kinds = kinds_of(model, counts, model_order(pp, vp, schedule))
         ranks = distinct_rank_of_entry(schedule, pp, vp)  # DualPipe's s and pp - 1 - s hold the same stages
         blocks = np.zeros((int(ranks.max()) + 1, kinds.shape[1]), dtype=np.int64)
