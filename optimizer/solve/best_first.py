@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,7 +156,7 @@ class BestFirst:
         self._rounding_s = 0.0
         self._best_of: dict[tuple[int, ...], Found] = {}
         self._aside: list[_Partial] = []
-        self._next_bound_s = self._left_bound_s = np.inf
+        self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
 
     def run(self) -> SearchResult:
         """Search until the answer is proven, the time is up or a stop is asked for."""
@@ -347,12 +347,14 @@ class BestFirst:
         model = CpModel(data)
         if known:
             model.hint(0, near.blocks[0], near.recomputed[0])
-        result = model.solve(replace(self._limits(), gap=0.0))
+        result = model.solve(self._limits())
         self._solved += 1
         if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
             # Not proven: the tuple keeps waiting with its bound.
             self._solved -= 1
             heapq.heappush(self._heap, item)
+        if result.status is SliceStatus.OPTIMAL and self.options.gap > 0:
+            self._left_open_s = min(self._left_open_s, result.bound_s)
         if result.blocks is not None:
             self._keep(item, result)
 
@@ -392,7 +394,8 @@ class BestFirst:
         """Proven floor under every step time: the best found, or what still waits."""
         waiting = self._heap[0].bound_s if self._heap else np.inf
         aside = min((float(part.bound.min()) for part in self._aside), default=np.inf)
-        return float(min(self._best_s(), waiting, aside, self._next_bound_s, self._left_bound_s))
+        open_s = min(self._next_bound_s, self._left_bound_s, self._left_open_s)
+        return float(min(self._best_s(), waiting, aside, open_s))
 
     def _result(self) -> SearchResult:
         found = sorted(self._near_ties(), key=lambda item: item.step_time_s)
