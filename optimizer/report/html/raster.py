@@ -1,4 +1,4 @@
-"""Pictures as PNG: by kaleido where it is installed, else by a browser without a window."""
+"""Pictures as PNG: by a browser without a window where there is one, else by kaleido, which may bring its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from base64 import b64encode
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from layoutopt.optimizer.specs.errors import input_error
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 """Programs that take Chromium's flags."""
+
+KALEIDO = "kaleido"
 
 FLAGS = (
     "--headless",
@@ -37,10 +38,10 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def find_renderer() -> str | None:
-    """Return what can draw a PNG here: ``kaleido``, a browser's path, or None."""
-    if _kaleido_works():
-        return "kaleido"
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    """Return what can draw a PNG here: a browser's path, ``kaleido``, or None."""
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    installed = find_spec("plotly") is not None and find_spec("kaleido") is not None
+    return browser or (KALEIDO if installed else None)
 
 
 def require_renderer() -> None:
@@ -56,7 +57,7 @@ def to_png(svg: str) -> bytes:
     require_renderer()
     renderer = find_renderer()
     assert renderer is not None
-    return _by_kaleido(svg) if renderer == "kaleido" else _by_browser(svg, renderer)
+    return _by_kaleido(svg) if renderer == KALEIDO else _by_browser(svg, renderer)
 
 
 def size_px(svg: str) -> tuple[int, int]:
@@ -65,14 +66,6 @@ def size_px(svg: str) -> tuple[int, int]:
     assert match is not None
     width, height = (float(side) for side in match.groups())
     return int(-(-width // 1)), int(-(-height // 1))
-
-
-def _kaleido_works() -> bool:
-    """Tell whether kaleido is installed with plotly; from its version 1 on it needs a browser itself."""
-    try:
-        return find_spec("plotly") is not None and version("kaleido").startswith("0.")
-    except PackageNotFoundError:
-        return False
 
 
 def _by_kaleido(svg: str) -> bytes:
@@ -91,7 +84,10 @@ def _by_kaleido(svg: str) -> bytes:
             "yaxis": {"visible": False},
         },
     }
-    drawn: bytes = to_image(figure, format="png", width=width, height=height, scale=SCALE)
+    try:
+        drawn: bytes = to_image(figure, format="png", width=width, height=height, scale=SCALE)
+    except Exception as error:  # whatever its browser or its protocol does; the answer is printed already
+        raise _failed(KALEIDO, str(error).strip().splitlines()[0]) from None
     return drawn
 
 

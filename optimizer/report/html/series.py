@@ -122,7 +122,7 @@ def spaced(values: Sequence[float], count: int) -> list[float]:
 
 def nice_values(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 times powers of ten from at most ``low`` to at least ``high``, for a logarithmic axis."""
-    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    powers = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)  # one more at each end: logarithms round
     values = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
     first = max(index for index, value in enumerate(values) if value <= low)
     last = min(index for index, value in enumerate(values) if value >= high)
