@@ -47,6 +47,8 @@ COMMANDS: dict[str, Entry] = {
     "verify": Entry(f"{_HOME}.verify", "Check a plan's proof on an independent path."),
     "validate": Entry(f"{_HOME}.validate", "Say how far predictions are off measured runs."),
     "calibrate": Entry(f"{_HOME}.calibrate", "Fit the cost model to a cluster with a few own runs."),
+    "import": Entry(f"{_HOME}.import_file", "Read a file of another tool: model, launch file, log, network."),
+    "export": Entry(f"{_HOME}.export", "Write a plan as the launch configuration of a trainer."),
     "topology": Entry(f"{_HOME}.topology", "Show a cluster's network and what collectives cost."),
     "catalog": Entry(f"{_HOME}.catalog", "List the built-in models, clusters and GPUs."),
     "schema": Entry(f"{_HOME}.schema", "Print the JSON Schema of an input file."),

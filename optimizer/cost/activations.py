@@ -94,8 +94,18 @@ def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatA
 
 
 def _widest(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
-    """Elements of the widest intermediate of a layer: an MLP's input and gradient, or queries, keys and values."""
+    """Elements of the widest intermediate of a layer: an MLP's input and gradient, or queries, keys and values.
+
+    Unfused attention holds the gradients of the probabilities and of the scores at once.
+    """
     gate = 2 if ctx.model.gated else 1
+    scores = 2 * keys.tokens * ctx.training.sequence_length * ctx.model.heads / keys.tp
+    if not ctx.training.flash and shape.mixer is Mixer.ATTENTION:
+        return np.maximum(scores, _widest_of_mlp(ctx, keys, shape, gate))
+    return _widest_of_mlp(ctx, keys, shape, gate)
+
+
+def _widest_of_mlp(ctx: ComputeContext, keys: Keys, shape: LayerShape, gate: int) -> FloatArray:
     if shape.mlp is Mlp.DENSE:
         return 2 * gate * keys.tokens * shape.ffn / keys.tp
     if shape.mlp is Mlp.MOE and ctx.model.moe is not None:

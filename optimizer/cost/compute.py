@@ -13,6 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
+from layoutopt.optimizer.cost.presets import CudaGraph
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe
 
@@ -77,8 +78,12 @@ class ComputeContext:
 
     @property
     def expert_traffic(self) -> float:
-        """Memory traffic around expert multiplications over that of separate kernels."""
-        fused = self.preset.fused_experts and self.rates.eight_bit and self.rates.blackwell
+        """Memory traffic around expert multiplications over that of separate kernels.
+
+        A graph of the whole iteration cannot ask the host how many tokens an expert got: on Blackwell one kernel
+        sizes itself, multiplies, activates and casts for all local experts (NVIDIA/Megatron-LM, CuTe DSL grouped MLP).
+        """
+        fused = self.preset.cuda_graph is CudaGraph.FULL and self.rates.eight_bit and self.rates.blackwell
         return self.constants["fused_expert_traffic"] if fused else 1.0
 
 

@@ -43,11 +43,13 @@ class MemoryEstimate:
     """Memory of the fullest rank and of every rank.
 
     ``peak_bytes`` counts tensors; ``reserved_bytes`` adds the allocator's reserve and ``device_bytes`` context and
-    communication buffers too (what nvidia-smi shows). ``capacity_bytes`` is what tensors may use.
+    communication buffers too (what nvidia-smi shows). ``capacity_bytes`` is what tensors may use, from
+    ``borderline_bytes`` on it is close.
     """
 
     peak_bytes: float
     capacity_bytes: float
+    borderline_bytes: float
     reserved_bytes: float
     device_bytes: float
     stages: tuple[RankMemory, ...]
@@ -161,6 +163,7 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
     return MemoryEstimate(
         peak_bytes=peak,
         capacity_bytes=float(parts.capacity_bytes[0]),
+        borderline_bytes=float(parts.capacity_bytes[0]) * cost.preset.borderline_share,
         reserved_bytes=reserved,
         device_bytes=reserved if cost.ideal else reserved + cost.preset.overhead_bytes,
         stages=tuple(stages),

@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.communication import (
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
-from layoutopt.optimizer.cost.presets import CudaGraph, EpOverlap
+from layoutopt.optimizer.cost.presets import CudaGraph
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, Granularity
 
@@ -198,7 +198,7 @@ def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> Fl
         left = 0.0
     dense = np.where(tp > 1, constants["host_tp"], 1.0)
     return (
-        ctx.preset.host_layer_s * left * (dense + _host_of_experts(ctx, shape)) * _host_of_overlap(ctx, shape)
+        ctx.preset.host_layer_s * left * (dense + _host_of_experts(ctx, shape))
     )
 
 
@@ -208,12 +208,6 @@ def _host_of_experts(ctx: ComputeContext, shape: LayerShape) -> float:
         return 0.0
     padded = ctx.model.moe.capacity_factor is not None
     return (ctx.constants["host_moe"] - 1) * (ctx.constants["host_moe_padded"] if padded else 1.0)
-
-
-def _host_of_overlap(ctx: ComputeContext, shape: LayerShape) -> float:
-    """Host time of a layer cut into pieces for batch-level expert overlap over a whole one."""
-    cut = shape.mlp is Mlp.MOE and ctx.preset.ep_overlap is EpOverlap.BATCH
-    return ctx.constants["host_ep_overlap"] if cut else 1.0
 
 
 def _waiting_s(ctx: ComputeContext, host_s: FloatArray, device_s: FloatArray) -> FloatArray:

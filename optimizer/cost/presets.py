@@ -46,9 +46,9 @@ class FrameworkPreset:
     ``hopper_gemm_speed`` is the release's multiplication library over a current one
     on Hopper (the first ones ran Ampere kernels there); ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
-    ``fused_experts``: on Blackwell one kernel multiplies, activates and casts for all local experts.
     ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead.
-    ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers.
+    ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
+    ``borderline_share`` the share of usable memory from which runs both ran and died.
     """
 
     weight_bytes: float
@@ -79,10 +79,10 @@ class FrameworkPreset:
     host_step_s: float
     allocator_reserve: float
     overhead_bytes: float
+    borderline_share: float
     hopper_gemm_speed: float
     flash_attention_2: bool
     fp8_attention: bool
-    fused_experts: bool
     drains_queue: bool
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
@@ -97,7 +97,7 @@ class FrameworkPreset:
         return replace(self, **own)
 
 
-MEASURED = ("host_layer_s", "host_step_s", "allocator_reserve", "overhead_bytes")
+MEASURED = ("host_layer_s", "host_step_s", "hopper_gemm_speed", "allocator_reserve", "overhead_bytes")
 """Fields that are measured, not switched: a calibration overrides one as ``field.framework``."""
 
 

@@ -21,7 +21,7 @@ ACCUMULATED_GRAD_BYTES = 6
 CUDA_GRAPHS = {"none": CudaGraph.NONE, "partial": CudaGraph.PARTIAL, "full_iteration": CudaGraph.FULL}
 _GRAPH_WORDS = (*CUDA_GRAPHS, "maybe_full_iteration")
 METHODS = ("pretrain", "sft")
-_FACTS = ("compiled", "fp8_attention", "fused_experts")
+_FACTS = ("compiled", "fp8_attention", "fused_loss")
 """Facts in the notes that are switches of the preset under the same name."""
 
 

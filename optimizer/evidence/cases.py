@@ -94,7 +94,7 @@ def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
         assumed=assumed,
         complete=_complete(read),
         memory_gb=_memory_gb(stated, facts),
-        memory_known=memory_size_stated(stated) and stated.zero is not None and stated.recompute is not None,
+        memory_known=_memory_known(stated),
     )
 
 
@@ -113,6 +113,16 @@ def _defaults(run: MeasuredRun, framework: Framework) -> tuple[MeasuredRun, tupl
 
 def _complete(run: MeasuredRun) -> bool:
     return all(getattr(run, name) is not None for name in DECIDING) and (run.pp == 1 or run.vp is not None)
+
+
+def _memory_known(run: MeasuredRun) -> bool:
+    """Whether a row states what decides memory.
+
+    Selective recomputation alone says little of models with experts or latent attention, whose recipes recompute
+    more than attention.
+    """
+    modules = run.recompute != "selective" or run.recompute_modules or not (run.is_moe or run.mla)
+    return memory_size_stated(run) and None not in (run.zero, run.recompute) and bool(modules)
 
 
 def _check_experts(run: MeasuredRun, layout: Layout) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.hardware import EIGHT_BIT
-from layoutopt.optimizer.evidence.parameters import HOST_BOUNDS, Parameter, known_parameters
+from layoutopt.optimizer.evidence.parameters import TIME_BOUNDS, Parameter, known_parameters
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import Framework, Precision
 
@@ -92,7 +92,7 @@ def parse_plan(data: Mapping[str, Any], cases: Sequence[Case], file: str = "") -
     ties = {name: tuple(entry["same"]) for name, entry in shared.items() if isinstance(entry, dict)}
     wanted = [*shared, *(other for others in ties.values() for other in others)]
     unknown = [name for name in wanted if name not in known]
-    unknown += [name for name in fields if name not in HOST_BOUNDS]
+    unknown += [name for name in fields if name not in TIME_BOUNDS]
     problems = [Problem(what=f"unknown constant {name!r}", key="global", file=file) for name in unknown]
     if len(shared) > MOST_GLOBAL or len(fields) > MOST_PER_FRAMEWORK:
         what = f"{len(shared)} global constants and {len(fields)} per framework"
@@ -107,13 +107,12 @@ def parse_plan(data: Mapping[str, Any], cases: Sequence[Case], file: str = "") -
 
 
 def _of_frameworks(fields: Mapping[str, Any], frameworks: Sequence[str]) -> dict[str, float]:
-    """Give every framework's field its prior."""
+    """Give the frameworks' fields their priors; without a default only the named frameworks have one."""
     return {
-        f"{name}.{framework}": float(
-            entry.get(framework, entry["default"]) if isinstance(entry, dict) else entry
-        )
+        f"{name}.{framework}": float(prior)
         for name, entry in fields.items()
         for framework in frameworks
+        if (prior := entry.get(framework, entry.get("default")) if isinstance(entry, dict) else entry) is not None
     }
 
 
@@ -163,7 +162,7 @@ def _eight_bit(case: Case) -> bool:
 
 _PURPOSE: dict[str, Callable[[Case], bool]] = {
     **dict.fromkeys(("host_moe", "permute_passes", "grouped_gemm_half", "ep_hidden"), _moe),
-    **dict.fromkeys(("host_moe_padded", "host_ep_overlap", "fused_expert_traffic"), _moe),
+    **dict.fromkeys(("host_moe_padded", "fused_expert_traffic"), _moe),
     **dict.fromkeys(("network_fraction", "network_gather", "nic_host_share"), _leaves_domain),
     **dict.fromkeys(("tp_exposed_overlapped", "host_tp"), _sharded_tensors),
     **dict.fromkeys(("fp8_gain", "fp8_rowwise", "fp8_attention"), _eight_bit),
@@ -171,5 +170,6 @@ _PURPOSE: dict[str, Callable[[Case], bool]] = {
     "attention_cap": lambda case: case.training.flash,
     "heads_misaligned": lambda case: not case.training.flash,
     "pp_exposed": lambda case: case.layout.pp > 1,
+    "hopper_gemm_speed": lambda case: case.cluster.gpu.architecture.startswith("hopper"),
 }
 """Cases that a constant may concern, by its name before the dot."""

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.predict import Prediction
 
-BORDERLINE = 0.95
-"""Share of usable memory from which a layout counts as borderline."""
-
 NOT_STATED = "not stated"
 _KINDS = ("allocated", "reserved", "nvidia-smi")
 
@@ -58,10 +55,10 @@ class MemoryReport:
 
 def verdict_of(prediction: Prediction) -> Verdict:
     """Judge a prediction by its peak over what the GPU leaves for tensors."""
-    share = prediction.allocated_bytes / prediction.capacity_bytes
-    if share > 1:
+    if prediction.allocated_bytes > prediction.capacity_bytes:
         return Verdict.DOES_NOT_FIT
-    return Verdict.BORDERLINE if share > BORDERLINE else Verdict.FITS
+    close = prediction.allocated_bytes > prediction.borderline_bytes
+    return Verdict.BORDERLINE if close else Verdict.FITS
 
 
 def compare_memory(pairs: Sequence[tuple[Case, Prediction]]) -> MemoryReport:

@@ -32,7 +32,7 @@ class NoteFacts:
 
     ``deduplicates``: the expert dispatcher sends a token once per node. ``memory_gib``: memory is in GiB.
     ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention`` and
-    ``fused_experts`` are the preset's switches.
+    ``fused_loss`` are the preset's switches.
     """
 
     compiled: bool | None = None
@@ -40,12 +40,12 @@ class NoteFacts:
     deduplicates: bool | None = None
     fp32_reduction: bool | None = None
     fp8_attention: bool | None = None
-    fused_experts: bool | None = None
+    fused_loss: bool | None = None
     memory_gib: bool = False
     capacity_factor: float | None = None
 
 
-FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_experts")
+FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_loss")
 """Facts that are either so or not."""
 
 

@@ -30,6 +30,7 @@ class Prediction:
     reserved_bytes: float
     device_bytes: float
     capacity_bytes: float
+    borderline_bytes: float
 
     @property
     def fits(self) -> bool:
@@ -73,4 +74,5 @@ def _prediction(result: Estimate) -> Prediction:
         reserved_bytes=memory.reserved_bytes,
         device_bytes=memory.device_bytes,
         capacity_bytes=memory.capacity_bytes,
+        borderline_bytes=memory.borderline_bytes,
     )

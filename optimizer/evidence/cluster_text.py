@@ -1,0 +1,142 @@
+"""A calibrated cluster as a file: the whole cluster in plain units, its constants with their sources, what they rest on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.loading import load_gpu
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.evidence.calibration import Calibration
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, StorageSpec
+
+WIDTH = 110
+
+
+def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, name: str) -> str:
+    """Write a cluster file with the calibration's constants.
+
+    Parameters
+    ----------
+    cluster
+        The cluster that was calibrated; constants it had already stay where the calibration has no new value.
+    calibration
+        What was found.
+    name
+        The cluster's name in reports.
+    """
+    import yaml
+
+    data = {"name": name, **_cluster(cluster)}
+    kept = {key: value for key, value in cluster.calibration.items() if key not in calibration.values}
+    data["calibration"] = {
+        **kept,
+        **{
+            key: {"value": entry.value, "source": entry.source}
+            for key, entry in sorted(calibration.values.items())
+        },
+    }
+    body: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=WIDTH)
+    return "\n".join([*(f"# {line}" for line in provenance_lines(calibration)), body])
+
+
+def provenance_lines(calibration: Calibration) -> list[str]:
+    """Say in plain lines which runs a calibration rests on, how far off it is, and what else was tried."""
+    before, after, left_out = calibration.before, calibration.after, calibration.left_out
+    lines = [
+        f"Calibrated with {len(calibration.runs)} own runs: predictions were {_percent(before.mape)} off in the mean "
+        f"and are {_percent(after.mape)} off"
+        + ("." if left_out is None else f"; each run predicted from the others: {_percent(left_out)}.")
+    ]
+    lines += [
+        f"  {run.case.run.id}: {run.measured_s:.4g} s measured, {run.before_s:.4g} s before, {run.after_s:.4g} s after"
+        + (f", weight {run.weight:.2f}" if run.weight < 1 else "")
+        for run in calibration.runs
+    ]
+    lines += [
+        f"Tried {trial.name} = {trial.value:.4g}: left-out runs {_percent(trial.left_out_with)} off instead of "
+        f"{_percent(trial.left_out_without)}, {'taken' if trial.accepted else 'not taken'}."
+        for trial in calibration.trials
+    ]
+    return lines + [f"Warning: {warning}." for warning in calibration.warnings]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "gpu": _gpu(cluster.gpu),
+        "gpus": cluster.gpu_count,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nvlink_domain": cluster.nvlink_domain,
+        "nics_per_node": cluster.nics_per_node,
+        "nic_bandwidth": _bandwidth(cluster.nic_bytes_per_s),
+        "levels": [
+            {
+                "name": level.name,
+                "gpus": level.gpus,
+                "oversubscription": level.oversubscription,
+                "latency": f"{level.latency_s!r} s",
+            }
+            for level in cluster.levels
+        ],
+        "rail_optimized": cluster.rail_optimized,
+        "in_switch_reduction": cluster.in_switch_reduction,
+        "reserve": _bytes(cluster.reserve_bytes),
+        "pue": cluster.pue,
+        "failures": {
+            "gpu_hours_per_failure": f"{cluster.failures.gpu_hours_per_failure!r} h",
+            "restart": f"{cluster.failures.restart_s!r} s",
+        },
+    }
+    if cluster.host_memory_bytes is not None:
+        data["host_memory"] = _bytes(cluster.host_memory_bytes)
+    if cluster.storage is not None:
+        data["storage"] = _storage(cluster.storage)
+    if cluster.graph is not None:
+        data["graph"] = dict(cluster.graph)
+    return {key: value for key, value in data.items() if value != []}
+
+
+def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
+    """Name a GPU that is as the catalog has it; else write all of it."""
+    from layoutopt.optimizer.specs.errors import InputError
+
+    try:
+        if load_gpu(gpu.name) == gpu:
+            return gpu.name
+    except InputError:
+        pass
+    return {
+        "name": gpu.name,
+        "architecture": gpu.architecture,
+        "dense_flops": {precision.value: value for precision, value in gpu.dense_flops.items()},
+        "memory": _bytes(gpu.memory_bytes),
+        "nominal_memory": _bytes(gpu.nominal_memory_bytes),
+        "memory_bandwidth": _bandwidth(gpu.hbm_bytes_per_s),
+        "nvlink_bandwidth": _bandwidth(gpu.nvlink_bytes_per_s),
+        "nvlink_domain": gpu.nvlink_domain,
+        "gpus_per_node": gpu.gpus_per_node,
+        "nic_bandwidth": _bandwidth(gpu.nic_bytes_per_s),
+        "sm_count": gpu.sm_count,
+        "tdp": f"{gpu.tdp_w!r} W",
+        "host_link_bandwidth": _bandwidth(gpu.host_link_bytes_per_s),
+        "source": [gpu.source],
+    }
+
+
+def _storage(storage: StorageSpec) -> dict[str, str]:
+    return {
+        "write_bandwidth": _bandwidth(storage.write_bytes_per_s),
+        "per_gpu_bandwidth": _bandwidth(storage.per_gpu_bytes_per_s),
+    }
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    return f"{bytes_per_s!r} B/s"
+
+
+def _bytes(count: float) -> str:
+    return f"{count!r} B"

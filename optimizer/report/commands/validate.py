@@ -1,0 +1,124 @@
+"""``layoutopt validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.options import DrawingOptions, OutputOptions, output_options
+from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
+from layoutopt.optimizer.report.commands.values import Whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from layoutopt.optimizer.evidence.assumptions import Assumption
+    from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.evidence.validate import ValidationReport
+
+PROGRESS_EVERY = 100
+
+
+@click.command(epilog="The table's columns: docs/measured-runs.md")
+@click.argument("tables", metavar="RUNS.csv...", nargs=-1, required=True)
+@click.option(
+    "--assume", multiple=True, metavar="FILE",
+    help="What may be taken for empty cells; 'reference' is for the published reference layouts.",
+)  # fmt: skip
+@click.option("--worst", type=Whole(0, 10_000), default=0, help="Show the N rows with the largest errors.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Draw predicted against measured times as .svg or .png.",
+)  # fmt: skip
+@output_options
+def command(
+    tables: tuple[str, ...],
+    assume: tuple[str, ...],
+    worst: int,
+    plot: Path | None,
+    output: OutputOptions,
+) -> ExitCode:
+    """Price measured runs and say how far the predictions are off.
+
+    Rows that can't be priced are listed with the reason; rows priced with --assume are counted apart.
+    """
+    drawing = DrawingOptions(report=None, plot=plot)
+    require_drawing(drawing)
+    runs, assumptions = read_tables(tables), _assumptions(assume)
+    report = _validate(runs, assumptions, output)
+    if output.json:
+        from layoutopt.optimizer.evidence.plain import plain_report
+
+        print_json(plain_report(report, worst=worst))
+    else:
+        from layoutopt.optimizer.report.tables.validation import validation_tables
+
+        print_tables(validation_tables(report, worst=worst, verbose=output.verbose))
+    if plot is not None:
+        from layoutopt.optimizer.report.html.validation_picture import validation_picture
+
+        write_drawing(drawing, output, page=str, picture=lambda: validation_picture(report))
+    return ExitCode.OK
+
+
+def read_tables(tables: Sequence[str]) -> tuple[MeasuredRun, ...]:
+    """Read tables of measured runs; raises ``InputError`` with the problems of all, and for ids given twice."""
+    from layoutopt.optimizer.evidence.table import parse_runs
+    from layoutopt.optimizer.specs.errors import InputError, Problem
+
+    problems: list[Problem] = []
+    runs: dict[str, MeasuredRun] = {}
+    for name in tables:
+        try:
+            found = parse_runs(_read(name), name)
+        except InputError as error:
+            problems.extend(error.problems)
+            continue
+        twice = [run for run in found if run.id in runs]
+        problems += [
+            Problem(what=f"id {run.id[:40]!r} is in {runs[run.id].file} too", file=name, line=run.line)
+            for run in twice
+        ]
+        runs |= {run.id: run for run in found}
+    if problems:
+        raise InputError(*problems)
+    return tuple(runs.values())
+
+
+def _read(name: str) -> bytes:
+    from layoutopt.optimizer.specs.errors import input_error
+
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise input_error(f"cannot be read: {error.strerror}", "a CSV file", file=name) from None
+
+
+def _assumptions(names: Sequence[str]) -> list[Assumption]:
+    from layoutopt.optimizer.evidence.assumptions import BUILT_IN, built_in, parse_assumptions
+
+    found: list[Assumption] = []
+    for name in names:
+        text = "" if name in BUILT_IN else _read(name).decode("utf-8", errors="replace")
+        found += built_in(name) if name in BUILT_IN else parse_assumptions(text, name)
+    return found
+
+
+def _validate(
+    runs: Sequence[MeasuredRun], assumptions: Sequence[Assumption], output: OutputOptions
+) -> ValidationReport:
+    from layoutopt.optimizer.evidence.validate import validate
+
+    return validate(runs, assumptions, progress=_progress(output))
+
+
+def _progress(output: OutputOptions) -> Callable[[int, int], None]:
+    def show(done: int, of: int) -> None:
+        if done % PROGRESS_EVERY == 0:
+            note(f"priced {done:,} of {of:,} rows", output)
+
+    return show
