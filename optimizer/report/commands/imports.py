@@ -284,7 +284,7 @@ def _machine(cluster: str, asked: WorkloadOptions, job: ImportedJob, nodes: Node
 
     whole = read_cluster(cluster, None)
     listed = gpu_count(nodes, whole.gpus_per_node) if nodes else None
-    gpus = asked.gpus or job.gpus or listed
+    gpus = asked.gpus or listed or job.gpus
     return whole if gpus is None else read_cluster(cluster, gpus)
 
 

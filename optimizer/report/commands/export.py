@@ -1,0 +1,205 @@
+"""``layoutopt export``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.output import note, print_json, require_writable, write_file
+from layoutopt.optimizer.report.commands.values import Word
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.specs.layout import Layout
+
+TARGETS = Word(
+    (
+        "megatron-lm",
+        "megatron-bridge",
+        "torchtitan",
+        "deepspeed",
+        "megatron-deepspeed",
+        "nanotron",
+        "accelerate",
+    ),
+    {"megatron": "megatron-lm", "nemo": "megatron-bridge"},
+    metavar="TRAINER",
+)
+NO_CHECKPOINTS = 0
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN")
+@click.option(
+    "--to", type=TARGETS, required=True, help="The trainer: megatron-lm, megatron-bridge, torchtitan, ..."
+)
+@click.option(
+    "--release", metavar="RELEASE", help="Its release, e.g. 'core 0.16', or torchtitan's era A or C."
+)
+@click.option(
+    "--checkpoint-every", type=click.IntRange(0, 10**9), metavar="STEPS",
+    help="Steps between checkpoints, 0 for none; left out: the interval that loses least to failures.",
+)  # fmt: skip
+@click.option(
+    "--nearest", is_flag=True, help="If the trainer can't launch the layout, export the nearest it can."
+)
+@click.option(
+    "-o", "--output", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
+    help="Write the files there instead of printing them.",
+)  # fmt: skip
+@output_options
+def command(
+    plan: str,
+    to: str,
+    release: str | None,
+    checkpoint_every: int | None,
+    nearest: bool,
+    folder: Path | None,
+    output: OutputOptions,
+) -> None:
+    """Write the launch configuration of a plan that solve wrote, every degree and stage written out.
+
+    What the trainer can't launch is refused with the nearest layout that it can, and what that costs.
+    """
+    _require_folder(folder)
+    question, layout = read_plan(plan)
+    checkpoints = _checkpoints(question, layout, checkpoint_every)
+    try:
+        job = _export(question, layout, to, release, checkpoints)
+    except InputError as error:
+        other = getattr(error, "nearest", None)
+        if other is None or not nearest:
+            raise _with_cost(error, question, layout) from None
+        job = _export(question, other, to, release, checkpoints)
+        note(f"exports the nearest layout: {_cost_words(question, layout, other)}", output)
+    _hand_out(job, folder, output)
+
+
+def read_plan(file: str) -> tuple[Question, Layout]:
+    """Read the question and the layout of a plan; raises ``InputError`` for other files and plans without a layout."""
+    from layoutopt.optimizer.solve.inputs import question_from_plain
+    from layoutopt.optimizer.specs.document import parse_document, read_text
+    from layoutopt.optimizer.specs.layout_file import read_layout
+    from layoutopt.optimizer.specs.loading import MAX_PLAN_BYTES
+
+    document = parse_document(read_text(Path(file), max_bytes=MAX_PLAN_BYTES), file)
+    inputs = document.data.get("inputs")
+    if not isinstance(inputs, dict):
+        raise input_error("is no plan", "what solve --json or solve -o wrote", key="inputs", file=file)
+    if not isinstance(document.data.get("layout"), dict):
+        raise input_error("holds no layout: nothing fits, or the search was stopped", key="layout", file=file)
+    question = question_from_plain(inputs, file=file)
+    return question, read_layout(document).complete(question.workload, question.cluster, strict=False)
+
+
+def _export(
+    question: Question, layout: Layout, to: str, release: str | None, checkpoints: CheckpointSchedule | None
+) -> ExportedJob:
+    from layoutopt.optimizer.interop.exporters.export import export
+
+    return export(layout, question.workload, question.cluster, to, version=release, plan=checkpoints)
+
+
+def _checkpoints(question: Question, layout: Layout, every: int | None) -> CheckpointSchedule | None:
+    """Return the stated interval, or the one that loses least to checkpoints and failures together."""
+    from layoutopt.optimizer.cost.parameters import model_parameters
+    from layoutopt.optimizer.interop.records import CheckpointSchedule
+    from layoutopt.optimizer.plan.checkpoints import checkpoint_cost
+    from layoutopt.optimizer.plan.fault_plan import checkpoint_schedules
+    from layoutopt.optimizer.plan.faults import job_mean_time_between_failures_s
+    from layoutopt.optimizer.plan.options import PlanOptions
+
+    if every is not None:
+        return CheckpointSchedule(interval_steps=every) if every != NO_CHECKPOINTS else None
+    step_s = _step_s(question, layout)
+    training, failures = question.workload.training, question.cluster.failures
+    steps = (training.total_tokens or 0.0) / training.tokens_per_step or MANY_STEPS
+    cost = checkpoint_cost(
+        model_parameters(question.workload.model),
+        layout.gpus,
+        question.cluster,
+        least_stall_s=PlanOptions().least_stall_s,
+    )
+    mtbf_s = job_mean_time_between_failures_s(failures.gpu_hours_per_failure, layout.gpus)
+    best = checkpoint_schedules(steps * step_s, cost, failures.restart_s, mtbf_s)[0]
+    return CheckpointSchedule(
+        interval_steps=max(round(best.interval_s / step_s), 1), asynchronous=best.mode.value == "asynchronous"
+    )
+
+
+MANY_STEPS = 100_000
+"""Length of a run whose tokens are not stated; the interval hardly depends on it."""
+
+
+def _step_s(question: Question, layout: Layout) -> float:
+    from layoutopt.optimizer.cost.estimate import estimate
+    from layoutopt.optimizer.solve.explain.remedies import cost_of
+
+    return estimate(cost_of(question), layout).step_time_s
+
+
+def _cost_words(question: Question, layout: Layout, nearest: Layout) -> str:
+    """Say what the nearest layout takes beside the plan's, at the plan's prices."""
+    before, after = _step_s(question, layout), _step_s(question, nearest)
+    return f"{after:.5g} s per step, {after / before - 1:+.1%}"
+
+
+def _with_cost(error: InputError, question: Question, layout: Layout) -> InputError:
+    """Add the price of the nearest layout to what the trainer can't express."""
+    nearest = getattr(error, "nearest", None)
+    if nearest is None:
+        return error
+    price = Problem(
+        what=f"the nearest layout takes {_cost_words(question, layout, nearest)}",
+        allowed="--nearest exports it",
+    )
+    return InputError(*error.problems, price)
+
+
+def _require_folder(folder: Path | None) -> None:
+    """Check before any work that the files can be written."""
+    if folder is None:
+        return
+    if folder.is_dir():
+        require_writable(folder / "file", key="--output")
+    else:
+        require_writable(folder, key="--output")
+
+
+def _hand_out(job: ExportedJob, folder: Path | None, output: OutputOptions) -> None:
+    """Write or print the files; how to start and check them goes to stderr."""
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+        for name, text in job.files.items():
+            write_file(folder / name, text.encode())
+            note(f"wrote {folder / name}", output)
+    if output.json:
+        print_json(_plain(job))
+    elif folder is None:
+        for name, text in job.files.items():
+            head = f"# {name}\n" if len(job.files) > 1 else ""
+            click.echo(f"{head}{text}", nl=False)
+    for text in (f"start: {job.command}", f"memory on one GPU: {job.memory_check}", *job.notes):
+        note(text, output)
+
+
+def _plain(job: ExportedJob) -> dict[str, Any]:
+    from layoutopt.optimizer.report.plain import layout_to_plain
+
+    plain = {
+        name: value for name, value in asdict(job).items() if name not in ("layout", "framework", "notes")
+    }
+    return (
+        {"framework": job.framework.value}
+        | plain
+        | {
+            "notes": list(job.notes),
+            "layout": layout_to_plain(job.layout),
+        }
+    )

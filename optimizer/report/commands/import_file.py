@@ -1,0 +1,84 @@
+"""``layoutopt import``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from layoutopt.optimizer.report.commands.imports import remark
+from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.output import print_json
+from layoutopt.optimizer.report.commands.values import Word
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.sources import Imported
+
+PARTS = ("model", "layout")
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--kind", metavar="KIND", help="What FILE is, where it doesn't give itself away, e.g. megatron-log."
+)
+@click.option("--part", type=Word(PARTS), help="Only the model file or the layout file of a launch file.")
+@click.option("--job", metavar="FILE", help="Launch file of the run that a log is of.")
+@click.option("--collective", metavar="NAME", help="The test of an nccl-tests log that doesn't name it.")
+@click.option(
+    "--cluster", metavar="CLUSTER", help="Turn nccl-tests logs into the calibration of this cluster."
+)
+@output_options
+def command(
+    file: str,
+    kind: str | None,
+    part: str | None,
+    job: str | None,
+    collective: str | None,
+    cluster: str | None,
+    output: OutputOptions,
+) -> None:
+    """Read a file of another tool and print it in this tool's terms, as YAML.
+
+    Hugging Face config.json, launch files of Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, nanotron and accelerate,
+    their logs, torch's out-of-memory messages, Slurm and PBS node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and
+    node-link graphs. Models and layouts come out as files that MODEL and --layout read.
+    """
+    from layoutopt.optimizer.interop.sources import import_path
+    from layoutopt.optimizer.report.plain_import import notes_of
+
+    options = {"job": import_path(job).value if job else None, "collective": collective}
+    found = import_path(file, kind, **{name: value for name, value in options.items() if value is not None})
+    for text in notes_of(found):
+        remark(text)
+    plain = _plain(found, file, part, cluster)
+    if output.json:
+        print_json(plain)
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True), nl=False)
+
+
+def _plain(found: Imported, file: str, part: str | None, cluster: str | None) -> dict[str, Any]:
+    from layoutopt.optimizer.interop.machines.nccl_calibration import suggest_calibration
+    from layoutopt.optimizer.interop.sources import Kind
+    from layoutopt.optimizer.report.plain_import import calibration_to_plain, imported_to_plain
+
+    if cluster is not None:
+        if found.kind is not Kind.NCCL_TESTS:
+            raise input_error(f"is {found.kind}", "only with nccl-tests logs", key="--cluster", file=file)
+        from layoutopt.optimizer.report.commands.inputs import read_cluster
+
+        return calibration_to_plain(suggest_calibration(found.value, read_cluster(cluster, None)))
+    plain = imported_to_plain(found)
+    if part is None:
+        return plain
+    if part == "model" and "architecture" in plain:
+        return plain
+    if not isinstance(plain.get(part), dict):
+        named = plain.get("model_name")
+        hint = f"it names the built-in model {named}" if named else f"{found.kind} holds none"
+        raise input_error(f"has no {part}", hint, key="--part", file=file)
+    return dict(plain[part])

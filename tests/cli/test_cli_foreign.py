@@ -1,0 +1,197 @@
+"""Files of other tools on the command line: import, export, evaluate --from, config.json as MODEL, GPU@FILE as CLUSTER."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from layoutopt.cli import main
+from layoutopt.optimizer.interop.sources import import_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+SAMPLES = Path(__file__).parents[1] / "interop" / "samples"
+TRAIN = str(SAMPLES / "megatron_train.sh")
+CONFIG = str(SAMPLES / "hf_llama.json")
+
+
+def test_evaluate_judges_a_launch_file(
+    ask: Callable[..., dict[str, Any]], run: Callable[..., Result]
+) -> None:
+    """A script is judged before it is queued: its layout, on as many GPUs of the cluster as it takes."""
+    plain = ask("evaluate", "--from", TRAIN, "--cluster", "h100-256")
+    assert (plain["verdict"], plain["layout"]["tp"], plain["layout"]["pp"]) == ("fits", 2, 4)
+    assert [stage["layers"] for stage in plain["layout"]["stages"]] == [5, 6, 6, 7]
+    words = ["evaluate", "--from", TRAIN, "--cluster", "h100-256"]
+    assert "32 x h100" in " ".join(run(*words).stdout.split())
+    assert ask("evaluate", "h100-256", "--from", TRAIN) == plain  # the cluster as an argument
+
+
+def test_options_win_over_the_launch_file(ask: Callable[..., dict[str, Any]]) -> None:
+    """Another batch changes the number of micro-batches, more GPUs the data-parallel degree."""
+    words = ("evaluate", "--from", TRAIN, "--cluster", "h100-256")
+    assert ask(*words, "--batch", "128")["layout"]["micro_batches"] == 16
+    more = ask(*words, "--gpus", "64")["layout"]
+    assert (more["dp"], more["micro_batches"]) == (8, 4)
+    assert ask(*words, "--framework", "nanotron")["verdict"] == "invalid"
+
+
+def test_nodes_of_an_allocation_size_the_job(ask: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """A node list beside the launch file says how many GPUs there are, whatever the script asks for."""
+    nodes = tmp_path / "slurm_env.txt"
+    nodes.write_text("SLURM_JOB_NODELIST=n[0-7]\nSLURM_NNODES=8\nSLURM_GPUS_ON_NODE=8\n", encoding="utf-8")
+    plain = ask("evaluate", "--from", TRAIN, "--from", str(nodes), "--cluster", "h100-256")
+    assert plain["layout"]["dp"] * plain["layout"]["tp"] * plain["layout"]["pp"] == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("evaluate",), "missing MODEL and CLUSTER"),
+        (("evaluate", "llama3-8b", "--layout", "tp=1"), "missing CLUSTER"),
+        (("evaluate", "llama3-8b", "h100x8"), "--layout: missing"),
+        (("evaluate", "--from", TRAIN), "missing CLUSTER"),
+        (("evaluate", "--from", CONFIG, "--cluster", "h100x8"), "no launch file"),
+        (("evaluate", "--from", TRAIN, "--cluster", "h100x8", "--layout", "tp=1"), "--layout"),
+        (("evaluate", "--from", TRAIN, "--from", TRAIN, "--cluster", "h100x8"), "second launch file"),
+        (("evaluate", "a", "b", "--cluster", "c", "--layout", "tp=1"), "given twice"),
+        (("solve", CONFIG, "h100x8"), "give --batch"),
+        (("solve", TRAIN, "nosuch@nofile"), "no GPU is called"),
+        (("import", "nosuch.json"), "no such file"),
+        (("import", CONFIG, "--part", "layout"), "has no layout"),
+        (("import", CONFIG, "--cluster", "h100x8"), "only with nccl-tests logs"),
+        (("export", CONFIG, "--to", "megatron-lm"), "is no plan"),
+        (("export", "nosuch.json", "--to", "megatron-lm"), "no such file"),
+    ],
+)
+def test_what_is_missing_is_one_line(words: tuple[str, ...], says: str, run: Callable[..., Result]) -> None:
+    """Bad combinations are told in single lines with exit code 2."""
+    done = run(*words)
+    assert done.exit_code == 2
+    assert says.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_model_and_cluster_of_other_tools(ask: Callable[..., dict[str, Any]]) -> None:
+    """config.json is a MODEL, a launch file is one, and a node list of a GPU is a CLUSTER."""
+    nodes = f"h100@{SAMPLES / 'slurm_env.txt'}"
+    plain = ask("solve", CONFIG, nodes, "--seq", "2048", "--batch", "56", "-q")
+    assert plain["status"] == "optimal"
+    assert plain["inputs"]["cluster"]["gpu_count"] == 28
+    assert plain["inputs"]["workload"]["model"]["hidden"] == 768
+    other = ask("evaluate", TRAIN, "h100x32", "--layout", "tp=2,pp=4,mb=2,zero=1")
+    assert other["layout"]["micro_batches"] == 8
+
+
+@pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.iterdir()))
+def test_every_sample_is_printed(sample: str, run: Callable[..., Result]) -> None:
+    """What can be imported comes out as YAML and as the same JSON; what is refused is one line."""
+    words = ("import", str(SAMPLES / sample))
+    done, machine = run(*words), run(*words, "--json")
+    assert done.exit_code == machine.exit_code
+    if done.exit_code == 0:
+        assert yaml.safe_load(done.stdout) == json.loads(machine.stdout)
+    else:
+        assert done.exit_code == 2 and done.stderr.strip() and not done.stdout
+
+
+def test_imported_files_are_read_again(run: Callable[..., Result], tmp_path: Path) -> None:
+    """The model and layout parts of a launch file are files for MODEL and --layout."""
+    for part in ("model", "layout"):
+        path = tmp_path / f"{part}.yaml"
+        path.write_text(run("import", TRAIN, "--part", part).stdout, encoding="utf-8")
+    done = run("evaluate", str(tmp_path / "model.yaml"), "h100x32", "--layout", str(tmp_path / "layout.yaml"))
+    assert done.exit_code == 0
+    assert "fits" in done.stdout
+
+
+def test_collectives_become_a_calibration(run: Callable[..., Result]) -> None:
+    """An nccl-tests log and a cluster give constants for its calibration."""
+    plain = yaml.safe_load(run("import", str(SAMPLES / "nccl_all_reduce.txt"), "--cluster", "h100x32").stdout)
+    assert 0 < plain["calibration"]["network_fraction"]["value"] <= 1
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan with ZeRO-1, which torchtitan doesn't have."""
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    words = ["solve", "llama3-8b", "h100x8", "--batch", "64", "--fix", "zero=1", "-o", str(path), "-q"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    return path
+
+
+def test_export_writes_what_import_reads(plan_file: Path, run: Callable[..., Result], tmp_path: Path) -> None:
+    """The launch script of a plan has the plan's layout, and a checkpoint interval."""
+    done = run("export", str(plan_file), "--to", "megatron-lm", "-o", str(tmp_path / "job"))
+    assert done.exit_code == 0 and done.stdout == ""
+    job = import_path(tmp_path / "job" / "launch.sh").value
+    layout = json.loads(plan_file.read_text(encoding="utf-8"))["layout"]
+    assert [getattr(job.layout, name) for name in ("tp", "pp", "vp", "dp", "zero", "micro_batch")] == [
+        layout[name] for name in ("tp", "pp", "vp", "dp", "zero", "micro_batch")
+    ]
+    assert job.options.checkpoint_interval is not None and job.options.checkpoint_interval > 0
+    assert [path.name for path in (tmp_path / "job").iterdir()] == [
+        "launch.sh"
+    ]  # nothing half-written is left
+
+
+def test_export_prints(plan_file: Path, run: Callable[..., Result]) -> None:
+    """Without a folder the script goes to stdout, how to start and check it to stderr; JSON holds all."""
+    done = run("export", str(plan_file), "--to", "megatron-lm", "--checkpoint-every", "0")
+    assert done.stdout.startswith("#!/bin/bash") and "--save-interval" not in done.stdout
+    assert "--fake-process-group" in done.stderr
+    plain = json.loads(run("export", str(plan_file), "--to", "megatron-lm", "--json", "-q").stdout)
+    assert set(plain) >= {"framework", "version", "files", "command", "memory_check", "layout", "notes"}
+
+
+def test_export_of_the_nearest_layout(plan_file: Path, run: Callable[..., Result]) -> None:
+    """What a trainer can't launch is refused with the nearest layout and its cost; --nearest writes that one."""
+    refused = run("export", str(plan_file), "--to", "torchtitan")
+    assert refused.exit_code == 2
+    assert "zero: torchtitan" in refused.stderr and "the nearest layout takes" in refused.stderr
+    done = run("export", str(plan_file), "--to", "torchtitan", "--nearest")
+    assert done.exit_code == 0 and "fsdp_reshard_after_forward" in done.stdout
+
+
+def test_explain_reads_an_error_log(run: Callable[..., Result], ask: Callable[..., dict[str, Any]]) -> None:
+    """torch's out-of-memory message stands beside the predicted memory."""
+    words = ("explain", "llama3-8b", "h100x64", "--layout", "tp=1,mb=2,zero=1", "--no-compare")
+    log = ("--from", str(SAMPLES / "oom.txt"))
+    done = run(*words, *log)
+    assert done.exit_code == 3
+    assert "Out-of-memory messages" in done.stdout and "predicted on the fullest rank" in done.stdout
+    assert ask(*words, *log)["out_of_memory"][0]["gpu"] == 3
+
+
+def test_explain_says_why_and_what_helps(
+    ask: Callable[..., dict[str, Any]], run: Callable[..., Result]
+) -> None:
+    """The JSON has the verdict's keys, the shares of memory, the remedies, the gap and the wishes."""
+    words = ("explain", "llama3-8b", "h100x8", "--batch", "64")
+    plain = ask(*words, "--layout", "tp=1,zero=0", "--why-not", "tp=4")
+    assert plain["verdict"] == "does_not_fit"
+    parts = plain["fullest_rank"]["parts"]
+    assert sum(part["bytes"] for part in parts) == pytest.approx(plain["fullest_rank"]["needed_bytes"])
+    assert plain["remedies"] and all(remedy["changes"] for remedy in plain["remedies"])
+    assert plain["why_not"][0]["fixed"] == {"tp": [4]} and plain["why_not"][0]["slower"] >= 0
+    assert plain["gap"] is None and plain["optimum"]["status"] == "optimal"
+    slow = ask(*words, "--layout", "tp=8,zero=1")
+    assert slow["gap"]["slower"] > 0
+    assert slow["gap"]["steps"][-1]["layout"] == slow["optimum"]["layout"]
+    text = run(*words, "--layout", "tp=3").stdout
+    assert "Why it cannot run" in text and "Remedies" in text
+
+
+def test_quiet_is_quiet(run: Callable[..., Result]) -> None:
+    """Notes on what was assumed go to stderr, and nowhere with --quiet."""
+    words = ("import", CONFIG)
+    assert "class defaults" in run(*words).stderr
+    assert run(*words, "--quiet").stderr == ""
