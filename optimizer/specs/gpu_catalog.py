@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import GpuSpec
     from layoutopt.optimizer.specs.document import Document
 
-_REFERENCE = re.compile(r"([A-Za-z][A-Za-z0-9.-]*?)x(\d{1,9})")
+_REFERENCE = re.compile(r"([A-Za-z][A-Za-z0-9.-]*?)x(\d{1,30})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

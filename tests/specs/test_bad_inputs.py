@@ -43,3 +43,11 @@ def test_corpus_is_large() -> None:
     """The corpus covers the three kinds of files and does not shrink unnoticed."""
     assert len(FILES) >= 190
     assert {path.parent.name for path in FILES} == set(LOAD)
+
+
+@pytest.mark.parametrize("count", ["1000000007", "9" * 20])
+def test_a_gpu_count_that_is_too_large_is_named_as_the_problem(count: str) -> None:
+    """An H100 cluster with ten or more digits of GPUs gets the valid range, not itself as the nearest name."""
+    with pytest.raises(InputError, match=f"{count} GPUs") as caught:
+        load_cluster(f"h100x{count}")
+    assert "nearest" not in str(caught.value)
