@@ -1,3 +1,67 @@
-"""layoutopt: the fastest parallel layout for a model on a GPU cluster, with a proof."""
+"""layoutopt: the fastest parallel layout for a model on a GPU cluster, with a proof.
+
+Everything a script needs is here: ``load_model``, ``load_cluster``, ``solve``, ``evaluate``, ``explain``. Names are imported
+when they are used, so that ``import layoutopt`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.report.api import (
+        Reasons,
+        Result,
+        Verdict,
+        evaluate,
+        explain,
+        load_cluster,
+        load_model,
+        solve,
+    )
+    from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.space.options import SpaceOptions
+    from layoutopt.optimizer.specs.errors import InputError
 
 __version__ = "0.1.0"
+
+_API = "layoutopt.optimizer.report.api"
+_HOMES = {
+    **dict.fromkeys(
+        ("Reasons", "Result", "Verdict", "evaluate", "explain", "load_cluster", "load_model", "solve"), _API
+    ),
+    "SolveOptions": "layoutopt.optimizer.solve.plan",
+    "SpaceOptions": "layoutopt.optimizer.space.options",
+    "InputError": "layoutopt.optimizer.specs.errors",
+}
+
+__all__ = [
+    "InputError",
+    "Reasons",
+    "Result",
+    "SolveOptions",
+    "SpaceOptions",
+    "Verdict",
+    "__version__",
+    "evaluate",
+    "explain",
+    "load_cluster",
+    "load_model",
+    "solve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names without importing them."""
+    return sorted(__all__)

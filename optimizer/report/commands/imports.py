@@ -90,7 +90,8 @@ def _with_training(found: ImportedModel, source: str, asked: WorkloadOptions) ->
     length = asked.seq or found.sequence_length
     batch = batch_sequences(asked, length) if length else asked.batch
     if length is None or batch is None:
-        lacking = [name for name, value in (("--seq", length), ("--batch", batch)) if value is None]
+        needed = (("a sequence length (--seq)", length), ("a global batch (--batch)", batch))
+        lacking = [words for words, value in needed if value is None]
         raise input_error("describes no training run", f"give {' and '.join(lacking)}", file=source)
     _tell(source, found.notes)
     if asked.seq is None:

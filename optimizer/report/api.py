@@ -1,0 +1,382 @@
+"""The Python interface: load a model and a cluster, solve, look at the answer, change it, export it.
+
+>>> from layoutopt import load_model, load_cluster, solve
+>>> result = solve(load_model("llama3-70b"), load_cluster("h100x256"))
+>>> result.layout.tp, result.step_time_s
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.interop.records import ExportedJob
+    from layoutopt.optimizer.solve.best_first import Progress
+    from layoutopt.optimizer.solve.cp_model import CpModel
+    from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
+    from layoutopt.optimizer.solve.plan import Judgement, Plan
+    from layoutopt.optimizer.solve.resolve import OpenModel, Resolved
+    from layoutopt.optimizer.space.options import Value
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.workload import Workload
+
+    Fixed = Mapping[str, Value | tuple[Value, ...]]
+
+SHOWN_GAP = 5e-7
+"""Gaps below this are the rounding of the solver's integers."""
+
+WIDTH = 110
+"""Columns of tables in notebooks and texts."""
+
+
+def load_model(
+    source: str | Path,
+    *,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
+    precision: str | None = None,
+) -> Workload:
+    """Load a model with its training run: a built-in name, a model file, or another tool's file.
+
+    Of a Hugging Face ``config.json`` the run is not known: give ``global_batch`` and, where the file does not suggest one,
+    ``sequence_length``. Raises InputError with one line for each problem.
+    """
+    from layoutopt.optimizer.report.commands.imports import foreign_workload, is_foreign_model
+    from layoutopt.optimizer.report.commands.options import WorkloadOptions
+    from layoutopt.optimizer.specs.loading import load_workload, override_training
+
+    asked = WorkloadOptions(
+        batch=global_batch, batch_tokens=None, seq=sequence_length, precision=precision, gpus=None
+    )
+    foreign = is_foreign_model(str(source))
+    workload = foreign_workload(str(source), asked) if foreign else load_workload(source)
+    return override_training(
+        workload, sequence_length=sequence_length, global_batch=global_batch, precision=precision
+    )
+
+
+def load_cluster(source: str | Path, *, gpus: int | None = None) -> ClusterSpec:
+    """Load a cluster: a built-in name, ``h100x4096``, a cluster file, or ``h100@FILE``; ``gpus`` takes the first ones."""
+    from layoutopt.optimizer.report.commands.inputs import read_cluster
+
+    return read_cluster(str(source), gpus)
+
+
+def solve(
+    model: Workload,
+    cluster: ClusterSpec,
+    *,
+    framework: str | None = None,
+    software: str | None = None,
+    fix: Fixed | None = None,
+    forbid: Fixed | None = None,
+    most: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
+    time_limit_s: float = float("inf"),
+    options: SolveOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Find the fastest layout and prove it.
+
+    ``framework`` is the trainer, Megatron-LM by default. ``fix={"tp": 8, "pp": (4, 8)}`` restricts axes, ``forbid``,
+    ``most`` and ``least`` likewise. ``options`` are SolveOptions for everything else; the other arguments win over it.
+    """
+    from layoutopt.optimizer.solve.api import solve_layout
+
+    options = options or SolveOptions()
+    space = options.space
+    chosen = replace(
+        options,
+        framework=_framework(framework) if framework else options.framework,
+        time_limit_s=min(options.time_limit_s, time_limit_s),
+        space=replace(
+            space,
+            software=software or space.software,
+            fix={**space.fix, **_tuples(fix)},
+            forbid={**space.forbid, **_tuples(forbid)},
+            max={**space.max, **(most or {})},
+            min={**space.min, **(least or {})},
+        ),
+    )
+    plan = solve_layout(model, cluster, chosen, on_progress=on_progress)
+    return Result(workload=model, cluster=cluster, options=chosen, plan=plan)
+
+
+def evaluate(
+    model: Workload,
+    cluster: ClusterSpec,
+    layout: Layout | PartialLayout | str,
+    *,
+    framework: str = "megatron",
+    software: str | None = None,
+) -> Verdict:
+    """Price a layout (``"tp=8,pp=4,zero=1"``) and judge whether it can be launched and fits."""
+    from layoutopt.optimizer.solve.judge import judge_layout
+
+    chosen = SolveOptions(framework=_framework(framework), space=SpaceOptions(software=software))
+    judgement = judge_layout(model, cluster, _layout(layout), framework=chosen.framework, software=software)
+    return Verdict(workload=model, cluster=cluster, options=chosen, judgement=judgement)
+
+
+def explain(
+    model: Workload,
+    cluster: ClusterSpec,
+    layout: Layout | PartialLayout | str,
+    *,
+    framework: str = "megatron",
+    software: str | None = None,
+    compare: bool = True,
+) -> Reasons:
+    """Say why a layout is invalid, does not fit or is slow, and what the cheapest changes are."""
+    from layoutopt.optimizer.solve.explain.api import explain_layout
+
+    chosen = SolveOptions(framework=_framework(framework), space=SpaceOptions(software=software), top=1)
+    found = explain_layout(model, cluster, _layout(layout), chosen, compare=compare)
+    return Reasons(workload=model, cluster=cluster, options=chosen, explanation=found)
+
+
+def _framework(name: str) -> Framework:
+    word = name.lower()
+    if word in FRAMEWORK_ALIASES:
+        return FRAMEWORK_ALIASES[word]
+    if word not in Framework.__members__.values():
+        raise input_error(f"{name!r} is unknown", ", ".join(Framework), key="framework")
+    return Framework(word)
+
+
+def _layout(layout: Layout | PartialLayout | str) -> Layout | PartialLayout:
+    from layoutopt.optimizer.report.commands.inputs import read_layout
+
+    return read_layout(layout) if isinstance(layout, str) else layout
+
+
+def _tuples(given: Mapping[str, Any] | None) -> dict[str, tuple[Value, ...]]:
+    return {
+        axis: tuple(value) if isinstance(value, list | tuple) else (value,)
+        for axis, value in (given or {}).items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """An answer that shows itself: one line as repr, tables as text and in notebooks."""
+
+    workload: Workload = field(repr=False)
+    cluster: ClusterSpec = field(repr=False)
+    options: SolveOptions = field(repr=False)
+
+    def _tables(self) -> RenderableType:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        target = Console(
+            width=WIDTH, highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False
+        )
+        with target.capture() as captured:
+            target.print(self._tables())
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+    def _repr_html_(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        target = Console(
+            width=WIDTH,
+            record=True,
+            highlight=False,
+            emoji=False,
+            markup=False,
+            file=StringIO(),
+            force_terminal=True,
+        )
+        target.print(self._tables())
+        template = '<pre style="line-height:1.3;overflow-x:auto">{code}</pre>'
+        return target.export_html(inline_styles=True, code_format=template)
+
+    @property
+    def _question_line(self) -> str:
+        return f"{self.workload.model.name} on {self.cluster.gpu_count:,} x {self.cluster.gpu.name}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Result(_Answer):
+    """The answer of ``solve``. ``plan`` has everything; the properties are its most used parts."""
+
+    plan: Plan
+
+    @property
+    def status(self) -> str:
+        """``optimal``, ``stopped`` or ``infeasible``."""
+        return self.plan.status.value
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout, None if nothing fits."""
+        return self.plan.layout
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Its price."""
+        return self.plan.estimate
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Estimated seconds per optimizer step."""
+        return self.plan.estimate.step_time_s if self.plan.estimate else None
+
+    @cached_property
+    def open_model(self) -> OpenModel:
+        """The best tuples as one model, with the proven floor of all others; raises InputError without a layout."""
+        from layoutopt.optimizer.solve.inputs import Question
+        from layoutopt.optimizer.solve.resolve import open_model
+
+        if self.plan.layout is None or self.plan.estimate is None:
+            raise input_error("there is no layout, so there is no model of one", key="model")
+        question = Question(workload=self.workload, cluster=self.cluster, options=self.options)
+        return open_model(question, self.plan.layout, self.plan.estimate.step_time_s)
+
+    @property
+    def model(self) -> CpModel:
+        """The CP-SAT model of the best tuples: add constraints to ``model.model`` over ``model.variables``; ``resolve``."""
+        return self.open_model.model
+
+    def resolve(self) -> Resolved:
+        """Solve again with the constraints that were added to ``model``."""
+        return self.open_model.resolve()
+
+    def explain(self, layout: Layout | PartialLayout | str) -> Reasons:
+        """Explain another layout under the same question; this result is its optimum."""
+        return explain(
+            self.workload, self.cluster, layout,
+            framework=self.options.framework.value, software=self.options.space.software,
+        )  # fmt: skip
+
+    def why_not(self, **fixed: Value | tuple[Value, ...]) -> WhyNot:
+        """Say what the best layout with other values costs: ``result.why_not(tp=4)``."""
+        from layoutopt.optimizer.solve.explain.api import why_not
+
+        return why_not(self.workload, self.cluster, fixed, self.options, best=self.plan)
+
+    def export(self, to: str, *, release: str | None = None) -> ExportedJob:
+        """Write the launch configuration for a trainer; raises InputError for what it can't launch."""
+        from layoutopt.optimizer.interop.exporters.export import export
+
+        if self.plan.layout is None:
+            raise input_error("there is no layout to export", key="export")
+        return export(self.plan.layout, self.workload, self.cluster, to, version=release)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as ``layoutopt solve --json`` prints it."""
+        from layoutopt.optimizer.report.plain_plan import plan_to_plain
+
+        return plan_to_plain(self.plan)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan for ``layoutopt verify``, ``export`` and ``simulate``."""
+        from layoutopt.optimizer.report.commands.output import write_json
+
+        write_json(Path(path), self.to_dict())
+
+    def __repr__(self) -> str:
+        if self.plan.layout is None or self.plan.estimate is None:
+            why = self.plan.infeasibility.message if self.plan.infeasibility else "no layout found yet"
+            return f"<{self.status}: {self._question_line}: {why}>"
+        from layoutopt.optimizer.report.tables.layout import layout_text
+        from layoutopt.optimizer.report.tables.proof import gap_words
+
+        step, gap = self.plan.estimate.step_time_s, self.plan.gap
+        proof = f"gap {gap_words(gap)}" if gap is None or gap > SHOWN_GAP else "proven"
+        return f"<{self.status}: {self._question_line}: {step:.5g} s per step, {proof}; {layout_text(self.plan.layout)}>"
+
+    def _tables(self) -> RenderableType:
+        from layoutopt.optimizer.report.commands.pricing import preset_of
+        from layoutopt.optimizer.report.tables.plan import plan_tables
+
+        options = self.options
+        preset = preset_of(
+            self.workload, self.cluster, options.framework, options.space.software, options.cost
+        )
+        return plan_tables(self.plan, self.workload, self.cluster, preset, framework=options.framework.value)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Verdict(_Answer):
+    """The answer of ``evaluate``."""
+
+    judgement: Judgement
+
+    @property
+    def verdict(self) -> str:
+        """``fits``, ``borderline``, ``does_not_fit`` or ``invalid``."""
+        return self.judgement.verdict.value
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why, one line each."""
+        return self.judgement.reasons
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The price, None where the layout has none."""
+        return self.judgement.estimate
+
+    def __repr__(self) -> str:
+        priced = self.judgement.estimate
+        price = f" {priced.step_time_s:.5g} s per step" if priced else ""
+        return f"<{self.verdict}: {self._question_line}:{price}{''.join(f'; {reason}' for reason in self.reasons)}>"
+
+    def _tables(self) -> RenderableType:
+        from layoutopt.optimizer.report.commands.pricing import preset_of
+        from layoutopt.optimizer.report.tables.verdict import judgement_tables
+
+        options = self.options
+        preset = preset_of(
+            self.workload, self.cluster, options.framework, options.space.software, options.cost
+        )
+        name = options.framework.value
+        return judgement_tables(self.judgement, self.workload, self.cluster, preset, framework=name)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Reasons(_Answer):
+    """The answer of ``explain``; ``explanation`` has everything."""
+
+    explanation: Explanation
+
+    @property
+    def verdict(self) -> str:
+        """``fits``, ``borderline``, ``does_not_fit`` or ``invalid``."""
+        return self.explanation.judgement.verdict.value
+
+    def __repr__(self) -> str:
+        found = self.explanation
+        if found.gap is not None:
+            first = found.gap.steps[0].changes if found.gap.steps else ()
+            most = f"; first {', '.join(first)}" if first else ""
+            return f"<{self.verdict}: {self._question_line}: {found.gap.slower:+.1%} over the optimum{most}>"
+        helps = f"; {', '.join(found.remedies[0].changes)} helps" if found.remedies else ""
+        return f"<{self.verdict}: {self._question_line}{helps}>"
+
+    def _tables(self) -> RenderableType:
+        from layoutopt.optimizer.report.tables.explain import explanation_tables
+
+        name = self.options.framework.value
+        return explanation_tables(self.explanation, self.workload, self.cluster, framework=name)

@@ -1,0 +1,162 @@
+"""Re-solve a plan with constraints of one's own: the CP-SAT model of the best tuples, and what the rest could reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.batch import DEGREES, LayoutBatch
+from layoutopt.optimizer.cost.estimate import estimate_row
+from layoutopt.optimizer.solve.api import layout_of
+from layoutopt.optimizer.solve.best_first import RELAXED_ROWS, Found
+from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.certificate import relative_gap
+from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.slices import tuple_slice
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.cost.terms import FloatArray
+    from layoutopt.optimizer.solve.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.cp_model import SolverLimits
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.specs.layout import Layout
+
+TUPLES = 16
+"""Tuples in the model. 16 are solved together in seconds; they hold the optimum and its near-ties."""
+
+WITHIN = 1.05
+"""Tuples whose bound is within this factor of the optimum are compared; the others count as reaching it."""
+
+ROWS = 2_048
+"""Rows refined at once, so that memory stays flat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A layout under constraints of one's own; both None where none of the model's tuples meets them.
+
+    ``bound_s`` holds for every layout of the whole declared space under these constraints; ``proven`` says that
+    it is met.
+    """
+
+    layout: Layout | None
+    estimate: Estimate | None
+    bound_s: float
+    gap: float | None
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """The best tuples of a question as one CP-SAT model that takes further constraints.
+
+    Attributes
+    ----------
+    model
+        ``model.model`` is the ortools model, ``model.variables`` its variables by name: ``columns["tp"]``,
+        ``blocks[rank][kind]``, ``recomputed[rank][kind]``, ``step_ns``, ``peak_kib`` and others. Further constraints can
+        only take layouts away, so the proof keeps its meaning.
+    others_s
+        Proven floor of the step time of every tuple that is not in the model.
+    """
+
+    source: CostedSpace
+    model: CpModel
+    others_s: float
+
+    def resolve(self, limits: SolverLimits | None = None) -> Resolved:
+        """Solve again with the constraints that were added meanwhile."""
+        result = self.model.solve(limits)
+        if result.blocks is None or result.recomputed is None:
+            return Resolved(layout=None, estimate=None, bound_s=self.others_s, gap=None, proven=False)
+        ranks = int(self.model.data.terms.pp[result.position])
+        found = Found(
+            layout=self.model.data.batch.take(np.array([result.position])),
+            blocks=result.blocks[:ranks],
+            recomputed=result.recomputed[:ranks],
+            step_time_s=result.step_time_s,
+            peak_bytes=result.peak_bytes,
+        )
+        layout = layout_of(self.source, found)
+        estimate = estimate_row(self.source.cost, layout, found.layout, found.blocks, found.recomputed)
+        inside = result.step_time_s if result.status is SliceStatus.OPTIMAL else result.bound_s
+        bound = min(inside, self.others_s)
+        return Resolved(
+            layout=layout,
+            estimate=estimate,
+            bound_s=bound,
+            gap=relative_gap(estimate.step_time_s, bound),
+            proven=bound >= result.step_time_s,
+        )
+
+
+def open_model(question: Question, best: Layout, best_s: float, *, tuples: int = TUPLES) -> OpenModel:
+    """Build the model of the most promising tuples of a question, by their proven bounds.
+
+    ``best`` is the layout that a solve found, ``best_s`` its step time: its tuple is among them.
+    """
+    source = question.costed_space()
+    limit_s = best_s * WITHIN
+    batch, bounds = _near_tuples(source, limit_s)
+    own = np.flatnonzero(_same_tuple(batch, best))
+    ranked = [i for i in np.argsort(bounds, kind="stable").tolist() if i not in own]
+    chosen = np.sort(np.array([*own[:1], *ranked[: tuples - len(own[:1])]], dtype=np.int64))
+    others = np.delete(bounds, chosen)
+    rows = batch.take(chosen)
+    model = CpModel(tuple_slice(rows, source.terms(rows), source.counts, source.rule))
+    return OpenModel(source=source, model=model, others_s=float(min(others.min(initial=np.inf), limit_s)))
+
+
+def _near_tuples(source: CostedSpace, limit_s: float) -> tuple[LayoutBatch, FloatArray]:
+    """Return every tuple whose bound is below a step time, and its bound."""
+    batches, bounds = [], []
+    for start in range(0, len(source.degrees), RELAXED_ROWS):
+        rows = source.degrees.take(np.arange(start, min(start + RELAXED_ROWS, len(source.degrees))))
+        quick = quick_bound(source.relaxed(rows), source.counts)
+        rows = rows.take(np.flatnonzero(quick < limit_s))
+        for first in range(0, len(rows), ROWS):
+            batch, bound = _refined(
+                source, rows.take(np.arange(first, min(first + ROWS, len(rows)))), limit_s
+            )
+            batches.append(batch)
+            bounds.append(bound)
+    return LayoutBatch.concat(batches), np.concatenate(bounds)
+
+
+def _refined(source: CostedSpace, rows: LayoutBatch, limit_s: float) -> tuple[LayoutBatch, FloatArray]:
+    """Choose modifiers step by step, as the search does, and keep what is below the limit."""
+    bound = lower_bound(source.relaxed(rows), source.counts, source.rule, limit_s, free=True)
+    kept = np.flatnonzero(bound < limit_s)
+    rows, bound = rows.take(kept), bound[kept]
+    for step in source.refinements:
+        if not len(rows):
+            break
+        rows, _ = step.expand(rows)
+        bound = lower_bound(step.terms(rows), source.counts, source.rule, limit_s)
+        kept = np.flatnonzero(bound < limit_s)
+        rows, bound = rows.take(kept), bound[kept]
+    return rows, bound
+
+
+def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:
+    """Tell which tuples a layout belongs to; one that recomputes nothing belongs to that of whole layers."""
+    book = batch.codebook
+    same = np.ones(len(batch), dtype=bool)
+    for name in (*DEGREES, "sp", "zero"):
+        same &= getattr(batch, name) == int(getattr(layout, name))
+    same &= batch.hsdp_shard == (layout.hsdp_shard or 0)
+    same &= np.array([order == layout.mesh_order for order in book.orders])[batch.order]
+    same &= np.array([schedule is layout.schedule for schedule in book.schedules])[batch.schedule]
+    same &= np.array([precision is layout.precision for precision in book.precisions])[batch.precision]
+    nothing = layout.recompute.granularity is Granularity.NONE
+    alike = [
+        r == layout.recompute or (nothing and r.granularity is Granularity.FULL) for r in book.recomputes
+    ]
+    result: NDArray[np.bool_] = same & np.array(alike)[batch.recompute]
+    return result
