@@ -257,7 +257,7 @@ class CostModel:
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         layer_s = units.parts_of("parts_s")
         if dp is not None:
-            layer_s["fsdp"] = sum(fsdp_s(dp, units, held))
+            layer_s["fsdp"] = np.asarray(sum(fsdp_s(dp, units, held)))
         memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
         weight, lone_s = bubble(batch, stage, least=view.least)

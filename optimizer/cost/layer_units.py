@@ -197,9 +197,7 @@ def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> Fl
     if ctx.rates.ideal:
         left = 0.0
     dense = np.where(tp > 1, constants["host_tp"], 1.0)
-    return (
-        ctx.preset.host_layer_s * left * (dense + _host_of_experts(ctx, shape))
-    )
+    return ctx.preset.host_layer_s * left * (dense + _host_of_experts(ctx, shape))
 
 
 def _host_of_experts(ctx: ComputeContext, shape: LayerShape) -> float:

@@ -46,7 +46,7 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
     priced = cost.micro_batch_units(batch_of_one(layout))
     units, scale = priced.units, cost.constants["time_scale"]
     blocks, again = (counts.astype(np.float64) for counts in stage_blocks(layout, cost.model))
-    repeat = sum(units.parts_of("recompute_parts_s").values())[0]
+    repeat = np.sum(list(units.parts_of("recompute_parts_s").values()), axis=0)[0]
     forward, backward, wgrad = (units.blocks_of(name)[0] for name in ("forward_s", "backward_s", "wgrad_s"))
     times = {
         "forward_s": blocks @ (forward + priced.fsdp_forward_s[0]),

@@ -131,7 +131,9 @@ class LinearModel:
         low, high = (np.array(bound) for bound in self.plan.bounds())
         inside = np.clip(self.center, low + 1e-9, high - 1e-9)
         weights = self.weights[rows]
-        matrix = np.concatenate([weights[:, None] * self.jacobian[rows], np.eye(len(low)) * self._stiffness()])
+        matrix = np.concatenate(
+            [weights[:, None] * self.jacobian[rows], np.eye(len(low)) * self._stiffness()]
+        )
 
         def residuals(logs: FloatArray) -> FloatArray:
             moved = weights * (self.residuals[rows] + self.jacobian[rows] @ (logs - self.center))
@@ -144,7 +146,9 @@ class LinearModel:
 
     def objective(self, residuals: FloatArray, logs: FloatArray) -> float:
         """Return the robust loss of given residuals, with the prior."""
-        scaled = np.concatenate([self.weights * residuals, (logs - self.prior) * self._stiffness()]) / LOSS_SCALE
+        scaled = (
+            np.concatenate([self.weights * residuals, (logs - self.prior) * self._stiffness()]) / LOSS_SCALE
+        )
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
     def _stiffness(self) -> float:

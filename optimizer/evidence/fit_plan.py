@@ -112,7 +112,8 @@ def _of_frameworks(fields: Mapping[str, Any], frameworks: Sequence[str]) -> dict
         f"{name}.{framework}": float(prior)
         for name, entry in fields.items()
         for framework in frameworks
-        if (prior := entry.get(framework, entry.get("default")) if isinstance(entry, dict) else entry) is not None
+        if (prior := entry.get(framework, entry.get("default")) if isinstance(entry, dict) else entry)
+        is not None
     }
 
 

@@ -54,7 +54,9 @@ def solve_layout(
     start = time.perf_counter()
     question = Question(workload=workload, cluster=cluster, options=options or SolveOptions())
     source = question.costed_space()
-    search = BestFirst(source, _search_options(question.options), on_progress=on_progress, should_stop=should_stop)
+    search = BestFirst(
+        source, _search_options(question.options), on_progress=on_progress, should_stop=should_stop
+    )
     result = search.run()
     certificate = _certificate(question, source, result)
     plan = _answer(question, source, result, certificate)
@@ -111,7 +113,9 @@ def _certificate(question: Question, source: CostedSpace, result: SearchResult) 
     blocks = int(np.sum(source.counts))
     size = size_of_shapes(source.tuples_by_shape(), len(source.degrees), blocks, space.stage_rule)
     best = result.best
-    solver = {Status.OPTIMAL: "OPTIMAL", Status.INFEASIBLE: "INFEASIBLE"}.get(status, "FEASIBLE" if best else "UNKNOWN")
+    solver = {Status.OPTIMAL: "OPTIMAL", Status.INFEASIBLE: "INFEASIBLE"}.get(
+        status, "FEASIBLE" if best else "UNKNOWN"
+    )
     finite = bool(np.isfinite(result.bound_s))
     return build_certificate(
         source,
@@ -205,7 +209,9 @@ def verify_plan(
     Raises InputError when the plan is malformed.
     """
     if not isinstance(plain, dict) or not isinstance(plain.get("inputs"), dict):
-        raise input_error("a plan is a mapping with inputs", "what solve --json wrote", key="inputs", file=file)
+        raise input_error(
+            "a plan is a mapping with inputs", "what solve --json wrote", key="inputs", file=file
+        )
     question = question_from_plain(plain["inputs"], file=file)
     question = replace(question, workload=workload or question.workload, cluster=cluster or question.cluster)
     source = question.costed_space()

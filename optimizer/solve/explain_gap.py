@@ -39,8 +39,7 @@ FULL_SHARE = 0.9
 def why_slower(layout: Layout, estimate: Estimate, best: Layout, best_estimate: Estimate) -> str:
     """Name the components by which a runner-up loses most, and the axes in which it differs."""
     more = {
-        name: estimate.breakdown_s[name] - best_estimate.breakdown_s[name]
-        for name in estimate.breakdown_s
+        name: estimate.breakdown_s[name] - best_estimate.breakdown_s[name] for name in estimate.breakdown_s
     }
     step = best_estimate.step_time_s
     worst = sorted(more.items(), key=lambda item: -item[1])[:2]
@@ -50,12 +49,27 @@ def why_slower(layout: Layout, estimate: Estimate, best: Layout, best_estimate: 
 
 def _differences(layout: Layout, best: Layout) -> str:
     """List the degrees and modifiers in which two layouts differ."""
-    names = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "zero", "hsdp_shard", "mesh_order", "schedule")
+    names = (
+        "tp",
+        "cp",
+        "pp",
+        "vp",
+        "dp",
+        "ep",
+        "etp",
+        "micro_batch",
+        "zero",
+        "hsdp_shard",
+        "mesh_order",
+        "schedule",
+    )
     changed = [
         f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) != getattr(best, name)
     ]
     if layout.recompute != best.recompute:
-        changed.append("recompute " + ("+".join(layout.recompute.modules) or layout.recompute.granularity.value))
+        changed.append(
+            "recompute " + ("+".join(layout.recompute.modules) or layout.recompute.granularity.value)
+        )
     return ", ".join(changed) or "other stages"
 
 

@@ -52,7 +52,12 @@ class Question:
         model, training = self.workload.model, self.workload.training
         framework, space = self.options.framework, self.options.space
         cost = build_cost_model(
-            model, training, self.cluster, framework=framework, software=space.software, kind=self.options.cost
+            model,
+            training,
+            self.cluster,
+            framework=framework,
+            software=space.software,
+            kind=self.options.cost,
         )
         return CostedSpace(space=build_space(model, training, self.cluster, framework, space), cost=cost)
 

@@ -228,9 +228,7 @@ def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArr
     """Return the even split (n, P, K) of every tuple, zeros where there is none, and whether there is."""
     counts = tuple(int(count) for count in space.counts)
     deepest = int(terms.vp.max()) + 1
-    shapes, which = np.unique(
-        (terms.pp * deepest + terms.vp) * 2 + terms.folded, return_inverse=True
-    )
+    shapes, which = np.unique((terms.pp * deepest + terms.vp) * 2 + terms.folded, return_inverse=True)
     ranks, chunks = np.divmod(shapes // 2, deepest)
     folded = shapes % 2 == 1
     table = np.zeros((len(shapes), terms.in_flight.shape[1], len(counts)), dtype=np.int64)

@@ -24,7 +24,9 @@ def first_gpus(cluster: ClusterSpec, count: int, *, key: str = "gpus") -> Cluste
         reference = f"{cluster.gpu.name}x{count} is a reference fabric of that size"
         raise input_error(what, f"1 to {cluster.gpu_count}; {reference}", key=key)
     if cluster.graph is not None:
-        raise input_error(f"the graph of {cluster.name} has {cluster.gpu_count:,} GPUs", "all of them", key=key)
+        raise input_error(
+            f"the graph of {cluster.name} has {cluster.gpu_count:,} GPUs", "all of them", key=key
+        )
     return replace(
         cluster,
         name=f"{count} of {cluster.name}",

@@ -28,7 +28,8 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
     Stages hold whole blocks of the model's runs. Ranks differ by at most one block: the last rank and then
     the first get fewer, since they also hold the head and the embedding, then early ranks, which hold more
     micro-batches at once. Where a V shape puts both ends on the first rank, that one gets fewer, and what is
-    missing when the others need a block for each chunk. The chunks of a rank differ by at most one block, smaller ones first; on the last
+    missing when the others need a block for each chunk. The chunks of a rank differ by at most one block,
+    smaller ones first; on the last
     rank the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
     """
     lengths = [len(run.block) for run in model.runs for _ in range(run.count)]

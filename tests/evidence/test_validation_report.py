@@ -166,6 +166,7 @@ def prediction(allocated: float) -> Prediction:
         reserved_bytes=2 * allocated,
         device_bytes=3 * allocated,
         capacity_bytes=100.0,
+        borderline_bytes=95.0,
     )
 
 

@@ -45,7 +45,8 @@ def layout_of(cost: CostModel, schedule: Schedule, pp: int, m: int, **degrees: i
     stages = virtual_stages(cost.model, pp, vp, blocks, np.zeros_like(blocks), schedule)
     return Layout(
         pp=pp, vp=vp, dp=4, zero=1, micro_batches=m, schedule=schedule, stages=stages,
-        precision=cost.training.precision, sp=degrees.get("tp", 1) > 1, **degrees,
+        precision=cost.training.precision, sp=degrees.get("tp", 1) > 1,
+        **degrees,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def test_stages_add_up_to_the_price(schedule: Schedule) -> None:
     ranks = np.array([stage.rank for stage in layout.stages])
     times = np.bincount(ranks, weights=every, minlength=4)
     if model.parameter_copies > 1:
-        times = (times + times[::-1]) / 2
+        times = np.asarray((times + times[::-1]) / 2)
     np.testing.assert_allclose(times, estimate(cost, layout).rank_time_s, rtol=1e-9)
 
 

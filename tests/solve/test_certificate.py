@@ -143,7 +143,9 @@ def test_space_size() -> None:
     size = space_size(space)
     assert (size.degree_rows, size.tuples) == (3, 6)
     keys = product([(1, 1), (2, 1), (2, 2)], [False, True])
-    assert size.joint_assignments == sum(stage_choices(StageShape(p, v, False, may), 6, FREE) for (p, v), may in keys)
+    assert size.joint_assignments == sum(
+        stage_choices(StageShape(p, v, False, may), 6, FREE) for (p, v), may in keys
+    )
     assert space_size(space, chunk=1) == size
 
 

@@ -202,7 +202,9 @@ def test_even_split_is_the_space_rooms(name: str, pp: int, vp: int, schedule: Sc
     model = load_workload(name).model
     layers = even_layers(model, pp, vp, schedule)
     try:
-        blocks = chunk_layers(even_blocks(block_count(model), pp, vp, schedule if vp == 2 else Schedule.NONE), pp, vp)
+        blocks = chunk_layers(
+            even_blocks(block_count(model), pp, vp, schedule if vp == 2 else Schedule.NONE), pp, vp
+        )
     except ValueError:
         assert layers is None
         return
