@@ -66,10 +66,10 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     norms = sum(
         shape_part is not unused for shape_part, unused in ((shape.mixer, Mixer.NONE), (shape.mlp, Mlp.NONE))
     )
-    stored = gemm_input_bytes(ctx)
+    norm_outputs = sum((side["input"] for side in (parts, mlp_parts) if side), zero)
     elements = keys.local_tokens * ctx.model.hidden
     norm_inputs = 2.0 * norms * elements
-    saved = saved | mlp_saved | {"layernorm": norms * stored * elements}
+    saved = saved | mlp_saved | {"layernorm": norm_outputs}
     hidden = keys.tokens * ctx.model.hidden
     kept = norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero)
     saved[OP_MODULE] = np.maximum(kept - _op_kept_bytes(ctx, keys, shape), 0.0)
@@ -142,9 +142,11 @@ def _mixer_bytes(
 def _output_bytes(ctx: ComputeContext) -> float:
     """Bytes per element of the attention output: kept for its backward, and as the projection's input.
 
-    One 16-bit tensor serves both, except where the projection keeps an 8-bit copy of its own.
+    One 16-bit tensor serves both, except where the projection keeps an 8-bit copy of its own, or both share a format
+    in between.
     """
-    return 2.0 if gemm_input_bytes(ctx) == 2.0 else 2.0 + gemm_input_bytes(ctx)
+    stored = gemm_input_bytes(ctx)
+    return 2.0 if stored == 2.0 else ctx.preset.fp8_attention_output_bytes or 2.0 + stored
 
 
 def _score_bytes(ctx: ComputeContext, keys: Keys, heads: FloatArray) -> FloatArray:
@@ -219,7 +221,18 @@ def _mlp_bytes(
 
 def _gated_bytes(ctx: ComputeContext) -> float:
     """Bytes per element of MLP width: the activation function's inputs and the second matrix's input."""
-    return (4.0 if ctx.model.gated else 2.0) + gemm_input_bytes(ctx)
+    return _function_input_bytes(ctx) + _function_output_bytes(ctx)
+
+
+def _function_input_bytes(ctx: ComputeContext) -> float:
+    """Bytes kept of the activation function's inputs per element of MLP width: both halves where it is gated."""
+    narrow = ctx.rates.eight_bit and ctx.preset.fp8_function_inputs
+    return (2.0 if ctx.model.gated else 1.0) * (1 + SCALE_BYTES if narrow else 2.0)
+
+
+def _function_output_bytes(ctx: ComputeContext) -> float:
+    """Bytes kept of the activation function's output, unless the stack always repeats the function."""
+    return gemm_input_bytes(ctx) if ctx.preset.keeps_function_output else 0.0
 
 
 def _moe_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
@@ -227,8 +240,8 @@ def _moe_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
     model, moe, stored = ctx.model, ctx.model.moe, gemm_input_bytes(ctx)
     assert moe is not None
     rows, width = routed_rows(ctx, keys), moe.ffn / keys.etp
-    activated = stored * rows * width
-    experts = rows * (stored * model.hidden + (4.0 if model.gated else 2.0) * width + 8.0) + activated
+    activated = _function_output_bytes(ctx) * rows * width
+    experts = rows * (stored * model.hidden + _function_input_bytes(ctx) * width + 8.0) + activated
     parts = {
         "input": 2.0 * keys.local_tokens * model.hidden,
         "experts": experts,

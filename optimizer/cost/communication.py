@@ -180,7 +180,8 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     if shape.mlp is not Mlp.MOE:
         return comm.nothing()
     ctx = comm.compute
-    width = 1 + SCALE_BYTES if ctx.preset.dispatch_fp8 else BF16_BYTES
+    narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
+    width = 1 + SCALE_BYTES if narrow else BF16_BYTES
     dispatch, combine = _all_to_all(comm, width), _all_to_all(comm, BF16_BYTES)
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine

@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
 from layoutopt.optimizer.cost.presets import CudaGraph
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -260,8 +260,12 @@ def _mamba_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str,
 
 
 def activation_function_work(ctx: ComputeContext, elements: FloatArray) -> Work:
-    """Time the activation function over ``elements`` (tokens times width); gated reads two inputs."""
+    """Time the activation function over ``elements`` (tokens times width); gated reads two inputs.
+
+    Where its output isn't kept, the backward kernel writes it again beside its gradients.
+    """
     forward, backward = (6.0, 10.0) if ctx.model.gated else (4.0, 6.0)
+    backward += 0.0 if ctx.preset.keeps_function_output else 2.0
     return moved(ctx, elements * forward, elements * backward)
 
 
@@ -287,12 +291,18 @@ def imbalance(ctx: ComputeContext) -> float:
     return ctx.constants["moe_imbalance"] if stated is None else stated
 
 
+def routed_share(ctx: ComputeContext) -> float:
+    """Rows that the fullest expert rank computes over the mean: its imbalance, or what a capacity pads experts to."""
+    assert ctx.model.moe is not None
+    return ctx.model.moe.capacity_factor or imbalance(ctx)
+
+
 def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     """Time router, permutation, grouped expert multiplications and shared experts."""
     model, moe = ctx.model, ctx.model.moe
     assert moe is not None
     h = np.full_like(keys.tp, float(model.hidden))
-    rows = keys.local_tokens * moe.top_k * imbalance(ctx) * keys.etp
+    rows = keys.local_tokens * moe.top_k * routed_share(ctx) * keys.etp
     scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
     permuted = 2 * rows * model.hidden * ctx.constants["permute_passes"] * ctx.expert_traffic
     parts = {
@@ -307,12 +317,21 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     return parts
 
 
+ROW_ALIGNMENT = {Precision.FP8: 16, Precision.MXFP8: 32, Precision.NVFP4: 32}
+"""Rows to a multiple of which each expert's tokens are padded (NVIDIA/Megatron-LM moe_utils, Transformer Engine)."""
+
+
+def _row_padding(ctx: ComputeContext) -> float:
+    """Rows added per expert on average: half of the alignment of 8- and 4-bit multiplications."""
+    return 0.0 if ctx.rates.ideal else ROW_ALIGNMENT.get(ctx.rates.precision, 0) / 2
+
+
 def _grouped(ctx: ComputeContext, keys: Keys, rows: FloatArray) -> Work:
     """Time the grouped multiplications of the local experts; few tokens per expert run slowly."""
     model, moe = ctx.model, ctx.model.moe
     assert moe is not None
     local = moe.experts / keys.ep
-    per_expert = rows / local
+    per_expert = rows / local + _row_padding(ctx)
     width, h = moe.ffn / keys.etp, np.full_like(keys.tp, float(model.hidden))
     cast_share = ctx.expert_traffic
     up = linear(ctx, per_expert, width * (2 if model.gated else 1), h, groups=local, cast_share=cast_share)

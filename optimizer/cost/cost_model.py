@@ -210,9 +210,18 @@ class CostModel:
         return self.topology.p2p_s(self._boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
-        """Rates and switches at the precision of the batch's first row."""
+        """Rates and switches at the precision and schedule of the batch's first row."""
         precision = batch.codebook.precisions[int(batch.precision[0])]
-        rates = sustained_rates(self.cluster.gpu, precision, self.constants, self.preset, ideal=self.ideal)
+        # Kernels of the expert exchange hold SMs for themselves where they run beside another micro-batch.
+        busy = self.model.is_moe and schedule_of(batch).pairs and not self.ideal
+        rates = sustained_rates(
+            self.cluster.gpu,
+            precision,
+            self.constants,
+            self.preset,
+            ideal=self.ideal,
+            reserved_sm_share=self.preset.reserved_sm_share if busy else 0.0,
+        )
         return ComputeContext(
             model=self.model,
             training=self.training,

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.pipeline import schedule_of
 from layoutopt.optimizer.cost.states import keeps_gathered
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,11 +123,14 @@ def step_exposed_s(
     """Exposed seconds per step of everything but the per-layer FSDP traffic.
 
     ``held`` are the mean stage's parameters, ``unit`` one block's; ``forward_s`` and ``backward_s`` are one
-    micro-batch on that stage. Under a pipeline a bucket is a virtual chunk, else a block.
+    micro-batch on that stage. A bucket is about a block: NVIDIA/Megatron-LM cuts buckets on the first stage only, the
+    one that ends last; later stages reduce their chunks whole while they wait for it.
     """
     batch, preset = ctx.batch, ctx.preset
     whole, one = traffic(ctx, held), traffic(ctx, unit)
-    buckets = np.where(batch.pp > 1, batch.vp, blocks).astype(np.float64)
+    buckets = np.maximum(blocks / batch.pp, 1.0)
+    ahead = covering_micro_batches(batch)
+    forward_s, backward_s = forward_s * ahead, backward_s * ahead
     scatter = exposed_once_s(ctx, whole.reduce_scatter_s, backward_s, buckets, preset.dp_overlap)
     reduce = exposed_once_s(ctx, whole.all_reduce_s, backward_s, buckets, preset.dp_overlap)
     gather = exposed_once_s(ctx, whole.all_gather_s, forward_s, buckets, preset.param_overlap)
@@ -139,6 +144,17 @@ def step_exposed_s(
         default=np.where(keeps_gathered(preset, batch) | (batch.zero == 2), scatter + gather, streaming),
     )
     return by_stage + np.where(batch.zero > 0, replicas, 0.0)
+
+
+def covering_micro_batches(batch: LayoutBatch) -> FloatArray:
+    """Micro-batches whose compute on a stage can hide traffic that is sent once per step.
+
+    One, the last backward or the first forward. Interleaving runs groups of pp micro-batches through one chunk after
+    the other: a chunk's gradients are final, and its weights not yet needed, while the group is in other chunks.
+    """
+    interleaved = schedule_of(batch).schedule is Schedule.INTERLEAVED
+    group = np.minimum(batch.pp, batch.micro_batches) * (1.0 - 1.0 / batch.vp)
+    return np.maximum(group, 1.0) if interleaved else np.ones(len(batch))
 
 
 def optimizer_bytes(

@@ -44,6 +44,7 @@ class Rates:
     memory_bytes_per_s: float
     optimizer_bytes_per_s: float
     sm_count: int
+    precision: Precision
     eight_bit: bool
     blackwell: bool
     ideal: bool
@@ -51,11 +52,17 @@ class Rates:
 
 
 def sustained_rates(
-    gpu: GpuSpec, precision: Precision, constants: Constants, preset: FrameworkPreset, *, ideal: bool = False
+    gpu: GpuSpec,
+    precision: Precision,
+    constants: Constants,
+    preset: FrameworkPreset,
+    *,
+    ideal: bool = False,
+    reserved_sm_share: float = 0.0,
 ) -> Rates:
     """Return the rates of ``gpu`` at ``precision`` with the kernels of a framework's release.
 
-    A precision that the GPU lacks is an error naming the supported ones.
+    ``reserved_sm_share`` of the SMs do other work. A precision that the GPU lacks is an error naming the supported ones.
     """
     wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
     if precision not in gpu.dense_flops:
@@ -67,16 +74,20 @@ def sustained_rates(
     narrow = constants["fp8_attention"] if preset.fp8_attention and precision in EIGHT_BIT else 1.0
     if gpu.architecture.startswith("hopper") and not ideal:
         cap *= preset.hopper_gemm_speed
+        narrow *= preset.hopper_attention_speed
+    left = 1.0 - reserved_sm_share
     gain = _narrow_gain(precision, gpu.architecture, constants)
     return Rates(
-        linear_flops_per_s=gpu.dense_flops[precision] * cap * gain,
-        wide_flops_per_s=gpu.dense_flops[wide] * cap,
+        linear_flops_per_s=gpu.dense_flops[precision] * cap * gain * left,
+        wide_flops_per_s=gpu.dense_flops[wide] * cap * left,
         attention_flops_per_s=gpu.dense_flops[wide]
         * constants.of("attention_cap", _attention_kernels(gpu, preset))
-        * narrow,
+        * narrow
+        * left,
         memory_bytes_per_s=gpu.hbm_bytes_per_s * constants["hbm_fraction"],
         optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
+        precision=precision,
         eight_bit=precision in EIGHT_BIT,
         blackwell=gpu.architecture.startswith("blackwell"),
         ideal=ideal,

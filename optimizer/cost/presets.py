@@ -41,12 +41,16 @@ class FrameworkPreset:
     Bytes are per parameter. ``fsdp_weight_bytes`` is the sharded weight's size under ZeRO-3 (4 keeps fp32
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
+    ``stored_fp8_inputs``: 8-bit training keeps linear layers' inputs in 8 bits, ``fp8_function_inputs`` those of
+    the activation function too; ``fp8_attention_output_bytes`` per element where attention's backward and the
+    output projection then share one copy (0: a 16-bit and an 8-bit one); ``keeps_function_output`` False: its output is always computed again.
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank. ``host_layer_s`` is host time of one
     dense layer's forward, ``host_step_s`` per optimizer step.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one
-    on Hopper (the first ones ran Ampere kernels there); ``flash_attention_2`` says that
+    on Hopper (the first ones ran Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
-    ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead.
+    ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
+    micro-batch's compute. ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
     ``borderline_share`` the share of usable memory from which runs both ran and died.
     """
@@ -62,6 +66,9 @@ class FrameworkPreset:
     dummy_wgrad: bool
     compiled: bool
     stored_fp8_inputs: bool
+    fp8_function_inputs: bool
+    fp8_attention_output_bytes: float
+    keeps_function_output: bool
     tp_overlap: bool
     tp_async_backward: bool
     dp_overlap: bool
@@ -81,9 +88,11 @@ class FrameworkPreset:
     overhead_bytes: float
     borderline_share: float
     hopper_gemm_speed: float
+    hopper_attention_speed: float
     flash_attention_2: bool
     fp8_attention: bool
     drains_queue: bool
+    reserved_sm_share: float
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
         """Apply the dtypes and switches that the training spec states."""
