@@ -169,8 +169,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def plan() -> Plan:
-    """A dense model over several levels of a network, with a pipeline and near-ties."""
-    return solved("llama3-70b", "h100-1024")
+    """A dense model over several levels of a network, with a pipeline and runners-up."""
+    from layoutopt.optimizer.solve.plan import Alternative
+
+    found = solved("llama3-70b", "h100-1024")
+    assert found.layout is not None
+    assert found.estimate is not None
+    # Which runners-up there are depends on the cost model's constants; two made up ones are always there.
+    made = []
+    for slower, share in ((0.004, 0.7), (0.018, 0.95)):
+        peak = found.estimate.memory.capacity_bytes * share
+        memory = replace(found.estimate.memory, peak_bytes=peak)
+        step_time_s = found.estimate.step_time_s * (1 + slower)
+        estimate = replace(found.estimate, step_time_s=step_time_s, memory=memory)
+        made.append(
+            Alternative(layout=found.layout, estimate=estimate, slower=slower, why=f"{share:.0%} of memory")
+        )
+    return replace(found, alternatives=(*found.alternatives, *made))
 
 
 @pytest.fixture(scope="session")

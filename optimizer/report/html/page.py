@@ -37,11 +37,12 @@ def plotting_library() -> str:
 
 
 def page(title: str, subtitle: str, lead: Sequence[Markup], sections: Iterable[Section]) -> str:
-    """Write a page: heading, what comes first, sections.
+    """Write a page: heading, what comes first, sections; the plotting library only if something is plotted.
 
     Raises ``InputError`` when the plotting library is not installed.
     """
-    library = Markup(plotting_library())
+    drawn = [_section(section) for section in sections]
+    library = Markup(plotting_library() if any("data-figure" in section for section in drawn) else "")
     head = [
         element("meta", charset="utf-8"),
         element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
@@ -54,7 +55,7 @@ def page(title: str, subtitle: str, lead: Sequence[Markup], sections: Iterable[S
     body = [
         element("header", element("h1", title), element("p", subtitle)),
         *lead,
-        *(_section(section) for section in sections),
+        *drawn,
         element("noscript", element("p", "Charts need JavaScript; tables below them hold the same numbers.")),
         element("footer", element("p", f"Made by layoutopt {__version__}.")),
         element("script", library),

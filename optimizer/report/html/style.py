@@ -58,7 +58,7 @@ footer { margin-top: 2.5rem; border-top: 1px solid var(--grid); color: var(--mut
   body { max-width: none; padding: 0; font-size: 10pt; }
   .modebar, summary, details:not([open]) { display: none !important; }
   h2 { break-after: avoid; }
-  .tile, .chip, .layout { border: 1px solid var(--grid); }
+  .tile, .layout { border: 1px solid var(--grid); }
   .scroll { overflow: visible; }
 }
 """

@@ -118,8 +118,8 @@ def topology_chart(chosen: Layout, estimate: Estimate, cluster: ClusterSpec) -> 
         f"parallel axes whose traffic crosses it. {topology_message(levels)}",
         drawing=_boxes(levels, chosen, cluster),
         table=_table(levels, chosen, estimate),
-        note="x is by how much groups of an axis grow on a level; bandwidth is one GPU's nominal share, one way, when "
-        "all send at once.",
+        note="x is by how much groups of an axis grow on a level (~ where blocks cut groups unevenly); bandwidth is one "
+        "GPU's nominal share, one way, when all send at once.",
     )
 
 
@@ -187,22 +187,22 @@ def _chips(level: PlacedLevel) -> Markup:
 def _gpus(chosen: Layout, cluster: ClusterSpec) -> Markup:
     """Draw the GPUs of the first node or NVLink domain with their coordinates on the axes inside it."""
     count = min(max(cluster.nvlink_domain, 1), cluster.gpu_count, MAX_CELLS, chosen.gpus)
-    cells = [element("span", _coordinates(chosen, rank), class_="gpu") for rank in range(count)]
+    cells = [element("span", _coordinates(chosen, rank, count), class_="gpu") for rank in range(count)]
     hidden = min(cluster.nvlink_domain, cluster.gpu_count) - count
     if hidden > 0:
         cells.append(element("span", f"and {hidden} more", class_="gpu"))
     return element("div", *cells, class_="gpus", title="coordinates of the first GPUs")
 
 
-def _coordinates(chosen: Layout, rank: int) -> str:
-    """Write a rank's place on the dense axes that split something, innermost first."""
+def _coordinates(chosen: Layout, rank: int, count: int) -> str:
+    """Write a rank's place on the dense axes that differ among the first ``count`` ranks, innermost first."""
     words, stride = [], 1
     for axis in chosen.mesh_order.split("-"):
         degree = 1 if axis == "ep" else int(getattr(chosen, axis))
-        if degree > 1 and stride < MAX_CELLS:
+        if degree > 1 and stride < count:
             words.append(f"{axis}{rank // stride % degree}")
         stride *= degree
-    return " ".join(words[:2]) or f"gpu{rank}"
+    return " ".join(words) or f"gpu{rank}"
 
 
 def _table(levels: Sequence[PlacedLevel], chosen: Layout, estimate: Estimate) -> Table:
