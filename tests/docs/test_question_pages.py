@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "questions").glob("*.md"))
 BLOCK = re.compile(
-    r"(?:<!-- (?P<kind>file|exit):? (?P<what>[^ ]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)\n```", re.DOTALL
+    r"(?:<!-- (?P<kind>file|exit):? (?P<what>[^ ]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)\n```",
+    re.DOTALL,
 )
 
 

@@ -234,6 +234,15 @@ def test_calibration_from_a_whole_set() -> None:
     assert result.values["network_fraction"].source == "nccl-tests: all_reduce 366 GB/s on 32 ranks"
 
 
+def test_one_rank_per_node_is_held_to_its_own_nic() -> None:
+    """One GPU of each node reaches one NIC's worth, which is not far below what it could; half a NIC's tenth is."""
+    cluster = load_cluster("h100x256")
+    alone: dict[str, Any] = {"ranks": 4, "nodes": 4}
+    good, bad = (suggest_calibration([table([bus] * 12, **alone)], cluster) for bus in (39, 4))
+    assert "below_nominal" not in {anomaly.kind for anomaly in good.anomalies}
+    assert "below_nominal" in {anomaly.kind for anomaly in bad.anomalies}
+
+
 def test_calibration_outside_physics_is_left_out() -> None:
     """14 GB/s on a node of 400 GB/s is a fault, not a constant."""
     result = suggest_calibration([table([14] * 12, ranks=32, nodes=4)], load_cluster("h100x256"))

@@ -42,8 +42,11 @@ def suggest_calibration(tables: Sequence[NcclTable], cluster: ClusterSpec) -> Nc
     outside physical bounds are left out with the reason.
     """
     fits, skipped = _fits(tables)
-    node = cluster.nic_bytes_per_s * cluster.nics_per_node
-    found = [anomaly for table in tables for anomaly in find_anomalies(table, node_bytes_per_s=node)]
+    found = [
+        anomaly
+        for table in tables
+        for anomaly in find_anomalies(table, node_bytes_per_s=_used_bytes_per_s(table, cluster))
+    ]
     suggested = _inside(fits, cluster) | _between(fits, cluster)
     values, outside = _within_bounds(suggested)
     return NcclCalibration(
@@ -52,6 +55,12 @@ def suggest_calibration(tables: Sequence[NcclTable], cluster: ClusterSpec) -> Nc
         anomalies=(*found, *compare_collectives(fits)),
         skipped=(*skipped, *outside),
     )
+
+
+def _used_bytes_per_s(table: NcclTable, cluster: ClusterSpec) -> float:
+    """Nominal NIC bandwidth of the GPUs of a node that took part in a test."""
+    here = table.ranks_per_node or cluster.gpus_per_node
+    return cluster.nic_bytes_per_s * cluster.nics_per_node * min(1.0, here / cluster.gpus_per_node)
 
 
 def _fits(tables: Sequence[NcclTable]) -> tuple[list[CollectiveFit], list[str]]:
