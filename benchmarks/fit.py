@@ -20,7 +20,14 @@ import yaml
 from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.cost.presets import MEASURED
 from layoutopt.optimizer.evidence.cases import build_cases
-from layoutopt.optimizer.evidence.fit import errors_by_family, fit, leave_one_source_out, source_of
+from layoutopt.optimizer.evidence.fit import (
+    errors_by_family,
+    fit,
+    leave_one_source_out,
+    refits,
+    source_of,
+    spreads,
+)
 from layoutopt.optimizer.evidence.fit_plan import parse_plan
 from layoutopt.optimizer.evidence.fit_text import split_names, with_constants, with_preset
 from layoutopt.optimizer.evidence.pricing import Pricer
@@ -29,6 +36,8 @@ from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.fit import FitResult
@@ -77,6 +86,38 @@ def write_values(values: Mapping[str, float], note: str) -> None:
             _rewrite(cost / "presets.yaml", lambda text, f=framework, v=fields: with_preset(text, f, v))
 
 
+def write_result(
+    plan: FitPlan, result: FitResult, cases: Sequence[Case], unseen: NDArray[np.float64]
+) -> None:
+    """Keep what benchmarks/fidelity.py reports: values, their spread over sources, errors of sources left out."""
+    spread = spreads(plan, refits(cases, plan, result))
+    data = {
+        "rows": len(cases),
+        "sources": len({source_of(case) for case in cases}),
+        "constants": {
+            item.name: {
+                "value": float(f"{result.values[item.name]:.4g}"),
+                "prior": plan.priors.get(item.name, item.value),
+                "spread": float(f"{spread[item.name]:.3g}"),
+                "at_bound": item.name in result.at_bounds,
+            }
+            for item in plan.parameters
+        },
+        "in_sample": _plain(errors_by_family(cases, result.log_times)),
+        "left_out": _plain(errors_by_family(cases, unseen)),
+    }
+    head = "# Written by benchmarks/fit.py --write. spread: standard error of the log over sources left out (jackknife).\n"
+    (HERE / "fitted.yaml").write_text(head + yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def _plain(errors: Mapping[str, ErrorSummary]) -> dict[str, dict[str, float]]:
+    names = ("rows", "mape", "median_ape", "p90_ape", "bias")
+    return {
+        family: {name: float(f"{getattr(summary, name) or 0:.4g}") for name in names}
+        for family, summary in errors.items()
+    }
+
+
 def _rewrite(path: Path, change: object) -> None:
     assert callable(change)
     path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -112,6 +153,7 @@ def main(tables: tuple[Path, ...], plan: Path, workers: int, write: bool) -> Non
     print_errors("fitted, in sample", errors_by_family(cases, result.log_times))
     print_errors(f"each of {len(left_out)} sources left out", errors_by_family(cases, unseen))
     if write:
+        write_result(chosen, result, cases, unseen)
         write_values(result.values, f"{len(cases)} runs of {len(left_out)} sources, benchmarks/fit.py")
 
 

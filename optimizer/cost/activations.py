@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.compute import imbalance
+from layoutopt.optimizer.cost.context_parallel import held_bytes
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import OP_MODULE, CpComm
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,13 +72,14 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     norm_inputs = 2.0 * norms * elements
     saved = saved | mlp_saved | {"layernorm": norm_outputs}
     hidden = keys.tokens * ctx.model.hidden
-    kept = norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero)
+    exchanged, meanwhile = held_bytes(ctx, keys, shape) if shape.mixer is Mixer.ATTENTION else (zero, zero)
+    kept = norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero) + exchanged
     saved[OP_MODULE] = np.maximum(kept - _op_kept_bytes(ctx, keys, shape), 0.0)
     return LayerActivations(
         kept_bytes=kept,
         saved_bytes=saved,
         checkpoint_bytes=2.0 * elements,
-        transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape)),
+        transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape)) + meanwhile,
     )
 
 
@@ -133,7 +135,7 @@ def _mixer_bytes(
         "out": _output_bytes(ctx) * head_elements * heads,
     }
     scores = _score_bytes(ctx, keys, heads)
-    parts |= {"scores": scores} | _cp_bytes(ctx, keys, kv_heads)
+    parts["scores"] = scores
     if ctx.training.dropout:
         parts["mask"] = keys.local_tokens * model.hidden
     return parts, {"core_attn": scores}
@@ -155,14 +157,6 @@ def _score_bytes(ctx: ComputeContext, keys: Keys, heads: FloatArray) -> FloatArr
         return 4.0 * keys.tokens * heads
     per_score = 5.0 if ctx.training.dropout else 2.0
     return per_score * keys.tokens * ctx.training.sequence_length * heads
-
-
-def _cp_bytes(ctx: ComputeContext, keys: Keys, kv_heads: FloatArray) -> dict[str, FloatArray]:
-    """Buffers of context parallelism: two remote key-value chunks in a ring, all of them when gathered."""
-    chunk = 4.0 * keys.tokens * ctx.model.head_dim * kv_heads
-    if ctx.preset.cp_comm is CpComm.P2P:
-        return {"cp": np.where(keys.cp > 1, 2.0 * chunk, 0.0)}
-    return {}
 
 
 def _mla_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from layoutopt.optimizer.cost.activations import SCALE_BYTES
 from layoutopt.optimizer.cost.compute import imbalance
+from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
 from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.topology.prices import Topology
 
     FloatArray = NDArray[np.float64]
-
-BF16_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,53 +124,11 @@ def _cover(comm: CommContext, work: dict[str, Work], pairs: int) -> tuple[FloatA
 
 
 def context_parallel(comm: CommContext, shape: LayerShape, core: Work | None) -> Exposed:
-    """Price context parallelism of a layer's attention by the preset's method."""
-    if shape.mixer is not Mixer.ATTENTION or core is None or not (comm.keys.cp > 1).any():
+    """Price context parallelism of a layer's mixer."""
+    if shape.mixer is Mixer.NONE or core is None or not (comm.keys.cp > 1).any():
         return comm.nothing()
-    method = comm.compute.preset.cp_comm
-    if method is CpComm.A2A:
-        return _cp_all_to_all(comm)
-    if method is CpComm.ALL_GATHER:
-        return _cp_all_gather(comm)
-    return _cp_ring(comm, core)
-
-
-def _head_widths(comm: CommContext) -> tuple[FloatArray, FloatArray]:
-    """Elements per token and rank of Q and O together, and of K and V together."""
-    model, keys = comm.compute.model, comm.keys
-    heads = model.heads / keys.tp
-    if model.mla is not None:
-        mla = model.mla
-        query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-        return heads * (query + mla.v_head_dim), heads * (query + mla.v_head_dim)
-    return 2 * heads * model.head_dim, 2 * np.maximum(model.kv_heads / keys.tp, 1.0) * model.head_dim
-
-
-def _cp_ring(comm: CommContext, core: Work) -> Exposed:
-    """Ring attention: each step's key-value transfer runs under that step's attention."""
-    keys = comm.keys
-    chunk = BF16_BYTES * keys.tokens * _head_widths(comm)[1]
-    one = comm.topology.p2p_s(chunk, comm.groups.cp)
-    both = comm.topology.p2p_s(2 * chunk, comm.groups.cp)
-    steps = keys.cp - 1
-    forward = steps * np.maximum(one - core.forward_s / keys.cp, 0.0)
-    backward = steps * np.maximum(both - core.dgrad_s / keys.cp, 0.0)
+    forward, backward = exposed_s(comm, shape, core)
     return Exposed(forward, backward, forward)
-
-
-def _cp_all_gather(comm: CommContext) -> Exposed:
-    """Gathered keys and values (Llama 3): one gather forward, a gather and a scatter backward, exposed."""
-    size = BF16_BYTES * comm.keys.tokens * comm.keys.cp * _head_widths(comm)[1]
-    gather = comm.topology.all_gather_s(size, comm.groups.cp)
-    scatter = comm.topology.reduce_scatter_s(size, comm.groups.cp)
-    return Exposed(gather, gather + scatter, gather)
-
-
-def _cp_all_to_all(comm: CommContext) -> Exposed:
-    """Heads scattered over the group (DeepSpeed-Ulysses): all-to-all of Q, K, V and O each way, exposed."""
-    query, key_value = _head_widths(comm)
-    one = comm.topology.all_to_all_s(BF16_BYTES * comm.keys.tokens * (query + key_value), comm.groups.cp)
-    return Exposed(one, one, one)
 
 
 def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work]) -> Exposed:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.context_parallel import attended_keys, division
 from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
 from layoutopt.optimizer.cost.presets import CudaGraph
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,13 +64,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeContext:
-    """What compute time depends on beside the degrees."""
+    """What compute time depends on beside the degrees. ``nvlink_domain``: GPUs that reach each other over NVLink."""
 
     model: ModelSpec
     training: TrainingSpec
     preset: FrameworkPreset
     constants: Constants
     rates: Rates
+    nvlink_domain: int = 1
 
     @property
     def traffic(self) -> float:
@@ -195,22 +197,22 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     flops = attention_flops(model, shape, length, causal=not ctx.rates.ideal) * keys.tokens / keys.tp
     heads = np.maximum(model.heads / keys.tp, 1.0)
     tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
-    attended = np.minimum(keys.sequence, shape.window or length)
+    attended = attended_keys(ctx, keys, shape)
     width = (model.mla.qk_nope_head_dim + model.mla.v_head_dim) / 2 if model.mla else model.head_dim
     forward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width)
     backward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width, backward=True)
-    return Work(forward, backward, np.zeros_like(forward)) + _ring_corrections(ctx, keys, heads * width)
+    return Work(forward, backward, np.zeros_like(forward)) + _ring_corrections(
+        ctx, keys, shape, heads * width
+    )
 
 
-def _ring_corrections(ctx: ComputeContext, keys: Keys, width: FloatArray) -> Work:
+def _ring_corrections(ctx: ComputeContext, keys: Keys, shape: LayerShape, width: FloatArray) -> Work:
     """Time what each further step of ring attention adds: rescaling and adding partial outputs and gradients.
 
     Forward: the 16-bit partial output is added to the fp32 output (read 6 bytes, write 4); backward: the partial
     query, key and value gradients (three times 6 read and 4 written). Transformer Engine context_parallel.py.
     """
-    rings = ctx.preset.cp_comm in (CpComm.P2P, CpComm.A2A_P2P)
-    steps = keys.cp - 1 if rings else np.zeros_like(keys.cp)
-    elements = steps * keys.tokens * width
+    elements = (division(ctx, keys, shape).ring - 1) * keys.tokens * width
     return moved(ctx, 10.0 * elements, 30.0 * elements)
 
 

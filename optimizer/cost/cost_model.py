@@ -228,6 +228,7 @@ class CostModel:
             preset=self.preset,
             constants=self.constants,
             rates=rates,
+            nvlink_domain=self.topology.nvlink_domain,
         )
 
     def _units(self, batch: LayoutBatch, order: str, view: View) -> Units:
@@ -328,9 +329,10 @@ class CostModel:
         )
 
     def _boundary_bytes(self, batch: LayoutBatch) -> FloatArray:
-        """Bytes of one stage boundary's tensor on a rank."""
+        """Bytes of one stage boundary's tensor on a rank: its share where sequences are sharded or sends are."""
         tokens = batch.micro_batch * self.training.sequence_length / batch.cp
-        return np.asarray(2.0 * tokens * self.model.hidden / np.where(batch.sp > 0, batch.tp, 1))
+        shared = (batch.sp > 0) | self.preset.partitioned_sends
+        return np.asarray(2.0 * tokens * self.model.hidden / np.where(shared, batch.tp, 1))
 
     def _fixed(
         self,

@@ -179,30 +179,44 @@ def _at_bounds(plan: FitPlan, logs: FloatArray) -> tuple[str, ...]:
     return tuple(name for name, log, least, most in rows if log - least < 1e-4 or most - log < 1e-4)
 
 
-def leave_one_source_out(
-    pricer: Pricer, cases: Sequence[Case], plan: FitPlan, result: FitResult
-) -> dict[str, FloatArray]:
-    """Predict every source with constants fitted to the others; returns log seconds by source, (its cases,).
+def refits(cases: Sequence[Case], plan: FitPlan, result: FitResult) -> dict[str, FloatArray]:
+    """Fit the constants without each source in turn; returns their logs in plan order by source left out.
 
-    The refit is one Gauss-Newton step from the full fit (its Jacobian without the source's rows);
-    predictions of the left-out rows are exact.
+    A refit is one Gauss-Newton step from the full fit: its Jacobian without the source's rows.
     """
-    measured, sources = log_measured(cases), np.array([source_of(case) for case in cases])
+    sources = np.array([source_of(case) for case in cases])
     linear = LinearModel(
-        result.log_times - measured,
+        result.log_times - log_measured(cases),
         result.jacobian,
         result.logs,
         row_weights(cases),
         np.array(plan.centre()),
         plan,
     )
-    names = sorted(set(sources.tolist()))
-    requests = []
-    for name in names:
-        logs = linear.solve(sources != name)
-        requests.append((plan.values(logs.tolist()), np.flatnonzero(sources == name).tolist()))
+    return {name: linear.solve(sources != name) for name in sorted(set(sources.tolist()))}
+
+
+def leave_one_source_out(
+    pricer: Pricer, cases: Sequence[Case], plan: FitPlan, result: FitResult
+) -> dict[str, FloatArray]:
+    """Predict every source with constants fitted to the others; returns log seconds by source, (its cases,).
+
+    Predictions of the left-out rows are exact; see ``refits`` for the constants.
+    """
+    sources, logs = np.array([source_of(case) for case in cases]), refits(cases, plan, result)
+    requests = [
+        (plan.values(one.tolist()), np.flatnonzero(sources == name).tolist()) for name, one in logs.items()
+    ]
     answers = pricer.log_times_of(requests)
-    return {name: answer[sources == name] for name, answer in zip(names, answers, strict=True)}
+    return {name: answer[sources == name] for name, answer in zip(logs, answers, strict=True)}
+
+
+def spreads(plan: FitPlan, logs: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return the jackknife standard error of each constant's log over sources left out (Efron 1982, section 3)."""
+    stacked = np.stack(list(logs.values()))
+    count = len(stacked)
+    errors = np.sqrt((count - 1) / count * ((stacked - stacked.mean(axis=0)) ** 2).sum(axis=0))
+    return dict(zip(plan.names, errors.tolist(), strict=True))
 
 
 def source_of(case: Case) -> str:
