@@ -117,7 +117,10 @@ def linear(
     wgrad = gemm_s(rates, columns, inner, rows, wide=wide, output_bytes=grad, groups=groups)
     if rates.eight_bit and not wide:
         speed = ctx.constants["fp8_rowwise"] if ctx.training.fp8_recipe is Fp8Recipe.ROWWISE else 1.0
-        cast_in, cast_out = (cast_share * ctx.constants[f"fp8_cast_{way}"] for way in ("forward", "backward"))
+        searched = ctx.constants["fp8_amax"] if ctx.training.fp8_recipe is Fp8Recipe.CURRENT else 0.0
+        cast_in, cast_out = (
+            cast_share * (ctx.constants[f"fp8_cast_{way}"] + searched) for way in ("forward", "backward")
+        )
         forward = forward / speed + memory_bound_s(rates, groups * cast_in * rows * inner)
         dgrad = dgrad / speed + memory_bound_s(rates, groups * cast_out * rows * columns)
         wgrad = wgrad / speed

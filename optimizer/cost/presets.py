@@ -51,6 +51,7 @@ class FrameworkPreset:
     its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
     ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
     micro-batch's compute. ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead.
+    ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
     ``borderline_share`` the share of usable memory from which runs both ran and died.
     """
@@ -91,6 +92,7 @@ class FrameworkPreset:
     hopper_attention_speed: float
     flash_attention_2: bool
     fp8_attention: bool
+    partitioned_sends: bool
     drains_queue: bool
     reserved_sm_share: float
 

@@ -57,6 +57,10 @@ def _one_domain(case: Case) -> Case:
     return replace(case, cluster=whole)
 
 
+_MEMORY_SPEEDS = tuple(
+    f"hbm_fraction.{family}" for family in ("volta", "ampere", "hopper", "blackwell", "cdna3")
+)
+
 TERMS = (
     Term(name="output matrix and loss", change=_without_head),
     Term(name="network below NVLink", change=_one_domain),
@@ -67,7 +71,7 @@ TERMS = (
     Term(name="pipeline sends", parts=("pp",)),
     Term(name="host time", parts=("host", "step")),
     Term(name="optimizer step", parts=("optimizer",)),
-    Term(name="memory-bound kernels", values={"hbm_fraction": 1e6}),
+    Term(name="memory-bound kernels", values=dict.fromkeys(_MEMORY_SPEEDS, 1e6)),
     Term(
         name="shapes of multiplications",
         values={"gemm_occupancy_exponent": 0.0, "gemm_inner_half": 0.0, "gemm_misaligned": 1.0},
