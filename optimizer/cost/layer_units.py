@@ -208,9 +208,10 @@ def _host_of_experts(ctx: ComputeContext, shape: LayerShape) -> float:
     return (ctx.constants["host_moe"] - 1) * (ctx.constants["host_moe_padded"] if padded else 1.0)
 
 
-def _waiting_s(ctx: ComputeContext, host_s: FloatArray, device_s: FloatArray) -> FloatArray:
-    """Time the GPU waits for the host: all of the host's where it drains the queue, else what exceeds the GPU's own."""
-    return host_s + 0.0 * device_s if ctx.preset.drains_queue else np.maximum(host_s - device_s, 0.0)
+def _waiting_s(comm: CommContext, host_s: FloatArray, device_s: FloatArray) -> FloatArray:
+    """Time the GPU waits for the host: what exceeds its own, or all of it where collectives drain the queue."""
+    waiting = np.maximum(host_s - device_s, 0.0)
+    return np.where(comm.keys.tp > 1, host_s, waiting) if comm.compute.preset.drains_queue else waiting
 
 
 def _assemble(
@@ -231,8 +232,8 @@ def _assemble(
     repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(ctx, shape, comm.keys.tp)
     host_b = host_f * ctx.constants["host_backward"]
-    idle_f, idle_b = _waiting_s(ctx, host_f, device_f), _waiting_s(ctx, host_b, device_b)
-    idle_again = _waiting_s(ctx, host_f, repeat)
+    idle_f, idle_b = _waiting_s(comm, host_f, device_f), _waiting_s(comm, host_b, device_b)
+    idle_again = _waiting_s(comm, host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
     parts |= {"forward": work.forward_s, "backward": work.dgrad_s + work.wgrad_s, "recompute": again}
     more = {name: t.recompute_s for name, t in traffic.items()} | {"forward": zero, "backward": zero}

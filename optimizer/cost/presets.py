@@ -50,7 +50,8 @@ class FrameworkPreset:
     on Hopper (the first ones ran Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
     ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
-    micro-batch's compute. ``drains_queue``: the host waits for the GPU in every layer, so that its time adds instead of running ahead.
+    micro-batch's compute. ``drains_queue``: tensor-parallel collectives wait for the
+    host in every layer, so that its time adds instead of running ahead.
     ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
     ``borderline_share`` the share of usable memory from which runs both ran and died.
