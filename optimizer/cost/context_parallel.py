@@ -1,0 +1,158 @@
+"""Context parallelism: how each method divides attention, what it moves, and what it holds.
+
+Sequences are cut into 2*cp pieces of which a rank takes one from the front and one from the back, so that causal
+attention is balanced. Volumes: NVIDIA/TransformerEngine attention context_parallel.py; DeepSpeed-Ulysses
+(arXiv:2309.14509); Llama 3 (arXiv:2407.21783, section 3.3.2) for gathered keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.specs.model import Mixer
+from layoutopt.optimizer.specs.vocabulary import CpComm
+from layoutopt.optimizer.topology.groups import Digit, GroupBatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.communication import CommContext
+    from layoutopt.optimizer.cost.compute import ComputeContext, Keys, Work
+    from layoutopt.optimizer.specs.model import LayerShape
+
+    FloatArray = NDArray[np.float64]
+
+BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a layer's attention is divided: ranks among which heads are exchanged, and steps of the ring, (n,) each.
+
+    Their product is cp, or both are 1 where keys and values are ``gathered`` whole.
+    """
+
+    heads: FloatArray
+    ring: FloatArray
+    gathered: bool
+
+
+def method_of(ctx: ComputeContext, shape: LayerShape) -> CpComm:
+    """Return the method of a layer: the framework's, but gathering where a window rules out the ring."""
+    method = ctx.preset.cp_comm
+    ring = method in (CpComm.P2P, CpComm.A2A_P2P)
+    return CpComm.ALL_GATHER if ring and shape.window is not None else method
+
+
+def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
+    """Divide a layer's attention.
+
+    The hierarchical method exchanges heads among the ranks that share an NVLink domain, as far as heads divide, and
+    passes keys and values around a ring of such groups (``--hierarchical-context-parallel-sizes``).
+    """
+    one, method = np.ones_like(keys.cp), method_of(ctx, shape)
+    if method is CpComm.ALL_GATHER:
+        return Division(one, one, True)
+    if method is CpComm.A2A:
+        return Division(keys.cp, one, False)
+    if method is CpComm.P2P:
+        return Division(one, keys.cp, False)
+    model = ctx.model
+    heads = model.heads if model.mla else gcd(model.heads, model.kv_heads)
+    room = np.maximum(ctx.nvlink_domain // keys.tp, 1).astype(np.int64)
+    share = np.maximum(heads // keys.tp, 1).astype(np.int64)
+    inner = np.gcd(np.gcd(keys.cp.astype(np.int64), room), share).astype(np.float64)
+    return Division(inner, keys.cp / inner, False)
+
+
+def attended_keys(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Keys that one call of the attention kernel sees: a step of the ring sees its own ranks' share."""
+    length = float(ctx.training.sequence_length)
+    steps = division(ctx, keys, shape).ring
+    return np.minimum(length / steps, shape.window or length)
+
+
+def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray]:
+    """Elements per token and rank of Q and O together, and of K and V together."""
+    model = ctx.model
+    heads = model.heads / keys.tp
+    if model.mla is not None:
+        mla = model.mla
+        each = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+        return each, each
+    return 2 * heads * model.head_dim, 2 * np.maximum(model.kv_heads / keys.tp, 1.0) * model.head_dim
+
+
+def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
+    """Bytes that context parallelism keeps for a layer's backward pass, and those it needs only meanwhile.
+
+    Kept: after an exchange of heads the output once more, in the order of the exchange. Meanwhile: the ring's two
+    remote pieces of keys and values; all others' when gathered, with their gradients in the backward pass.
+    """
+    parts = division(ctx, keys, shape)
+    query, key_value = head_widths(ctx, keys)
+    local = BF16_BYTES * keys.tokens * key_value
+    exchanged = np.where(parts.heads > 1, BF16_BYTES * keys.tokens * query / 2, 0.0)
+    ring = np.where(parts.ring > 1, 2.0 * local, 0.0)
+    gathered = 2.0 * (keys.cp - 1) * local if parts.gathered else 0.0 * local
+    return exchanged, ring + gathered
+
+
+def exposed_s(comm: CommContext, shape: LayerShape, core: Work) -> tuple[FloatArray, FloatArray]:
+    """Exposed seconds of a layer's context-parallel traffic, forward and backward."""
+    if shape.mixer is Mixer.MAMBA:
+        return _mamba_s(comm)
+    parts = division(comm.compute, comm.keys, shape)
+    if parts.gathered:
+        return _gather_s(comm)
+    forward, backward = _exchange_s(comm, parts)
+    ring_forward, ring_backward = _ring_s(comm, parts, core)
+    return forward + ring_forward, backward + ring_backward
+
+
+def _group(comm: CommContext, size: FloatArray, inside: FloatArray) -> GroupBatch:
+    """Return ``size`` members of the context-parallel group that are ``inside`` members apart."""
+    whole = comm.groups.cp
+    (digit,) = whole.digits
+    part = Digit(size.astype(np.int64), digit.stride * inside.astype(np.int64))
+    return GroupBatch(digits=(part,), ranks=whole.ranks, closest=whole.closest)
+
+
+def _ring_s(comm: CommContext, parts: Division, core: Work) -> tuple[FloatArray, FloatArray]:
+    """Ring attention: each step's transfer of keys and values runs under that step's attention."""
+    keys = comm.keys
+    piece = BF16_BYTES * keys.tokens * head_widths(comm.compute, keys)[1]
+    group = _group(comm, parts.ring, parts.heads)
+    one, both = comm.topology.p2p_s(piece, group), comm.topology.p2p_s(2 * piece, group)
+    steps = parts.ring - 1
+    forward = steps * np.maximum(one - core.forward_s / parts.ring, 0.0)
+    return forward, steps * np.maximum(both - core.dgrad_s / parts.ring, 0.0)
+
+
+def _gather_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+    """Gathered keys and values: one gather forward, a gather and a scatter backward, exposed."""
+    size = BF16_BYTES * comm.keys.tokens * comm.keys.cp * head_widths(comm.compute, comm.keys)[1]
+    gather = comm.topology.all_gather_s(size, comm.groups.cp)
+    return gather, gather + comm.topology.reduce_scatter_s(size, comm.groups.cp)
+
+
+def _exchange_s(comm: CommContext, parts: Division) -> tuple[FloatArray, FloatArray]:
+    """Heads scattered over a group: all-to-all of Q, K, V and O each way, exposed."""
+    query, key_value = head_widths(comm.compute, comm.keys)
+    size = BF16_BYTES * comm.keys.tokens * (query + key_value)
+    one = comm.topology.all_to_all_s(size, _group(comm, parts.heads, np.ones_like(parts.heads)))
+    return one, one
+
+
+def _mamba_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+    """A Mamba mixer scans whole sequences: its streams are exchanged for heads before the scan and back after it."""
+    mamba, keys = comm.compute.model.mamba, comm.keys
+    assert mamba is not None
+    inner = mamba.heads * mamba.head_dim
+    streams = 3 * inner + 2 * mamba.groups * mamba.state + mamba.heads
+    one = comm.topology.all_to_all_s(BF16_BYTES * keys.tokens * streams / keys.tp, comm.groups.cp)
+    return one, one
