@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.communication import BF16_BYTES
 from layoutopt.optimizer.cost.compute import linear, moved, norm_work
+from layoutopt.optimizer.cost.context_parallel import BF16_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -84,7 +84,8 @@ def sustained_rates(
         * constants.of("attention_cap", _attention_kernels(gpu, preset))
         * narrow
         * left,
-        memory_bytes_per_s=gpu.hbm_bytes_per_s * constants.of("hbm_fraction", gpu.architecture.partition("-")[0]),
+        memory_bytes_per_s=gpu.hbm_bytes_per_s
+        * constants.of("hbm_fraction", gpu.architecture.partition("-")[0]),
         optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
         precision=precision,

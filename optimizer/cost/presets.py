@@ -43,11 +43,13 @@ class FrameworkPreset:
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
     ``stored_fp8_inputs``: 8-bit training keeps linear layers' inputs in 8 bits, ``fp8_function_inputs`` those of
     the activation function too; ``fp8_attention_output_bytes`` per element where attention's backward and the
-    output projection then share one copy (0: a 16-bit and an 8-bit one); ``keeps_function_output`` False: its output is always computed again.
+    output projection then share one copy (0: a 16-bit and an 8-bit one); ``keeps_function_output`` False: its output
+    is always computed again.
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank. ``host_layer_s`` is host time of one
     dense layer's forward, ``host_step_s`` per optimizer step.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one
-    on Hopper (the first ones ran Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``flash_attention_2`` says that
+    on Hopper (the first ones ran Ampere kernels there), ``hopper_attention_speed`` the same of attention;
+    ``flash_attention_2`` says that
     its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
     ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
     micro-batch's compute. ``drains_queue``: tensor-parallel collectives wait for the
