@@ -1,0 +1,43 @@
+"""The framework preset under stated launch flags: what overlaps and how, where a run departs from the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.cost.presets import EpOverlap, calibrated, load_preset
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.space.context import RunOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.vocabulary import Framework
+
+DEDUPLICATING = ("flex", "deepep", "hybridep", "ncclep")
+"""Token dispatchers that send a token once to every NVLink domain it reaches."""
+
+
+def preset_of_run(
+    framework: Framework, software: str | None, cluster: ClusterSpec, run: RunOptions | None
+) -> FrameworkPreset:
+    """Return a framework's preset, calibrated for a cluster, with the flags that a run states on top."""
+    preset = calibrated(load_preset(framework, software), framework, cluster.calibration)
+    return preset if run is None else replace(preset, **_stated(run))
+
+
+def _stated(run: RunOptions) -> dict[str, Any]:
+    """Return the fields of a preset that flags decide."""
+    fields: dict[str, Any] = {}
+    if run.cp_comm is not None:
+        fields["cp_comm"] = run.cp_comm
+    if run.tp_comm_overlap is not None:
+        fields["tp_overlap"] = run.tp_comm_overlap
+    if run.dispatcher is not None:
+        fields["dispatch_dedup"] = run.dispatcher in DEDUPLICATING
+    if run.overlap_moe_expert_parallel_comm:
+        fields["ep_overlap"] = EpOverlap.BATCH
+    elif run.shared_expert_overlap:
+        fields["ep_overlap"] = EpOverlap.SHARED
+    elif run.overlap_moe_expert_parallel_comm is False or run.shared_expert_overlap is False:
+        fields["ep_overlap"] = EpOverlap.NONE
+    return fields
