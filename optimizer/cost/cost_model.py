@@ -24,10 +24,11 @@ from layoutopt.optimizer.cost.layer_units import (
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, schedule_of, transfers_s
+from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.cost.schedules import SCHEDULES, head_in_flight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
-from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
+from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
 from layoutopt.optimizer.topology.mesh import MeshGroups, closest_groups, mesh_groups
 
 if TYPE_CHECKING:
@@ -302,7 +303,9 @@ class CostModel:
     def _memory_context(self, batch: LayoutBatch, units: Units, held: list[RankParameters]) -> MemoryContext:
         schedule = schedule_of(batch)
         copies, name = schedule.parameter_copies, schedule.schedule
-        flight = in_flight(name, batch.pp, batch.vp, batch.micro_batches)
+        ahead = self.model.is_moe and self.preset.ep_overlap is EpOverlap.BATCH
+        extra = int(ahead and name is Schedule.INTERLEAVED)
+        flight = in_flight(name, batch.pp, batch.vp, batch.micro_batches, extra_chunks=extra)
         ranks = -(-flight.shape[1] // copies)
         mtp = np.zeros(len(batch))
         if units.mtp:

@@ -40,21 +40,21 @@ class FrameworkPreset:
 
     Bytes are per parameter. ``fsdp_weight_bytes`` is the sharded weight's size under ZeRO-3 (4 keeps fp32
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
-    ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
     ``stored_fp8_inputs``: 8-bit training keeps linear layers' inputs in 8 bits, ``fp8_function_inputs`` those of
     the activation function too; ``fp8_attention_output_bytes`` per element where attention's backward and the
-    output projection then share one copy (0: a 16-bit and an 8-bit one); ``keeps_function_output`` False: its output
-    is always computed again.
-    ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank. ``host_layer_s`` is host time of one
-    dense layer's forward, ``host_step_s`` per optimizer step.
-    ``hopper_gemm_speed`` is the release's multiplication library over a current one
-    on Hopper (the first ones ran Ampere kernels there), ``hopper_attention_speed`` the same of attention;
-    ``flash_attention_2`` says that
-    its attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
-    ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
-    micro-batch's compute. ``drains_queue``: tensor-parallel collectives wait for the
-    host in every layer, so that its time adds instead of running ahead.
+    output projection then share one copy (0: a 16-bit and an 8-bit one). ``keeps_function_output`` False: the
+    activation function's output is always computed again.
+    ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
+    ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
     ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
+    ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
+    ``drains_queue``: tensor-parallel collectives wait for the host in every layer, so that its time adds instead
+    of running ahead.
+    ``hopper_gemm_speed`` is the release's multiplication library over a current one on Hopper (the first ones ran
+    Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``flash_attention_2`` says that its
+    attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
+    ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
+    micro-batch's compute.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
     ``borderline_share`` the share of usable memory from which runs both ran and died.
     """

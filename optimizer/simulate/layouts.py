@@ -13,6 +13,7 @@ from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.simulate.compare import LayoutSimulation, simulate_layout
 from layoutopt.optimizer.simulate.engine import StageWork
 from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.cost.stage_work import StageWorks
+    from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
@@ -39,6 +41,7 @@ def simulate_workload(
     *,
     framework: Framework = Framework.MEGATRON,
     software: str | None = None,
+    run_options: RunOptions | None = None,
     kind: CostKind = CostKind.FULL,
 ) -> LayoutSimulation:
     """Simulate one step of a layout beside its price.
@@ -46,9 +49,8 @@ def simulate_workload(
     Raises InputError when the layout's degrees don't multiply to the GPUs or the batch, or no schedule runs them.
     """
     whole = layout.complete(workload, cluster) if isinstance(layout, PartialLayout) else layout
-    cost = build_cost_model(
-        workload.model, workload.training, cluster, framework=framework, software=software, kind=kind
-    )
+    preset = preset_of_run(framework, software, cluster, run_options)
+    cost = build_cost_model(workload.model, workload.training, cluster, preset=preset, kind=kind)
     return simulate_priced(cost, whole)
 
 

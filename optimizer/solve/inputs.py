@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.solve.costed_space import CostedSpace
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import SpaceOptions
@@ -58,6 +59,7 @@ class Question:
             framework=framework,
             software=space.software,
             kind=self.options.cost,
+            preset=preset_of_run(framework, space.software, self.cluster, space.run),
         )
         return CostedSpace(space=build_space(model, training, self.cluster, framework, space), cost=cost)
 

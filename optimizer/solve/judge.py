@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.solve.plan import Judgement
+from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
@@ -57,6 +58,7 @@ def judge_layout(
     # Ranks that the cluster does not have, or stages without layers, have no price.
     if broken and (whole.gpus > cluster.gpu_count or not whole.stages):
         return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)
+    preset = preset or preset_of_run(framework, software, cluster, run_options)
     prices = build_cost_model(
         model, training, cluster, framework=framework, software=software, kind=cost, preset=preset
     )

@@ -86,5 +86,6 @@ def _simulated(plan: Path, stated: str | None) -> LayoutSimulation:
         read_layout(str(plan) if stated is None else stated),
         framework=options.framework,
         software=options.space.software,
+        run_options=options.space.run,
         kind=options.cost,
     )
