@@ -194,6 +194,17 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
     return CaseBounds(bound_s=bound, slowest_s=slowest)
 
 
+def most_blocks(
+    terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float
+) -> tuple[NDArray[np.bool_], FloatArray]:
+    """Return which cases (c,) may have a step below ``cutoff_s``, and the most blocks (c, P) of each rank in such a step."""
+    problem = _Bottleneck(terms, counts, cases)
+    limit = np.full(len(cases), np.inf)
+    if np.isfinite(cutoff_s):
+        limit = np.maximum((cutoff_s - problem.constant_s) / np.maximum(problem.weight, TINY), 0.0)
+    return problem.enough(limit), problem.units(problem.capacity.held(np.minimum(limit, 1e15)))[0]
+
+
 def stage_units(
     terms: StageTerms, counts: IntArray, cases: Cases, slowest_s: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -210,7 +221,7 @@ class _Bottleneck:
     def __init__(self, terms: StageTerms, counts: IntArray, cases: Cases) -> None:
         self.capacity = RankCapacity(terms, counts, cases)
         self.terms = own = self.capacity.terms
-        self.cases = cases
+        self.cases, self._counts = cases, counts
         self.kinds = _weights(self.capacity)
         self.need = self.kinds @ counts.astype(np.float64)
         all_again = np.isinf(cases.low) * (own.recompute_s @ counts.astype(np.float64))
@@ -287,7 +298,15 @@ class _Bottleneck:
         spared = np.maximum(blocks - low[:, None], 0.0).sum(axis=1)
         forced = np.minimum(low[:, None], self.cases.fewest).sum(axis=1)
         again = np.maximum(self.need[:, 0] - spared, forced) * (low > 0)
-        time_s: FloatArray = again * self.terms.recompute_s.min(axis=1)
+        return self._cheapest_recompute_s(again)
+
+    def _cheapest_recompute_s(self, blocks: FloatArray) -> FloatArray:
+        """Seconds of recomputing so many blocks, (c,), those of the kinds that take least first."""
+        order = np.argsort(self.terms.recompute_s, axis=1)
+        each = np.take_along_axis(self.terms.recompute_s, order, axis=1)
+        number = self._counts[order]
+        before = np.cumsum(number, axis=1) - number
+        time_s: FloatArray = (np.clip(blocks[:, None] - before, 0.0, number) * each).sum(axis=1)
         return time_s
 
     def _free_recompute_s(self, units: FloatArray, index: NDArray[np.int64]) -> FloatArray:

@@ -59,7 +59,7 @@ class Constraints:
         self._recomputation()
         self._recomputing_ranks()
         if self._data.goal is Goal.PEAK_MEMORY:
-            self._peak_memory()
+            self.add_peak_memory()
             return
         self._memory_fits()
         self._slowest_rank()
@@ -221,27 +221,44 @@ class Constraints:
             for shape, stages in variables.stages.items():
                 self._first_blocks(shape, stages)
             return
-        limit = model.new_int_var(
-            0, self._data.blocks * max(shape.vp for shape in variables.shapes), "recomputed_limit"
-        )
+        most = self._data.blocks * max(shape.vp for shape in variables.shapes)
+        limit = model.new_int_var(0, most, "recomputed_limit")
         for shape, literal in variables.shapes.items():
             self._when(model.add(limit == shape.vp * variables.count), f"recomputed_limit_{shape}", literal)
         for s, (blocks, recomputed) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
             # Balanced chunks: the sum over a rank's chunks of min(count, blocks) is min(vp * count, blocks of the rank).
-            model.add_min_equality(recomputed[0], [limit, blocks[0]]).with_name(f"uniform_count_{s}")
+            self._first_of(blocks, recomputed, limit, most, str(s))
+
+    def _first_of(
+        self,
+        blocks: Sequence[cp_model.IntVar],
+        recomputed: Sequence[cp_model.IntVar],
+        limit: cp_model.IntVar,
+        most: int,
+        name: str,
+    ) -> None:
+        """Recompute min(limit, blocks), with a literal that tells which of the two it is.
+
+        Plain linear constraints beside the literal let the relaxation see that recomputed blocks add up to all
+        blocks where the limit is above them; the solver's own minimum has no such relaxation.
+        """
+        model, number, again = self._model, sum(blocks), sum(recomputed)
+        whole = model.new_bool_var(f"whole_{name}")
+        model.add(again <= limit).with_name(f"at_most_limit_{name}")
+        model.add(number - again <= self._data.blocks * (1 - whole)).with_name(f"all_of_{name}")
+        model.add(limit - again <= most * whole).with_name(f"limit_of_{name}")
+        self._when(model.add(number <= limit), f"whole_{name}_within", whole)
+        self._when(model.add(number >= limit + 1), f"whole_{name}_beyond", ~whole)
 
     def _first_blocks(self, shape: Shape, stages: StageVariables) -> None:
+        """A stage recomputes its first blocks, whatever their kinds."""
         model, variables = self._model, self._variables
         kinds = range(len(self._data.counts))
         for j, (blocks, recomputed) in enumerate(zip(stages.blocks, stages.recomputed, strict=True)):
             for k in kinds:
-                # Variables instead of sums: presolve of OR-Tools 9.15 loses solutions of min(...) over sums.
-                name, most = f"{shape}_{j}_{k}", self._data.blocks
-                first = model.new_int_var(0, most, f"first_blocks_{name}")
-                again = model.new_int_var(0, most, f"first_recomputed_{name}")
-                model.add(first == sum(blocks[: k + 1])).with_name(f"sum_blocks_{name}")
-                model.add(again == sum(recomputed[: k + 1])).with_name(f"sum_recomputed_{name}")
-                model.add_min_equality(again, [variables.count, first]).with_name(f"uniform_count_{name}")
+                name = f"{shape}_{j}_{k}"
+                upto = slice(k + 1)
+                self._first_of(blocks[upto], recomputed[upto], variables.count, self._data.blocks, name)
                 model.add(recomputed[k] <= blocks[k]).with_name(f"recompute_own_stage_{name}")
         for s in range(shape[0]):
             for k in kinds:
@@ -276,8 +293,8 @@ class Constraints:
                 room = int(self._data.numbers.room_kib[i, s])
                 self._when(self._model.add(self._memory(i, s) <= room), f"memory_{i}_{s}", literal, condition)
 
-    def _peak_memory(self) -> None:
-        """``peak_kib`` is at least the memory of every rank."""
+    def add_peak_memory(self) -> None:
+        """``peak_kib`` is at least the memory of every rank; where step time is minimised, only on demand."""
         capacity = (self._data.terms.capacity_bytes / KIB).astype(int)
         for i, literal in enumerate(self._variables.chosen):
             for s in range(int(self._data.terms.pp[i])):

@@ -19,6 +19,7 @@ from ortools.sat.python import cp_model
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.constraints import ENOUGH_MICRO_BATCHES, MEMORY, Constraints
+from layoutopt.optimizer.solve.cuts import Cuts
 from layoutopt.optimizer.solve.objective import Objective
 from layoutopt.optimizer.solve.slices import Goal, TupleSlice
 from layoutopt.optimizer.solve.variables import Variables
@@ -92,11 +93,17 @@ class CpModel:
 
     ``model`` and ``variables`` are public: add any constraint over the variables before ``solve``. ``fixed`` columns
     must take their value. With ``conditional`` the memory, m >= pp and fixed-column families hold under assumption
-    literals, for ``conflict``.
+    literals, for ``conflict``. With ``track_peak`` the variable ``peak_kib`` means something where step time is
+    minimised, too.
     """
 
     def __init__(
-        self, data: TupleSlice, *, fixed: Mapping[str, int] | None = None, conditional: bool = False
+        self,
+        data: TupleSlice,
+        *,
+        fixed: Mapping[str, int] | None = None,
+        conditional: bool = False,
+        track_peak: bool = False,
     ) -> None:
         self.data = data
         self.model = cp_model.CpModel()
@@ -104,9 +111,14 @@ class CpModel:
         fixed = dict(fixed or {})
         names = [MEMORY, ENOUGH_MICRO_BATCHES, *(f"{name} = {value}" for name, value in fixed.items())]
         self.conditions = {name: self.model.new_bool_var(name) for name in names} if conditional else {}
-        Constraints(self.model, data, self.variables, self.conditions, fixed).add_constraints()
+        constraints = Constraints(self.model, data, self.variables, self.conditions, fixed)
+        constraints.add_constraints()
+        if track_peak and data.goal is Goal.STEP_TIME:
+            constraints.add_peak_memory()
         if not conditional:
             Objective(self.model, data, self.variables).add_objective()
+            if len(data) == 1 and data.goal is Goal.STEP_TIME:
+                Cuts(self.model, data, self.variables).add_cuts()
 
     def hint(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
         """Suggest a layout of the slice: its tuple and the blocks (P, K) of every rank."""

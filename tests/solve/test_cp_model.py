@@ -105,7 +105,8 @@ def test_answer_is_priced_in_floats() -> None:
     terms = replace(terms, capacity_bytes=np.array([1000 * GIB]), may_recompute=np.array([False]))
     free = CpModel(slice_of(terms, [7])).solve()
     tight = replace(terms, capacity_bytes=np.array([free.peak_bytes - 200.0]))
-    result = CpModel(slice_of(tight, [7])).solve()
+    # Two tuples: a single one has closed-form caps on its ranks, which are exact.
+    result = CpModel(slice_of(tight.take(np.array([0, 0])), [7])).solve()
     assert result.corrections > 0
     assert result.peak_bytes <= tight.capacity_bytes[0]
     assert result.step_time_s == pytest.approx(optima(tight, [7], FREE)[0], abs=1e-6)
@@ -216,3 +217,37 @@ def test_model_reports_what_it_counts() -> None:
     costs = price_stages(one, np.pad(result.blocks, padding)[None], np.pad(result.recomputed, padding)[None])
     assert costs.fits[0]
     assert costs.step_time_s[0] == result.step_time_s
+
+
+def test_scarce_memory_on_a_long_pipeline_is_proven_quickly() -> None:
+    """24 ranks that recompute all they hold: whatever the split, the recomputed blocks are all blocks.
+
+    Without a relaxation of min(count, blocks) CP-SAT enumerates the splits.
+    """
+    ranks, counts = 24, [3, 58]
+    terms = replace(
+        random_terms(np.random.default_rng(8), 1, 2),
+        pp=np.array([ranks]),
+        vp=np.array([1]),
+        micro_batches=np.array([1920]),
+        layer_s=np.array([[0.0214, 0.0413]]),
+        recompute_s=np.array([[0.0068, 0.0150]]),
+        first_s=np.array([0.00013]),
+        last_s=np.array([0.128]),
+        bubble_weight=np.array([1.0]),
+        fixed_s=np.array([0.5]),
+        layer_state_bytes=np.array([[4.08e9, 21.36e9]]),
+        layer_activation_bytes=np.array([[1.33e9, 1.66e9]]),
+        recomputed_activation_bytes=np.full((1, 2), 58.7e6),
+        first_bytes=np.array([6.49e9]),
+        last_bytes=np.array([42.1e9]),
+        common_bytes=np.array([2.16e9]),
+        recompute_transient_bytes=np.array([1.66e9]),
+        capacity_bytes=np.array([77.9e9]),
+        in_flight=np.arange(ranks, 0, -1, dtype=np.float64)[None],
+        may_recompute=np.array([True]),
+    )
+    lower = float(lower_bound(terms, np.array(counts), MEGATRON)[0])
+    result = CpModel(slice_of(terms, counts, MEGATRON, lower_s=lower)).solve(SolverLimits(time_limit_s=20.0))
+    assert result.status is SliceStatus.OPTIMAL
+    assert result.step_time_s == pytest.approx(optima(terms, counts, MEGATRON)[0], abs=1e-6)
