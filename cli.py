@@ -75,7 +75,8 @@ class CommandLine(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; an unknown one raises ``InputError`` with the nearest."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        unknown = args and not args[0].startswith("-") and args[0] not in COMMANDS
+        if unknown and not ctx.resilient_parsing:  # shell completion asks silently
             what = f"no such command {args[0][:60]}"
             raise InputError(Problem(key="layoutopt", what=what, allowed=near_hint(args[0], COMMANDS)))
         return super().resolve_command(ctx, args)

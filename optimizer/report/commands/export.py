@@ -35,7 +35,7 @@ NO_CHECKPOINTS = 0
 
 
 @click.command()
-@click.argument("plan", metavar="PLAN")
+@click.argument("plan", metavar="PLAN", type=click.Path())
 @click.option(
     "--to", type=TARGETS, required=True, help="The trainer: megatron-lm, megatron-bridge, torchtitan, ..."
 )

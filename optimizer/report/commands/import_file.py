@@ -19,12 +19,12 @@ PARTS = ("model", "layout")
 
 
 @click.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=click.Path())
 @click.option(
     "--kind", metavar="KIND", help="What FILE is, where it doesn't give itself away, e.g. megatron-log."
 )
 @click.option("--part", type=Word(PARTS), help="Only the model file or the layout file of a launch file.")
-@click.option("--job", metavar="FILE", help="Launch file of the run that a log is of.")
+@click.option("--job", metavar="FILE", type=click.Path(), help="Launch file of the run that a log is of.")
 @click.option("--collective", metavar="NAME", help="The test of an nccl-tests log that doesn't name it.")
 @click.option(
     "--cluster", metavar="CLUSTER", help="Turn nccl-tests logs into the calibration of this cluster."

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.commands.completion import complete_cluster, complete_model
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,17 +26,19 @@ class JobChoices:
 
 
 _OPTIONS = (
-    click.argument("model", metavar="[MODEL]", required=False),
-    click.argument("cluster", metavar="[CLUSTER]", required=False),
+    click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model),
+    click.argument("cluster", metavar="[CLUSTER]", required=False, shell_complete=complete_cluster),
     click.option(
         "--layout", metavar="TEXT|FILE",
         help="tp=8,pp=16,... or a layout file or plan; what is left out follows from GPUs and batch.",
     ),
     click.option(
-        "--from", "files", metavar="FILE", multiple=True,
+        "--from", "files", metavar="FILE", multiple=True, type=click.Path(),
         help="Launch script or configuration of a trainer; also its config.json, node list or error log.",
     ),
-    click.option("--cluster", "where", metavar="CLUSTER", help="The cluster, beside --from."),
+    click.option(
+        "--cluster", "where", metavar="CLUSTER", shell_complete=complete_cluster, help="The cluster, beside --from."
+    ),
 )  # fmt: skip
 
 

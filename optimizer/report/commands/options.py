@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from layoutopt.optimizer.report.commands.completion import complete_cluster, complete_model
 from layoutopt.optimizer.report.commands.values import (
     COST_KINDS,
     COUNT,
@@ -126,8 +127,8 @@ def _remember_verbose(ctx: click.Context, param: click.Parameter, value: bool) -
     return value
 
 
-model_argument = click.argument("model", metavar="MODEL")
-cluster_argument = click.argument("cluster", metavar="CLUSTER")
+model_argument = click.argument("model", metavar="MODEL", shell_complete=complete_model)
+cluster_argument = click.argument("cluster", metavar="CLUSTER", shell_complete=complete_cluster)
 
 workload_options = _grouped(
     "asked",

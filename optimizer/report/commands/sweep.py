@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.commands.completion import complete_source
 from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import solve_options
@@ -58,7 +59,9 @@ def command() -> None:
 
 
 @command.command("", cls=SpaceCommand, epilog="Then: layoutopt sweep export --store sweep.db -o sweep.csv")
-@click.argument("sources", metavar="MODEL... CLUSTER...", nargs=-1, required=True)
+@click.argument(
+    "sources", metavar="MODEL... CLUSTER...", nargs=-1, required=True, shell_complete=complete_source
+)
 @click.option("--gpus", metavar=RANGE, help="Sizes: 256,512 or 256:16384:x2 or 8:64:+8.")
 @click.option("--batch", metavar=RANGE, help="Global batches in sequences.")
 @click.option("--seq", metavar=RANGE, help="Sequence lengths.")
