@@ -1,0 +1,97 @@
+"""Near-ties of an answer that the model cannot tell apart, and the one measurement that would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.evidence.band import Band
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.specs.layout import Layout
+
+    Priced = tuple[Layout, Estimate]
+
+INDISTINCT = "not distinguishable by this model"
+
+_GROUPS = {
+    "compute": ("forward", "backward", "recompute"),
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "host": ("host", "step"),
+    "pipeline": ("pp", "bubble"),
+    "data": ("dp", "fsdp", "optimizer"),
+}
+"""Components of a step that one measurement settles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """One alternative: how much slower it is predicted, whether the model can tell, and what would tell.
+
+    ``measurement`` is empty for an alternative that is clearly slower.
+    """
+
+    slower: float
+    distinguishable: bool
+    measurement: str
+
+
+def find_ties(plan: Plan, band: Band) -> tuple[Tie, ...]:
+    """Judge every alternative of a plan, in its order."""
+    if plan.layout is None or plan.estimate is None:
+        return ()
+    best = (plan.layout, plan.estimate)
+    return tuple(
+        _tie(alternative.slower, best, (alternative.layout, alternative.estimate), band)
+        for alternative in plan.alternatives
+    )
+
+
+def _tie(slower: float, best: Priced, other: Priced, band: Band) -> Tie:
+    clear = slower > band.indistinct
+    measurement = "" if clear else separating_measurement(best, other)
+    return Tie(slower=slower, distinguishable=clear, measurement=measurement)
+
+
+def separating_measurement(first: Priced, second: Priced) -> str:
+    """Name the one measurement that decides between two layouts: of the part of the step that differs most."""
+    shares = [_by_group(estimate) for _, estimate in (first, second)]
+    part = max(_GROUPS, key=lambda name: abs(shares[0][name] - shares[1][name]))
+    return _words(part, first[0], second[0])
+
+
+def _by_group(estimate: Estimate) -> dict[str, float]:
+    return {
+        name: sum(estimate.breakdown_s.get(part, 0.0) for part in parts) for name, parts in _GROUPS.items()
+    }
+
+
+def _words(part: str, first: Layout, second: Layout) -> str:
+    """Write a measurement that a user can make on the cluster."""
+    pair = (first, second)
+    if part == "tp":
+        return f"all_gather of nccl-tests on {_either(one.tp for one in pair)} GPUs of a node"
+    if part == "cp":
+        return f"sendrecv of nccl-tests between the {_either(one.cp for one in pair)} ranks of a context group"
+    if part == "ep":
+        return f"alltoall of nccl-tests on {_either(one.ep for one in pair)} GPUs"
+    if part == "data":
+        ranks = _either(one.dp * one.cp for one in pair)
+        return f"reduce_scatter of nccl-tests over {ranks} data-parallel ranks"
+    if part == "pipeline":
+        depth = min((one.pp for one in pair if one.pp > 1), default=1)
+        return f"ten steps of either layout on {depth} pipeline stages with dp 1 and all its micro-batches"
+    if part == "host":
+        return "ten steps of one layer of either layout with a profiler: time between kernels"
+    shapes = _either(f"tp {one.tp}, micro-batch {one.micro_batch}" for one in pair)
+    return f"ten steps of one layer on one node with {shapes}"
+
+
+def _either(values: Iterable[object]) -> str:
+    """Join one or two different values by "and"."""
+    return " and ".join(dict.fromkeys(str(value) for value in values))
