@@ -49,6 +49,7 @@ COMMANDS: dict[str, Entry] = {
     "calibrate": Entry(f"{_HOME}.calibrate", "Fit the cost model to a cluster with a few own runs."),
     "import": Entry(f"{_HOME}.import_file", "Read a file of another tool: model, launch file, log, network."),
     "export": Entry(f"{_HOME}.export", "Write a plan as the launch configuration of a trainer."),
+    "published": Entry(f"{_HOME}.published", "Compare published layouts with predictions and the optimum."),
     "topology": Entry(f"{_HOME}.topology", "Show a cluster's network and what collectives cost."),
     "catalog": Entry(f"{_HOME}.catalog", "List the built-in models, clusters and GPUs."),
     "schema": Entry(f"{_HOME}.schema", "Print the JSON Schema of an input file."),
