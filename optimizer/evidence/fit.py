@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LOSS_SCALE = 0.05
 """Log ratio from which a row's pull stops growing: about the noise of one layout across releases."""
 
+UNSTATED = 0.5
+"""Weight of a row whose source leaves cells empty that decide its price."""
+
 STEP = 0.01
 """Step of the finite differences in log units."""
 
@@ -49,9 +52,9 @@ class FitResult:
 
 
 def row_weights(cases: Sequence[Case]) -> FloatArray:
-    """Weight rows so that a family of many rows counts as the square root of its size."""
+    """Weight rows so that a family of many rows counts as the square root of its size, and unstated cells half."""
     sizes = Counter(case.family for case in cases)
-    weights = np.array([sizes[case.family] ** -0.25 for case in cases])
+    weights = np.array([sizes[case.family] ** -0.25 * (1.0 if case.complete else UNSTATED) for case in cases])
     return np.asarray(weights / weights.mean())
 
 
