@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
 
 
-def attended_tokens(sequence_length: float, window: int | None, *, causal: bool) -> float:
-    """Mean number of keys per query that a kernel computes: half the square when causal, a band with a window."""
+def attended_tokens(
+    sequence_length: float, window: int | None, *, causal: bool, chunked: bool = False
+) -> float:
+    """Mean number of keys per query that a kernel computes: half the square when causal, a band with a window.
+
+    ``chunked``: the square, or its half, of every chunk of ``window`` tokens.
+    """
+    if chunked and window is not None and window < sequence_length:
+        return window / 2 if causal else float(window)
     if window is None or window >= sequence_length:
         return sequence_length / 2 if causal else float(sequence_length)
     return (
@@ -68,7 +75,12 @@ def attention_flops(model: ModelSpec, shape: LayerShape, sequence_length: float,
     """Forward FLOPs per token in attention scores and their product with V."""
     if shape.mixer is not Mixer.ATTENTION:
         return 0.0
-    keys = attended_tokens(sequence_length, shape.window, causal=causal and not shape.bidirectional)
+    keys = attended_tokens(
+        sequence_length,
+        shape.window,
+        causal=causal and not shape.bidirectional,
+        chunked=shape.chunked,
+    )
     return 2 * keys * score_width(model)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -100,16 +101,19 @@ def _plain_shape(mlp: Mlp) -> LayerShape:
 
 def _narrow(shape: LayerShape) -> LayerShape:
     """Return the shape without the width of its MLP."""
-    return LayerShape(
-        mixer=shape.mixer, window=shape.window, mlp=shape.mlp, bidirectional=shape.bidirectional
-    )
+    return replace(shape, ffn=0)
 
 
 def _block(shape: LayerShape, count: int) -> Plain:
     base = LayerShape(mixer=shape.mixer, mlp=shape.mlp)
     plain: Plain = {"kind": next(name for name, kind in LAYER_KINDS.items() if kind == base), "count": count}
     return plain | stated(
-        {"ffn": shape.ffn or None, "window": shape.window, "bidirectional": shape.bidirectional or None}
+        {
+            "ffn": shape.ffn or None,
+            "window": shape.window,
+            "chunked": shape.chunked or None,
+            "bidirectional": shape.bidirectional or None,
+        }
     )
 
 

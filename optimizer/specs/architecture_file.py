@@ -114,7 +114,8 @@ WINDOW_PATTERN = Kind(
 class WindowFile(FileModel):
     """Sliding-window or chunked attention."""
 
-    window: Width = Field(description="tokens that a query looks back to")
+    window: Width = Field(description="tokens that a query looks back to, or the length of a chunk")
+    chunked: Switch = Field(default=False, description="attention within chunks instead of a sliding window")
     pattern: Annotated[tuple[bool, ...], WINDOW_PATTERN] = Field(
         default=(True,), description="repeated over the layers: alternating, or a list of sliding and full"
     )
@@ -152,6 +153,9 @@ class BlockFile(FileModel):
         default=None, description="width of these layers' dense MLP, if not architecture.ffn"
     )
     window: OptionalWidth = Field(default=None, description="sliding window of these layers, tokens")
+    chunked: Switch = Field(
+        default=False, description="the window is the length of chunks that attend to themselves"
+    )
     bidirectional: Switch = Field(default=False, description="attention without causal mask (encoder layers)")
 
     @classmethod
@@ -170,7 +174,13 @@ class BlockFile(FileModel):
         ffn = (self.ffn or 0) if kind.mlp is Mlp.DENSE else 0
         if kind.mixer is not Mixer.ATTENTION:
             return replace(kind, ffn=ffn)
-        return replace(kind, ffn=ffn, window=self.window, bidirectional=self.bidirectional)
+        return replace(
+            kind,
+            ffn=ffn,
+            window=self.window,
+            bidirectional=self.bidirectional,
+            chunked=self.chunked and self.window is not None,
+        )
 
 
 SAME = (
@@ -272,7 +282,9 @@ def _stack(given: Any) -> list[LayerShape]:
     leading, every = (moe.dense_layers, moe.every) if moe else (0, 1)
     shapes = mlp_kinds(layers, moe=moe is not None, dense_layers=leading, every=every)
     window = given.sliding_window
-    return with_windows(shapes, window.window, window.pattern) if window else shapes
+    if window is None:
+        return shapes
+    return with_windows(shapes, window.window, window.pattern, chunked=window.chunked)
 
 
 def _check_count(given: Partial) -> Iterator[Finding]:

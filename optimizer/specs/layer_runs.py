@@ -65,4 +65,6 @@ def shape_name(shape: LayerShape) -> str:
     else:
         base = "mlp" if shape.mixer is Mixer.NONE and shape.mlp is Mlp.DENSE else shape.mlp.value
     base = f"encoder-{base}" if shape.bidirectional else base
-    return base if shape.window is None else f"{base}-window"
+    if shape.window is None:
+        return base
+    return f"{base}-chunk" if shape.chunked else f"{base}-window"

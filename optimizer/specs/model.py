@@ -37,8 +37,8 @@ class Norm(StrEnum):
 class LayerShape:
     """One layer's kind.
 
-    ``window`` is the sliding-window or chunk length in tokens, None for attention over the whole
-    sequence. ``ffn`` is the width of one dense MLP matrix and 0 unless ``mlp`` is dense.
+    ``window`` is the sliding-window length in tokens, or with ``chunked`` that of chunks within which tokens
+    attend, None for attention over the whole sequence. ``ffn`` is the width of one dense MLP matrix and 0 unless ``mlp`` is dense.
     ``bidirectional`` marks encoder layers, whose attention is not causal.
     """
 
@@ -47,6 +47,7 @@ class LayerShape:
     mlp: Mlp = Mlp.DENSE
     ffn: int = 0
     bidirectional: bool = False
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,12 @@ def mlp_kinds(layers: int, *, moe: bool, dense_layers: int, every: int) -> list[
     return [LAYER_KINDS["dense"]] * dense_layers + rest
 
 
-def with_windows(shapes: Sequence[LayerShape], window: int, pattern: Sequence[bool]) -> list[LayerShape]:
-    """Give layers a window where the repeated pattern is True."""
+def with_windows(
+    shapes: Sequence[LayerShape], window: int, pattern: Sequence[bool], *, chunked: bool = False
+) -> list[LayerShape]:
+    """Give layers a window, or chunks, where the repeated pattern is True."""
     return [
-        replace(shape, window=window)
+        replace(shape, window=window, chunked=chunked)
         if pattern[index % len(pattern)] and shape.mixer is Mixer.ATTENTION
         else shape
         for index, shape in enumerate(shapes)

@@ -55,8 +55,14 @@ def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
     sparse = _sparse_layers(reader, layers)
     seen = _windows(reader, layers)
     width = 0 if all(sparse) else _dense_width(reader)
+    chunks = reader.family.window == "llama4"
     return [
-        LayerShape(mlp=Mlp.MOE, window=window) if is_moe else LayerShape(ffn=width, window=window)
+        LayerShape(
+            mlp=Mlp.MOE if is_moe else Mlp.DENSE,
+            ffn=0 if is_moe else width,
+            window=window,
+            chunked=chunks and window is not None,
+        )
         for is_moe, window in zip(sparse, seen, strict=True)
     ]
 
