@@ -1,0 +1,366 @@
+"""Write docs/fidelity.md, the package's error bands, and the baseline that benchmarks/check.py compares with.
+
+    python benchmarks/fidelity.py [--tables FOLDER]
+
+Reads the measured-run tables (runs_*.csv), benchmarks/fitted.yaml and the reference layouts. Run it after benchmarks/fit.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter, defaultdict
+from itertools import combinations
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
+
+from layoutopt.optimizer.evidence.ablation import ablate
+from layoutopt.optimizer.evidence.baseline import figures, percent
+from layoutopt.optimizer.evidence.cases import build_cases
+from layoutopt.optimizer.evidence.groups import ranked_groups
+from layoutopt.optimizer.evidence.metrics import summarize
+from layoutopt.optimizer.evidence.published import references
+from layoutopt.optimizer.evidence.robust import huber_location
+from layoutopt.optimizer.evidence.table import parse_runs
+from layoutopt.optimizer.evidence.validate import validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from layoutopt.optimizer.evidence.ablation import AblationRow
+    from layoutopt.optimizer.evidence.metrics import ErrorSummary
+    from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.evidence.validate import RowResult, ValidationReport
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+TABLES = ROOT.parent / "shared" / "evidence"
+BASELINE, FITTED = HERE / "fidelity_baseline.json", HERE / "fitted.yaml"
+PAGE = ROOT / "docs" / "fidelity.md"
+BANDS = ROOT / "optimizer" / "evidence" / "bands.yaml"
+
+RIGHT = 0.9
+"""Share of pairs ordered right from which on two predictions count as distinct."""
+
+OWN_RUNS, OWN_DRAWS = 3, 20
+"""Own runs of a group that give its scale, and how many choices of them are tried."""
+
+LARGEST_NANOTRON_PIPELINE = 4
+
+
+def read_runs(folder: Path) -> list[MeasuredRun]:
+    """Read every table of a folder."""
+    tables = sorted(folder.glob("runs_*.csv"))
+    return [run for path in tables for run in parse_runs(path.read_bytes(), path.name)]
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write a Markdown table."""
+    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return ["", *head, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def errors_table(name: str, errors: dict[str, dict[str, float]]) -> list[str]:
+    """Write errors in percent by name."""
+    rows = [
+        (
+            key,
+            f"{e['rows']:.0f}",
+            f"{e['mape']:.1f}",
+            f"{e['median']:.1f}",
+            f"{e['p90']:.1f}",
+            f"{e['bias']:+.1f}",
+        )
+        for key, e in errors.items()
+    ]
+    return table((name, "rows", "MAPE", "median", "P90", "bias"), rows)
+
+
+def left_out_errors(fitted: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the errors of rows whose publication was left out of the fit, in percent."""
+    return {
+        family: {
+            "rows": entry["rows"],
+            "mape": 100 * entry["mape"],
+            "median": 100 * entry["median_ape"],
+            "p90": 100 * entry["p90_ape"],
+            "bias": 100 * entry["bias"],
+        }
+        for family, entry in fitted["left_out"].items()
+    }
+
+
+def indistinct(rows: Sequence[RowResult]) -> float:
+    """Return the relative distance of two predictions from which on nine of ten measured pairs were ordered right."""
+    cases = [row.case for row in rows]
+    predicted = {index: row.prediction.step_time_s for index, row in enumerate(rows)}
+    pairs = [
+        (
+            abs(group.predicted_s[i] / group.predicted_s[j] - 1),
+            _same_order(group.measured_s, group.predicted_s, i, j),
+        )
+        for group in ranked_groups(cases, predicted)
+        for i, j in combinations(range(len(group.measured_s)), 2)
+    ]
+    for step in range(1, 101):
+        beyond = [right for distance, right in pairs if distance >= step / 200]
+        if beyond and fmean(beyond) >= RIGHT:
+            return step / 200
+    return 0.5
+
+
+def _same_order(measured: Sequence[float], predicted: Sequence[float], i: int, j: int) -> float:
+    return float((measured[i] < measured[j]) == (predicted[i] < predicted[j]))
+
+
+def band_table(report: ValidationReport, fitted: dict[str, Any]) -> str:
+    """Write the error bands that ship with the package."""
+    counted = [row for row in report.results if row.counted]
+    families = {"all": report.step_time, **report.families}
+    unseen = fitted["left_out"]
+    data = {
+        "families": {name: _band(summary, unseen[name]) for name, summary in families.items()},
+        "indistinct": {
+            kind: indistinct([row for row in counted if row.case.model.is_moe == (kind == "moe")])
+            for kind in ("dense", "moe")
+        },
+        "constants": {
+            name: entry["spread"] for name, entry in fitted["constants"].items() if entry["spread"] > 0
+        },
+    }
+    head = (
+        "# Written by benchmarks/fidelity.py. families: errors of complete rows, and of rows whose publication the\n"
+        "# fit had not seen; indistinct: distance of two predictions from which nine of ten measured pairs are\n"
+        "# ordered right; constants: standard error of each fitted constant's log over publications left out.\n"
+    )
+    return head + yaml.safe_dump(data, sort_keys=False)
+
+
+def _band(summary: ErrorSummary, unseen: dict[str, float]) -> dict[str, float]:
+    own = {"median_ape": summary.median_ape, "p90_ape": summary.p90_ape, "bias": summary.bias}
+    return {
+        "rows": summary.rows,
+        **{name: round(value or 0.0, 4) for name, value in own.items()},
+        "unseen_median_ape": unseen["median_ape"],
+        "unseen_p90_ape": unseen["p90_ape"],
+    }
+
+
+def ranking_table(report: ValidationReport) -> list[str]:
+    """Write the order inside groups."""
+    kinds = {"all": report.ranking, **report.ranking_by_kind}
+    rows = [
+        (
+            name,
+            f"{one.groups}",
+            f"{one.kendall_tau or 0:.2f}",
+            f"{one.pairs_over_10pct or 0:.3f} of {one.clear_pairs:,}",
+            f"{100 * (one.top1_regret_mean or 0):.1f}",
+            f"{100 * (one.top1_regret_median or 0):.2f}",
+            f"{100 * (one.top3_regret_mean or 0):.2f}",
+        )
+        for name, one in kinds.items()
+    ]
+    columns = (
+        "",
+        "groups",
+        "Kendall tau",
+        "pairs over 10% apart in order",
+        "regret mean, %",
+        "median",
+        "best of 3",
+    )
+    return table(columns, rows)
+
+
+def memory_groups(report: ValidationReport) -> dict[str, ErrorSummary]:
+    """Summarize memory errors by what was run and what the figure counts."""
+    cases = {row.case.run.id: row.case for row in report.results}
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in report.memory.rows:
+        case = cases[row.id]
+        known = case.run.moment_dtype or "moment_bytes" in case.switches
+        dtypes = ", state formats stated" if row.framework == "megatron-bridge" and known else ""
+        if row.framework == "nanotron" and case.layout.pp > LARGEST_NANOTRON_PIPELINE:
+            continue
+        groups[f"{row.framework}, {row.kind}{dtypes}"].append(row.error)
+    return {name: summarize(errors) for name, errors in sorted(groups.items())}
+
+
+def memory_lines(report: ValidationReport) -> list[str]:
+    """Write memory errors and verdicts."""
+    memory = report.memory
+    errors = {name: percent(summary) for name, summary in memory_groups(report).items()}
+    return [
+        *errors_table("memory", errors),
+        f"Runs that ran and state their ZeRO stage and recomputation: {memory.ran:,}, judged `does_not_fit`: "
+        f"{len(memory.ran_but_does_not_fit)}. Runs that died: {memory.died}, judged `fits`: {len(memory.died_but_fits)}.",
+        "nanotron is counted up to 4 pipeline stages; figures of unstated kind are compared with reserved memory.",
+    ]
+
+
+def own_runs(report: ValidationReport) -> tuple[int, float]:
+    """Calibrate every dense group of at least four rows with three of its rows; groups, and mean MAPE of their rest."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in report.results:
+        name = row.case.run.group
+        dense = not row.case.model.is_moe and row.case.framework.value != "nanotron"
+        if name and dense and row.counted and row.error is not None and not name.startswith("xrel-"):
+            groups[name].append(1 + row.error)
+    usable = [ratios for ratios in groups.values() if len(ratios) > OWN_RUNS]
+    return len(usable), fmean(_rest_error(ratios) for ratios in usable)
+
+
+def _rest_error(ratios: Sequence[float]) -> float:
+    choices = list(combinations(range(len(ratios)), OWN_RUNS))
+    random.Random(0).shuffle(choices)
+    errors = []
+    for chosen in choices[:OWN_DRAWS]:
+        scale = huber_location([-log(ratios[i]) for i in chosen], least_spread=0.03).value
+        rest = [abs(ratios[i] * exp(scale) - 1) for i in range(len(ratios)) if i not in chosen]
+        errors.append(fmean(rest))
+    return fmean(errors)
+
+
+def reference_lines() -> list[str]:
+    """Write the published layouts beside their predictions."""
+    rows, ranges = [], []
+    for one in references():
+        estimate, published = one.estimate, one.case.run.mfu_pct
+        rows.append(
+            (
+                one.case.run.id,
+                f"{one.case.measured_s:.2f}",
+                f"{estimate.step_time_s:.2f}",
+                f"{100 * one.error:+.1f}",
+                "-" if published is None else f"{published:g}",
+                f"{100 * estimate.mfu_full:.1f}",
+                f"{100 * estimate.mfu_causal:.1f}",
+            )
+        )
+        if one.by_vp:
+            steps = ", ".join(f"{seconds:.2f} s with {vp}" for vp, seconds in one.by_vp.items())
+            ranges.append(f"- {one.case.run.id}: by virtual stages {steps}")
+    columns = (
+        "layout",
+        "published, s",
+        "predicted, s",
+        "error, %",
+        "MFU published",
+        "full count",
+        "causal count",
+    )
+    return [*table(columns, rows), *ranges]
+
+
+def ablation_lines(rows: Sequence[AblationRow]) -> list[str]:
+    """Write what each term is worth: MAPE by family and Kendall's tau without it."""
+    families = sorted(rows[0].errors)
+    columns = ("left out", *families, "tau")
+    cells = [
+        (
+            row.term or "nothing",
+            *(f"{100 * (row.errors[name].mape or 0):.1f}" for name in families),
+            f"{row.ranking.kendall_tau or 0:.2f}",
+        )
+        for row in rows
+    ]
+    return table(columns, cells)
+
+
+def constant_lines(fitted: dict[str, Any]) -> list[str]:
+    """Write the fitted constants with their priors and spreads."""
+    rows = [
+        (
+            name,
+            f"{e['prior']:.4g}",
+            f"{e['value']:.4g}",
+            f"{100 * e['spread']:.0f}%",
+            "bound" if e["at_bound"] else "",
+        )
+        for name, e in fitted["constants"].items()
+    ]
+    return table(("constant", "prior", "fitted", "spread over publications", ""), rows)
+
+
+def skipped_lines(report: ValidationReport) -> Iterator[str]:
+    """Count the reasons of rows that were not priced."""
+    for reason, count in Counter(skip.reason for skip in report.skipped).most_common(12):
+        yield f"- {count} x {reason}"
+
+
+def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[AblationRow]) -> str:
+    """Write the page."""
+    groups, rest = own_runs(report)
+    fits = f"{fitted['rows']} timed rows of {fitted['sources']} publications"
+    lines = [
+        "# Fidelity",
+        "",
+        "How far predictions are from published, measured training runs. Written by `python benchmarks/fidelity.py`.",
+        "Errors are shares of the measured step time; bias is positive where predictions are too slow.",
+        "",
+        f"{report.rows} rows read, {len(report.skipped)} not priced. Rows that leave nothing unstated, percent:",
+        *errors_table("family", figures(report)),
+        f"The constants were fitted to {fits} (`benchmarks/fit.py`), so these errors are in sample. With each row's",
+        "publication left out of the fit, all timed rows:",
+        *errors_table("family", left_out_errors(fitted)),
+        f"After one scale from {OWN_RUNS} own runs the rest of a dense group of at least {OWN_RUNS + 1} rows is "
+        f"{100 * rest:.1f}% off in the mean over {groups} groups.",
+        "",
+        "## Order inside groups",
+        "",
+        "Groups of at least three layouts of one model, cluster and batch; repeats are averaged.",
+        *ranking_table(report),
+        "## Memory",
+        *memory_lines(report),
+        "",
+        "## Published layouts",
+        "",
+        "What their authors leave open is assumed as stated in `optimizer/evidence/reference.yaml`; `layoutopt published`",
+        "compares them with the optimum.",
+        *reference_lines(),
+        "",
+        "## What each term is worth",
+        "",
+        "MAPE in percent of each family, and Kendall's tau, with one term left out and the constants unchanged.",
+        *ablation_lines(ablation),
+        "## Constants",
+        "",
+        "Spread: standard error of the logarithm when publications are left out one by one.",
+        *constant_lines(fitted),
+        "## Rows that were not priced",
+        "",
+        *skipped_lines(report),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@click.command(help=__doc__)
+@click.option("--tables", default=TABLES, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(tables: Path) -> None:
+    """Validate, ablate, and write."""
+    runs = read_runs(tables)
+    report = validate(runs)
+    fitted = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
+    write(BASELINE, json.dumps(figures(report), indent=2) + "\n")
+    write(BANDS, band_table(report, fitted))
+    cases, _ = build_cases(runs)
+    rows = ablate(cases, progress=lambda term: click.echo(f"without {term or 'nothing'}", err=True))
+    write(PAGE, page(report, fitted, rows))
+
+
+if __name__ == "__main__":
+    main()

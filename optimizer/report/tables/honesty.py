@@ -1,0 +1,60 @@
+"""How sure an answer is, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.evidence.ties import INDISTINCT
+from layoutopt.optimizer.report.tables.console import bullets, section
+from layoutopt.optimizer.report.tables.layout import layout_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.evidence.band import Band
+    from layoutopt.optimizer.evidence.honesty import Honesty
+    from layoutopt.optimizer.evidence.robust_choice import RobustChoice
+    from layoutopt.optimizer.evidence.ties import Tie
+
+
+def honesty_section(honesty: Honesty) -> RenderableType:
+    """Show the error band, and the robust choice where it was asked for."""
+    lines = band_lines(honesty.band)
+    if honesty.robust is not None:
+        lines.append(robust_line(honesty.robust))
+    return section("How sure", bullets(lines))
+
+
+def band_lines(band: Band) -> list[str]:
+    """Say how far predictions of the family were off, in and out of the fit, and what cannot be told apart."""
+    if band.rows:
+        first = (
+            f"{band.rows} measured runs of this kind ({band.family}) are predicted {band.median_ape:.1%} off in the "
+            f"median, nine of ten within {band.p90_ape:.0%}"
+        )
+    else:
+        first = f"no measured run of this kind ({band.family}): the figures are those of all kinds"
+    second = (
+        f"runs of a publication that the fit had not seen: {band.unseen_median_ape:.0%} in the median, nine of ten "
+        f"within {band.unseen_p90_ape:.0%}; a few own runs remove most of it (layoutopt calibrate)"
+    )
+    return [first, second, f"layouts predicted less than {band.indistinct:.1%} apart are {INDISTINCT}"]
+
+
+def robust_line(choice: RobustChoice) -> str:
+    """Say which layout loses least at worst."""
+    regret = f"{choice.worst_regret[choice.chosen]:.1%} at worst over {choice.samples} sets of constants"
+    if len(choice.layouts) == 1:
+        return f"robust choice: the only layout inside the band ({regret})"
+    if choice.chosen == 0:
+        others = min(choice.worst_regret[1:])
+        return f"robust choice: the fastest layout too; it loses {regret}, the next {others:.1%}"
+    return (
+        f"robust choice: {layout_text(choice.layout)}; it loses {regret}, the fastest "
+        f"{choice.worst_regret[0]:.1%}"
+    )
+
+
+def tie_words(tie: Tie | None) -> str:
+    """Return what to add to an alternative: nothing where the model can tell."""
+    return "" if tie is None or tie.distinguishable else f"; {INDISTINCT}: {tie.measurement} would tell"
