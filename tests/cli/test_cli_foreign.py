@@ -195,3 +195,14 @@ def test_quiet_is_quiet(run: Callable[..., Result]) -> None:
     words = ("import", CONFIG)
     assert "class defaults" in run(*words).stderr
     assert run(*words, "--quiet").stderr == ""
+
+
+def test_every_command_takes_them(run: Callable[..., Result], tmp_path: Path) -> None:
+    """Sweeps, topologies and verification read the same models and clusters."""
+    nodes = f"h100@{SAMPLES / 'slurm_env.txt'}"
+    assert "28 h100" in " ".join(run("topology", "show", nodes).stdout.split())
+    store = ("--store", str(tmp_path / "sweep.db"), "--jobs", "1", "-q")
+    done = run("sweep", CONFIG, "h100", "--gpus", "8,16", "--batch", "64", "--seq", "1024", *store)
+    assert done.exit_code == 0 and "2 points: 2 solved" in done.stdout
+    lonely = run("sweep", CONFIG, "h100", "--gpus", "8", *store)
+    assert lonely.exit_code == 2 and "--batch" in lonely.stderr

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 OWN_MODEL = re.compile(r'^\s*"?architecture"?\s*:', re.MULTILINE)
 """The key by which this tool's model files are told from those of other tools."""
 
+WITH_MODEL = ("hf-", "megatron-", "bridge-", "torchtitan-", "deepspeed-", "nanotron-", "accelerate-")
+"""Kinds of files that describe or name a model, and logs, which are then refused by name."""
+
 FROM_CLUSTER = re.compile(r"([\w.\-]{1,60})@(.+)", re.DOTALL)
 
 
@@ -58,10 +61,9 @@ def is_foreign_model(source: str) -> bool:
     if OWN_MODEL.search(text):
         return False
     try:
-        detect_kind(text, place.name)
+        return detect_kind(text, place.name).value.startswith(WITH_MODEL)
     except InputError:
         return place.suffix not in (".yaml", ".yml", ".json")
-    return True
 
 
 def foreign_workload(source: str, asked: WorkloadOptions) -> Workload:

@@ -114,7 +114,7 @@ def sweep(
     even kill -9, the same command goes on where it stopped. Exit code 4 when points are left or not proven.
     """
     require_drawing(drawing)
-    models, families = split_sources(sources)
+    models, families = split_sources(sources, _first(batch, "--batch"), _first(seq, "--seq"))
     points = _points(models, families, (gpus, batch, seq, network), solve_options(space, search, trainer))
     result = _run(
         points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
@@ -167,17 +167,35 @@ def _conditions(where: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def split_sources(sources: Sequence[str]) -> tuple[list[Workload], list[ClusterFamily]]:
-    """Tell models from clusters and load both; raises ``InputError`` with the problems of all."""
-    from layoutopt.optimizer.specs.loading import load_workload
-    from layoutopt.optimizer.sweep.families import load_family
+def _first(text: str | None, key: str) -> int | None:
+    """Return the first value of a range, with which a file that states no run is read."""
+    from layoutopt.optimizer.sweep.ranges import parse_counts
+
+    return parse_counts(text, key=key)[0] if text else None
+
+
+def split_sources(
+    sources: Sequence[str], batch: int | None = None, seq: int | None = None
+) -> tuple[list[Workload], list[ClusterFamily]]:
+    """Tell models from clusters and load both; raises ``InputError`` with the problems of all.
+
+    ``batch`` and ``seq`` complete models of other tools' files, which don't describe a run.
+    """
+    from layoutopt.optimizer.report.commands.imports import foreign_cluster
+    from layoutopt.optimizer.report.commands.inputs import read_model
+    from layoutopt.optimizer.report.commands.options import WorkloadOptions
+    from layoutopt.optimizer.sweep.families import ClusterFamily, load_family
+
+    asked = WorkloadOptions(batch=batch, batch_tokens=None, seq=seq, precision=None, gpus=None)
 
     problems: list[Problem] = []
     models, families = [], []
     for source in sources:
         try:
             if _is_model(source):
-                models.append(load_workload(source))
+                models.append(read_model(source, asked))
+            elif (machine := foreign_cluster(source)) is not None:
+                families.append(ClusterFamily(name=machine.name, base=machine))
             else:
                 families.append(load_family(source))
         except InputError as error:
@@ -196,6 +214,7 @@ def split_sources(sources: Sequence[str]) -> tuple[list[Workload], list[ClusterF
 
 def _is_model(source: str) -> bool:
     """Tell whether a source is a built-in model, or a file that describes an architecture."""
+    from layoutopt.optimizer.report.commands.imports import is_foreign_model
     from layoutopt.optimizer.specs.document import exists, parse_document, read_text
     from layoutopt.optimizer.specs.loading import model_names
 
@@ -203,6 +222,8 @@ def _is_model(source: str) -> bool:
         return True
     if not exists(Path(source)):
         return False
+    if is_foreign_model(source):
+        return True
     data = parse_document(read_text(Path(source)), source).data
     return isinstance(data, dict) and "architecture" in data
 

@@ -39,11 +39,11 @@ def show(cluster: str, size: float, group: int | None, stride: int | None, outpu
     All groups of the same size and stride communicate at once. Without --group and --stride: the groups that fill each
     level, and one rank of every node.
     """
-    from layoutopt.optimizer.specs.loading import load_cluster
+    from layoutopt.optimizer.report.commands.inputs import read_cluster
     from layoutopt.optimizer.topology.links import load_links
     from layoutopt.optimizer.topology.show import topology_table
 
-    machine = load_cluster(cluster)
+    machine = read_cluster(cluster, None)
     groups = _groups(machine, group, stride)
     table = topology_table(machine, load_links(machine.calibration), size_bytes=size, groups=groups)
     if output.json:
