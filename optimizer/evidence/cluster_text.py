@@ -135,8 +135,14 @@ def _storage(storage: StorageSpec) -> dict[str, str]:
 
 
 def _bandwidth(bytes_per_s: float) -> str:
-    return f"{bytes_per_s!r} B/s"
+    return f"{_in_billions(bytes_per_s)}B/s"
 
 
 def _bytes(count: float) -> str:
-    return f"{count!r} B"
+    return f"{_in_billions(count)}B"
+
+
+def _in_billions(value: float) -> str:
+    """Write a number in billions where that is exact, followed by the prefix."""
+    short = f"{value / 1e9:g}"
+    return f"{short} G" if float(short) * 1e9 == value else f"{value!r} "
