@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-LOSS_SCALE = 0.05
-"""Log ratio from which a row's pull stops growing: about the noise of one layout across releases."""
+LOSS_SCALE = 0.03
+"""Log ratio from which a row's pull stops growing: the noise of one layout with the same flags."""
+
+LEAST_FAMILY = 40
+"""Rows from which on a family counts as much as every other."""
 
 UNSTATED = 0.5
 """Weight of a row whose source leaves cells empty that decide its price."""
@@ -52,9 +55,14 @@ class FitResult:
 
 
 def row_weights(cases: Sequence[Case]) -> FloatArray:
-    """Weight rows so that a family of many rows counts as the square root of its size, and unstated cells half."""
+    """Weight rows so that every family of at least 40 rows counts the same, and rows with unstated cells half."""
     sizes = Counter(case.family for case in cases)
-    weights = np.array([sizes[case.family] ** -0.25 * (1.0 if case.complete else UNSTATED) for case in cases])
+    weights = np.array(
+        [
+            max(sizes[case.family], LEAST_FAMILY) ** -0.5 * (1.0 if case.complete else UNSTATED)
+            for case in cases
+        ]
+    )
     return np.asarray(weights / weights.mean())
 
 
