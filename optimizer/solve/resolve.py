@@ -109,7 +109,7 @@ def open_model(question: Question, best: Layout, best_s: float, *, tuples: int =
     chosen = np.sort(np.array([*own[:1], *ranked[: tuples - len(own[:1])]], dtype=np.int64))
     others = np.delete(bounds, chosen)
     rows = batch.take(chosen)
-    model = CpModel(tuple_slice(rows, source.terms(rows), source.counts, source.rule))
+    model = CpModel(tuple_slice(rows, source.terms(rows), source.counts, source.rule), track_peak=True)
     return OpenModel(source=source, model=model, others_s=float(min(others.min(initial=np.inf), limit_s)))
 
 

@@ -93,6 +93,18 @@ def test_model_takes_constraints(result: layoutopt.Result) -> None:
     assert result.resolve().layout is None
 
 
+def test_memory_of_the_model_means_memory() -> None:
+    """A bound on ``peak_kib`` is kept by the layout that comes out."""
+    small = solve(load_model("llama3-8b", global_batch=64), load_cluster("h100x8"))
+    assert small.estimate is not None
+    limit_bytes = 0.9 * small.estimate.memory.peak_bytes
+    small.model.model.add(small.model.variables.peak_kib <= int(limit_bytes / 1024))
+    leaner = small.resolve()
+    assert leaner.layout is None or leaner.estimate is not None
+    if leaner.estimate is not None:
+        assert leaner.estimate.memory.peak_bytes <= limit_bytes * (1 + 1e-5)
+
+
 def test_model_holds_the_winner_and_bounds_the_rest() -> None:
     """What is left out of the model is proven not to be faster than its floor."""
     small = solve(load_model("llama3-8b", global_batch=16), load_cluster("h100x8"))
