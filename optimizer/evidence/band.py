@@ -28,8 +28,8 @@ class Band:
     ``rows`` measured runs state everything that decides their price; 0 for a family without any, whose figures
     are then those of all families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
     runs, ``unseen_*`` with the run's own publication left out of the fit: what to expect of a new cluster.
-    ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of measured
-    layouts were ordered right.
+    ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of layouts are
+    expected in the right order.
     """
 
     family: str

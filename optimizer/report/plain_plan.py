@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.report.plain import Plain, estimate_to_plain, layout_to_plain
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.plan import Alternative, Infeasibility, Judgement, Plan
     from layoutopt.optimizer.space.enumeration import Space
     from layoutopt.optimizer.space.rule import BrokenRule
 
 
-def plan_to_plain(plan: Plan) -> Plain:
-    """Write a plan; ``verify`` reads it back. Without a layout ``layout`` and ``estimate`` are null."""
+def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
+    """Write a plan; ``verify`` reads it back. Without a layout ``layout`` and ``estimate`` are null.
+
+    ``honesty`` adds the error band, and to every alternative whether the model can tell it from the best.
+    """
+    plain = _plan_to_plain(plan)
+    if honesty is None:
+        return plain
+    for other, tie in zip(plain["alternatives"], honesty.ties, strict=True):
+        other |= {"distinguishable": tie.distinguishable, "measurement": tie.measurement or None}
+    return plain | honesty.to_plain()
+
+
+def _plan_to_plain(plan: Plan) -> Plain:
     estimate = plan.estimate
     return {
         "status": plan.status.value,

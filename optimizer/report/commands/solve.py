@@ -37,9 +37,13 @@ from layoutopt.optimizer.report.commands.output import (
 )
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
+
+ROBUST_TOP = 12
+"""Layouts compared by --robust at least: the search solves as many runners-up."""
 
 CODES = {"optimal": ExitCode.OK, "stopped": ExitCode.STOPPED, "infeasible": ExitCode.REJECTED}
 
@@ -52,6 +56,11 @@ CODES = {"optimal": ExitCode.OK, "stopped": ExitCode.STOPPED, "infeasible": Exit
 @space_options
 @search_options
 @click.option("--space", "only_space", is_flag=True, help="Print the declared space and search nothing.")
+@click.option(
+    "--robust",
+    is_flag=True,
+    help="Of layouts the model can't tell apart, name the one that loses least at worst.",
+)
 @click.option("--compare-any", is_flag=True, help="Say what a trainer without rules would gain.")
 @click.option(
     "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -67,6 +76,7 @@ def command(
     space: SpaceChoices,
     search: SearchChoices,
     only_space: bool,
+    robust: bool,
     compare_any: bool,
     file: Path | None,
     drawing: DrawingOptions,
@@ -83,13 +93,18 @@ def command(
     options = solve_options(space, search, trainer)
     if only_space:
         return _print_space(workload, machine, options, output)
+    from layoutopt.optimizer.evidence.honesty import assess
+
+    if robust:
+        options = replace(options, top=max(options.top, ROBUST_TOP))
     plan = _solve(workload, machine, options, output, compare_any=compare_any)
+    honesty = assess(plan, workload, machine, options, robust=robust)
     if file is not None:
         from layoutopt.optimizer.report.plain_plan import plan_to_plain
 
-        write_json(file, plan_to_plain(plan))
+        write_json(file, plan_to_plain(plan, honesty))
         note(f"wrote {file}", output)
-    _print_plan(plan, workload, machine, options, output)
+    _print_plan(plan, workload, machine, options, output, honesty)
     draw_solve(plan, drawing, output)
     return CODES[plan.status.value]
 
@@ -136,15 +151,22 @@ def _solve(
 
 
 def _print_plan(
-    plan: Plan, workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    output: OutputOptions,
+    honesty: Honesty | None,
 ) -> None:
     if output.json:
         from layoutopt.optimizer.report.plain_plan import plan_to_plain
 
-        print_json(plan_to_plain(plan))
+        print_json(plan_to_plain(plan, honesty))
         return
     from layoutopt.optimizer.report.commands.pricing import preset_of
     from layoutopt.optimizer.report.tables.plan import plan_tables
 
     preset = preset_of(workload, cluster, options.framework, options.space.software, options.cost)
-    print_tables(plan_tables(plan, workload, cluster, preset, framework=options.framework.value))
+    print_tables(
+        plan_tables(plan, workload, cluster, preset, framework=options.framework.value, honesty=honesty)
+    )

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from layoutopt.optimizer.report.tables.answer import layout_section, price_sections, question_text
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section, verdict_text
+from layoutopt.optimizer.report.tables.honesty import honesty_section, tie_words
 from layoutopt.optimizer.report.tables.proof import gap_words, proof_table
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
@@ -29,16 +31,24 @@ MEANING = {
 
 
 def plan_tables(
-    plan: Plan, workload: Workload, cluster: ClusterSpec, preset: FrameworkPreset, *, framework: str
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterSpec,
+    preset: FrameworkPreset,
+    *,
+    framework: str,
+    honesty: Honesty | None = None,
 ) -> RenderableType:
-    """Show the answer, what it costs, why it is the best, and what comes close."""
+    """Show the answer, what it costs, why it is the best, what comes close, and how sure all that is."""
     parts: list[RenderableType] = [question_text(workload, cluster, framework), _headline(plan)]
     if plan.infeasibility is not None:
         parts.append(_infeasibility(plan.infeasibility))
     if plan.layout is not None and plan.estimate is not None:
         parts.append(layout_section(plan.layout))
         parts.extend(price_sections(plan.layout, plan.estimate, preset, workload))
-    parts.extend(_remarks(plan, cluster))
+    parts.extend(_remarks(plan, cluster, honesty))
+    if honesty is not None:
+        parts.append(honesty_section(honesty))
     parts.append(section("Proof", proof_table(plan)))
     return Group(*parts)
 
@@ -82,14 +92,15 @@ def _conflict_words(constraints: tuple[str, ...]) -> str:
     return f"{', '.join(constraints[:-1])} and {constraints[-1]} exclude every layout together"
 
 
-def _remarks(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
+def _remarks(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None) -> Iterator[RenderableType]:
     """What binds, near-ties, idle GPUs, what a freer framework would gain, warnings."""
     if plan.binds:
         yield section("What binds", bullets(plan.binds))
     if plan.alternatives:
+        ties = honesty.ties if honesty is not None else (None,) * len(plan.alternatives)
         rows = [
-            (f"+{other.slower:.2%}", f"{other.estimate.step_time_s:.6g}", other.why)
-            for other in plan.alternatives
+            (f"+{other.slower:.2%}", f"{other.estimate.step_time_s:.6g}", other.why + tie_words(tie))
+            for other, tie in zip(plan.alternatives, ties, strict=True)
         ]
         yield section("Next best", grid(["slower", "step s", "differs in, and loses by"], rows, left=(2,)))
     notes = plan_notes(plan, cluster)
