@@ -13,6 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.cost.context_parallel import held_bytes
+from layoutopt.optimizer.cost.formats import element_bytes
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape
 
     FloatArray = NDArray[np.float64]
-
-SCALE_BYTES = 4 / 128
-"""One fp32 scale per 128 values of a blockwise-quantised tensor (DeepSeek-V3 report, section 3.3)."""
-
 
 RULE_OF_THUMB_BYTES = 34.0
 """Bytes per token and hidden element of a layer (Korthikanti et al. 2022, Table 2), used by the simple model."""
@@ -47,8 +44,7 @@ class LayerActivations:
 
 def gemm_input_bytes(ctx: ComputeContext) -> float:
     """Bytes per element of a linear layer's stored input."""
-    narrow = ctx.rates.eight_bit and ctx.preset.stored_fp8_inputs
-    return 1 + SCALE_BYTES if narrow else 2.0
+    return element_bytes(ctx.rates.precision) if ctx.preset.stored_fp8_inputs else 2.0
 
 
 def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> LayerActivations:
@@ -220,8 +216,8 @@ def _gated_bytes(ctx: ComputeContext) -> float:
 
 def _function_input_bytes(ctx: ComputeContext) -> float:
     """Bytes kept of the activation function's inputs per element of MLP width: both halves where it is gated."""
-    narrow = ctx.rates.eight_bit and ctx.preset.fp8_function_inputs
-    return (2.0 if ctx.model.gated else 1.0) * (1 + SCALE_BYTES if narrow else 2.0)
+    narrow = ctx.preset.fp8_function_inputs
+    return (2.0 if ctx.model.gated else 1.0) * (element_bytes(ctx.rates.precision) if narrow else 2.0)
 
 
 def _function_output_bytes(ctx: ComputeContext) -> float:

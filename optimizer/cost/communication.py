@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.activations import SCALE_BYTES
 from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
+from layoutopt.optimizer.cost.formats import NARROW_BYTES
 from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +138,7 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
         return comm.nothing()
     ctx = comm.compute
     narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
-    width = 1 + SCALE_BYTES if narrow else BF16_BYTES
+    width = NARROW_BYTES[Precision.FP8] if narrow else BF16_BYTES
     dispatch, combine = _all_to_all(comm, width), _all_to_all(comm, BF16_BYTES)
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine

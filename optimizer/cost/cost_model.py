@@ -12,7 +12,8 @@ from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, fsdp_layer_s, optimizer_bytes, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
-from layoutopt.optimizer.cost.grouping import distinct_rows
+from layoutopt.optimizer.cost.formats import gathered_bytes
+from layoutopt.optimizer.cost.grouping import distinct_rows, homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.layer_units import (
     block_unit,
@@ -23,7 +24,7 @@ from layoutopt.optimizer.cost.layer_units import (
 )
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
-from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, schedule_of, transfers_s
+from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, precision_of, schedule_of, transfers_s
 from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.cost.schedules import SCHEDULES, head_in_flight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
@@ -150,10 +151,10 @@ class CostModel:
 
     def parts(self, batch: LayoutBatch, view: View = EXACT) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
-        for rows, same in _homogeneous(batch, [batch.order, batch.precision, _pairs(batch)]):
+        for rows, same in homogeneous(batch, [batch.order, batch.precision, _pairs(batch)]):
             order = _order(same, view.closest)
             units = self._units(same, order, view)
-            for index, own in _homogeneous(same, [same.schedule]):
+            for index, own in homogeneous(same, [same.schedule]):
                 parts = self._parts(own, order, units.take(index), view)
                 yield rows[index], parts.slower(self.constants["time_scale"])
 
@@ -184,9 +185,16 @@ class CostModel:
             topology=self.topology,
             groups=groups,
             preset=self.preset,
+            weight_bytes=self._gathered_bytes(batch),
             constants=self.constants,
             ideal=self.ideal,
         )
+
+    def _gathered_bytes(self, batch: LayoutBatch) -> float:
+        """Bytes per parameter of a block's weights on the network."""
+        if self.ideal:
+            return self.preset.weight_bytes
+        return gathered_bytes(self.preset, precision_of(batch))
 
     def micro_batch_units(self, batch: LayoutBatch) -> MicroBatchUnits:
         """Return what one micro-batch takes on one block of each kind, at the ends and between stages.
@@ -212,12 +220,11 @@ class CostModel:
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision and schedule of the batch's first row."""
-        precision = batch.codebook.precisions[int(batch.precision[0])]
         # Kernels of the expert exchange hold SMs for themselves where they run beside another micro-batch.
         busy = self.model.is_moe and schedule_of(batch).pairs and not self.ideal
         rates = sustained_rates(
             self.cluster.gpu,
-            precision,
+            precision_of(batch),
             self.constants,
             self.preset,
             ideal=self.ideal,
@@ -356,7 +363,9 @@ class CostModel:
         slowest = mean + RankParameters(
             np.maximum(first.dense, last.dense), np.maximum(first.expert, last.expert)
         )
-        moved = optimizer_bytes(batch, slowest, *shard_sizes(batch, schedule.parameter_copies))
+        moved = optimizer_bytes(
+            batch, slowest, *shard_sizes(batch, schedule.parameter_copies), self.preset.moment_bytes
+        )
         rates = self.compute_context(batch).rates
         parts = {
             "pp": transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
@@ -366,7 +375,7 @@ class CostModel:
         if dp is not None:
             blocks = float(self.counts.sum())
             exposed = step_exposed_s(
-                dp, mean + first, held[-1], stage.cover_forward_s, stage.cover_backward_s, blocks
+                dp, mean + first, first, held[-1], stage.cover_forward_s, stage.cover_backward_s, blocks
             )
             parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean)
         return parts
@@ -404,14 +413,6 @@ def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray
 def _keys(training: TrainingSpec, rows: LayoutBatch) -> Keys:
     """Return the degree combinations of a batch."""
     return make_keys(training, **{name: getattr(rows, name).astype(np.float64) for name in KEY_COLUMNS})
-
-
-def _homogeneous(batch: LayoutBatch, columns: list[IntArray]) -> Iterator[tuple[IntArray, LayoutBatch]]:
-    """Split a batch into rows that are alike in some columns."""
-    first, inverse = distinct_rows(columns)
-    for group in range(len(first)):
-        rows = np.flatnonzero(inverse == group)
-        yield rows, batch.take(rows) if len(first) > 1 else batch
 
 
 def _pairs(batch: LayoutBatch) -> IntArray:

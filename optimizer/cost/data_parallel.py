@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpContext:
-    """The network, groups and switches of data-parallel traffic for a batch."""
+    """The network, groups and switches of data-parallel traffic for a batch; bytes of a block's gathered weights."""
 
     batch: LayoutBatch
     topology: Topology
     groups: MeshGroups
     preset: FrameworkPreset
+    weight_bytes: float
     constants: Constants
     ideal: bool
 
@@ -65,12 +66,18 @@ class Traffic:
     all_reduce_s: FloatArray
 
 
-def traffic(ctx: DpContext, held: RankParameters) -> Traffic:
-    """Price one pass over the parameters a rank holds: dense ones on their group, experts on theirs."""
-    grad, weight = ctx.preset.grad_comm_bytes, ctx.preset.weight_bytes
+def traffic(ctx: DpContext, held: RankParameters, end: RankParameters | None = None) -> Traffic:
+    """Price one pass over the parameters a rank holds: dense ones on their group, experts on theirs.
+
+    Of them, ``end`` belong to the model's end, which stays in 16 bits.
+    """
+    grad, weight = ctx.preset.grad_comm_bytes, ctx.weight_bytes
     top, shard, edp = ctx.topology, ctx.shard_group(), ctx.groups.edp
     scatter = top.reduce_scatter_s(grad * held.dense, shard)
-    gather = top.all_gather_s(weight * held.dense, shard)
+    gathered = weight * held.dense
+    if end is not None:
+        gathered = gathered + (ctx.preset.weight_bytes - weight) * end.dense
+    gather = top.all_gather_s(gathered, shard)
     reduce = top.all_reduce_s(grad * held.dense, ctx.groups.dp_cp)
     if held.expert.any():
         scatter = scatter + top.reduce_scatter_s(grad * held.expert, edp)
@@ -115,6 +122,7 @@ def fsdp_layer_s(
 def step_exposed_s(
     ctx: DpContext,
     held: RankParameters,
+    end: RankParameters,
     unit: RankParameters,
     forward_s: FloatArray,
     backward_s: FloatArray,
@@ -122,12 +130,13 @@ def step_exposed_s(
 ) -> FloatArray:
     """Exposed seconds per step of everything but the per-layer FSDP traffic.
 
-    ``held`` are the mean stage's parameters, ``unit`` one block's; ``forward_s`` and ``backward_s`` are one
-    micro-batch on that stage. A bucket is about a block: NVIDIA/Megatron-LM cuts buckets on the first stage only, the
-    one that ends last; later stages reduce their chunks whole while they wait for it.
+    ``held`` are the mean stage's parameters, ``end`` those of them outside blocks, ``unit`` one block's;
+    ``forward_s`` and ``backward_s`` are one micro-batch on that stage. A bucket is about a block:
+    NVIDIA/Megatron-LM cuts buckets on the first stage only, the one that ends last; later stages reduce their chunks
+    whole while they wait for it.
     """
     batch, preset = ctx.batch, ctx.preset
-    whole, one = traffic(ctx, held), traffic(ctx, unit)
+    whole, one = traffic(ctx, held, end), traffic(ctx, unit)
     buckets = np.maximum(blocks / batch.pp, 1.0)
     ahead = covering_micro_batches(batch)
     forward_s, backward_s = forward_s * ahead, backward_s * ahead
@@ -158,12 +167,17 @@ def covering_micro_batches(batch: LayoutBatch) -> FloatArray:
 
 
 def optimizer_bytes(
-    batch: LayoutBatch, held: RankParameters, dense_shard: FloatArray, expert_shard: FloatArray
+    batch: LayoutBatch,
+    held: RankParameters,
+    dense_shard: FloatArray,
+    expert_shard: FloatArray,
+    moment_bytes: float = 4.0,
 ) -> FloatArray:
-    """Memory traffic of one optimizer step: 4 bytes per local parameter and 38 per owned one, or 8 and 34 unsharded.
+    """Memory traffic of one optimizer step: 4 bytes per local parameter and 38 per owned one with 32-bit moments.
 
     Zeroing gradients, norm, Adam's reads and writes, and the copy to 16 bits (MooreThreads/SimuMax perf_llm).
     """
+    each = 22.0 + 4 * moment_bytes
     local = held.dense + held.expert
     owned = held.dense / dense_shard + held.expert / expert_shard
-    return np.where(batch.zero == 0, 42.0 * local, 4.0 * local + 38.0 * owned)
+    return np.where(batch.zero == 0, (4.0 + each) * local, 4.0 * local + each * owned)

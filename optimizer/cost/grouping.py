@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
 
     IntArray = NDArray[np.int64]
 
@@ -34,6 +38,14 @@ def distinct_rows(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
     present = where >= 0
     rank = np.cumsum(present) - 1
     return where[present], rank[packed]
+
+
+def homogeneous(batch: LayoutBatch, columns: list[IntArray]) -> Iterator[tuple[IntArray, LayoutBatch]]:
+    """Split a batch into rows that are alike in some columns."""
+    first, inverse = distinct_rows(columns)
+    for group in range(len(first)):
+        rows = np.flatnonzero(inverse == group)
+        yield rows, batch.take(rows) if len(first) > 1 else batch
 
 
 def _compress(column: IntArray) -> tuple[IntArray, int]:

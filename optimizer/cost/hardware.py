@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.formats import NARROW_BYTES, element_bytes
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -28,7 +29,7 @@ ALIGNMENT = 64
 HEAD_ALIGNMENT = 8
 """Elements to which a head should align: 16 bytes (NVIDIA matrix multiplication guide, section 4.1)."""
 
-EIGHT_BIT = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)
+EIGHT_BIT = tuple(NARROW_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ def gemm_s(
     share = share * inner / (inner + constants["gemm_inner_half"])
     aligned = (columns % alignment == 0) & (inner % alignment == 0)
     share = share * np.where(aligned, 1.0, constants[misaligned])
-    operand = 1 if rates.eight_bit and not wide else 2
+    operand = 2.0 if wide else element_bytes(rates.precision)
     moved = groups * (operand * inner * (rows + columns) + output_bytes * rows * columns)
     return np.maximum(flops / (peak * share), moved / rates.memory_bytes_per_s)
 

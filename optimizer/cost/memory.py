@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.formats import weight_bytes
 from layoutopt.optimizer.cost.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -14,6 +15,7 @@ from layoutopt.optimizer.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
+from layoutopt.optimizer.cost.pipeline import precision_of
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, state_bytes, working_set_bytes
 from layoutopt.optimizer.cost.term_parts import placed
 
@@ -80,7 +82,8 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     """Return the memory fields of ``TermParts``; ``working_set`` False leaves gathered weights out."""
     states = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies)
     first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
-    blocks = [states.of(held) for held in ctx.held]
+    own = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies, weight_bytes=_block_weight_bytes(ctx))
+    blocks = [own.of(held) for held in ctx.held]
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
         **_end_bytes(ctx, states.of(first), states.of(last)),
@@ -119,12 +122,20 @@ def _common(
     if working_set:
         held = [block.dense + block.expert for block in ctx.held]
         unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
-        parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit)
+        parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit, _block_weight_bytes(ctx))
     if ctx.preset.dummy_wgrad:
         parts["scratch_gradients"] = 2.0 * np.max(
             [_distinct_weights(ctx, block) for block in ctx.held], axis=0
         )
     return parts
+
+
+def _block_weight_bytes(ctx: MemoryContext) -> float:
+    """Bytes per parameter of a block's whole weights at the batch's precision; the ends multiply in 16 bits."""
+    if ctx.ideal:
+        return ctx.preset.weight_bytes
+    blackwell = ctx.cluster.gpu.architecture.startswith("blackwell")
+    return weight_bytes(ctx.preset, precision_of(ctx.batch), blackwell=blackwell)
 
 
 def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.schedules import ScheduleModel
+    from layoutopt.optimizer.specs.vocabulary import Precision
 
     FloatArray = NDArray[np.float64]
 
@@ -44,6 +45,11 @@ class MeanStage:
 def schedule_of(batch: LayoutBatch) -> ScheduleModel:
     """Return the schedule of a batch whose rows share one."""
     return SCHEDULES[batch.codebook.schedules[int(batch.schedule[0])]]
+
+
+def precision_of(batch: LayoutBatch) -> Precision:
+    """Return the precision of a batch whose rows share one."""
+    return batch.codebook.precisions[int(batch.precision[0])]
 
 
 def bubble(batch: LayoutBatch, stage: MeanStage, *, least: bool) -> tuple[FloatArray, FloatArray]:

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.cost.formats import NarrowWeights
 from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class FrameworkPreset:
     the activation function too; ``fp8_attention_output_bytes`` per element where attention's backward and the
     output projection then share one copy (0: a 16-bit and an 8-bit one). ``keeps_function_output`` False: the
     activation function's output is always computed again.
+    ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
     ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
@@ -73,6 +75,7 @@ class FrameworkPreset:
     fp8_function_inputs: bool
     fp8_attention_output_bytes: float
     keeps_function_output: bool
+    narrow_weights: NarrowWeights
     tp_overlap: bool
     tp_async_backward: bool
     dp_overlap: bool
@@ -111,7 +114,14 @@ class FrameworkPreset:
         return replace(self, **own)
 
 
-MEASURED = ("host_layer_s", "host_step_s", "hopper_gemm_speed", "allocator_reserve", "overhead_bytes")
+MEASURED = (
+    "host_layer_s",
+    "host_step_s",
+    "hopper_gemm_speed",
+    "hopper_attention_speed",
+    "allocator_reserve",
+    "overhead_bytes",
+)
 """Fields that are measured, not switched: a calibration overrides one as ``field.framework``."""
 
 
@@ -124,7 +134,12 @@ def calibrated(
     return replace(preset, **own)
 
 
-_ENUMS = {"ep_overlap": EpOverlap, "cp_comm": CpComm, "cuda_graph": CudaGraph}
+_ENUMS = {
+    "ep_overlap": EpOverlap,
+    "cp_comm": CpComm,
+    "cuda_graph": CudaGraph,
+    "narrow_weights": NarrowWeights,
+}
 
 
 @cache

@@ -83,18 +83,23 @@ def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatA
     return dense, expert
 
 
-def state_bytes(preset: FrameworkPreset, batch: LayoutBatch, *, copies: int = 1) -> StateBytes:
+def state_bytes(
+    preset: FrameworkPreset, batch: LayoutBatch, *, copies: int = 1, weight_bytes: float | None = None
+) -> StateBytes:
     """Bytes per parameter of every row's ZeRO stage; see ``shard_sizes`` for ``copies``.
+
+    ``weight_bytes`` are those of whole weights, where they differ from the preset's: with copies in 8 or 4 bits.
 
     Frameworks without a separate master copy (``master_bytes`` 0) hold the weights themselves at
     ``fsdp_weight_bytes`` and gather 16-bit copies of them.
     """
     zero, gathered = batch.zero, keeps_gathered(preset, batch)
-    stored = preset.weight_bytes if preset.master_bytes else preset.fsdp_weight_bytes
+    whole = preset.weight_bytes if weight_bytes is None else weight_bytes
+    stored = whole if preset.master_bytes else preset.fsdp_weight_bytes
     optimizer = preset.master_bytes + 2 * preset.moment_bytes
     grads = preset.grad_bytes
     split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
-    whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, preset.weight_bytes, 0.0))
+    whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, whole, 0.0))
     dense, expert = shard_sizes(batch, copies)
     return StateBytes(
         whole={
@@ -112,12 +117,15 @@ def state_bytes(preset: FrameworkPreset, batch: LayoutBatch, *, copies: int = 1)
     )
 
 
-def working_set_bytes(preset: FrameworkPreset, batch: LayoutBatch, unit: FloatArray) -> FloatArray:
+def working_set_bytes(
+    preset: FrameworkPreset, batch: LayoutBatch, unit: FloatArray, weight_bytes: float
+) -> FloatArray:
     """Gathered weights and unsharded gradients that ZeRO-2 and ZeRO-3 need beside the shards.
 
-    ``unit`` is the largest unit's parameters on a rank. ZeRO-3 holds the current and the prefetched unit's weights
-    and two units of gradients; ZeRO-2 and gathered ZeRO-3 one unit of gradients (NVIDIA/Megatron-LM megatron_fsdp.md).
+    ``unit`` is the largest unit's parameters on a rank, ``weight_bytes`` of whole weights. ZeRO-3 holds the current
+    and the prefetched unit's weights and two units of gradients; ZeRO-2 and gathered ZeRO-3 one unit of gradients
+    (NVIDIA/Megatron-LM megatron_fsdp.md).
     """
-    weights = np.where((batch.zero == 3) & ~keeps_gathered(preset, batch), 2 * preset.weight_bytes, 0.0)
+    weights = np.where((batch.zero == 3) & ~keeps_gathered(preset, batch), 2 * weight_bytes, 0.0)
     grads = np.where(batch.zero == 3, 2.0, np.where(batch.zero == 2, 1.0, 0.0)) * preset.grad_comm_bytes
     return (weights + grads) * unit
