@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
-from layoutopt.optimizer.cost.data_parallel import DpContext, fsdp_layer_s, optimizer_bytes, step_exposed_s
+from layoutopt.optimizer.cost.data_parallel import DpContext, optimizer_bytes, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
-from layoutopt.optimizer.cost.formats import gathered_bytes
+from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
 from layoutopt.optimizer.cost.grouping import distinct_rows, homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.layer_units import (
@@ -24,11 +24,19 @@ from layoutopt.optimizer.cost.layer_units import (
 )
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.parameters import block_parameters
-from layoutopt.optimizer.cost.pipeline import MeanStage, bubble, precision_of, schedule_of, transfers_s
+from layoutopt.optimizer.cost.pipeline import (
+    MeanStage,
+    bubble,
+    paired_rows,
+    precision_of,
+    schedule_of,
+    transfers_s,
+)
 from layoutopt.optimizer.cost.presets import EpOverlap
-from layoutopt.optimizer.cost.schedules import SCHEDULES, head_in_flight, in_flight
+from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
+from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
 from layoutopt.optimizer.topology.mesh import MeshGroups, closest_groups, mesh_groups
 
@@ -40,8 +48,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
-    from layoutopt.optimizer.cost.ends import EndUnit
-    from layoutopt.optimizer.cost.layer_units import BlockUnit
     from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -54,48 +60,6 @@ if TYPE_CHECKING:
 
 KEY_COLUMNS = ("tp", "sp", "cp", "micro_batch", "ep", "etp")
 """Columns of a batch that decide the work and the activations of a layer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Units:
-    """Per-micro-batch units of every row of a batch: one block per kind, embedding, head and MTP layer."""
-
-    blocks: list[BlockUnit]
-    embedding: EndUnit
-    head: EndUnit
-    mtp: EndUnit | None
-    inverse: IntArray
-
-    def take(self, index: IntArray) -> Units:
-        """Return the units of some rows."""
-        return self if len(index) == len(self.inverse) else replace(self, inverse=self.inverse[index])
-
-    def blocks_of(self, name: str) -> FloatArray:
-        """Gather one array of every block kind, (n, K)."""
-        return np.stack([getattr(block, name) for block in self.blocks], axis=1)[self.inverse]
-
-    def mean_stage(self, share: FloatArray) -> MeanStage:
-        """Sum up blocks, (n, K) of each kind, into one stage."""
-        names = [field.name for field in fields(MeanStage)]
-        return MeanStage(**{name: (self.blocks_of(name) * share).sum(axis=1) for name in names})
-
-    def parts_of(self, name: str) -> dict[str, FloatArray]:
-        """Gather one dictionary of arrays of every block kind, (n, K) each."""
-        first = getattr(self.blocks[0], name)
-        return {
-            part: np.stack([getattr(block, name)[part] for block in self.blocks], axis=1)[self.inverse]
-            for part in first
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchUnits:
-    """Units of a batch's rows, the exposed FSDP traffic of a block of each kind, (n, K), and one hop's seconds (n,)."""
-
-    units: Units
-    fsdp_forward_s: FloatArray
-    fsdp_backward_s: FloatArray
-    hop_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +115,7 @@ class CostModel:
 
     def parts(self, batch: LayoutBatch, view: View = EXACT) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
-        for rows, same in homogeneous(batch, [batch.order, batch.precision, _pairs(batch)]):
+        for rows, same in homogeneous(batch, [batch.order, batch.precision, paired_rows(batch)]):
             order = _order(same, view.closest)
             units = self._units(same, order, view)
             for index, own in homogeneous(same, [same.schedule]):
@@ -195,6 +159,13 @@ class CostModel:
         if self.ideal:
             return self.preset.weight_bytes
         return gathered_bytes(self.preset, precision_of(batch))
+
+    def weight_bytes(self, batch: LayoutBatch) -> float:
+        """Bytes per parameter of whole weights in blocks, at the precision of the batch's first row."""
+        if self.ideal:
+            return self.preset.weight_bytes
+        blackwell = self.cluster.gpu.architecture.startswith("blackwell")
+        return weight_bytes(self.preset, precision_of(batch), blackwell=blackwell)
 
     def micro_batch_units(self, batch: LayoutBatch) -> MicroBatchUnits:
         """Return what one micro-batch takes on one block of each kind, at the ends and between stages.
@@ -323,6 +294,7 @@ class CostModel:
             cluster=self.cluster,
             preset=self.preset,
             batch=batch,
+            weight_bytes=self.weight_bytes(batch),
             held=held,
             kept=units.blocks_of("kept_bytes"),
             checkpoint=units.blocks_of("checkpoint_bytes"),
@@ -399,13 +371,6 @@ class CostModel:
         return np.where(batch.pp > 1, self.topology.p2p_s(self.preset.grad_bytes * size, groups.pp), 0.0)
 
 
-def fsdp_s(dp: DpContext, units: Units, held: list[RankParameters]) -> tuple[FloatArray, FloatArray]:
-    """Exposed FSDP traffic of one block of each kind, forward and backward, (n, K) each."""
-    forward, backward = units.blocks_of("cover_forward_s"), units.blocks_of("cover_backward_s")
-    each = [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))]
-    return np.stack([f for f, _ in each], axis=1), np.stack([b for _, b in each], axis=1)
-
-
 def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray]:
     return parts if factor == 1.0 else {name: factor * value for name, value in parts.items()}
 
@@ -413,12 +378,6 @@ def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray
 def _keys(training: TrainingSpec, rows: LayoutBatch) -> Keys:
     """Return the degree combinations of a batch."""
     return make_keys(training, **{name: getattr(rows, name).astype(np.float64) for name in KEY_COLUMNS})
-
-
-def _pairs(batch: LayoutBatch) -> IntArray:
-    """Tell in which rows the schedule runs a forward and a backward together, 1 or 0."""
-    paired = [int(SCHEDULES[schedule].pairs) for schedule in batch.codebook.schedules]
-    return np.array(paired, dtype=np.int64)[batch.schedule]
 
 
 def _order(batch: LayoutBatch, closest: bool) -> str:

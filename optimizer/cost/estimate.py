@@ -44,7 +44,7 @@ class MemoryEstimate:
 
     ``peak_bytes`` counts tensors; ``reserved_bytes`` adds the allocator's reserve and ``device_bytes`` context and
     communication buffers too (what nvidia-smi shows). ``capacity_bytes`` is what tensors may use, from
-    ``borderline_bytes`` on it is close.
+    ``borderline_bytes`` on it is close. ``weight_bytes`` are those of one parameter of a block, copies included.
     """
 
     peak_bytes: float
@@ -52,6 +52,7 @@ class MemoryEstimate:
     borderline_bytes: float
     reserved_bytes: float
     device_bytes: float
+    weight_bytes: float
     stages: tuple[RankMemory, ...]
 
 
@@ -166,6 +167,7 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
         borderline_bytes=float(parts.capacity_bytes[0]) * cost.preset.borderline_share,
         reserved_bytes=reserved,
         device_bytes=reserved if cost.ideal else reserved + cost.preset.overhead_bytes,
+        weight_bytes=cost.weight_bytes(parts.batch),
         stages=tuple(stages),
     )
 

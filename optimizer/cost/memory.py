@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.cost.formats import weight_bytes
 from layoutopt.optimizer.cost.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -15,7 +14,6 @@ from layoutopt.optimizer.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
-from layoutopt.optimizer.cost.pipeline import precision_of
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, state_bytes, working_set_bytes
 from layoutopt.optimizer.cost.term_parts import placed
 
@@ -34,13 +32,15 @@ if TYPE_CHECKING:
 class MemoryContext:
     """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight.
 
-    ``copies`` of every stage are held by as many ranks; ``mtp_activation`` is of all micro-batches in flight.
+    ``weight_bytes`` are those of a parameter in a block, ``copies`` of every stage are
+    held by as many ranks; ``mtp_activation`` is of all micro-batches in flight.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     preset: FrameworkPreset
     batch: LayoutBatch
+    weight_bytes: float
     held: list[RankParameters]
     kept: FloatArray
     checkpoint: FloatArray
@@ -82,7 +82,7 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     """Return the memory fields of ``TermParts``; ``working_set`` False leaves gathered weights out."""
     states = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies)
     first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
-    own = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies, weight_bytes=_block_weight_bytes(ctx))
+    own = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
     blocks = [own.of(held) for held in ctx.held]
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
@@ -122,20 +122,12 @@ def _common(
     if working_set:
         held = [block.dense + block.expert for block in ctx.held]
         unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
-        parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit, _block_weight_bytes(ctx))
+        parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit, ctx.weight_bytes)
     if ctx.preset.dummy_wgrad:
         parts["scratch_gradients"] = 2.0 * np.max(
             [_distinct_weights(ctx, block) for block in ctx.held], axis=0
         )
     return parts
-
-
-def _block_weight_bytes(ctx: MemoryContext) -> float:
-    """Bytes per parameter of a block's whole weights at the batch's precision; the ends multiply in 16 bits."""
-    if ctx.ideal:
-        return ctx.preset.weight_bytes
-    blackwell = ctx.cluster.gpu.architecture.startswith("blackwell")
-    return weight_bytes(ctx.preset, precision_of(ctx.batch), blackwell=blackwell)
 
 
 def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Precision
 
     FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,12 @@ def schedule_of(batch: LayoutBatch) -> ScheduleModel:
 def precision_of(batch: LayoutBatch) -> Precision:
     """Return the precision of a batch whose rows share one."""
     return batch.codebook.precisions[int(batch.precision[0])]
+
+
+def paired_rows(batch: LayoutBatch) -> IntArray:
+    """Tell in which rows the schedule runs a forward and a backward together, 1 or 0."""
+    paired = [int(SCHEDULES[schedule].pairs) for schedule in batch.codebook.schedules]
+    return np.array(paired, dtype=np.int64)[batch.schedule]
 
 
 def bubble(batch: LayoutBatch, stage: MeanStage, *, least: bool) -> tuple[FloatArray, FloatArray]:

@@ -13,8 +13,9 @@ from layoutopt.optimizer.cost.stage_counts import stage_blocks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.cost_model import CostModel, Units
+    from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.ends import EndUnit
+    from layoutopt.optimizer.cost.units import Units
     from layoutopt.optimizer.specs.layout import Layout
 
     FloatArray = NDArray[np.float64]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.estimate import batch_of_one
+from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.states import state_bytes
 from layoutopt.optimizer.report.tables.console import grid
 from layoutopt.optimizer.report.tables.layout import grouped_ranks
@@ -64,7 +65,7 @@ def divisor_table(layout: Layout, memory: MemoryEstimate, preset: FrameworkPrese
     A rank holds its stage's parameters: pp and the split of layers divide the model before.
     """
     fullest = max(memory.stages, key=lambda stage: stage.total_bytes)
-    states = divisors(layout, preset, moe=moe)
+    states = divisors(layout, preset, moe=moe, weight_bytes=memory.weight_bytes)
     tokens = _token_divisor(layout)
     rows = []
     for name, value in sorted(fullest.components_bytes.items(), key=lambda item: -item[1]):
@@ -74,12 +75,16 @@ def divisor_table(layout: Layout, memory: MemoryEstimate, preset: FrameworkPrese
     return grid([f"fullest rank ({fullest.rank})", "GB", "B/param", "divided by"], rows, left=(0, 3))
 
 
-def divisors(layout: Layout, preset: FrameworkPreset, *, moe: bool) -> dict[str, tuple[str, str]]:
+def divisors(
+    layout: Layout, preset: FrameworkPreset, *, moe: bool, weight_bytes: float | None = None
+) -> dict[str, tuple[str, str]]:
     """Return for weights, gradients and optimizer state the bytes per parameter and what divides them.
 
-    Where a part is whole and a part sharded (gathered ZeRO weights), both are named.
+    Where a part is whole and a part sharded (gathered ZeRO weights), both are named. ``weight_bytes`` as in
+    ``state_bytes``.
     """
-    state = state_bytes(preset, batch_of_one(layout))
+    copies = SCHEDULES[layout.schedule].parameter_copies
+    state = state_bytes(preset, batch_of_one(layout), copies=copies, weight_bytes=weight_bytes)
     dense, expert = _shard_words(layout)
     words = {}
     for name in state.whole:
@@ -99,7 +104,11 @@ def _axes_words(layout: Layout, axes: str, expert_axes: str, *, moe: bool) -> st
 
 def _shard_words(layout: Layout) -> tuple[str, str]:
     """Name the ranks that share one copy of a dense and of an expert parameter."""
-    return ("hsdp", "ehsdp") if layout.hsdp_shard else ("dp*cp", "edp")
+    if layout.hsdp_shard:
+        return "hsdp", "ehsdp"
+    copies = SCHEDULES[layout.schedule].parameter_copies
+    shared = f"{copies}*" if copies > 1 and layout.dp * layout.cp > 1 else ""
+    return f"{shared}dp*cp", f"{shared}edp"
 
 
 def _product(layout: Layout, axes: str) -> int:
@@ -111,7 +120,10 @@ def _product(layout: Layout, axes: str) -> int:
         "ehsdp": max(hsdp * layout.tp // outside, 1),
         "edp": max(layout.dp * layout.cp * layout.tp // outside, 1),
     }
-    return prod(values[axis] if axis in values else int(getattr(layout, axis)) for axis in axes.split("*"))
+    return prod(
+        int(axis) if axis.isdigit() else values[axis] if axis in values else int(getattr(layout, axis))
+        for axis in axes.split("*")
+    )
 
 
 def _token_divisor(layout: Layout) -> str:

@@ -101,7 +101,9 @@ class _Sharing:
 
     def _states(self) -> StateBytes:
         copies = SCHEDULES[self.layout.schedule].parameter_copies
-        return state_bytes(self.cost.preset, batch_of_one(self.layout), copies=copies)
+        batch = batch_of_one(self.layout)
+        weights = self.cost.weight_bytes(batch)
+        return state_bytes(self.cost.preset, batch, copies=copies, weight_bytes=weights)
 
     def _experts(self) -> float:
         """Expert parameters on the rank."""
