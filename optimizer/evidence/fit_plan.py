@@ -157,6 +157,10 @@ def _sharded_tensors(case: Case) -> bool:
     return case.layout.tp > 1
 
 
+def _hopper(case: Case) -> bool:
+    return case.cluster.gpu.architecture.startswith("hopper")
+
+
 def _eight_bit(case: Case) -> bool:
     return case.layout.precision in EIGHT_BIT
 
@@ -171,6 +175,6 @@ _PURPOSE: dict[str, Callable[[Case], bool]] = {
     "attention_cap": lambda case: case.training.flash,
     "heads_misaligned": lambda case: not case.training.flash,
     "pp_exposed": lambda case: case.layout.pp > 1,
-    "hopper_gemm_speed": lambda case: case.cluster.gpu.architecture.startswith("hopper"),
+    **dict.fromkeys(("hopper_gemm_speed", "hopper_attention_speed"), _hopper),
 }
 """Cases that a constant may concern, by its name before the dot."""
