@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from layoutopt.optimizer.cost import bubbles
+from layoutopt.optimizer.cost import bubbles, flows
 from layoutopt.optimizer.cost.bubbles import Chain, Pipelines, UnitTimes, least_share, longest_s
 from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
 
@@ -267,161 +267,57 @@ def _pipelines(pp: IntArray, vp: IntArray, micro_batches: IntArray, group: IntAr
     return Pipelines(**dict(zip(("pp", "vp", "micro_batches", "group"), columns, strict=True)))
 
 
-def _hold_one(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    return np.ones((len(pipelines.pp), len(ranks)))
-
-
-def _hold_all(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    return pipelines.micro_batches[:, None] * np.ones(len(ranks))
-
-
-def _hold_1f1b(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    held: FloatArray = np.minimum(pipelines.micro_batches[:, None], pipelines.pp[:, None] - ranks)
-    return held
-
-
-def _hold_interleaved(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    vp, group = pipelines.vp[:, None], np.minimum(pipelines.group, pipelines.micro_batches)[:, None]
-    chunks = 2 * (pipelines.pp[:, None] - ranks - 1) + (vp - 1) * group + 1
-    held: FloatArray = np.minimum(pipelines.micro_batches[:, None] * vp, chunks) / vp
-    return held
-
-
-def _hold_zb_h1(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    held: FloatArray = np.minimum(pipelines.micro_batches, pipelines.pp)[:, None] * np.ones(len(ranks))
-    return held
-
-
-def _hold_zb_v(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    m, pp = pipelines.micro_batches[:, None], pipelines.pp[:, None]
-    chunks: FloatArray = np.minimum(np.minimum(2 * m, 2 * pp), m + 1 + ranks)
-    return chunks / 2
-
-
-def _hold_dualpipe(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    return (pipelines.pp + 1)[:, None] * np.ones(len(ranks))
-
-
-def _hold_dualpipe_v(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
-    return (pipelines.pp + 0.5)[:, None] * np.ones(len(ranks))
-
-
-def _no_hops(pipelines: Pipelines) -> FloatArray:
-    return np.zeros(len(pipelines.pp))
-
-
-def _fill_and_drain(pipelines: Pipelines) -> FloatArray:
-    return 2.0 * (pipelines.pp - 1)
-
-
-def _gpipe_waiting(pipelines: Pipelines) -> FloatArray:
-    return 2.0 * (pipelines.micro_batches + pipelines.pp - 2)
-
-
-def _1f1b_hops(pipelines: Pipelines) -> FloatArray:
-    # A rank has only pp-s micro-batches in flight, so that each round trip to the last rank delays the next
-    # one.
-    return 2 * (pipelines.pp - 1) * pipelines.micro_batches / pipelines.pp + 2.0 * (pipelines.pp - 2)
-
-
-def _1f1b_waiting(pipelines: Pipelines) -> FloatArray:
-    inner = 2.0 * pipelines.micro_batches + 2 * pipelines.pp - 5
-    return np.where(pipelines.pp > 2, inner, pipelines.micro_batches + 1)
-
-
-def _interleaved_hops(pipelines: Pipelines) -> FloatArray:
-    return 2.0 * (pipelines.vp * pipelines.pp - 1)
-
-
-def _interleaved_waiting(pipelines: Pipelines) -> FloatArray:
-    return (2.0 * pipelines.vp - 1) * pipelines.micro_batches + 2 * pipelines.pp - 3
-
-
-def _zb_h1_hops(pipelines: Pipelines) -> FloatArray:
-    return 4.0 * (pipelines.pp - 1)
-
-
-def _zb_h1_waiting(pipelines: Pipelines) -> FloatArray:
-    return 3.0 * pipelines.micro_batches + pipelines.pp - 3
-
-
-def _zb_v_hops(pipelines: Pipelines) -> FloatArray:
-    return 6.0 * pipelines.pp - 8
-
-
-def _zb_v_waiting(pipelines: Pipelines) -> FloatArray:
-    return 6.0 * pipelines.micro_batches
-
-
-def _dualpipe_hops(pipelines: Pipelines) -> FloatArray:
-    steady = 2 * (pipelines.pp - 1) * pipelines.micro_batches / pipelines.pp
-    return steady + np.where(pipelines.pp > 2, 1.5 * pipelines.pp - 6, -1)
-
-
-def _dualpipe_waiting(pipelines: Pipelines) -> FloatArray:
-    inner = 2 * pipelines.micro_batches + 1.5 * pipelines.pp - 5
-    return np.where(pipelines.pp > 2, inner, pipelines.micro_batches + 1)
-
-
-def _dualpipe_v_hops(pipelines: Pipelines) -> FloatArray:
-    return 4 * (pipelines.pp - 1) * pipelines.micro_batches / pipelines.pp + 3.0 * pipelines.pp - 7
-
-
-def _dualpipe_v_waiting(pipelines: Pipelines) -> FloatArray:
-    return 4.0 * pipelines.micro_batches + np.where(pipelines.pp > 2, 3 * pipelines.pp - 12, 2)
-
-
 _ENTRIES = (
     ScheduleModel(
         schedule=Schedule.NONE,
-        in_flight=_hold_one,
+        in_flight=flows.hold_one,
         bubble=bubbles.no_bubble,
-        hops=_no_hops,
-        waiting_hops=_no_hops,
+        hops=flows.no_hops,
+        waiting_hops=flows.no_hops,
         source="gradient accumulation on one rank",
     ),
     ScheduleModel(
         schedule=Schedule.GPIPE,
-        in_flight=_hold_all,
+        in_flight=flows.hold_all,
         bubble=bubbles.one_f_one_b,
-        hops=_fill_and_drain,
-        waiting_hops=_gpipe_waiting,
+        hops=flows.fill_and_drain,
+        waiting_hops=flows.gpipe_waiting,
         source="Huang et al. 2019, arXiv:1811.06965, section 2.3; torch/distributed/pipelining/schedules.py",
     ),
     ScheduleModel(
         schedule=Schedule.ONE_F_ONE_B,
-        in_flight=_hold_1f1b,
+        in_flight=flows.hold_one_f_one_b,
         bubble=bubbles.one_f_one_b,
-        hops=_1f1b_hops,
-        waiting_hops=_1f1b_waiting,
+        hops=flows.one_f_one_b_hops,
+        waiting_hops=flows.one_f_one_b_waiting,
         hops_overlap=False,
         source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1; Megatron-LM core/pipeline_parallel",
     ),
     ScheduleModel(
         schedule=Schedule.INTERLEAVED,
-        in_flight=_hold_interleaved,
+        in_flight=flows.hold_interleaved,
         bubble=bubbles.interleaved,
-        hops=_interleaved_hops,
-        waiting_hops=_interleaved_waiting,
+        hops=flows.interleaved_hops,
+        waiting_hops=flows.interleaved_waiting,
         min_chunks=2,
         max_chunks=None,
         source="same paper, section 2.2.2; Megatron-LM core/pipeline_parallel/schedules.py",
     ),
     ScheduleModel(
         schedule=Schedule.ZB_H1,
-        in_flight=_hold_zb_h1,
+        in_flight=flows.hold_zb_h1,
         bubble=bubbles.zb_h1,
-        hops=_zb_h1_hops,
-        waiting_hops=_zb_h1_waiting,
+        hops=flows.zb_h1_hops,
+        waiting_hops=flows.zb_h1_waiting,
         splits_backward=True,
         source="Qi et al. 2024, arXiv:2401.10241, section 2.1 and table 1; sail-sg zbpp_light",
     ),
     ScheduleModel(
         schedule=Schedule.ZB_V,
-        in_flight=_hold_zb_v,
+        in_flight=flows.hold_zb_v,
         bubble=bubbles.zb_v,
-        hops=_zb_v_hops,
-        waiting_hops=_zb_v_waiting,
+        hops=flows.zb_v_hops,
+        waiting_hops=flows.zb_v_waiting,
         min_chunks=2,
         max_chunks=2,
         v_shape=True,
@@ -430,10 +326,10 @@ _ENTRIES = (
     ),
     ScheduleModel(
         schedule=Schedule.DUALPIPE,
-        in_flight=_hold_dualpipe,
+        in_flight=flows.hold_dualpipe,
         bubble=bubbles.dualpipe,
-        hops=_dualpipe_hops,
-        waiting_hops=_dualpipe_waiting,
+        hops=flows.dualpipe_hops,
+        waiting_hops=flows.dualpipe_waiting,
         # deepseek-ai/DualPipe waits in _commit_and_wait_comm before every chunk.
         hops_overlap=False,
         parameter_copies=2,
@@ -445,10 +341,10 @@ _ENTRIES = (
     ),
     ScheduleModel(
         schedule=Schedule.DUALPIPE_V,
-        in_flight=_hold_dualpipe_v,
+        in_flight=flows.hold_dualpipe_v,
         bubble=bubbles.dualpipe_v,
-        hops=_dualpipe_v_hops,
-        waiting_hops=_dualpipe_v_waiting,
+        hops=flows.dualpipe_v_hops,
+        waiting_hops=flows.dualpipe_v_waiting,
         min_chunks=2,
         max_chunks=2,
         min_micro_batches=2,
