@@ -20,6 +20,7 @@ from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.judge import memory_verdict
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.verify_room import may_be_below
+from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.workload import Workload
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.best_first import Progress
     from layoutopt.optimizer.solve.explain.records import Gap
     from layoutopt.optimizer.solve.plan import Plan
-    from layoutopt.optimizer.specs.vocabulary import Verdict
+    from layoutopt.optimizer.specs.vocabulary import Schedule, Verdict
 
 CHUNKS = (1, 2, 4, 8)
 """Virtual stages for which a layout is priced whose number is not published."""
@@ -109,10 +110,11 @@ def _case(run: MeasuredRun, assumptions: tuple[Assumption, ...]) -> Case:
 
 def _by_chunks(run: MeasuredRun) -> dict[int, float]:
     stated = [one for one in built_in("reference") if one.concerns(run)]
+    open_run = replace(run, schedule=None)  # one chunk does not interleave
     seconds = {}
     for chunks in CHUNKS:
         assumptions = tuple(replace(one, values={**one.values, "vp": chunks}) for one in stated)
-        seconds[chunks] = price(_case(run, assumptions)).step_time_s
+        seconds[chunks] = price(_case(open_run, assumptions)).step_time_s
     return seconds
 
 
@@ -126,7 +128,7 @@ def distance(
 ) -> Distance:
     """Search the freest space with the authors' preset, and say how the published layout compares.
 
-    The search has the same model, cluster, batch and number format.
+    The search has the same model, cluster, batch and number format, and the authors' schedule beside the usual ones.
     """
     question = _question(reference.case, time_limit_s, workers)
     plan = solve_layout(
@@ -156,13 +158,18 @@ def distance(
 def _question(case: Case, time_limit_s: float, workers: int) -> Question:
     options = SolveOptions(
         framework=case.framework,
-        space=SpaceOptions(precisions=(case.layout.precision,)),
+        space=SpaceOptions(precisions=(case.layout.precision,), schedules=_schedules(case.layout.schedule)),
         top=1,
         time_limit_s=time_limit_s,
         workers=workers,
     )
     workload = Workload(model=case.model, training=case.training)
     return Question(workload=workload, cluster=case.cluster, options=options)
+
+
+def _schedules(published: Schedule) -> tuple[Schedule, ...]:
+    """Return the schedules to search: the usual ones and the authors' own."""
+    return tuple(dict.fromkeys((*DEFAULT_SCHEDULES, published)))
 
 
 def _faster_rows(question: Question, step_time_s: float) -> tuple[int, int]:

@@ -75,7 +75,10 @@ def _far(far: Distance) -> list[tuple[str, str]]:
     rank = f"at most {far.faster_rows:,} of {far.rows:,} combinations of degrees hold a faster layout"
     return [
         ("optimum", f"{plan.estimate.step_time_s:.2f} s ({proven}): {layout_text(plan.layout)}"),
-        ("distance", f"the published layout is {far.slower:.1%} slower"),
+        (
+            "distance",
+            f"the published layout is {abs(far.slower):.1%} {'slower' if far.slower >= 0 else 'faster'}",
+        ),
         ("rank", rank),
     ]
 
