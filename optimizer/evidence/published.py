@@ -67,7 +67,7 @@ class Distance:
 
     ``slower`` is its predicted time over the optimum's, less 1. At most ``faster_rows`` of ``rows`` degree rows
     hold a faster layout; none is possible in the others. ``gap`` decomposes the difference, ``reasons`` says
-    what the authors state about the choices that differ.
+    what the authors state about the choices that differ, ``authors`` where.
     """
 
     plan: Plan
@@ -76,6 +76,7 @@ class Distance:
     rows: int
     gap: Gap | None
     reasons: Mapping[str, str]
+    authors: str = ""
 
 
 def reference_runs() -> tuple[MeasuredRun, ...]:
@@ -144,7 +145,7 @@ def distance(
     given, best = (reference.case.layout, reference.estimate), (plan.layout, plan.estimate)
     gap = explain_gap(question.costed_space(), given, best)
     axes = {axis for step in gap.steps for axis in step.axes}
-    stated = _stated_reasons(reference.case.run.id)
+    stated, authors = _stated_reasons(reference.case.run.id)
     return Distance(
         plan=plan,
         slower=reference.estimate.step_time_s / plan.estimate.step_time_s - 1.0,
@@ -152,6 +153,7 @@ def distance(
         rows=rows,
         gap=gap,
         reasons={axis: why for axis, why in stated.items() if axis in axes},
+        authors=authors,
     )
 
 
@@ -182,11 +184,12 @@ def _faster_rows(question: Question, step_time_s: float) -> tuple[int, int]:
     return faster, len(degrees)
 
 
-def _stated_reasons(run_id: str) -> dict[str, str]:
+def _stated_reasons(run_id: str) -> tuple[dict[str, str], str]:
+    """Return what the authors say of each choice, and where."""
     for entry in _reasons():
         if run_id in entry["ids"]:
-            return {axis: f"{why} ({entry['source']})" for axis, why in entry["reasons"].items()}
-    return {}
+            return entry["reasons"], entry["source"]
+    return {}, ""
 
 
 @cache

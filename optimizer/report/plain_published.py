@@ -46,6 +46,7 @@ def _distance(far: Distance) -> dict[str, Any]:
         "rank": {"at_most_faster_rows": far.faster_rows, "rows": far.rows},
         "differences": [] if far.gap is None else _differences(far.gap),
         "reasons": dict(far.reasons),
+        "authors": far.authors,
     }
 
 

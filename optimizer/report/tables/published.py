@@ -57,7 +57,7 @@ def _one(one: Reference, far: Distance | None) -> RenderableType:
         parts += [Text(""), _gap(far.gap)]
     if far is not None and far.reasons:
         said = bullets(f"{axis}: {why}" for axis, why in far.reasons.items())
-        parts += [Text(""), Text("What the authors say of what differs", style="dim"), said]
+        parts += [Text(""), Text(f"What the authors say of what differs ({far.authors})", style="dim"), said]
     return section(one.case.run.id, *parts)
 
 
@@ -86,10 +86,10 @@ def _far(far: Distance) -> list[tuple[str, str]]:
 def _gap(gap: Gap) -> RenderableType:
     rows = [
         (
-            ", ".join(step.changes) or ", ".join(step.axes),
             f"{100 * step.saved_s / gap.step_time_s:+.1f}",
+            ", ".join(step.changes) or ", ".join(step.axes),
             step.why,
         )
         for step in gap.steps
     ]
-    return grid(("change", "saves, %", "where"), rows, left=(0, 2))
+    return grid(("saves, %", "change", "where"), rows, left=(1, 2))
