@@ -9,7 +9,9 @@ import numpy as np
 
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.specs.vocabulary import CpComm
+from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.mesh import mesh_groups
+from layoutopt.optimizer.topology.prices import Topology
 from layoutopt.optimizer.topology.show import bus_factor
 
 if TYPE_CHECKING:
@@ -141,6 +143,8 @@ def slow_rank(layout: Layout, estimate: Estimate, slower: float) -> SlowRank:
 def _bandwidths(cost: CostModel, layout: Layout, estimate: Estimate) -> Iterator[ExpectedBandwidth]:
     degrees = {name: np.array([getattr(layout, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
     groups = mesh_groups(layout.mesh_order, **degrees)
+    # What nccl-tests has to show before the run starts, not what collectives reach beside training.
+    alone = Topology(cost.cluster, load_links(cost.cluster.calibration, alone=True))
     for axis, collectives, own_bytes in _traffic(cost, layout, estimate):
         group: GroupBatch = getattr(groups, axis)
         members = int(group.size[0])
@@ -148,7 +152,7 @@ def _bandwidths(cost: CostModel, layout: Layout, estimate: Estimate) -> Iterator
             continue
         for collective in collectives:
             for size in (own_bytes, *PROBE_BYTES):
-                seconds = float(getattr(cost.topology, f"{collective}_s")(size, group)[0])
+                seconds = float(getattr(alone, f"{collective}_s")(size, group)[0])
                 yield ExpectedBandwidth(
                     axis=axis,
                     collective=collective,

@@ -19,13 +19,18 @@ PROTOCOLS = ("simple", "ll128", "ll")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstant:
-    """A documented constant; ``bounds`` are the limits of a fit."""
+    """A documented constant; ``bounds`` are the limits of a fit.
+
+    ``value`` holds in a training step, where collectives share the GPU and wait for the last rank; ``alone`` is what
+    nccl-tests measures on an idle machine, where that differs.
+    """
 
     value: float
     unit: str
     bounds: tuple[float, float]
     meaning: str
     source: str
+    alone: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +149,21 @@ def _constant(entry: Mapping[str, Any]) -> LinkConstant:
         bounds=(float(low), float(high)),
         meaning=entry["meaning"],
         source=entry["source"],
+        alone=None if "alone" not in entry else float(entry["alone"]),
     )
 
 
-def load_links(calibration: Mapping[str, float] | None = None) -> LinkConstants:
+def load_links(calibration: Mapping[str, float] | None = None, *, alone: bool = False) -> LinkConstants:
     """Return the package's link constants with calibrated values on top.
 
+    ``alone`` gives collectives on an idle machine, as nccl-tests runs them, instead of those of a training step.
     A name before a dot alone (``nvlink_fraction``) sets every value under it. Names that no link constant has
     belong to other rooms and are ignored here.
     """
-    values = {name: entry.value for name, entry in link_table().items()}
+    values = {
+        name: entry.alone if alone and entry.alone is not None else entry.value
+        for name, entry in link_table().items()
+    }
     for name, value in (calibration or {}).items():
         values |= {known: float(value) for known in values if known == name or known.startswith(f"{name}.")}
     start_s = values.pop("collective_start_s")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     MakeCluster = Callable[..., ClusterSpec]
     MakeGroup = Callable[[int, int, int], GroupBatch]
 
-LINKS = load_links()
+LINKS = load_links(alone=True)
 COLLECTIVES = ("all_reduce_s", "all_gather_s", "reduce_scatter_s", "all_to_all_s", "p2p_s")
 PODS = {"leaf": (256, 1.0), "pod": (3072, 1.0), "spine": (16384, 7.0)}
 
@@ -215,12 +215,23 @@ def test_ideal_links_are_nominal(make_cluster: MakeCluster, make_group: MakeGrou
 def test_calibration_overrides_by_name() -> None:
     """A full name sets one value, a name before the dot all under it, other rooms' names nothing."""
     links = load_links(
-        {"network_fraction": 0.5, "nvlink_fraction": 0.6, "ring_base_s.ll": 1e-6, "gemm_cap": 0.1}
+        {"network_fraction": 0.5, "nvlink_fraction": 0.6, "ring_base_s.ll": 1e-6, "gemm_cap": 0.1}, alone=True
     )
     assert links.network_fraction == 0.5
     assert set(links.nvlink_fraction.values()) == {0.6}
     assert links.ring[2].base_s == 1e-6
     assert links.ring[0].base_s == LINKS.ring[0].base_s
+
+
+def test_training_is_never_faster_than_an_idle_machine(
+    make_cluster: MakeCluster, make_group: MakeGroup
+) -> None:
+    """A collective of a training step costs at least what nccl-tests measures."""
+    group, cluster = make_group(64, 1, 64), make_cluster(64)
+    busy, idle = (Topology(cluster, load_links(alone=alone)) for alone in (False, True))
+    for size in (1e6, 256e6):
+        assert busy.all_reduce_s(size, group)[0] >= idle.all_reduce_s(size, group)[0]
+        assert busy.all_gather_s(size, group)[0] >= idle.all_gather_s(size, group)[0]
 
 
 def test_every_constant_is_documented() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     MakeCluster = Callable[..., ClusterSpec]
 
-LINKS = load_links()
+LINKS = load_links(alone=True)
 
 
 def test_levels_from_the_node_outward(make_cluster: MakeCluster) -> None:

@@ -65,7 +65,7 @@ class PlacedLevel:
 
 def placed_levels(chosen: Layout, cluster: ClusterSpec) -> tuple[PlacedLevel, ...]:
     """Tell which axes lie on which level of a cluster, from the node outward."""
-    levels = topology_table(cluster, load_links(cluster.calibration), groups=[(1, 1)]).levels
+    levels = topology_table(cluster, load_links(cluster.calibration, alone=True), groups=[(1, 1)]).levels
     degrees = {name: np.array([getattr(chosen, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
     groups = mesh_groups(chosen.mesh_order, **degrees)
     axes = [name for name in shown_axes(chosen)]
