@@ -38,8 +38,8 @@ class LayerShape:
     """One layer's kind.
 
     ``window`` is the sliding-window length in tokens, or with ``chunked`` that of chunks within which tokens
-    attend, None for attention over the whole sequence. ``ffn`` is the width of one dense MLP matrix and 0 unless ``mlp`` is dense.
-    ``bidirectional`` marks encoder layers, whose attention is not causal.
+    attend, None for attention over the whole sequence. ``ffn`` is the width of one dense MLP matrix
+    and 0 unless ``mlp`` is dense. ``bidirectional`` marks encoder layers, whose attention is not causal.
     """
 
     mixer: Mixer = Mixer.ATTENTION

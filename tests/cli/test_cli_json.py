@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SMALL = ("llama3-8b", "h100x8", "--batch", "64")
 
 PLAN = {
+    "error_band",
     "status", "objective", "verdict", "reasons", "layout", "estimate", "alternatives", "infeasibility", "binds",
     "idle_gpus", "freer_gain", "warnings", "certificate", "solve_time_s", "inputs",
 }  # fmt: skip
