@@ -143,7 +143,9 @@ def gemm_s(
     constants = rates.constants
     tiles = groups * np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
     share = occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
-    share = share * inner / (inner + constants["gemm_inner_half"])
+    # Prologue and epilogue take as long in any format, so that a faster main loop needs a longer inner dimension.
+    half = constants["gemm_inner_half"] * peak / rates.wide_flops_per_s
+    share = share * inner / (inner + half)
     aligned = (columns % alignment == 0) & (inner % alignment == 0)
     share = share * np.where(aligned, 1.0, constants[misaligned])
     operand = 2.0 if wide else element_bytes(rates.precision)

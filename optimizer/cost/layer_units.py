@@ -106,8 +106,18 @@ def layer_unit(
     modules = {**parts, "layernorm": _total(norms, keys.tp), "moe": _routed(parts, keys.tp)}
     modules[OP_MODULE] = _half_of_multiplications(parts, norms, keys.tp)
     again = _selective(modules, traffic, recompute, members)
+    repeated = _repeated(modules, recompute, members)
     return _assemble(
-        ctx, comm, shape, work, traffic, again, layer_activations(ctx, keys, shape), recompute, members
+        ctx,
+        comm,
+        shape,
+        work,
+        traffic,
+        again,
+        repeated,
+        layer_activations(ctx, keys, shape),
+        recompute,
+        members,
     )
 
 
@@ -154,6 +164,16 @@ def _selective(
     return again
 
 
+def _repeated(
+    modules: dict[str, Work], recompute: IntArray, members: dict[str, NDArray[np.bool_]]
+) -> FloatArray:
+    """Count the modules of a layer that each row recomputes selectively."""
+    own = [
+        chosen for module, chosen in members.items() if module in modules and modules[module].forward_s.any()
+    ]
+    return np.asarray(sum((chosen[recompute] for chosen in own), np.zeros(len(recompute))))
+
+
 def _saved(
     activations: LayerActivations, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
 ) -> FloatArray:
@@ -187,17 +207,20 @@ def with_least_kept(
 
 
 def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> FloatArray:
-    """Host time to launch one layer's forward kernels; CUDA graphs remove part or nearly all of it."""
+    """Host time to launch one layer's forward kernels."""
+    dense = np.where(tp > 1, ctx.constants["host_tp"], 1.0)
+    return _host_layer_s(ctx) * (dense + _host_of_experts(ctx, shape))
+
+
+def _host_layer_s(ctx: ComputeContext) -> float:
+    """Host time of a dense layer's forward; CUDA graphs remove part or nearly all of it."""
     constants, graph = ctx.constants, ctx.preset.cuda_graph
     left = {
         CudaGraph.NONE: 1.0,
         CudaGraph.PARTIAL: constants["host_partial_graph"],
         CudaGraph.FULL: constants["host_full_graph"],
     }[graph]
-    if ctx.rates.ideal:
-        left = 0.0
-    dense = np.where(tp > 1, constants["host_tp"], 1.0)
-    return ctx.preset.host_layer_s * left * (dense + _host_of_experts(ctx, shape))
+    return 0.0 if ctx.rates.ideal else ctx.preset.host_layer_s * left
 
 
 def _host_of_experts(ctx: ComputeContext, shape: LayerShape) -> float:
@@ -221,6 +244,7 @@ def _assemble(
     work: Work,
     traffic: dict[str, Exposed],
     again: FloatArray,
+    repeated: FloatArray,
     activations: LayerActivations,
     recompute: IntArray,
     members: dict[str, NDArray[np.bool_]],
@@ -232,6 +256,7 @@ def _assemble(
     repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(ctx, shape, comm.keys.tp)
     host_b = host_f * ctx.constants["host_backward"]
+    host_b = host_b + repeated * _host_layer_s(ctx) * ctx.constants["host_recompute"]
     idle_f, idle_b = _waiting_s(comm, host_f, device_f), _waiting_s(comm, host_b, device_b)
     idle_again = _waiting_s(comm, host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
