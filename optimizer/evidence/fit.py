@@ -28,7 +28,7 @@ LOSS_SCALE = 0.03
 LEAST_FAMILY = 40
 """Rows from which on a family counts as much as every other."""
 
-UNSTATED = 0.5
+UNSTATED = 0.25
 """Weight of a row whose source leaves cells empty that decide its price."""
 
 STEP = 0.01
@@ -55,7 +55,7 @@ class FitResult:
 
 
 def row_weights(cases: Sequence[Case]) -> FloatArray:
-    """Weight rows so that every family of at least 40 rows counts the same, and rows with unstated cells half."""
+    """Weight rows so that every family of at least 40 rows counts the same, and rows with unstated cells a quarter."""
     sizes = Counter(case.family for case in cases)
     weights = np.array(
         [
