@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.specs.layout import Recompute
-    from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+    from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
     IntArray = NDArray[np.int64]
 
@@ -24,13 +24,19 @@ class Codebook:
     """What the small integers in a batch's code columns stand for.
 
     A recompute entry with granularity ``full`` means: whole layers, any number of them per stage,
-    none included. ``orders`` are mesh orders, innermost axis first.
+    none included. ``orders`` are mesh orders, innermost axis first. A precision code also says which memory savers
+    are in use: ``savers`` has an entry for each of ``precisions``, or none at all where nothing is saved.
     """
 
     recomputes: tuple[Recompute, ...]
     orders: tuple[str, ...]
     schedules: tuple[Schedule, ...]
     precisions: tuple[Precision, ...]
+    savers: tuple[tuple[Saver, ...], ...] = ()
+
+    def savers_of(self, precision: int) -> tuple[Saver, ...]:
+        """Return the memory savers behind a precision code."""
+        return self.savers[precision] if self.savers else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,18 +23,21 @@ from layoutopt.optimizer.cost.layer_units import (
     with_least_kept,
 )
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
+from layoutopt.optimizer.cost.offload import Host
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import (
     MeanStage,
     bubble,
     paired_rows,
     precision_of,
+    savers_of,
     schedule_of,
     transfers_s,
 )
 from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
-from layoutopt.optimizer.cost.states import RankParameters, on_rank, shard_sizes
+from layoutopt.optimizer.cost.stage_parameters import mean_parameters
+from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
@@ -60,6 +63,9 @@ if TYPE_CHECKING:
 
 KEY_COLUMNS = ("tp", "sp", "cp", "micro_batch", "ep", "etp")
 """Columns of a batch that decide the work and the activations of a layer."""
+
+OFFLOADED = ("kept_bytes", "cover_forward_s", "cover_backward_s")
+"""What the time to offload a block's activations depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +120,31 @@ class CostModel:
         return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch, view)])
 
     def parts(self, batch: LayoutBatch, view: View = EXACT) -> Iterator[tuple[IntArray, TermParts]]:
-        """Yield (row index, components) for each mesh order, schedule and precision in the batch."""
+        """Yield (row index, components) for each mesh order, schedule, precision and set of savers in the batch."""
         for rows, same in homogeneous(batch, [batch.order, batch.precision, paired_rows(batch)]):
-            order = _order(same, view.closest)
-            units = self._units(same, order, view)
-            for index, own in homogeneous(same, [same.schedule]):
-                parts = self._parts(own, order, units.take(index), view)
-                yield rows[index], parts.slower(self.constants["time_scale"])
+            for index, parts in self.saving(same).alike_parts(same, view):
+                yield rows[index], parts
+
+    def alike_parts(self, batch: LayoutBatch, view: View) -> Iterator[tuple[IntArray, TermParts]]:
+        """Yield the components of rows that share all of these but the schedule, savers already in the preset."""
+        order = _order(batch, view.closest)
+        units = self._units(batch, order, view)
+        for index, own in homogeneous(batch, [batch.schedule]):
+            parts = self._parts(own, order, units.take(index), view)
+            yield index, parts.slower(self.constants["time_scale"])
+
+    def saving(self, batch: LayoutBatch) -> CostModel:
+        """Return the model with the memory savers of the batch's first row in its preset."""
+        savers = savers_of(batch)
+        return replace(self, preset=self.preset.saving(savers)) if savers else self
 
     def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
-        """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries."""
+        """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries.
+
+        The rows of ``batch`` share precision and memory savers.
+        """
+        if self.saving(batch).preset.offload_activations:
+            return np.zeros((len(batch), len(self.model.runs)))
         first, inverse = distinct_rows([getattr(batch, name) for name in KEY_COLUMNS])
         rows = batch.take(first)
         keys, ctx = _keys(self.training, rows), self.compute_context(rows)
@@ -170,16 +191,23 @@ class CostModel:
     def micro_batch_units(self, batch: LayoutBatch) -> MicroBatchUnits:
         """Return what one micro-batch takes on one block of each kind, at the ends and between stages.
 
-        The rows of ``batch`` share mesh order, schedule and precision.
+        The rows of ``batch`` share mesh order, schedule, precision and memory savers.
         """
+        return self.saving(batch).alike_units(batch)
+
+    def alike_units(self, batch: LayoutBatch) -> MicroBatchUnits:
+        """Return ``micro_batch_units`` with the savers already in the preset."""
         order = _order(batch, closest=False)
         groups, units = _groups(order, batch), self._units(batch, order, EXACT)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
-        fsdp_forward, fsdp_backward = fsdp_s(self._dp_context(batch, groups), units, held)
+        forward, backward = fsdp_s(self._dp_context(batch, groups), units, held)
+        if self.preset.offload_activations:
+            down, up = self._host.block_s(*map(units.blocks_of, OFFLOADED))
+            forward, backward = forward + down, backward + up
         return MicroBatchUnits(
             units=units,
-            fsdp_forward_s=fsdp_forward,
-            fsdp_backward_s=fsdp_backward,
+            exposed_forward_s=forward,
+            exposed_backward_s=backward,
             hop_s=self._hop_s(batch, groups),
         )
 
@@ -247,7 +275,10 @@ class CostModel:
         layer_s = units.parts_of("parts_s")
         if dp is not None:
             layer_s["fsdp"] = np.asarray(sum(fsdp_s(dp, units, held)))
-        memory = memory_parts(self._memory_context(batch, units, held), working_set=dp is not None)
+        if self.preset.offload_activations and not view.any_set:
+            layer_s["offload"] = np.add(*self._host.block_s(*map(units.blocks_of, OFFLOADED)))
+        left = self._left_bytes(batch, units, held, whole=not view.any_set)
+        memory = memory_parts(self._memory_context(batch, units, held, left), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
         weight, lone_s = bubble(batch, stage, least=view.least)
         embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
@@ -278,7 +309,25 @@ class CostModel:
             parts[part] = parts.get(part, 0.0) + self.model.mtp_layers * value
         return {part: value[units.inverse] for part, value in parts.items()}
 
-    def _memory_context(self, batch: LayoutBatch, units: Units, held: list[RankParameters]) -> MemoryContext:
+    @property
+    def _host(self) -> Host:
+        return Host(cluster=self.cluster, constants=self.constants, preset=self.preset)
+
+    def _left_bytes(
+        self, batch: LayoutBatch, units: Units, held: list[RankParameters], *, whole: bool
+    ) -> FloatArray:
+        """Bytes that memory savers leave on the GPU; ``whole`` False counts no activations."""
+        offloads = self.preset.offload_activations
+        if not (offloads or self.preset.offload_optimizer):
+            return np.zeros(len(batch))
+        fullest = mean_parameters(self.model, self.preset, batch, held).fullest
+        owned = owned_parameters(batch, fullest, schedule_of(batch).parameter_copies)
+        kept = units.blocks_of("kept_bytes") * (whole and offloads)
+        return self._host.left_bytes(batch, owned, kept, self.counts)
+
+    def _memory_context(
+        self, batch: LayoutBatch, units: Units, held: list[RankParameters], left: FloatArray
+    ) -> MemoryContext:
         schedule = schedule_of(batch)
         copies, name = schedule.parameter_copies, schedule.schedule
         ahead = self.model.is_moe and self.preset.ep_overlap is EpOverlap.BATCH
@@ -296,7 +345,8 @@ class CostModel:
             batch=batch,
             weight_bytes=self.weight_bytes(batch),
             held=held,
-            kept=units.blocks_of("kept_bytes"),
+            kept=units.blocks_of("kept_bytes") * (not self.preset.offload_activations),
+            left=left,
             checkpoint=units.blocks_of("checkpoint_bytes"),
             transient=units.blocks_of("transient_bytes").max(axis=1),
             head_activation=units.head.activation_bytes[units.inverse],
@@ -325,32 +375,36 @@ class CostModel:
         stage: MeanStage,
     ) -> dict[str, FloatArray]:
         """Seconds per step outside the stages: pipeline transfers, data parallelism, optimizer, host."""
-        schedule, zero = schedule_of(batch), np.zeros(len(batch))
-        mean = RankParameters(zero, zero)
-        for count, block in zip(self.counts, held, strict=True):
-            mean = mean + block.scaled(schedule.parameter_copies * count / batch.pp)
-        first, last = MemoryContext.end_parameters(self.model, self.preset, batch, folded=schedule.folded)
-        if schedule.folded:
-            first, last = first + last, RankParameters(zero, zero)
-        slowest = mean + RankParameters(
-            np.maximum(first.dense, last.dense), np.maximum(first.expert, last.expert)
-        )
-        moved = optimizer_bytes(
-            batch, slowest, *shard_sizes(batch, schedule.parameter_copies), self.preset.moment_bytes
-        )
-        rates = self.compute_context(batch).rates
+        mean = mean_parameters(self.model, self.preset, batch, held)
+        zero = np.zeros(len(batch))
         parts = {
             "pp": transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
-            "optimizer": zero if self.ideal else moved / rates.optimizer_bytes_per_s,
+            **({"optimizer": zero} if self.ideal else self._optimizer_s(batch, mean.fullest)),
             "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
         }
         if dp is not None:
             blocks = float(self.counts.sum())
             exposed = step_exposed_s(
-                dp, mean + first, first, held[-1], stage.cover_forward_s, stage.cover_backward_s, blocks
+                dp,
+                mean.blocks + mean.first,
+                mean.first,
+                held[-1],
+                stage.cover_forward_s,
+                stage.cover_backward_s,
+                blocks,
             )
-            parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean)
+            parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean.blocks)
         return parts
+
+    def _optimizer_s(self, batch: LayoutBatch, fullest: RankParameters) -> dict[str, FloatArray]:
+        """Seconds of the optimizer step on the GPU and on its host."""
+        owned = owned_parameters(batch, fullest, schedule_of(batch).parameter_copies)
+        offloads = self.preset.offload_optimizer
+        moved = optimizer_bytes(
+            fullest.dense + fullest.expert, owned * (not offloads), self.preset.moment_bytes
+        )
+        host = {"offload": self._host.optimizer_s(owned)} if offloads else {}
+        return {"optimizer": moved / self.compute_context(batch).rates.optimizer_bytes_per_s} | host
 
     def _between_ranks_s(self, batch: LayoutBatch, groups: MeshGroups, held: RankParameters) -> FloatArray:
         """Gradients of weights that two ranks of a pipeline hold, added up after the flush.
@@ -363,9 +417,7 @@ class CostModel:
             return zero
         size = zero
         if schedule.parameter_copies > 1:
-            dense, expert = shard_sizes(batch)
-            whole = batch.zero == 0
-            size = held.dense / np.where(whole, 1.0, dense) + held.expert / np.where(whole, 1.0, expert)
+            size = owned_parameters(batch, held)
         elif self.model.tied_embeddings and not schedule.folded:
             size = zero + self.model.vocab * self.model.hidden / batch.tp
         return np.where(batch.pp > 1, self.topology.p2p_s(self.preset.grad_bytes * size, groups.pp), 0.0)

@@ -166,18 +166,9 @@ def covering_micro_batches(batch: LayoutBatch) -> FloatArray:
     return np.maximum(group, 1.0) if interleaved else np.ones(len(batch))
 
 
-def optimizer_bytes(
-    batch: LayoutBatch,
-    held: RankParameters,
-    dense_shard: FloatArray,
-    expert_shard: FloatArray,
-    moment_bytes: float = 4.0,
-) -> FloatArray:
+def optimizer_bytes(local: FloatArray, owned: FloatArray, moment_bytes: float) -> FloatArray:
     """Memory traffic of one optimizer step: 4 bytes per local parameter and 38 per owned one with 32-bit moments.
 
     Zeroing gradients, norm, Adam's reads and writes, and the copy to 16 bits (MooreThreads/SimuMax perf_llm).
     """
-    each = 22.0 + 4 * moment_bytes
-    local = held.dense + held.expert
-    owned = held.dense / dense_shard + held.expert / expert_shard
-    return np.where(batch.zero == 0, (4.0 + each) * local, 4.0 * local + each * owned)
+    return 4.0 * local + (22.0 + 4 * moment_bytes) * owned

@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.cost.parameters import (
-    embedding_parameters,
-    expert_parameters,
-    head_parameters,
-    mtp_parameters,
-    padded_vocab,
-)
-from layoutopt.optimizer.cost.states import RankParameters, on_rank, state_bytes, working_set_bytes
+from layoutopt.optimizer.cost.parameters import expert_parameters
+from layoutopt.optimizer.cost.stage_parameters import end_parameters
+from layoutopt.optimizer.cost.states import RankParameters, state_bytes, working_set_bytes
 from layoutopt.optimizer.cost.term_parts import placed
 
 if TYPE_CHECKING:
@@ -33,7 +28,8 @@ class MemoryContext:
     """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight.
 
     ``weight_bytes`` are those of a parameter in a block, ``copies`` of every stage are
-    held by as many ranks; ``mtp_activation`` is of all micro-batches in flight.
+    held by as many ranks; ``left`` is what offloading leaves on the GPU;
+    ``mtp_activation`` is of all micro-batches in flight.
     """
 
     model: ModelSpec
@@ -43,6 +39,7 @@ class MemoryContext:
     weight_bytes: float
     held: list[RankParameters]
     kept: FloatArray
+    left: FloatArray
     checkpoint: FloatArray
     transient: FloatArray
     head_activation: FloatArray
@@ -53,35 +50,11 @@ class MemoryContext:
     boundary_bytes: FloatArray
     ideal: bool
 
-    @staticmethod
-    def end_parameters(
-        model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, *, folded: bool
-    ) -> tuple[RankParameters, RankParameters]:
-        """Parameters of the model's first and last end.
-
-        Where they are on different ranks, tied or MTP stages hold an embedding of their own.
-        """
-        vocab = np.array(
-            [padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float
-        )
-        rows = vocab[np.searchsorted(np.unique(batch.tp), batch.tp)]
-        table = RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
-        fixed = on_rank(model, embedding_parameters(model, 0), batch)
-        first = table + fixed
-        last = on_rank(model, head_parameters(model, 0), batch)
-        if not model.tied_embeddings:
-            last = last + table
-        own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
-        last = last + table.scaled(np.where(batch.pp > 1, float(own), 0.0))
-        if model.mtp_layers:
-            last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
-        return first, last
-
 
 def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, Any]:
     """Return the memory fields of ``TermParts``; ``working_set`` False leaves gathered weights out."""
     states = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies)
-    first, last = MemoryContext.end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
+    first, last = end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
     own = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
     blocks = [own.of(held) for held in ctx.held]
     return {
@@ -119,6 +92,8 @@ def _common(
     if ctx.ideal:
         return {}
     parts = {"transient": ctx.transient, "receive": np.where(ctx.batch.pp > 1, 2.0 * ctx.boundary_bytes, 0.0)}
+    if ctx.left.any():
+        parts["left"] = ctx.left
     if working_set:
         held = [block.dense + block.expert for block in ctx.held]
         unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))

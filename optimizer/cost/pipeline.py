@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.schedules import ScheduleModel
-    from layoutopt.optimizer.specs.vocabulary import Precision
+    from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
@@ -51,6 +51,11 @@ def schedule_of(batch: LayoutBatch) -> ScheduleModel:
 def precision_of(batch: LayoutBatch) -> Precision:
     """Return the precision of a batch whose rows share one."""
     return batch.codebook.precisions[int(batch.precision[0])]
+
+
+def savers_of(batch: LayoutBatch) -> tuple[Saver, ...]:
+    """Return the memory savers of a batch whose rows share them."""
+    return batch.codebook.savers_of(int(batch.precision[0]))
 
 
 def paired_rows(batch: LayoutBatch) -> IntArray:

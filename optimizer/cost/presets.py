@@ -9,7 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.formats import NarrowWeights
-from layoutopt.optimizer.specs.vocabulary import CpComm
+from layoutopt.optimizer.specs.vocabulary import CpComm, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +46,8 @@ class FrameworkPreset:
     output projection then share one copy (0: a 16-bit and an 8-bit one). ``keeps_function_output`` False: the
     activation function's output is always computed again.
     ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
+    ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
+    master copy, and what blocks keep for the backward pass live in host memory.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
     ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
@@ -76,6 +78,8 @@ class FrameworkPreset:
     fp8_attention_output_bytes: float
     keeps_function_output: bool
     narrow_weights: NarrowWeights
+    offload_optimizer: bool
+    offload_activations: bool
     tp_overlap: bool
     tp_async_backward: bool
     dp_overlap: bool
@@ -111,6 +115,18 @@ class FrameworkPreset:
         }
         if "grad_bytes" in own:
             own["grad_comm_bytes"] = own["grad_bytes"]
+        return replace(self, **own)
+
+    def saving(self, savers: tuple[Saver, ...]) -> FrameworkPreset:
+        """Apply memory savers."""
+        if not savers:
+            return self
+        own: dict[str, Any] = {
+            "offload_optimizer": self.offload_optimizer or Saver.OFFLOAD_OPTIMIZER in savers,
+            "offload_activations": self.offload_activations or Saver.OFFLOAD_ACTIVATIONS in savers,
+        }
+        if Saver.BF16_MOMENTS in savers:
+            own["moment_bytes"] = min(self.moment_bytes, 2)
         return replace(self, **own)
 
 

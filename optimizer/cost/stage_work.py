@@ -50,8 +50,8 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
     repeat = np.sum(list(units.parts_of("recompute_parts_s").values()), axis=0)[0]
     forward, backward, wgrad = (units.blocks_of(name)[0] for name in ("forward_s", "backward_s", "wgrad_s"))
     times = {
-        "forward_s": blocks @ (forward + priced.fsdp_forward_s[0]),
-        "dgrad_s": blocks @ (backward - wgrad + priced.fsdp_backward_s[0]) + again @ repeat,
+        "forward_s": blocks @ (forward + priced.exposed_forward_s[0]),
+        "dgrad_s": blocks @ (backward - wgrad + priced.exposed_backward_s[0]) + again @ repeat,
         "wgrad_s": blocks @ wgrad,
         "hidden_forward_s": blocks @ units.blocks_of("hidden_forward_s")[0],
         "hidden_backward_s": blocks @ units.blocks_of("hidden_backward_s")[0],

@@ -71,6 +71,13 @@ def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
     return np.asarray((batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp)
 
 
+def owned_parameters(batch: LayoutBatch, held: RankParameters, copies: int = 1) -> FloatArray:
+    """Parameters whose optimizer state a rank has, of those that it holds; see ``shard_sizes`` for ``copies``."""
+    dense, expert = shard_sizes(batch, copies)
+    whole = batch.zero == 0
+    return held.dense / np.where(whole, 1.0, dense) + held.expert / np.where(whole, 1.0, expert)
+
+
 def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatArray]:
     """Ranks that share one copy of sharded state: dense and expert.
 
@@ -96,7 +103,9 @@ def state_bytes(
     zero, gathered = batch.zero, keeps_gathered(preset, batch)
     whole = preset.weight_bytes if weight_bytes is None else weight_bytes
     stored = whole if preset.master_bytes else preset.fsdp_weight_bytes
-    optimizer = preset.master_bytes + 2 * preset.moment_bytes
+    optimizer = 0.0 if preset.offload_optimizer else preset.master_bytes + 2 * preset.moment_bytes
+    # Without a master copy the sharded weights are the optimizer's, and go where it is, as their gradients do.
+    stays = preset.master_bytes > 0 or not preset.offload_optimizer
     grads = preset.grad_bytes
     split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
     whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, whole, 0.0))
@@ -108,8 +117,8 @@ def state_bytes(
             "optimizer": np.where(zero == 0, optimizer, 0.0),
         },
         sharded={
-            "weights": np.where(split_weights, preset.fsdp_weight_bytes, 0.0),
-            "gradients": np.where(zero >= 2, grads, 0.0),
+            "weights": np.where(split_weights & stays, preset.fsdp_weight_bytes, 0.0),
+            "gradients": np.where((zero >= 2) & stays, grads, 0.0),
             "optimizer": np.where(zero >= 1, optimizer, 0.0),
         },
         dense_shard=dense,

@@ -55,11 +55,11 @@ class Units:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchUnits:
-    """Units of a batch's rows, the exposed FSDP traffic of a block of each kind, (n, K), and one hop's seconds (n,)."""
+    """Units of a batch's rows; exposed FSDP and host traffic of a block of each kind, (n, K); one hop's seconds (n,)."""
 
     units: Units
-    fsdp_forward_s: FloatArray
-    fsdp_backward_s: FloatArray
+    exposed_forward_s: FloatArray
+    exposed_backward_s: FloatArray
     hop_s: FloatArray
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Layout:
 
     ``dp`` = GPUs / (tp*cp*pp), ``micro_batches`` = global batch / (dp*micro_batch). ``zero`` 0-3 with
     ``hsdp_shard`` ranks per shard group (None: the whole data-parallel group). ``mesh_order`` is innermost
-    first. ``stages`` has pp*vp entries, chunk-major; empty means the most even split.
+    first. ``savers`` are sorted. ``stages`` has pp*vp entries, chunk-major; empty means the most even split.
     """
 
     tp: int = 1
@@ -60,6 +60,7 @@ class Layout:
     schedule: Schedule = Schedule.NONE
     mesh_order: str = DEFAULT_MESH_ORDER
     precision: Precision = Precision.BF16
+    savers: tuple[Saver, ...] = ()
     stages: tuple[VirtualStage, ...] = ()
 
     @property

@@ -22,6 +22,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     Axis,
     Granularity,
     Precision,
+    Saver,
     Schedule,
 )
 
@@ -109,6 +110,23 @@ class RecomputeFile(FileModel):
         selective = self.granularity is Granularity.SELECTIVE
         modules = self.modules or (("core_attn",) if selective else ())
         return Recompute(granularity=self.granularity, modules=modules)
+
+
+SAVER_NAMES = tuple(saver.value for saver in Saver)
+
+
+def _read_savers(value: Any) -> tuple[Saver, ...]:
+    """Read ``none``, names joined by ``+``, or a list of names."""
+    listed = [] if value == "none" else value.split("+") if isinstance(value, str) else value
+    if not isinstance(listed, list):
+        raise input_error(f"{shown(value)} is not a list", ", ".join(SAVER_NAMES))
+    for name in listed:
+        if name not in SAVER_NAMES:
+            raise unknown_word(name, ("none", *SAVER_NAMES))
+    return tuple(sorted({Saver(name) for name in listed}))
+
+
+SAVERS = Kind(read=_read_savers, schema={"type": "array", "items": {"enum": list(SAVER_NAMES)}})
 
 
 def _read_counts(value: Any) -> dict[str, int]:
@@ -243,6 +261,9 @@ class LayoutFile(FileModel):
     mesh_order: Annotated[str | None, ORDER] = Field(default=None, description="axes, innermost first")
     precision: Annotated[Precision | None, word(Precision)] = Field(
         default=None, description="default the workload's"
+    )
+    savers: Annotated[tuple[Saver, ...] | None, SAVERS] = Field(
+        default=None, description="memory savers, a list or joined by +; default none"
     )
     stages: Annotated[list[StageFile] | None, BeforeValidator(_stage_list)] = Field(
         default=None,

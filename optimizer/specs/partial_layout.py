@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.stage_split import V_SHAPED, build_stages, even_layers
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -44,6 +44,7 @@ class PartialLayout:
     schedule: Schedule | None = None
     mesh_order: str | None = None
     precision: Precision | None = None
+    savers: tuple[Saver, ...] | None = None
     split: tuple[StageItems, ...] | None = None
     stages: tuple[VirtualStage, ...] | None = None
 
@@ -90,6 +91,7 @@ class PartialLayout:
             schedule=schedule,
             mesh_order=self.mesh_order or DEFAULT_MESH_ORDER,
             precision=self.precision or workload.training.precision,
+            savers=self.savers or (),
             stages=self._stages(workload.model, pp, vp, schedule),
         )
 

@@ -47,6 +47,14 @@ class Precision(StrEnum):
     NVFP4 = "nvfp4"
 
 
+class Saver(StrEnum):
+    """What saves memory at the price of digits or of traffic to the host; nothing does unless it is asked for."""
+
+    BF16_MOMENTS = "bf16-moments"
+    OFFLOAD_ACTIVATIONS = "offload-activations"
+    OFFLOAD_OPTIMIZER = "offload-optimizer"
+
+
 class Fp8Recipe(StrEnum):
     """How FP8 scales are chosen (Transformer Engine recipes)."""
 

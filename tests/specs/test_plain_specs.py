@@ -33,7 +33,7 @@ from layoutopt.optimizer.specs.model import (
     Run,
     TrainingSpec,
 )
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
 COUNTS = st.integers(1, 10**9)
@@ -178,6 +178,7 @@ LAYOUTS = built(
     schedule=st.sampled_from(Schedule),
     mesh_order=NAMES,
     precision=st.sampled_from(Precision),
+    savers=st.sets(st.sampled_from(Saver)).map(lambda chosen: tuple(sorted(chosen))),
     stages=st.lists(STAGES, max_size=3).map(tuple),
 )
 

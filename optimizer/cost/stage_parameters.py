@@ -1,0 +1,75 @@
+"""Parameters of a pipeline rank: those of the model's ends, and an equal share of the blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.parameters import (
+    embedding_parameters,
+    head_parameters,
+    mtp_parameters,
+    padded_vocab,
+)
+from layoutopt.optimizer.cost.pipeline import schedule_of
+from layoutopt.optimizer.cost.states import RankParameters, on_rank
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+
+def end_parameters(
+    model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, *, folded: bool
+) -> tuple[RankParameters, RankParameters]:
+    """Parameters of the model's first and last end.
+
+    Where they are on different ranks, tied or MTP stages hold an embedding of their own.
+    """
+    vocab = np.array(
+        [padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float
+    )
+    rows = vocab[np.searchsorted(np.unique(batch.tp), batch.tp)]
+    table = RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
+    fixed = on_rank(model, embedding_parameters(model, 0), batch)
+    first = table + fixed
+    last = on_rank(model, head_parameters(model, 0), batch)
+    if not model.tied_embeddings:
+        last = last + table
+    own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
+    last = last + table.scaled(np.where(batch.pp > 1, float(own), 0.0))
+    if model.mtp_layers:
+        last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
+    return first, last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanParameters:
+    """Parameters of an equal share of the blocks, and what the first and the last distinct rank add."""
+
+    blocks: RankParameters
+    first: RankParameters
+    last: RankParameters
+
+    @property
+    def fullest(self) -> RankParameters:
+        """An equal share of the blocks with the larger end."""
+        dense = np.maximum(self.first.dense, self.last.dense)
+        return self.blocks + RankParameters(dense, np.maximum(self.first.expert, self.last.expert))
+
+
+def mean_parameters(
+    model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, held: list[RankParameters]
+) -> MeanParameters:
+    """Share the blocks out evenly; ``held`` are the parameters of one block of each kind on a rank."""
+    schedule, zero = schedule_of(batch), np.zeros(len(batch))
+    blocks = none = RankParameters(zero, zero)
+    for run, block in zip(model.runs, held, strict=True):
+        blocks = blocks + block.scaled(schedule.parameter_copies * run.count / batch.pp)
+    first, last = end_parameters(model, preset, batch, folded=schedule.folded)
+    if schedule.folded:
+        first, last = first + last, none
+    return MeanParameters(blocks=blocks, first=first, last=last)
