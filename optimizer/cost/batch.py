@@ -34,6 +34,11 @@ class Codebook:
     precisions: tuple[Precision, ...]
     savers: tuple[tuple[Saver, ...], ...] = ()
 
+    @property
+    def formats(self) -> tuple[tuple[Precision, tuple[Saver, ...]], ...]:
+        """What each precision code stands for."""
+        return tuple((precision, self.savers_of(code)) for code, precision in enumerate(self.precisions))
+
     def savers_of(self, precision: int) -> tuple[Saver, ...]:
         """Return the memory savers behind a precision code."""
         return self.savers[precision] if self.savers else ()

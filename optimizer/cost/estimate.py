@@ -78,6 +78,7 @@ def batch_of_one(layout: Layout) -> LayoutBatch:
         orders=(layout.mesh_order,),
         schedules=(layout.schedule,),
         precisions=(layout.precision,),
+        savers=(layout.savers,),
     )
     degrees = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")
     columns = {name: np.array([getattr(layout, name)], dtype=np.int64) for name in degrees}

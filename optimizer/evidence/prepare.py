@@ -77,6 +77,7 @@ def _padded(counts: IntArray, ranks: int) -> IntArray:
 def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
     """Turn layouts into one batch with a codebook of their choices."""
     books = {name: _distinct(getattr(layout, name) for layout in layouts) for name in _CODES}
+    formats = _distinct((layout.precision, layout.savers) for layout in layouts)
     columns: dict[str, Any] = {
         name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64) for name in _DEGREES
     }
@@ -84,12 +85,15 @@ def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
         columns[column] = np.array(
             [books[field].index(getattr(layout, field)) for layout in layouts], dtype=np.int64
         )
+    codes = [formats.index((layout.precision, layout.savers)) for layout in layouts]
+    columns["precision"] = np.array(codes, dtype=np.int64)
     return LayoutBatch(
         codebook=Codebook(
             recomputes=books["recompute"],
             orders=books["mesh_order"],
             schedules=books["schedule"],
-            precisions=books["precision"],
+            precisions=tuple(precision for precision, _ in formats),
+            savers=tuple(savers for _, savers in formats),
         ),
         sp=np.array([int(layout.sp) for layout in layouts], dtype=np.int64),
         hsdp_shard=np.array([layout.hsdp_shard or 0 for layout in layouts], dtype=np.int64),
@@ -97,7 +101,7 @@ def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
     )
 
 
-_CODES = {"recompute": "recompute", "mesh_order": "order", "schedule": "schedule", "precision": "precision"}
+_CODES = {"recompute": "recompute", "mesh_order": "order", "schedule": "schedule"}
 """Fields of a layout that a batch codes, with the batch's name for each."""
 
 

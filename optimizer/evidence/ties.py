@@ -77,7 +77,9 @@ def _words(part: str, first: Layout, second: Layout) -> str:
     if part == "tp":
         return f"all_gather of nccl-tests on {_either(one.tp for one in pair)} GPUs of a node"
     if part == "cp":
-        return f"sendrecv of nccl-tests between the {_either(one.cp for one in pair)} ranks of a context group"
+        return (
+            f"sendrecv of nccl-tests between the {_either(one.cp for one in pair)} ranks of a context group"
+        )
     if part == "ep":
         return f"alltoall of nccl-tests on {_either(one.ep for one in pair)} GPUs"
     if part == "data":

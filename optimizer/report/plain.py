@@ -33,9 +33,8 @@ def layout_to_plain(layout: Layout) -> Plain:
         "schedule": layout.schedule.value,
         "mesh_order": layout.mesh_order,
         "precision": layout.precision.value,
-        "savers": [saver.value for saver in layout.savers],
         "stages": [_stage_to_plain(stage) for stage in layout.stages],
-    }
+    } | ({"savers": [saver.value for saver in layout.savers]} if layout.savers else {})
 
 
 def _stage_to_plain(stage: VirtualStage) -> Plain:

@@ -197,6 +197,7 @@ def _header(space: Space) -> dict[str, object]:
         "orders": list(book.orders),
         "schedules": list(book.schedules),
         "precisions": list(book.precisions),
+        **({"savers": [list(entry) for entry in book.savers]} if any(book.savers) else {}),
     }
 
 

@@ -18,7 +18,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.canonical import cluster_from_plain, to_plain, workload_from_plain
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +81,10 @@ def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question
     )
 
 
+_LISTS = {"precisions": Precision, "schedules": Schedule, "micro_batches": int}
+"""Lists that a question may restrict, with what an entry is."""
+
+
 def _space_to_plain(options: SpaceOptions) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "fix": {axis: list(values) for axis, values in options.fix.items()},
@@ -89,9 +93,10 @@ def _space_to_plain(options: SpaceOptions) -> dict[str, Any]:
         "min": dict(options.min),
         "allow_idle": options.allow_idle,
         "software": options.software,
+        "allow": list(options.allow),
         "run": {name: value for name, value in asdict(options.run).items() if value not in (None, False)},
     }
-    for name in ("precisions", "schedules", "micro_batches"):
+    for name in _LISTS:
         values = getattr(options, name)
         plain[name] = None if values is None else list(values)
     chosen = options.recomputes
@@ -106,7 +111,7 @@ def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
     if "cp_comm" in run:
         run["cp_comm"] = CpComm(run["cp_comm"])
     lists: dict[str, Any] = {}
-    for name, kind in (("precisions", Precision), ("schedules", Schedule), ("micro_batches", int)):
+    for name, kind in _LISTS.items():
         values = plain[name]
         lists[name] = None if values is None else tuple(kind(value) for value in values)
     sets = plain["recomputes"]
@@ -120,6 +125,7 @@ def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
         allow_idle=plain["allow_idle"],
         software=plain["software"],
         recomputes=sets,
+        allow=tuple(Saver(name) for name in plain.get("allow", ())),
         run=RunOptions(**run),
         **lists,
     )

@@ -153,7 +153,8 @@ def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:
     same &= batch.hsdp_shard == (layout.hsdp_shard or 0)
     same &= np.array([order == layout.mesh_order for order in book.orders])[batch.order]
     same &= np.array([schedule is layout.schedule for schedule in book.schedules])[batch.schedule]
-    same &= np.array([precision is layout.precision for precision in book.precisions])[batch.precision]
+    own = (layout.precision, layout.savers)
+    same &= np.array([entry == own for entry in book.formats])[batch.precision]
     nothing = layout.recompute.granularity is Granularity.NONE
     alike = [
         r == layout.recompute or (nothing and r.granularity is Granularity.FULL) for r in book.recomputes

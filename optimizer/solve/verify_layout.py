@@ -106,8 +106,9 @@ def _modifiers(batch: LayoutBatch, layout: StatedLayout) -> list[_Modifier]:
         ("order", book.orders, [layout.mesh_order]),
         ("schedule", [str(value) for value in book.schedules], [layout.schedule]),
     ]
-    if layout.precision is not None:
-        listed.append(("precision", [str(value) for value in book.precisions], [layout.precision]))
+    named = layout.precision is not None
+    formats = [(str(one) if named else None, tuple(map(str, savers))) for one, savers in book.formats]
+    listed.append(("precision", formats, [(layout.precision, layout.savers)]))
     return listed
 
 

@@ -50,6 +50,7 @@ class StatedLayout:
     schedule: str
     mesh_order: str
     precision: str | None
+    savers: tuple[str, ...]
     stages: tuple[StatedStage, ...]
 
 
@@ -115,6 +116,7 @@ def _layout(reader: PlainReader) -> StatedLayout:
         schedule=reader.text("schedule"),
         mesh_order=reader.text("mesh_order"),
         precision=reader.text("precision") if reader.has("precision") else None,
+        savers=tuple(sorted(reader.texts("savers"))) if reader.has("savers") else (),
         stages=tuple(_stage(entry) for entry in reader.entries("stages")),
     )
 

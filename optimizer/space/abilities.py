@@ -20,6 +20,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     Framework,
     Granularity,
     Precision,
+    Saver,
 )
 from layoutopt.optimizer.topology.mesh import all_orders, dense_axes
 
@@ -58,6 +59,7 @@ class Abilities:
     granularities: tuple[Granularity, ...] = tuple(Granularity)
     modules: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = tuple(Precision)
+    savers: tuple[Saver, ...] = ()
     sp: bool = True
     etp: bool = True
     stage_rule: StageRule = FREE
@@ -66,13 +68,21 @@ class Abilities:
 _MODULES_012 = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 _MODULES_014 = (*_MODULES_012, "shared_experts")
 _SIXTEEN_BIT = (Precision.FP16, Precision.BF16)
+_HOST_OPTIMIZER = (Saver.OFFLOAD_OPTIMIZER,)
 _WHOLE_LAYERS = (Granularity.NONE, Granularity.FULL)
 
-_MEGATRON = Abilities(orders=_MEGATRON_ORDERS, hsdp_zero=(1, 2, 3), modules=_MODULES_014, stage_rule=MEGATRON)
+_MEGATRON = Abilities(
+    orders=_MEGATRON_ORDERS,
+    hsdp_zero=(1, 2, 3),
+    modules=_MODULES_014,
+    savers=tuple(Saver),
+    stage_rule=MEGATRON,
+)
 _TORCHTITAN = Abilities(
     zero=(0, 2, 3),
     hsdp_zero=(2, 3),
     etp=False,
+    savers=_HOST_OPTIMIZER,  # training.enable_cpu_offload
     modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
     stage_rule=TORCHTITAN,
 )
@@ -86,7 +96,11 @@ _DATA_PARALLEL = Abilities(
     stage_rule=_NEAR_EQUAL_ALL,
 )
 _FREEST = Abilities(
-    orders=ALL_ORDERS, hsdp_zero=(1, 2, 3), modules=(*_MODULES_014, OP_MODULE), stage_rule=FREE
+    orders=ALL_ORDERS,
+    hsdp_zero=(1, 2, 3),
+    modules=(*_MODULES_014, OP_MODULE),
+    savers=tuple(Saver),
+    stage_rule=FREE,
 )
 
 # Sources: the frameworks' argument parsers and configuration classes, named rule by rule in
@@ -98,6 +112,7 @@ _NEWEST: dict[Framework, Abilities] = {
         fixed_axes=("vp",),
         modules=("core_attn",),
         precisions=_SIXTEEN_BIT,
+        savers=_HOST_OPTIMIZER,  # --cpu-optimizer
         stage_rule=_NEAR_EQUAL_COUNT,
     ),
     Framework.TORCHTITAN: _TORCHTITAN,
@@ -107,6 +122,7 @@ _NEWEST: dict[Framework, Abilities] = {
         hsdp_zero=(3,),
         granularities=_WHOLE_LAYERS,
         precisions=_SIXTEEN_BIT,
+        savers=_HOST_OPTIMIZER,  # zero_optimization.offload_optimizer
         sp=False,
         etp=False,
         stage_rule=_NEAR_EQUAL_ALL,
@@ -140,6 +156,9 @@ def abilities_of(framework: Framework, release: Release) -> Abilities:
 
 def _megatron(newest: Abilities, release: Release) -> Abilities:
     """Take away what older releases lack (flags searched in the tags core_v0.5 to core_v0.19)."""
+    if release < (0, 16):  # --fine-grained-activation-offloading came with 0.16
+        kept = tuple(saver for saver in newest.savers if saver is not Saver.OFFLOAD_ACTIVATIONS)
+        newest = replace(newest, savers=kept)
     if release < (0, 14):
         newest = replace(newest, modules=_MODULES_012)
     if release < (0, 13):  # no layout string: every virtual stage gets the same number of layers
@@ -148,7 +167,7 @@ def _megatron(newest: Abilities, release: Release) -> Abilities:
         0,
         12,
     ):  # no Megatron-FSDP (then "custom FSDP"), selective recomputation of core attention alone
-        newest = replace(newest, zero=(0, 1), hsdp_zero=(1,), modules=("core_attn",))
+        newest = replace(newest, zero=(0, 1), hsdp_zero=(1,), modules=("core_attn",), savers=())
     elif release < (0, 16):
         newest = replace(newest, hsdp_zero=(1,))
     if release < (0, 10):

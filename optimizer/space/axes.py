@@ -10,6 +10,7 @@ from layoutopt.optimizer.cost.schedules import LAUNCHABLE, SCHEDULES
 from layoutopt.optimizer.space.abilities import ALL_ORDERS, abilities_of
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
+from layoutopt.optimizer.space.savers import saver_sets
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import (
     OP_MODULE,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.abilities import Abilities
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.options import SpaceOptions, Value
+    from layoutopt.optimizer.specs.vocabulary import Saver
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 DEFAULT_SCHEDULES = (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
@@ -55,7 +57,8 @@ class ZeroChoice:
 class Axes:
     """Declared ranges.
 
-    ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs.
+    ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs. ``savers`` are the sets
+    of memory savers; every one is tried with every precision.
     """
 
     ctx: Context
@@ -72,6 +75,7 @@ class Axes:
     orders: tuple[str, ...]
     schedules: tuple[Schedule, ...]
     precisions: tuple[Precision, ...]
+    savers: tuple[tuple[Saver, ...], ...]
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -137,6 +141,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
         orders=_orders(options, abilities),
         schedules=_schedules(ctx, options),
         precisions=_precisions(ctx, options),
+        savers=saver_sets(ctx, options),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.recompute_sets import recompute_text
+from layoutopt.optimizer.space.savers import savers_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +32,8 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
     domain, blocks, batch = ctx.cluster.nvlink_domain, ctx.blocks, ctx.training.global_batch
     fewest, most = axes.gpus
     total = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    sets = [savers_text(chosen) for chosen in axes.savers]
+    savers = [_row("savers", sets, "memory savers")] if any(axes.savers) else []
     recomputes = [recompute_text(recompute) for recompute in axes.recomputes]
     return (
         _row("tp", axes.tp, f"NVLink domain of {domain}"),
@@ -51,6 +54,7 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
         _row("mesh_order", axes.orders, "innermost first"),
         _row("schedule", [schedule.value for schedule in axes.schedules], "as pp and vp allow"),
         _row("precision", [precision.value for precision in axes.precisions], ""),
+        *savers,
     )
 
 

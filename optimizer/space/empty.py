@@ -89,6 +89,7 @@ def _undeclared_message(axes: Axes) -> str:
         "recompute": axes.recomputes,
         "mesh_order": axes.orders,
         "precision": axes.precisions,
+        "savers": axes.savers,
     }
     lacking = [name for name, values in lists.items() if not values]
     if lacking:

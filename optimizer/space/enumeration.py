@@ -116,7 +116,8 @@ def build_space(
         recomputes=axes.recomputes,
         orders=axes.orders,
         schedules=axes.schedules,
-        precisions=axes.precisions,
+        precisions=tuple(precision for precision in axes.precisions for _ in axes.savers),
+        savers=axes.savers * len(axes.precisions) if any(axes.savers) else (),
         rules=tuple(rule for rule in rules if rule.reads & MODIFIER_COLUMNS),
     )
     on_degrees = tuple(rule for rule in rules if not rule.reads & MODIFIER_COLUMNS)

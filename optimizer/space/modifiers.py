@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import Rule
     from layoutopt.optimizer.specs.layout import Recompute
-    from layoutopt.optimizer.specs.vocabulary import Precision
+    from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
     BoolArray = NDArray[np.bool_]
     Masks = list[tuple[str, BoolArray]]
@@ -54,7 +54,7 @@ class Modifiers:
 
     A mask has one row per layout and one column per choice, in the order of the choice lists. The masks of
     different modifiers are independent of each other, except that recomputation and precision share one (R,
-    P) table.
+    P) table. ``precisions`` and ``savers`` are as in a codebook: a precision code also chooses memory savers.
     """
 
     ctx: Context
@@ -63,6 +63,7 @@ class Modifiers:
     orders: tuple[str, ...]
     schedules: tuple[Schedule, ...]
     precisions: tuple[Precision, ...]
+    savers: tuple[tuple[Saver, ...], ...]
     rules: tuple[Rule, ...]
 
     @property
@@ -73,6 +74,7 @@ class Modifiers:
             orders=self.orders,
             schedules=self.schedules,
             precisions=self.precisions,
+            savers=self.savers,
         )
 
     def masks(self, modifier: str, rows: LayoutBatch) -> Masks:

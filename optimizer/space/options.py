@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ Value = int | str
 NUMERIC_AXES = (
     "tp", "sp", "cp", "pp", "vp", "dp", "ep", "etp", "zero", "hsdp_shard", "micro_batch", "micro_batches",
 )  # fmt: skip
-NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision")
+NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision", "savers")
 MAX_VALUE = 10_000_000
 """Clusters have no more GPUs, and tables are as long as the largest value."""
 _FROM_ZERO = ("sp", "zero", "hsdp_shard")
@@ -33,7 +33,8 @@ class SpaceOptions:
     numeric axes; ``forbid`` takes values out. Recomputation values are written ``none``, ``full`` or module
     names joined by ``+``. ``allow_idle`` is the share of GPUs, 0 to 1, that may stay unused; None uses all.
     ``precisions`` defaults to the workload's own, ``schedules`` to 1F1B and interleaved, ``recomputes`` to
-    the useful sets of the model. ``software`` is the framework's release, ``run`` its stated flags.
+    the useful sets of the model; ``allow`` names memory savers, of which every set is
+    then tried. ``software`` is the framework's release, ``run`` its stated flags.
     """
 
     fix: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class SpaceOptions:
     allow_idle: float | None = None
     precisions: tuple[Precision, ...] | None = None
     schedules: tuple[Schedule, ...] | None = None
+    allow: tuple[Saver, ...] = ()
     micro_batches: tuple[int, ...] | None = None
     recomputes: tuple[Recompute, ...] | None = None
     software: str | None = None
@@ -96,6 +98,10 @@ class SpaceOptions:
             for named in (*self.fix.get(name, ()), *self.forbid.get(name, ())):
                 if str(named) not in known:
                     yield _problem(name, f"no {name} {named!r}", f"one of {', '.join(known)}")
+        savers = ["none", *(saver.value for saver in Saver)]
+        for named in (*self.fix.get("savers", ()), *self.forbid.get("savers", ())):
+            if not set(str(named).split("+")) <= set(savers):
+                yield _problem("savers", f"no memory savers {named!r}", f"{', '.join(savers)}, joined by +")
 
 
 def _bad_numbers(option: str, axis: str, values: tuple[Value, ...]) -> Iterator[Problem]:

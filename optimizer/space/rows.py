@@ -29,6 +29,7 @@ def batch_of(layout: Layout) -> LayoutBatch:
         orders=(layout.mesh_order,),
         schedules=(schedule,),
         precisions=(layout.precision,),
+        savers=(layout.savers,),
     )
     degrees = {
         name: getattr(layout, name)

@@ -116,7 +116,7 @@ def test_bare_allow_idle_leaves_the_arguments() -> None:
 
 def choices(**given_values: tuple[str, ...]) -> SpaceChoices:
     """Return restrictions of which only some are given."""
-    empty: dict[str, tuple[str, ...]] = {name: () for name in ("fix", "max", "min", "forbid")}
+    empty: dict[str, tuple[str, ...]] = {name: () for name in ("fix", "max", "min", "forbid", "allow")}
     return SpaceChoices(**(empty | given_values), allow_idle=None)
 
 

@@ -50,6 +50,7 @@ def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] 
         schedule="1f1b",
         mesh_order="tp-cp-ep-dp-pp",
         precision=None,
+        savers=(),
         stages=stages,
     )
 

@@ -175,6 +175,7 @@ def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
         repeated = blocks if recompute.granularity is Granularity.FULL else np.zeros_like(blocks)
         yield Layout(
             **values,
+            savers=(),
             sp=bool(batch.sp[row]),
             hsdp_shard=int(batch.hsdp_shard[row]) or None,
             recompute=recompute,

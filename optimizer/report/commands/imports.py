@@ -277,7 +277,7 @@ def _job_workload(job: ImportedJob, asked: WorkloadOptions, model: ModelSpec | N
     batch = batch_sequences(asked, length) if length else asked.batch
     training = replace(job.training, sequence_length=length, global_batch=batch or job.training.global_batch)
     workload = complete_workload(replace(job, training=training, model=model or named_model(job)))
-    return override_training(workload, precision=asked.precision)
+    return override_training(workload, precision=asked.precision[0] if asked.precision else None)
 
 
 def _machine(cluster: str, asked: WorkloadOptions, job: ImportedJob, nodes: NodeSet | None) -> ClusterSpec:

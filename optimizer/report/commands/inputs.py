@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.options import SpaceOptions, Value
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.vocabulary import Saver
     from layoutopt.optimizer.specs.workload import Workload
 
 _SWITCH = {"on": 1, "true": 1, "yes": 1, "off": 0, "false": 0, "no": 0}
@@ -56,7 +57,7 @@ def read_model(model: str, asked: WorkloadOptions) -> Workload:
         workload,
         sequence_length=asked.seq,
         global_batch=batch_sequences(asked, length),
-        precision=asked.precision,
+        precision=asked.precision[0] if asked.precision else None,
     )
 
 
@@ -93,7 +94,9 @@ def read_layout(text: str) -> PartialLayout:
     return load_layout(text) if is_file else parse_layout(text)
 
 
-def solve_options(space: SpaceChoices, search: SearchChoices, trainer: FrameworkOptions) -> SolveOptions:
+def solve_options(
+    space: SpaceChoices, search: SearchChoices, trainer: FrameworkOptions, precisions: tuple[str, ...] = ()
+) -> SolveOptions:
     """Collect everything beside workload and cluster that decides the answer."""
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.solve.plan import SolveOptions
@@ -101,7 +104,7 @@ def solve_options(space: SpaceChoices, search: SearchChoices, trainer: Framework
 
     return SolveOptions(
         framework=Framework(trainer.framework),
-        space=space_options(space, trainer.software),
+        space=space_options(space, trainer.software, precisions),
         cost=CostKind(trainer.cost_model),
         top=search.top,
         time_limit_s=float("inf") if search.time_limit is None else search.time_limit,
@@ -112,9 +115,12 @@ def solve_options(space: SpaceChoices, search: SearchChoices, trainer: Framework
     )
 
 
-def space_options(space: SpaceChoices, software: str | None) -> SpaceOptions:
+def space_options(
+    space: SpaceChoices, software: str | None, precisions: tuple[str, ...] = ()
+) -> SpaceOptions:
     """Read the restrictions; raises ``InputError`` with every problem of one option."""
     from layoutopt.optimizer.space.options import SpaceOptions
+    from layoutopt.optimizer.specs.vocabulary import Precision
 
     return SpaceOptions(
         fix=axis_values("--fix", space.fix),
@@ -122,7 +128,18 @@ def space_options(space: SpaceChoices, software: str | None) -> SpaceOptions:
         max=_axis_limits("--max", space.max),
         min=_axis_limits("--min", space.min),
         allow_idle=space.allow_idle,
+        allow=_savers(space.allow),
+        precisions=tuple(map(Precision, precisions)) or None,
         software=software,
+    )
+
+
+def _savers(names: tuple[str, ...]) -> tuple[Saver, ...]:
+    from layoutopt.optimizer.report.commands.values import OFFLOAD
+    from layoutopt.optimizer.specs.vocabulary import Saver
+
+    return tuple(
+        saver for saver in Saver if saver in names or (OFFLOAD in names and saver.startswith(OFFLOAD))
     )
 
 

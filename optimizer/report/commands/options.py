@@ -14,7 +14,8 @@ from layoutopt.optimizer.report.commands.values import (
     COST_KINDS,
     COUNT,
     FRAMEWORK,
-    PRECISION,
+    PRECISIONS,
+    SAVER,
     Quantity,
     Release,
     Share,
@@ -33,12 +34,15 @@ IDLE_BY_DEFAULT = "10%"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """What replaces training numbers of the model file, and the number of GPUs."""
+    """What replaces training numbers of the model file, and the number of GPUs.
+
+    The first precision replaces the file's; the others are alternatives.
+    """
 
     batch: int | None
     batch_tokens: float | None
     seq: int | None
-    precision: str | None
+    precision: tuple[str, ...]
     gpus: int | None
 
 
@@ -60,6 +64,7 @@ class SpaceChoices:
     min: tuple[str, ...]
     forbid: tuple[str, ...]
     allow_idle: float | None
+    allow: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,12 @@ workload_options = _grouped(
         "--batch-tokens", type=Quantity("TOKENS", "TOKENS"), help='Global batch in tokens, e.g. "16M".'
     ),
     click.option("--seq", type=COUNT, metavar="TOKENS", help="Sequence length."),
-    click.option("--precision", type=PRECISION, help="Precision of the matrix multiplications."),
+    click.option(
+        "--precision",
+        type=PRECISIONS,
+        default=(),
+        help="Precision of the matrix multiplications; where a layout is searched, a list tries each.",
+    ),
     click.option("--gpus", type=COUNT, metavar="N", help="Use only the first N GPUs of the cluster."),
 )
 
@@ -177,6 +187,12 @@ space_options = _grouped(
         is_flag=False,
         flag_value=IDLE_BY_DEFAULT,
         help=f"Let up to PERCENT of the GPUs stay idle ({IDLE_BY_DEFAULT} if no number follows).",
+    ),
+    click.option(
+        "--allow",
+        type=SAVER,
+        multiple=True,
+        help="Memory saver to try too; 'offload' stands for both kinds. May be repeated.",
     ),
 )
 

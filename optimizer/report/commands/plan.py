@@ -128,7 +128,9 @@ def command(
     workload, machine = read_question(model, cluster, asked)
     workload = _with_tokens(workload, tokens)
     options = PlanOptions(
-        gpu_hour_cost=gpu_hour_cost, solve=solve_options(space, search, trainer), seed=search.seed
+        gpu_hour_cost=gpu_hour_cost,
+        solve=solve_options(space, search, trainer, asked.precision),
+        seed=search.seed,
     )
     options = options if error is None else replace(options, relative_error=error)
     questions = _Asked(days=days, fewest=fewest, sizes=sizes, largest_batch=largest_batch, marginal=marginal)

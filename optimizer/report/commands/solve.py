@@ -90,7 +90,7 @@ def command(
     require_writable(file)
     require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked)
-    options = solve_options(space, search, trainer)
+    options = solve_options(space, search, trainer, asked.precision)
     if only_space:
         return _print_space(workload, machine, options, output)
     from layoutopt.optimizer.evidence.honesty import assess

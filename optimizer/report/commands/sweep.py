@@ -186,7 +186,7 @@ def split_sources(
     from layoutopt.optimizer.report.commands.options import WorkloadOptions
     from layoutopt.optimizer.sweep.families import ClusterFamily, load_family
 
-    asked = WorkloadOptions(batch=batch, batch_tokens=None, seq=seq, precision=None, gpus=None)
+    asked = WorkloadOptions(batch=batch, batch_tokens=None, seq=seq, precision=(), gpus=None)
 
     problems: list[Problem] = []
     models, families = [], []

@@ -45,7 +45,9 @@ def show(cluster: str, size: float, group: int | None, stride: int | None, outpu
 
     machine = read_cluster(cluster, None)
     groups = _groups(machine, group, stride)
-    table = topology_table(machine, load_links(machine.calibration, alone=True), size_bytes=size, groups=groups)
+    table = topology_table(
+        machine, load_links(machine.calibration, alone=True), size_bytes=size, groups=groups
+    )
     if output.json:
         from layoutopt.optimizer.report.plain_lists import topology_to_plain
 

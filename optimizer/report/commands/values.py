@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, Precision, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ class Word(Value):
         """Show the words, or a name for them where there are many."""
         return self.metavar or f"[{'|'.join(self.words)}]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the word; raises ``InputError`` with the nearest one."""
         text = str(value).lower()
         word = self.aliases.get(text, text)
@@ -73,7 +73,26 @@ class Word(Value):
 
 
 FRAMEWORK = Word(Framework, FRAMEWORK_ALIASES, metavar="NAME")
-PRECISION = Word(Precision)
+
+
+class Words(Word):
+    """Several of the words, joined by commas."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show the words and that more may follow."""
+        return f"{super().get_metavar(param, ctx)}[,...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the words in the order given, each once."""
+        if isinstance(value, tuple):
+            return value
+        convert = super().convert
+        return tuple(dict.fromkeys(convert(one.strip(), param, ctx) for one in str(value).split(",")))
+
+
+PRECISIONS = Words(Precision)
+OFFLOAD = "offload"
+SAVER = Word((*Saver, OFFLOAD), metavar="SAVER")
 COST_KINDS = Word(("full", "simple"))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.recompute_sets import recompute_text
+from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ FOLLOWERS = {"tp": ("sp", "etp"), "pp": ("vp",), "zero": ("hsdp_shard",)}
 
 SHOWN = (
     "tp", "sp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches", "recompute",
-    "schedule", "mesh_order", "precision",
+    "schedule", "mesh_order", "precision", "savers",
 )  # fmt: skip
 DERIVED = ("dp", "micro_batches", "sp", "schedule")
 
@@ -32,7 +33,7 @@ def pinned(layout: Layout, options: SpaceOptions, free: tuple[str, ...] = ()) ->
     An expert-tensor degree that equals tp is read as following it (megatron-core's default).
     """
     loose = {*free, *(name for axis in free for name in FOLLOWERS.get(axis, ()))}
-    fix: dict[str, tuple[Value, ...]] = {
+    fix: dict[str, tuple[Value, ...]] = {"savers": (savers_text(layout.savers),)} | {
         name: (int(getattr(layout, name)),)
         for name in ("tp", "sp", "cp", "pp", "vp", "ep", "etp", "micro_batch", "zero")
         if name not in loose
@@ -49,6 +50,7 @@ def pinned(layout: Layout, options: SpaceOptions, free: tuple[str, ...] = ()) ->
         recomputes=options.recomputes if "recompute" in loose else (layout.recompute,),
         schedules=schedules_like(layout),
         precisions=(layout.precision,),
+        allow=tuple(layout.savers),
     )
 
 
@@ -61,6 +63,8 @@ def axis_value(layout: Layout, axis: str) -> str:
     """Write one choice."""
     if axis == "recompute":
         return recompute_text(layout.recompute)
+    if axis == "savers":
+        return savers_text(layout.savers)
     value = getattr(layout, axis)
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -72,6 +72,7 @@ class Lattice:
             orders=(a.mesh_order, b.mesh_order),
             schedules=tuple(dict.fromkeys((*DEFAULT_SCHEDULES, a.schedule, b.schedule))),
             precisions=(a.precision, b.precision),
+            savers=(a.savers, b.savers),
         )
         return LayoutBatch(
             codebook=book, schedule=self._schedule(book, columns["pp"], columns["vp"]), **columns

@@ -8,6 +8,7 @@ import numpy as np
 
 from layoutopt.optimizer.space.abilities import abilities_of
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
+from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ def _framework_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"{ctx.framework} can't train in {layout.precision}; valid: {known}", {
         "precision": layout.precision.value
     }
+
+
+def _savers(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    known = set(abilities_of(ctx.framework, ctx.release).savers)
+    has = np.array([known.issuperset(savers) for _, savers in rows.codebook.formats])
+    return np.asarray(has[rows.precision])
+
+
+def _savers_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    known = abilities_of(ctx.framework, ctx.release).savers
+    lacking = savers_text(tuple(saver for saver in layout.savers if saver not in known))
+    return f"{ctx.framework} has no {lacking}; valid: {', '.join(known) or 'none'}", {"savers": lacking}
 
 
 def _hardware(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -121,6 +134,16 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision"}),
         holds=_per_precision(_hardware),
         detail=_hardware_detail,
+    ),
+    Rule(
+        name="savers_supported",
+        formula="memory savers in the framework's list",
+        reason="the framework has to offer 16-bit moments or offloading",
+        source="NVIDIA/Megatron-LM arguments.py (--exp-avg-dtype, --optimizer-cpu-offload 0.12, "
+        "--fine-grained-activation-offloading 0.16); torchtitan training.enable_cpu_offload; DeepSpeed offload_optimizer",
+        reads=frozenset({"precision"}),
+        holds=_savers,
+        detail=_savers_detail,
     ),
     Rule(
         name="fp8_shapes",

@@ -1,0 +1,40 @@
+"""Sets of memory savers: how they are written, and which of them a question opens."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.specs.vocabulary import Saver
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.options import SpaceOptions
+
+
+def savers_text(savers: tuple[Saver, ...]) -> str:
+    """Write a set of memory savers: names joined by ``+``, or ``none``."""
+    return "+".join(savers) or "none"
+
+
+def parse_savers(text: str) -> tuple[Saver, ...]:
+    """Read what ``savers_text`` writes; a name that is not known raises ValueError."""
+    return () if text == "none" else tuple(sorted({Saver(name) for name in text.split("+")}))
+
+
+def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], ...]:
+    """Return the fixed sets of memory savers, or every set of those allowed that the framework has."""
+    if "savers" in options.fix:
+        return tuple(dict.fromkeys(parse_savers(str(text)) for text in options.fix["savers"]))
+    known = abilities_of(ctx.framework, ctx.release).savers
+    useful = [saver for saver in Saver if saver in options.allow and saver in known and _saves(saver, ctx)]
+    sets = [chosen for size in range(len(useful) + 1) for chosen in combinations(useful, size)]
+    return tuple(chosen for chosen in sets if options.allows("savers", savers_text(chosen)))
+
+
+def _saves(saver: Saver, ctx: Context) -> bool:
+    """Return whether a saver changes anything; moments may have 16 bits anyway."""
+    preset = load_preset(ctx.framework).with_training(ctx.training)
+    return saver is not Saver.BF16_MOMENTS or preset.moment_bytes > 2

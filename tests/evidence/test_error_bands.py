@@ -1,0 +1,138 @@
+"""Error bands, near-ties that cannot be told apart, and the robust choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from layoutopt.optimizer.cost.factory import CostKind
+from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band
+from layoutopt.optimizer.evidence.case import Family
+from layoutopt.optimizer.evidence.honesty import assess
+from layoutopt.optimizer.evidence.parameters import known_parameters
+from layoutopt.optimizer.evidence.robust_choice import choose_robust, draw_constants
+from layoutopt.optimizer.evidence.ties import find_ties, separating_measurement
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
+from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.specs.workload import Workload
+
+CLUSTER = load_cluster("h100x8")
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """A question that is solved in a fraction of a second."""
+    return override_training(load_workload("llama3-8b"), global_batch=64)
+
+
+@pytest.fixture(scope="module")
+def plan(workload: Workload) -> Plan:
+    """Its answer with several runners-up."""
+    return solve_layout(workload, CLUSTER, SolveOptions(top=6))
+
+
+def band(indistinct: float) -> Band:
+    """A made-up band."""
+    return Band(
+        family="made up",
+        rows=1,
+        median_ape=0.1,
+        p90_ape=0.2,
+        bias=0.0,
+        unseen_median_ape=0.2,
+        unseen_p90_ape=0.3,
+        indistinct=indistinct,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "precision", "framework", "family"),
+    [
+        ("llama3-70b", "h100x64", Precision.BF16, Framework.ANY, Family.DENSE_HOPPER_16),
+        ("llama3-70b", "h100x64", Precision.FP8, Framework.ANY, Family.DENSE_HOPPER_8),
+        ("llama3-70b", "a100x64", Precision.BF16, Framework.ANY, Family.DENSE_A100),
+        ("llama3-70b", "gb200x72", Precision.MXFP8, Framework.ANY, Family.DENSE_BLACKWELL),
+        ("deepseek-v3", "h100x64", Precision.FP8, Framework.ANY, Family.MOE),
+        ("llama3-8b", "h100x64", Precision.BF16, Framework.NANOTRON, Family.NANOTRON),
+    ],
+)
+def test_families(
+    model: str, cluster: str, precision: Precision, framework: Framework, family: Family
+) -> None:
+    """Experts, GPU generation, precision and nanotron decide the family; every one has measured runs."""
+    found = error_band(load_workload(model).model, load_cluster(cluster), precision, framework=framework)
+    assert found.family == family.value
+    assert found.rows > 0
+    assert 0 < found.median_ape <= found.p90_ape < 1
+    assert found.median_ape <= found.unseen_p90_ape
+
+
+def test_a_family_without_runs_says_so() -> None:
+    """AMD GPUs have no measured runs: no rows, and the figures of all families."""
+    found = error_band(load_workload("llama3-70b").model, load_cluster("mi300xx64"), Precision.BF16)
+    assert found.rows == 0
+    assert found.median_ape == bands()["families"][ALL]["median_ape"]
+
+
+def test_the_shipped_table_names_known_constants() -> None:
+    """Spreads belong to constants that a calibration may name."""
+    assert set(bands()["constants"]) <= set(known_parameters())
+    assert set(bands()["families"]) <= {ALL, *(family.value for family in Family)}
+
+
+def test_ties_follow_the_band(plan: Plan) -> None:
+    """Alternatives inside the band are marked and name a measurement, those outside are not."""
+    limit = plan.alternatives[1].slower
+    ties = find_ties(plan, band(limit))
+    assert len(ties) == len(plan.alternatives)
+    for tie, alternative in zip(ties, plan.alternatives, strict=True):
+        assert tie.distinguishable is (alternative.slower > limit)
+        assert bool(tie.measurement) is not tie.distinguishable
+
+
+def test_the_measurement_is_of_the_part_that_differs(plan: Plan) -> None:
+    """Only tensor-parallel traffic differs: the measurement is of the tensor-parallel group."""
+    assert plan.layout is not None and plan.estimate is not None
+    parts = {**plan.estimate.breakdown_s, "tp": plan.estimate.breakdown_s["tp"] + 1.0}
+    other = replace(plan.estimate, breakdown_s=parts)
+    text = separating_measurement((plan.layout, plan.estimate), (plan.layout, other))
+    assert "all_gather" in text and f"on {plan.layout.tp} GPUs" in text
+
+
+def test_draws_are_seeded_and_inside_bounds() -> None:
+    """A seed decides the draws; they stay inside physical bounds and leave calibrated constants alone."""
+    own = replace(CLUSTER, calibration={"gemm_cap.hopper": 0.6})
+    one, same, other = (draw_constants(own, samples=5, seed=seed) for seed in (1, 1, 2))
+    assert one == same != other
+    known = known_parameters()
+    for values in one:
+        assert "gemm_cap.hopper" not in values
+        assert all(known[name].bounds[0] <= value <= known[name].bounds[1] for name, value in values.items())
+
+
+def test_the_robust_choice_loses_least_at_worst(plan: Plan, workload: Workload) -> None:
+    """The chosen layout has the smallest worst regret of those in the band; alone in the band it loses nothing."""
+    options = SolveOptions(seed=3)
+    found = choose_robust(plan, workload, CLUSTER, options, band(1.0), samples=6)
+    assert found is not None
+    assert len(found.layouts) == 1 + len(plan.alternatives)
+    assert found.worst_regret[found.chosen] == min(found.worst_regret)
+    assert found.layout == found.layouts[found.chosen]
+    alone = choose_robust(plan, workload, CLUSTER, options, band(0.0), samples=2)
+    assert alone is not None and alone.worst_regret == (0.0,)
+    assert alone.layout == plan.layout
+
+
+def test_the_simple_model_has_no_band(plan: Plan, workload: Workload) -> None:
+    """Errors are recorded of the full cost model alone."""
+    assert assess(plan, workload, CLUSTER, SolveOptions(cost=CostKind.SIMPLE)) is None
+    full = assess(plan, workload, CLUSTER, SolveOptions())
+    assert full is not None and full.robust is None
+    assert full.to_plain()["error_band"]["family"] == "dense 16-bit H100"

@@ -1,0 +1,51 @@
+"""Comparing a validation with a committed baseline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from layoutopt.optimizer.evidence.baseline import TOLERANCE_POINTS, contradictions, figures, grown
+from layoutopt.optimizer.evidence.run import Sharding
+from layoutopt.optimizer.evidence.validate import validate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.evidence.run import MeasuredRun
+
+
+@pytest.mark.parametrize(
+    ("now", "worse"),
+    [
+        ({"mape": 5.0, "median": 4.0}, 0),
+        ({"mape": 5.0 + TOLERANCE_POINTS, "median": 4.0}, 0),  # at the tolerance
+        ({"mape": 5.0 + TOLERANCE_POINTS + 0.01, "median": 4.0}, 1),
+        ({"mape": 9.0, "median": 9.0}, 2),
+        ({"mape": 1.0, "median": 1.0}, 0),
+    ],
+)
+def test_growth(now: dict[str, float], worse: int) -> None:
+    """Errors may shrink, and grow by half a point."""
+    assert len(grown({"dense": now}, {"dense": {"mape": 5.0, "median": 4.0}})) == worse
+
+
+def test_a_lost_family_counts_as_grown() -> None:
+    """Rows that can no longer be priced don't make a baseline pass."""
+    assert len(grown({}, {"dense": {"mape": 5.0, "median": 4.0}})) == 2
+
+
+def test_figures_are_percent(make_run: Callable[..., MeasuredRun]) -> None:
+    """A row measured at half its prediction is 100% off."""
+    predicted = validate([make_run()]).results[0].prediction.step_time_s
+    report = validate([make_run(measured_step_s=predicted / 2)])
+    assert figures(report)["dense 16-bit H100"]["mape"] == pytest.approx(100.0)
+
+
+def test_memory_contradictions(make_run: Callable[..., MeasuredRun]) -> None:
+    """A run that ran but needs more than a GPU has, and one that died though it fits, are named."""
+    large = make_run(id="ran", hidden=16384, heads=128, ffn=53248, zero=Sharding(0))
+    died = make_run(id="died", oom=True, measured_step_s=None)
+    found = contradictions(validate([large, died]))
+    assert found == ["ran ran and is judged does_not_fit", "died ran out of memory and is judged fits"]
