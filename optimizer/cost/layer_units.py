@@ -249,14 +249,17 @@ def _assemble(
     recompute: IntArray,
     members: dict[str, NDArray[np.bool_]],
 ) -> BlockUnit:
-    """Combine the pieces; the host's time shows forward, backward and repeated as far as the GPU waits for it."""
+    """Combine the pieces; the host's time shows forward, backward and repeated as far as the GPU waits for it.
+
+    What covers data-parallel traffic is the same whichever modules are recomputed.
+    """
     zero = np.zeros_like(again)
     device_f = work.forward_s + sum((t.forward_s for t in traffic.values()), zero)
     device_b = work.dgrad_s + work.wgrad_s + again + sum((t.backward_s for t in traffic.values()), zero)
     repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(ctx, shape, comm.keys.tp)
-    host_b = host_f * ctx.constants["host_backward"]
-    host_b = host_b + repeated * _host_layer_s(ctx) * ctx.constants["host_recompute"]
+    host_once_b = host_f * ctx.constants["host_backward"]
+    host_b = host_once_b + repeated * _host_layer_s(ctx) * ctx.constants["host_recompute"]
     idle_f, idle_b = _waiting_s(comm, host_f, device_f), _waiting_s(comm, host_b, device_b)
     idle_again = _waiting_s(comm, host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
@@ -271,7 +274,7 @@ def _assemble(
         hidden_forward_s=zero + traffic["ep"].hidden_forward_s,
         hidden_backward_s=zero + traffic["ep"].hidden_backward_s,
         cover_forward_s=device_f if ctx.rates.ideal else np.maximum(work.forward_s, host_f),
-        cover_backward_s=device_b if ctx.rates.ideal else np.maximum(work.dgrad_s + work.wgrad_s, host_b),
+        cover_backward_s=device_b if ctx.rates.ideal else np.maximum(work.dgrad_s + work.wgrad_s, host_once_b),
         kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,
