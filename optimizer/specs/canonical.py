@@ -36,7 +36,7 @@ _NAMES = {
     "TrainingSpec": TrainingSpec,
 }
 """Names that the spec modules import for type checkers only."""
-_OMITTED_IF_EMPTY = ("recomputed_kinds",)
+_OMITTED_IF_EMPTY = ("recomputed_kinds", "savers")
 
 
 def to_plain(spec: Any) -> dict[str, Any]:

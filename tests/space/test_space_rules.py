@@ -22,6 +22,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     Framework,
     Granularity,
     Precision,
+    Saver,
     Schedule,
 )
 
@@ -198,6 +199,8 @@ RECOMPUTE = [
 PRECISIONS = [
     Case("precision_supported", F.NANOTRON, {}, {"precision": Precision.FP8}),
     Case("precision_hardware", F.ANY, {"precision": Precision.FP8}, {"precision": Precision.NVFP4}),
+    Case("savers_supported", F.TORCHTITAN, {"savers": (Saver.OFFLOAD_OPTIMIZER,)},
+         {"savers": (Saver.BF16_MOMENTS,)}),
     Case("fp8_shapes", F.MEGATRON, {"precision": Precision.FP8, "tp": 4},
          {"precision": Precision.FP8, "tp": 8}, model={"ffn": 1024 + 64}),
 ]  # fmt: skip
