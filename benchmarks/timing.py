@@ -40,6 +40,11 @@ CASES = {
     "llama3-70b": Case(arguments=(*SOLVE, "llama3-70b", "h100-1024"), limit=6.0),
     "deepseek-v3": Case(arguments=(*SOLVE, "deepseek-v3", "h800-2048"), limit=12.0),
     "gpt3-175b": Case(arguments=(*SOLVE, "gpt3-175b", "a100-512", "--batch", "512"), limit=6.0),
+    "mt-nlg-530b": Case(arguments=(*SOLVE, "mt-nlg-530b", "a100x2240", "--batch", "1920"), limit=6.0),
+    "mt-nlg-530b-idle": Case(
+        arguments=(*SOLVE, "mt-nlg-530b", "a100x5128", "--batch", "1920", "--allow-idle"), limit=6.0
+    ),
+    "llama3-8b": Case(arguments=(*SOLVE, "llama3-8b", "h100x6", "--batch", "96"), limit=6.0),
     "qwen3-235b-a22b": Case(arguments=(*SOLVE, "qwen3-235b-a22b", "h100-256", "--batch", "2048"), limit=12.0),
     "h100x16384": Case(arguments=(*SOLVE, "llama3-405b", "h100x16384"), limit=6.0),
     "h100x131072": Case(

@@ -128,6 +128,7 @@ def test_rows_6_to_8_budget() -> None:
     assert total / (GPUS * PEAK * 0.4) == pytest.approx(1.70106e6, rel=1e-4)
     assert total / (GPUS * PEAK * 0.4) / 86400 == pytest.approx(19.69, abs=0.005)
     assert round(TOKENS / TOKENS_PER_STEP) == 336_647
+    assert round(1.41e12 / TOKENS_PER_STEP) == 336_170
 
 
 def test_row_9_days_between_35_and_45_percent() -> None:
@@ -183,8 +184,16 @@ def test_row_18_compute_at_55_percent() -> None:
 
 
 def test_row_19_step_and_mfu() -> None:
-    """About 4.5 s and 45%: five all-reduce equivalents per layer at 450 GB/s give 0.835 s of tensor-parallel traffic."""
+    """About 4.5 s and 45%: five all-reduce equivalents per layer at 450 GB/s give 0.835 s of tensor-parallel traffic.
+
+    Four per layer would give 4.343 s and 46.5%, which is not what the claim says.
+    """
     plan = price()
+    all_reduce_s = 2 * 7 / 8 * 2 * TOKENS_PER_STEP / (GPUS / 8) * HIDDEN / 450e9
+    assert 4 * LAYERS * all_reduce_s == pytest.approx(0.6681, abs=1e-4)
+    assert 5 * LAYERS * all_reduce_s == pytest.approx(0.8351, abs=1e-4)
+    assert 3.6749 + 4 * LAYERS * all_reduce_s == pytest.approx(4.343, abs=1e-3)
+    assert pytest.approx(0.4654, abs=1e-4) == 0.55 * 3.6749 / 4.343
     assert plan.breakdown_s["tp"] == pytest.approx(0.8351, abs=2e-4)
     assert plan.step_time_s == pytest.approx(4.510, rel=2e-3)
     assert plan.mfu_full == pytest.approx(0.4482, abs=2e-3)
@@ -194,6 +203,7 @@ def test_row_20_the_pipeline_costs_six_points() -> None:
     """Four stages take MFU from 44.8% to about 38.9%: six points."""
     one, four = price(), price(pp=4)
     assert pytest.approx(4.364, abs=1e-3) == 3.6749 / (1 - 3 / 19)
+    assert pytest.approx(0.064, abs=1e-3) == 0.4654 - 0.55 * 3.6749 / (4.364 + 0.6681)
     assert one.mfu_full - 0.3888 == pytest.approx(0.059, abs=2e-3)
     assert one.mfu_full - four.mfu_full == pytest.approx(0.06, abs=0.02)  # uneven ends cost another point
 
