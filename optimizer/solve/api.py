@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
+DISTANCES = (0.02, 0.1, 0.5, 2.5)
+"""How much slower than the best runners-up may be, one attempt after the other, until there are enough of them."""
+
 
 def solve_layout(
     workload: Workload,
@@ -54,10 +57,7 @@ def solve_layout(
     start = time.perf_counter()
     question = Question(workload=workload, cluster=cluster, options=options or SolveOptions())
     source = question.costed_space()
-    search = BestFirst(
-        source, _search_options(question.options), on_progress=on_progress, should_stop=should_stop
-    )
-    result = search.run()
+    result = _search(source, question.options, on_progress=on_progress, should_stop=should_stop)
     certificate = _certificate(question, source, result)
     plan = _answer(question, source, result, certificate)
     return replace(plan, solve_time_s=time.perf_counter() - start)
@@ -88,10 +88,34 @@ def freer_gain(
     return 1.0 - free.estimate.step_time_s / plan.estimate.step_time_s
 
 
-def _search_options(options: SolveOptions) -> SearchOptions:
+def _search(
+    source: CostedSpace,
+    options: SolveOptions,
+    *,
+    on_progress: Callable[[Progress], None] | None,
+    should_stop: Callable[[], bool] | None,
+) -> SearchResult:
+    """Search; where runners-up are wanted however slow, again and farther until there are enough of them."""
+    deadline = time.perf_counter() + options.time_limit_s
+    nearest, *farther = DISTANCES if options.near is None else (options.near,)
+    asked = _search_options(options, nearest)
+    result = BestFirst(source, asked, on_progress=on_progress, should_stop=should_stop).run()
+    for near in () if options.one_model else farther:
+        if len(result.found) >= options.top or not result.complete or result.best is None:
+            break
+        left = deadline - time.perf_counter()
+        asked = replace(asked, near=near, time_limit_s=left, upper_s=result.best.step_time_s)
+        wider = BestFirst(source, asked, should_stop=should_stop).run()
+        if not wider.complete:
+            break
+        result = wider
+    return result
+
+
+def _search_options(options: SolveOptions, near: float) -> SearchOptions:
     return SearchOptions(
         top=options.top,
-        near=options.near,
+        near=near,
         time_limit_s=options.time_limit_s,
         workers=options.workers,
         gap=options.gap,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SolveOptions:
     """What decides the answer beside workload and cluster.
 
-    ``top`` is how many near-ties to report at least, ``near`` the relative distance within which all are.
+    ``top`` is how many layouts to report, ``near`` how far from the best they may be (relative; None: however far).
     ``gap`` stops the search when the answer is proven within it. ``one_model`` puts every tuple into one CP-SAT model.
     ``warm_start_s`` is a step time that some layout of the space is known to reach.
     """
@@ -30,7 +30,7 @@ class SolveOptions:
     space: SpaceOptions = field(default_factory=SpaceOptions)
     cost: CostKind = CostKind.FULL
     top: int = 3
-    near: float = 0.02
+    near: float | None = 0.02
     time_limit_s: float = float("inf")
     workers: int = 1
     gap: float = 0.0

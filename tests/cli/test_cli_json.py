@@ -78,6 +78,16 @@ def test_alternatives_are_slower(ask: Callable[..., dict[str, Any]]) -> None:
         assert other["why"]
 
 
+def test_top_reports_so_many_layouts(ask: Callable[..., dict[str, Any]]) -> None:
+    """``--top`` lists layouts of different degrees however slow; without it runners-up are within 2%."""
+    near, wide = ask("solve", *SMALL), ask("solve", *SMALL, "--top", "5")
+    slower = [other["slower"] for other in wide["alternatives"]]
+    assert len(slower) == 4
+    assert slower == sorted(slower)
+    assert slower[-1] > 0.02 >= max(other["slower"] for other in near["alternatives"])
+    assert wide["objective"] == near["objective"]
+
+
 def test_infeasible_plan(ask: Callable[..., dict[str, Any]]) -> None:
     """Where nothing fits the plan has the same keys but a band, no layout, and says why."""
     plan = ask("solve", "llama3-405b", "h100x64")

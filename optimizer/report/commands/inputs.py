@@ -90,6 +90,8 @@ def read_layout(text: str) -> PartialLayout:
     from layoutopt.optimizer.specs.document import exists
     from layoutopt.optimizer.specs.loading import SUFFIXES, load_layout, parse_layout
 
+    if not text.strip():
+        raise input_error("is empty", "tp=8,pp=16,..., a layout file or a plan", key="--layout")
     is_file = exists(Path(text)) or text.endswith(SUFFIXES)
     return load_layout(text) if is_file else parse_layout(text)
 
@@ -102,11 +104,13 @@ def solve_options(
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.vocabulary import Framework
 
+    near_ties = SolveOptions()
     return SolveOptions(
         framework=Framework(trainer.framework),
         space=space_options(space, trainer.software, precisions),
         cost=CostKind(trainer.cost_model),
-        top=search.top,
+        top=search.top or near_ties.top,
+        near=None if search.top else near_ties.near,
         time_limit_s=float("inf") if search.time_limit is None else search.time_limit,
         workers=search.workers,
         gap=search.gap,

@@ -71,7 +71,7 @@ class SpaceChoices:
 class SearchChoices:
     """How long and how widely to search."""
 
-    top: int
+    top: int | None
     time_limit: float | None
     workers: int
     gap: float
@@ -200,7 +200,9 @@ search_options = _grouped(
     "search",
     SearchChoices,
     click.option(
-        "--top", type=Whole(1, 1000), default=3, show_default=True, help="Layouts to report, best first."
+        "--top",
+        type=Whole(1, 1000),
+        help="Layouts to report, however much slower; by default up to 3 within 2%.",
     ),
     click.option(
         "--time-limit", type=Quantity("TIME", "SECONDS"), help='Stop with the best so far, e.g. "5 min".'
