@@ -12,9 +12,9 @@ from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.cost.schedules import in_flight
-from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, NetworkLevel
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage
-from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run, TrainingSpec
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.model import TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 
 N = 70.6e9
@@ -24,41 +24,8 @@ TOKENS_PER_STEP = SEQUENCE * BATCH
 FLOPS_PER_TOKEN = 6 * N + 12 * LAYERS * HIDDEN * SEQUENCE
 TOKENS = 20 * N
 
-LLAMA3_70B = ModelSpec(
-    name="llama3-70b",
-    hidden=HIDDEN,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    vocab=128256,
-    runs=(Run(name="dense", block=(LayerShape(ffn=28672),), count=LAYERS),),
-)
-H100 = GpuSpec(
-    name="h100",
-    architecture="hopper",
-    dense_flops={Precision.BF16: PEAK},
-    memory_bytes=85e9,
-    nominal_memory_bytes=80e9,
-    hbm_bytes_per_s=3.35e12,
-    nvlink_bytes_per_s=450e9,
-    nvlink_domain=8,
-    gpus_per_node=8,
-    nic_bytes_per_s=50e9,
-    sm_count=132,
-    tdp_w=700,
-    host_link_bytes_per_s=64e9,
-    source="NVIDIA H100 datasheet",
-)
-CLUSTER = ClusterSpec(
-    name="h100-1024",
-    gpu=H100,
-    gpu_count=GPUS,
-    gpus_per_node=8,
-    nvlink_domain=8,
-    nics_per_node=8,
-    nic_bytes_per_s=50e9,
-    levels=(NetworkLevel(name="leaf", gpus=GPUS),),
-)
+LLAMA3_70B = load_workload("llama3-70b").model
+CLUSTER = load_cluster("h100-1024")
 
 
 def price(

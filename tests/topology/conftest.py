@@ -8,25 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, NetworkLevel
+from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
+from layoutopt.optimizer.specs.loading import load_cluster
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 
-GPU = GpuSpec(
-    name="test",
-    architecture="hopper",
-    dense_flops={},
-    memory_bytes=85e9,
-    nominal_memory_bytes=80e9,
-    hbm_bytes_per_s=3.35e12,
-    nvlink_bytes_per_s=450e9,
-    nvlink_domain=8,
-    gpus_per_node=8,
-    nic_bytes_per_s=50e9,
-    sm_count=132,
-    tdp_w=700.0,
-    host_link_bytes_per_s=64e9,
-    source="test",
-)
+GPU = load_cluster("h100x8").gpu
+
 
 MakeCluster = Callable[..., ClusterSpec]
 MakeGroup = Callable[[int, int, int], GroupBatch]
