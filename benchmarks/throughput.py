@@ -40,7 +40,7 @@ TOLERATED_SHARE = 0.75
 ROUNDS = 7
 BATCH_ROWS = 32_768
 REFERENCE_PASSES = 100
-MOST_TUPLES = 300_000
+MOST_TUPLES = 400_000
 """Larger spaces are sampled: every n-th degree row with all its tuples."""
 
 
