@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections import Counter, defaultdict
 from itertools import combinations
-from math import exp, expm1, log
+from math import expm1, log
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,11 @@ from layoutopt.optimizer.evidence.ablation import ablate
 from layoutopt.optimizer.evidence.baseline import figures, percent
 from layoutopt.optimizer.evidence.case import Family
 from layoutopt.optimizer.evidence.cases import build_cases
+from layoutopt.optimizer.evidence.experiment import calibration_gain
 from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
-from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA, huber_location
+from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA
 from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.evidence.validate import validate
 
@@ -49,8 +49,8 @@ BANDS = ROOT / "optimizer" / "evidence" / "bands.yaml"
 RIGHT_SPREADS = 1.2816
 """Quantile of the normal distribution at 0.9."""
 
-OWN_RUNS, OWN_DRAWS = 3, 20
-"""Own runs of a group that give its scale, and how many choices of them are tried."""
+OWN_RUNS = 3
+"""Own runs of a group that give its scale."""
 
 LARGEST_NANOTRON_PIPELINE = 4
 
@@ -206,26 +206,12 @@ def memory_lines(report: ValidationReport) -> list[str]:
 
 
 def own_runs(report: ValidationReport) -> tuple[int, float]:
-    """Calibrate every dense group of at least four rows with three of its rows; groups, and mean MAPE of their rest."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for row in report.results:
-        name = row.case.run.group
-        dense = not row.case.model.is_moe and row.case.framework.value != "nanotron"
-        if name and dense and row.counted and row.error is not None and not name.startswith("xrel-"):
-            groups[name].append(1 + row.error)
-    usable = [ratios for ratios in groups.values() if len(ratios) > OWN_RUNS]
-    return len(usable), fmean(_rest_error(ratios) for ratios in usable)
-
-
-def _rest_error(ratios: Sequence[float]) -> float:
-    choices = list(combinations(range(len(ratios)), OWN_RUNS))
-    random.Random(0).shuffle(choices)
-    errors = []
-    for chosen in choices[:OWN_DRAWS]:
-        scale = huber_location([-log(ratios[i]) for i in chosen], least_spread=0.03).value
-        rest = [abs(ratios[i] * exp(scale) - 1) for i in range(len(ratios)) if i not in chosen]
-        errors.append(fmean(rest))
-    return fmean(errors)
+    """Scale every dense group of at least four rows with three of its rows; groups, and mean MAPE of their rest."""
+    rows = [row for row in report.results if row.counted and row.case.family is not Family.NANOTRON]
+    dense = [row for row in rows if not row.case.model.is_moe]
+    predicted = {index: row.prediction.step_time_s for index, row in enumerate(dense)}
+    gains = calibration_gain([row.case for row in dense], predicted, own=OWN_RUNS)
+    return len(gains), fmean(gain.after for gain in gains)
 
 
 def reference_lines() -> list[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.cost.context_parallel import held_bytes
 from layoutopt.optimizer.cost.formats import element_bytes
 from layoutopt.optimizer.specs.model import Mixer, Mlp
@@ -187,10 +186,11 @@ def _mamba_bytes(ctx: ComputeContext, keys: Keys) -> dict[str, FloatArray]:
 
 
 def routed_rows(ctx: ComputeContext, keys: Keys) -> FloatArray:
-    """Token copies that arrive on the fullest expert rank; capacity padding replaces the imbalance."""
+    """Token copies that arrive on the fullest expert rank; capacity padding or a stated imbalance replace the margin."""
     moe = ctx.model.moe
     assert moe is not None
-    margin = moe.capacity_factor or max(imbalance(ctx), ctx.constants["moe_memory_imbalance"])
+    stated = ctx.training.moe_imbalance
+    margin = moe.capacity_factor or (ctx.constants["moe_memory_imbalance"] if stated is None else stated)
     return keys.local_tokens * moe.top_k * margin * keys.etp
 
 

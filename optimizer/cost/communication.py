@@ -84,7 +84,8 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     Each pair of column- and row-parallel matrices needs, with sequence parallelism, a gather and a scatter forward
     (exposed) and backward a gather of the output gradient (exposed), a second gather of the input that runs under
     the input gradient, and a scatter that runs under the weight gradient. Without it: one all-reduce each way, the
-    backward one under the weight gradient where the framework launches it asynchronously.
+    backward one under the weight gradient. Where the framework does not launch the backward pass's collectives
+    asynchronously, they are exposed, and the gathered input is at hand (autograd over PyTorch's DTensor).
     """
     pairs = _pairs(comm, shape)
     if pairs == 0:
@@ -97,8 +98,10 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     dgrad, wgrad = _cover(comm, work, pairs)
     sharded, share = keys.sp > 0, comm.tp_share
     forward = np.where(sharded, gather + scatter, reduce)
-    behind = np.maximum(gather - dgrad, 0.0) + np.maximum(scatter - wgrad, 0.0)
-    late = np.maximum(reduce - wgrad, 0.0) if ctx.preset.tp_async_backward else reduce
+    behind, late = share * scatter, reduce
+    if ctx.preset.tp_async_backward:
+        behind = np.maximum(gather - dgrad, 0.0) + np.maximum(scatter - wgrad, 0.0)
+        late = np.maximum(reduce - wgrad, 0.0)
     backward = np.where(sharded, share * gather + behind, late)
     trailing = np.where(sharded, scatter, reduce)  # the last scatter of a recomputed layer is not repeated
     return Exposed(

@@ -111,7 +111,9 @@ def linear(
 
     ``cast_share`` is the traffic of 8-bit casts over that of separate kernels.
     """
-    rates, grad = ctx.rates, 2.0 * ctx.preset.grad_bytes
+    rates, buffer = ctx.rates, 2.0 * ctx.preset.grad_bytes
+    own = ctx.preset.weight_bytes
+    added, grad = (own + buffer, own) if ctx.preset.adds_gradients else (0.0, buffer)
     forward = gemm_s(rates, rows, columns, inner, wide=wide, groups=groups)
     dgrad = gemm_s(rates, rows, inner, columns, wide=wide, groups=groups)
     wgrad = gemm_s(rates, columns, inner, rows, wide=wide, output_bytes=grad, groups=groups)
@@ -124,7 +126,7 @@ def linear(
         forward = forward / speed + memory_bound_s(rates, groups * cast_in * rows * inner)
         dgrad = dgrad / speed + memory_bound_s(rates, groups * cast_out * rows * columns)
         wgrad = wgrad / speed
-    return Work(forward, dgrad, wgrad)
+    return Work(forward, dgrad, wgrad + memory_bound_s(rates, added * groups * columns * inner))
 
 
 def moved(ctx: ComputeContext, forward_bytes: FloatArray, backward_bytes: FloatArray) -> Work:

@@ -52,6 +52,8 @@ class FrameworkPreset:
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
     ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
+    ``adds_gradients``: a kernel of its own adds each 16-bit gradient to the gradient buffer, instead of the epilogue of
+    the multiplication.
     ``drains_queue``: tensor-parallel collectives wait for the host in every layer, so that its time adds instead
     of running ahead.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one on Hopper (the first ones ran
@@ -104,6 +106,7 @@ class FrameworkPreset:
     fp8_attention: bool
     partitioned_sends: bool
     drains_queue: bool
+    adds_gradients: bool
     reserved_sm_share: float
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:

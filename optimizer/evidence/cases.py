@@ -13,6 +13,7 @@ from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
 from layoutopt.optimizer.evidence.case_preset import check_method, framework_of, switches_of
 from layoutopt.optimizer.evidence.notes import read_notes
+from layoutopt.optimizer.evidence.recipes import with_recipe
 from layoutopt.optimizer.evidence.releases import release_of
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Framework
@@ -67,7 +68,7 @@ def build_case(run: MeasuredRun, assumptions: Sequence[Assumption] = ()) -> Case
 
 def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
     read, facts = read_notes(run)
-    stated, assumed = assume(read, assumptions)
+    stated, assumed = assume(with_recipe(read), assumptions)
     check_method(stated)
     if stated.step_s is None and stated.mem_gb is None and not stated.oom:
         raise SkipRow("neither step time nor memory nor out of memory reported")

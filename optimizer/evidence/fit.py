@@ -166,6 +166,13 @@ class LinearModel:
         return LOSS_SCALE / self.plan.sigma
 
 
+def loss_of(cases: Sequence[Case], plan: FitPlan, logs: FloatArray, log_times: FloatArray) -> float:
+    """Return what a fit minimizes, at the constants ``logs`` that give ``log_times``."""
+    residuals, nothing = log_times - log_measured(cases), np.empty((len(cases), 0))
+    centre = np.array(plan.centre())
+    return LinearModel(residuals, nothing, logs, row_weights(cases), centre, plan).objective(residuals, logs)
+
+
 def _descend(
     pricer: Pricer,
     plan: FitPlan,

@@ -1,5 +1,7 @@
 """Activations and kernel times of one layer against published formulas and tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -135,6 +137,15 @@ def test_attention_speed_grows_with_length_and_heads() -> None:
     assert (np.diff(speed) > 0).all()
     few = attention_s(rates, np.full(1, 1e12), tiles=np.array([16.0]), length=lengths[2:], head_dim=128)
     assert few[0] > 1e12 / speed[2]
+
+
+def test_flash_attention_2_on_hopper_reaches_its_published_speed() -> None:
+    """335 TFLOP/s forward, causal, with 16 heads of 128 at 16,384 tokens (FlashAttention-3 paper)."""
+    preset = replace(load_preset(Framework.MEGATRON), flash_attention_2=True)
+    rates = sustained_rates(H100, Precision.BF16, load_constants(), preset)
+    flops, tiles, length = (np.array([value]) for value in (2.0 * 16 * 128 * 16384.0**2, 16 * 128.0, 16384.0))
+    seconds = attention_s(rates, flops, tiles=tiles, length=length, head_dim=128)
+    assert flops[0] / seconds[0] == pytest.approx(335e12, rel=0.01)
 
 
 def test_unsupported_precision_names_the_supported_ones() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ("fp8-tensorwise; vanilla rowwise known slow", "fp8_recipe", "rowwise", "tensorwise"),
         ("EP overlap + delayed wgrad", "fp8_recipe", None, None),
         ("bf16 Adam fp32 states", "moment_dtype", "bf16", "fp32"),
+        ("TE CUDA graphs; FP32 Adam; mock data", "moment_dtype", None, "fp32"),
         ("BF16 optimizer accumulating grads in fp32", "grad_dtype", None, "fp32"),
         ("pp_layout Et|(tt|)*30mL; MTP 1", "stage_split", None, "Et|(tt|)*30mL"),
         ("card (pp_layout Et*3|(tt|)*29m|L); graphs", "stage_split", None, "Et*3|(tt|)*29m|L"),
@@ -55,6 +56,8 @@ def test_notes_decide_columns(notes: str, column: str, before: Any, after: Any) 
         ("hybridep; mock data", "deduplicates", True),
         ("amp_bf16/DEFAULT (fp32 sharded master weights)", "fp32_reduction", True),
         ("mem = max over ranks, GiB", "memory_gib", True),
+        ("rank-0 peak allocated 62.166 GiB", "memory_gib", True),
+        ("peak allocated GB after iter 2", "memory_gib", False),
         ("reserved 3 GB", "memory_gib", False),
     ],
 )

@@ -74,7 +74,7 @@ def read_tables(tables: Sequence[str]) -> tuple[MeasuredRun, ...]:
     runs: dict[str, MeasuredRun] = {}
     for name in tables:
         try:
-            found = parse_runs(_read(name), name)
+            found = parse_runs(_read(name, "a CSV file"), name)
         except InputError as error:
             problems.extend(error.problems)
             continue
@@ -89,13 +89,13 @@ def read_tables(tables: Sequence[str]) -> tuple[MeasuredRun, ...]:
     return tuple(runs.values())
 
 
-def _read(name: str) -> bytes:
+def _read(name: str, wanted: str) -> bytes:
     from layoutopt.optimizer.specs.errors import input_error
 
     try:
         return Path(name).read_bytes()
     except OSError as error:
-        raise input_error(f"cannot be read: {error.strerror}", "a CSV file", file=name) from None
+        raise input_error(f"cannot be read: {error.strerror}", wanted, file=name) from None
 
 
 def _assumptions(names: Sequence[str]) -> list[Assumption]:
@@ -103,7 +103,11 @@ def _assumptions(names: Sequence[str]) -> list[Assumption]:
 
     found: list[Assumption] = []
     for name in names:
-        text = "" if name in BUILT_IN else _read(name).decode("utf-8", errors="replace")
+        text = (
+            ""
+            if name in BUILT_IN
+            else _read(name, "'reference' or a YAML file").decode("utf-8", errors="replace")
+        )
         found += built_in(name) if name in BUILT_IN else parse_assumptions(text, name)
     return found
 

@@ -1,0 +1,67 @@
+"""Switches of framework presets that change the price of a step, one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from layoutopt.optimizer.cost.constants import load_constants
+from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
+from layoutopt.optimizer.specs.vocabulary import Framework
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.estimate import Estimate
+
+HBM_BYTES_PER_S = 3.35e12
+
+
+def price(
+    layout: str, *, imbalance: float | None = None, model: str = "llama3-70b", **switches: Any
+) -> Estimate:
+    """Price a layout of 64 H100s under Megatron's preset with switches replaced."""
+    workload, cluster = load_workload(model), load_cluster("h100x64")
+    training = replace(workload.training, moe_imbalance=imbalance)
+    workload = replace(workload, training=training)
+    preset = replace(load_preset(Framework.MEGATRON), **switches)
+    cost = build_cost_model(workload.model, training, cluster, preset=preset)
+    return estimate(cost, parse_layout(layout).complete(workload, cluster))
+
+
+def test_gradients_added_by_a_kernel_of_their_own_cost_its_traffic() -> None:
+    """Ten bytes per parameter and micro-batch: a 16-bit gradient read, an fp32 one read and written."""
+    layout = "tp=8,pp=8,mb=1,zero=1"
+    fused, apart = (price(layout, adds_gradients=own) for own in (False, True))
+    added = apart.breakdown_s["backward"] - fused.breakdown_s["backward"]
+    workload = load_workload("llama3-70b")
+    matrices = 10 * (8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672) / 8  # ten layers on the fullest rank
+    head = 128256 * 8192 / 8
+    speed = HBM_BYTES_PER_S * load_constants().of("hbm_fraction", "hopper")
+    expected = [workload.training.global_batch * 10 * own / speed for own in (matrices, matrices + head)]
+    assert expected[0] * 0.999 <= added <= expected[1] * 1.001
+    assert apart.breakdown_s["forward"] == fused.breakdown_s["forward"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_collectives_of_a_backward_pass_that_are_not_asynchronous_are_exposed(overlap: bool) -> None:
+    """Of six collectives per pair of matrices Megatron exposes three, plain autograd four."""
+    asynchronous, plain = (
+        price("tp=8,pp=8,mb=1,zero=1", tp_async_backward=own, tp_overlap=overlap).breakdown_s["tp"]
+        for own in (True, False)
+    )
+    assert plain / asynchronous == pytest.approx(4 / 3, rel=0.03)
+
+
+def test_memory_of_experts_follows_a_stated_imbalance() -> None:
+    """A margin is for routing that nobody states; balanced routing has none, a stated imbalance is its own."""
+    layout = "ep=8,mb=1,zero=1,pp=8,tp=1"
+    unknown, balanced, uneven = (
+        price(layout, model="mixtral-8x7b", imbalance=own).memory.peak_bytes for own in (None, 1.0, 1.3)
+    )
+    assert balanced < unknown < uneven
+    margin = load_constants()["moe_memory_imbalance"] - 1
+    assert (unknown - balanced) / (uneven - balanced) == pytest.approx(margin / 0.3)

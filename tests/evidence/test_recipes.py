@@ -1,0 +1,46 @@
+"""Cells that the recipe of a publication decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from layoutopt.optimizer.evidence.recipes import with_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.evidence.run import MeasuredRun
+
+SKILLS = "NVIDIA-NeMo/Megatron-Bridge skills/some/card.yaml @067f987df"
+CARD = "NVIDIA-NeMo/Megatron-Bridge examples/model_verification_cards/qwen3-30b-a3b/card.yaml"
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "precision", "expected"),
+    [
+        (SKILLS, "Moonlight-16B-A3B", "bf16", ("bf16", "bf16")),
+        (SKILLS, "Qwen3-30B-A3B", "bf16", ("fp32", "fp32")),
+        (CARD, "Qwen3-30B-A3B", "bf16", ("fp32", "fp32")),
+        (CARD, "Qwen3-30B-A3B", "mxfp8", (None, None)),  # another recipe
+        (SKILLS, "Llama 3 8B", "bf16", (None, None)),
+        ("my own runs", "Moonlight-16B-A3B", "bf16", (None, None)),  # nobody says which recipe
+    ],
+)
+def test_formats_of_a_recipe(
+    make_run: Callable[..., MeasuredRun],
+    source: str,
+    model: str,
+    precision: str,
+    expected: tuple[str | None, str | None],
+) -> None:
+    """Gradient and moment formats come from the recipe of the same publication and model only."""
+    run = with_recipe(make_run(source=source, model=model, precision=precision))
+    assert (run.grad_dtype, run.moment_dtype) == expected
+
+
+def test_what_a_row_states_stays(make_run: Callable[..., MeasuredRun]) -> None:
+    """A recipe fills empty cells and replaces none."""
+    run = with_recipe(make_run(source=SKILLS, model="Moonlight-16B-A3B", moment_dtype="fp32"))
+    assert (run.grad_dtype, run.moment_dtype) == ("bf16", "fp32")
