@@ -28,6 +28,7 @@ CASES = (
     ("llama3-405b", "h100x512", 512),
     ("qwen3-235b-a22b", "h100-256", 2048),
     ("deepseek-v3", "h800-2048", 15360),
+    ("llama3-70b", "h100x32", 512),
 )
 """Model, cluster, and batch in sequences."""
 
