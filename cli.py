@@ -136,7 +136,7 @@ class CommandLine(click.Group):
 def usage_problem(error: click.ClickException) -> Problem:
     """Say in one line what is wrong with the arguments and what would be right."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
-    place = ctx.command_path if ctx else "layoutopt"
+    place = ctx.command_path.strip() if ctx else "layoutopt"
     if isinstance(error, click.NoSuchOption):
         near = get_close_matches(error.option_name, error.possibilities or [], n=1)
         hint = f"did you mean {near[0]}?" if near else f"{place} --help lists them"
@@ -144,6 +144,9 @@ def usage_problem(error: click.ClickException) -> Problem:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         what = f"missing {error.param.human_readable_name}"
         return Problem(key=place, what=what, allowed=_usage(ctx))
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
+        key, what = max(error.param.opts, key=len), " ".join(error.message.split()).rstrip(".")
+        return Problem(key=key, what=what[:1].lower() + what[1:])
     what = " ".join(error.format_message().split()).rstrip(".")
     return Problem(key=place, what=what[:1].lower() + what[1:], allowed=_usage(ctx))
 
@@ -152,7 +155,7 @@ def _usage(ctx: click.Context | None) -> str:
     """Write the command's usage on one line."""
     if ctx is None:
         return ""
-    return f"usage: {' '.join([ctx.command_path, *ctx.command.collect_usage_pieces(ctx)])}"
+    return f"usage: {' '.join([ctx.command_path.strip(), *ctx.command.collect_usage_pieces(ctx)])}"
 
 
 def _complain(*problems: Problem) -> ExitCode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
+
+NINE_TENTHS = 1.645
+"""Standard deviations within which nine tenths of normal errors lie."""
 
 ALL = "all"
 """Stands in for a family without measured runs."""
@@ -40,6 +43,17 @@ class Band:
     unseen_median_ape: float
     unseen_p90_ape: float
     indistinct: float
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    def deviation(self, *, calibrated: bool) -> float:
+        """Return the standard deviation of a normal error whose nine tenths lie within the band.
+
+        A cluster calibrated with own runs is one that the fit has seen.
+        """
+        return (self.p90_ape if calibrated else self.unseen_p90_ape) / NINE_TENTHS
 
 
 def error_band(

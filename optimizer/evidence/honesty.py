@@ -26,19 +26,7 @@ class Honesty:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the band, and the robust choice where it was asked for, in plain form."""
-        band = self.band
-        plain: dict[str, Any] = {
-            "error_band": {
-                "family": band.family,
-                "rows": band.rows,
-                "median_ape": band.median_ape,
-                "p90_ape": band.p90_ape,
-                "bias": band.bias,
-                "unseen_median_ape": band.unseen_median_ape,
-                "unseen_p90_ape": band.unseen_p90_ape,
-                "indistinct": band.indistinct,
-            }
-        }
+        plain: dict[str, Any] = {"error_band": self.band.to_plain()}
         if self.robust is not None:
             plain["robust"] = {
                 "chosen": self.robust.chosen,

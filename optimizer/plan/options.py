@@ -14,8 +14,8 @@ DAY_S = 86_400.0
 class PlanOptions:
     """Assumptions of a training plan.
 
-    ``relative_error`` is the error of the predicted step time, as a share: the default is the mean error of
-    layouts priced without calibration; give your own after ``calibrate``. ``gpu_hour_cost`` in any currency.
+    ``relative_error`` is the standard deviation of the predicted step time's error, as a share: the default is an
+    assumption for whoever has no error band of measured runs. ``gpu_hour_cost`` in any currency.
     ``least_stall_s`` is the least time that a snapshot to host memory stops training: about a second of
     agreeing and collecting in published asynchronous checkpointing (assumption; Jiang et al. 2024,
     arXiv:2402.15627, section 4 speaks of seconds). ``repair_s`` is how long a failed node is away,

@@ -111,6 +111,7 @@ class _Rules:
             return ("no layout of the recipe can be launched and fits",)
         layout, length = judgement.layout, self._workload.training.sequence_length
         gb = STATE_BYTES * _dense_parameters(self._workload.model) / 1e9
+        stages = "stage" if layout.pp == 1 else "stages"
         schedule = f", {layout.vp} chunks each" if layout.vp > 1 else ""
         inside = "inside" if layout.ep <= self._cluster.nvlink_domain else "beyond"
         experts = [f"experts over {layout.ep} ranks, {inside} the NVLink domain"]
@@ -119,7 +120,7 @@ class _Rules:
         return (
             f"tensor parallel {layout.tp} inside the NVLink domain of {self._cluster.nvlink_domain}: "
             f"{gb:,.0f} GB of states",
-            f"{layout.pp} pipeline stages, the fewest that fit{schedule}",
+            f"{layout.pp} pipeline {stages}, the fewest that fit{schedule}",
             f"context parallel {layout.cp} at {length:,} tokens",
             *experts,
             f"data parallel {layout.dp}{zero} on the rest, {layout.micro_batches} micro-batches",

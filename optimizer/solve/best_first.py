@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.coefficients import rounding_s
 from layoutopt.optimizer.solve.construct import good_stages
-from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus, SolverLimits
+from layoutopt.optimizer.solve.cp_model import CpModel, SliceResult, SliceStatus, SolverLimits
 from layoutopt.optimizer.solve.slices import tuple_slice
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
-    from layoutopt.optimizer.solve.cp_model import SliceResult
+    from layoutopt.optimizer.solve.construct import Stages
     from layoutopt.optimizer.solve.source import Refinement, TermsSource
 
 RELAXED_ROWS = 65_536
@@ -37,6 +38,9 @@ ROWS = 2_048
 
 PROMISING = 0.995
 """A row is followed down at once when its bound is below this share of the best step time."""
+
+OVERTIME_STEPS = 8
+"""Steps of the search after a time limit as long as no layout is known: an answer without one helps nobody."""
 
 FIRST_CHOICES, CHOICES = 16, 1_024
 """Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
@@ -154,6 +158,7 @@ class BestFirst:
         self._heap: list[_Waiting] = []
         self._serial = self._solved = self._by_memory = 0
         self._rounding_s = 0.0
+        self._overtime_steps = OVERTIME_STEPS
         self._best_of: dict[tuple[int, ...], Found] = {}
         self._aside: list[_Partial] = []
         self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
@@ -218,8 +223,14 @@ class BestFirst:
         return min(self._best_s(), self.options.upper_s) * (1 + near)
 
     def _stopped(self) -> bool:
-        asked = self._should_stop is not None and self._should_stop()
-        return asked or time.perf_counter() > self._deadline
+        """Whether to end; a time limit that is up before any layout is known leaves a few steps to find one."""
+        if self._should_stop is not None and self._should_stop():
+            return True
+        late = time.perf_counter() > self._deadline
+        if late and not self._best_of and self._overtime_steps:
+            self._overtime_steps -= 1
+            return False
+        return late
 
     def _tuples_of(self, rows: IntArray) -> int:
         """Count the tuples of degree rows."""
@@ -353,6 +364,8 @@ class BestFirst:
             # Not proven: the tuple keeps waiting with its bound.
             self._solved -= 1
             heapq.heappush(self._heap, item)
+            if known and result.blocks is None:
+                result = _constructed(item.terms, near)
         if result.status is SliceStatus.OPTIMAL and self.options.gap > 0:
             self._left_open_s = min(self._left_open_s, result.bound_s)
         if result.blocks is not None:
@@ -409,3 +422,15 @@ class BestFirst:
             solved=self._solved,
             rounding_s=self._rounding_s,
         )
+
+
+def _constructed(terms: StageTerms, near: Stages) -> SliceResult:
+    """Take constructed stages for an answer where CP-SAT had no time to repeat them."""
+    costs = price_stages(terms, near.blocks, near.recomputed)
+    return SliceResult(
+        status=SliceStatus.FEASIBLE,
+        blocks=near.blocks[0],
+        recomputed=near.recomputed[0],
+        step_time_s=float(costs.step_time_s[0]),
+        peak_bytes=float(costs.peak_bytes[0]),
+    )

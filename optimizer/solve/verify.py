@@ -145,7 +145,7 @@ def _check_table(stated: StatedPlan, rebuilt: Rebuilt) -> Check:
     record, digest = stated.certificate, table_digest(rebuilt.space)
     rows = len(rebuilt.space.degrees)
     if (record.degree_tuples, record.table_sha256) == (rows, digest):
-        return Check(name="tuple table", passed=True, reason=f"{rows} degree rows, sha256 {digest[:12]}")
+        return Check(name="tuple table", passed=True, reason=f"{rows:,} degree rows, sha256 {digest[:12]}")
     reason = (
         f"{record.degree_tuples} degree rows with sha256 {record.table_sha256[:12]} stated, "
         f"a fresh enumeration has {rows} with {digest[:12]}"
@@ -175,7 +175,7 @@ def _check_counts(stated: StatedPlan, rebuilt: Rebuilt, every_tuple: bool) -> Ch
             )
     counted = "" if every_tuple else " (too many to count again)"
     return Check(
-        name="counts", passed=not wrong, reason="; ".join(wrong) or f"{record.tuples} tuples{counted}"
+        name="counts", passed=not wrong, reason="; ".join(wrong) or f"{record.tuples:,} tuples{counted}"
     )
 
 
@@ -209,13 +209,17 @@ def _check_memory(estimate: StatedEstimate, priced: PricedLayout) -> Check:
     peak, capacity = float(priced.costs.peak_bytes[0]), priced.capacity_bytes
     wrong = []
     if not priced.costs.fits[0]:
-        wrong.append(f"{peak:.9g} bytes don't fit in {capacity:.9g}")
+        wrong.append(f"{peak / 1e9:.9g} GB don't fit in {capacity / 1e9:.9g}")
     if not _close(estimate.peak_bytes, peak):
-        wrong.append(f"a peak of {estimate.peak_bytes:.9g} bytes is stated, priced {peak:.9g}")
+        wrong.append(f"a peak of {estimate.peak_bytes / 1e9:.9g} GB is stated, priced {peak / 1e9:.9g}")
     if not _close(estimate.capacity_bytes, capacity):
-        wrong.append(f"a capacity of {estimate.capacity_bytes:.9g} bytes is stated, not {capacity:.9g}")
+        wrong.append(
+            f"a capacity of {estimate.capacity_bytes / 1e9:.9g} GB is stated, not {capacity / 1e9:.9g}"
+        )
     return Check(
-        name="memory", passed=not wrong, reason="; ".join(wrong) or f"{peak:.4g} of {capacity:.4g} bytes"
+        name="memory",
+        passed=not wrong,
+        reason="; ".join(wrong) or f"{peak / 1e9:.2f} of {capacity / 1e9:.2f} GB",
     )
 
 
@@ -255,7 +259,7 @@ def _check_claim(stated: StatedPlan, blocks: int) -> Check:
 def _claim(stated: StatedPlan, status: Status) -> str:
     if status is Status.INFEASIBLE:
         return "no layout fits"
-    return f"{status}, no layout below {stated.bound_s} s"
+    return f"{status}, no layout below {stated.bound_s:.9g} s"
 
 
 def _wrong_bound(stated: StatedPlan, status: Status, blocks: int) -> Iterator[str]:
@@ -310,7 +314,7 @@ def _check_exclusion(stated: StatedPlan, rebuilt: Rebuilt, found: Exclusion, ear
         return Check(name=name, passed=False, reason=_describe(found.witness))
     if _below_s(stated) is None:
         return Check(name=name, passed=True, reason="no bound is claimed")
-    reason = f"{found.tuples} tuples priced, {found.exactly} of them solved, {found.even} even layouts priced"
+    reason = f"{found.tuples:,} tuples priced, {found.exactly:,} of them solved, {found.even:,} even layouts priced"
     if found.rows_at_sight:
         reason += (
             f"; {found.rows_at_sight} of {len(rebuilt.space.degrees)} degree rows excluded by optimistic "

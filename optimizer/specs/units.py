@@ -170,6 +170,14 @@ def format_rate(value_per_s: float, unit: str = "B/s") -> str:
     return _prefixed(value_per_s, unit)
 
 
+def format_count(value: float) -> str:
+    """Write a large count as model builders do, with M, B and T: ``15e12`` tokens as ``15T``."""
+    for scale, ending in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= 0.99995 * scale:  # four digits: more rounds to the next ending
+            return f"{value / scale:,.4g}{ending}" if value < 1e16 else f"{value:.4g}"
+    return f"{value:,.0f}"
+
+
 def format_seconds(value_s: float) -> str:
     """Write a time in the unit that reads best, from ``2.70 us`` over ``4.51 s`` to ``19.7 days``."""
     size = abs(value_s)

@@ -131,7 +131,7 @@ def _search_plain(options: SolveOptions) -> dict[str, Any]:
     limit = options.time_limit_s  # JSON has no infinity
     return {
         "top": options.top,
-        "near": float(options.near),
+        "near": None if options.near is None else float(options.near),
         "gap": float(options.gap),
         "time_limit_s": None if isinf(limit) else float(limit),
     }

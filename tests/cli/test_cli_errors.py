@@ -38,6 +38,21 @@ ERRORS: dict[tuple[str, ...], str] = {
     ),
     (*BASE, "--time-limit", "0"): "--time-limit: 0 is out of range (above 0)",
     (*BASE, "--allow-idle=100"): "--allow-idle: '100' is no share (0% up to below 100%)",
+    (*BASE, "--allow-idle", "abc"): "--allow-idle: 'abc' is no share (0% up to below 100%)",
+    ("evaluate", "llama3-8b", "h100x8", "--layout", ""): (
+        "--layout: is empty (tp=8,pp=16,..., a layout file or a plan)"
+    ),
+    ("plan", "llama3-8b", "h100x8", "--days", "0"): "--days: '0' is not valid (a number above 0)",
+    ("plan", "llama3-8b", "h100x8", "--gpu-hour-cost", "nan"): (
+        "--gpu-hour-cost: 'nan' is not valid (a number, 0 or more)"
+    ),
+    ("sweep", "llama3-8b", "h100x8", "--jobs", "0"): (
+        "--jobs: '0' is not valid (whole numbers from 1 to 4,096)"
+    ),
+    ("sweep", "llama3-8b", "h100x8", "--store", "/"): "--store: file '/' is a directory",
+    ("sweep", "llama3-8b", "h100x8", "--gpu", "8"): (
+        "layoutopt sweep: no such option --gpu (did you mean --gpus?)"
+    ),
     (*BASE, "--batch-tokens", "5000"): (
         "--batch-tokens: 5,000 tokens are no whole sequences of 8,192 (nearest 8,192 = 1 sequences)"
     ),

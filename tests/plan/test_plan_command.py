@@ -42,6 +42,23 @@ def test_the_plan_as_tables_and_json(tmp_path: Path) -> None:
     assert f"{days:,.1f} days" in told.stdout
 
 
+def test_the_range_comes_from_measured_runs() -> None:
+    """Without ``--error`` the spread of the days is that of measured runs of this kind that the fit had not seen."""
+    asked = (*PLAN, "--tokens", "1T", "--json")
+    plain = json.loads(run(*asked).stdout)
+    band = plain["error_band"]
+    assert plain["relative_error"] == pytest.approx(band["unseen_p90_ape"] / 1.645)
+    assert band["family"] == "dense 16-bit H100"
+    told = run(*PLAN, "--tokens", "1T").stdout
+    assert f"step time off by {plain['relative_error']:.0%}" in " ".join(told.split())
+    assert "Where the range comes from" in told
+    stated = json.loads(run(*asked, "--error", "5").stdout)
+    assert stated["relative_error"] == pytest.approx(0.05)
+    assert "error_band" not in stated
+    low, high = (stated["budget"][f"days_{end}"] / stated["budget"]["days"] for end in ("low", "high"))
+    assert (low, high) == pytest.approx((0.95, 1.05))
+
+
 def test_all_questions_at_once() -> None:
     """Fewest GPUs, a deadline, sizes, batch, marginal values: keys of the JSON and sections of the text."""
     asked = (

@@ -151,6 +151,8 @@ def test_stopping_leaves_the_best_so_far_and_its_bound() -> None:
     assert stopped.bound_s <= optimum.step_time_s
     assert not stopped.complete or stopped.best is not None
     timed = search(source, time_limit_s=0.0)
+    assert timed.best is not None
+    assert obeyed(source, timed.best)
     assert not timed.complete
     assert timed.bound_s <= optimum.step_time_s
     assert timed.best is None or timed.best.step_time_s >= optimum.step_time_s * (1 - 1e-9)

@@ -19,6 +19,7 @@ from layoutopt.optimizer.specs.units import (
     TOKENS,
     Dimension,
     format_bytes,
+    format_count,
     format_rate,
     format_seconds,
     parse_quantity,
@@ -143,6 +144,23 @@ def test_formats_rates() -> None:
 def test_formats_seconds(value: float, text: str) -> None:
     """Times take the unit that reads best."""
     assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (15e12, "15T"),
+        (15.6e12, "15.6T"),
+        (999.9e9, "999.9B"),
+        (1e12, "1T"),
+        (350e6, "350M"),
+        (12_345, "12,345"),
+        (1e20, "1e+20"),
+    ],
+)
+def test_formats_counts(value: float, text: str) -> None:
+    """Tokens are written as their users write them."""
+    assert format_count(value) == text
 
 
 @given(value=st.floats(0, 1e20))

@@ -21,6 +21,7 @@ from layoutopt.optimizer.report.commands.values import (
     Share,
     Whole,
 )
+from layoutopt.optimizer.specs.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,4 +276,13 @@ class SpaceCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Fill in bare flags before click looks at them."""
-        return super().parse_args(ctx, bare_flag_values(args, {"--allow-idle": IDLE_BY_DEFAULT}))
+        flag = "--allow-idle"
+        try:
+            return super().parse_args(ctx, bare_flag_values(args, {flag: IDLE_BY_DEFAULT}))
+        except click.UsageError as error:
+            # An argument too many right behind the flag was meant as its number.
+            following = args[args.index(flag) + 1 :][:1] if flag in args else []
+            if "extra argument" not in error.format_message() or not following:
+                raise
+            what = f"{following[0][:60]!r} is no share"
+            raise InputError(Problem(key=flag, what=what, allowed="0% up to below 100%")) from None

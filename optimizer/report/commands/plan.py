@@ -35,7 +35,7 @@ from layoutopt.optimizer.report.commands.output import (
     require_writable,
     write_json,
 )
-from layoutopt.optimizer.report.commands.values import Quantity, Share
+from layoutopt.optimizer.report.commands.values import Number, Quantity, Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.plan.training_plan import TrainingPlan
     from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.vocabulary import Precision
     from layoutopt.optimizer.specs.workload import Workload
 
 
@@ -74,13 +75,15 @@ class _Extra:
 @model_argument
 @cluster_argument
 @click.option("--tokens", type=Quantity("TOKENS", "TOKENS"), help='Tokens of the main training, e.g. "15T".')
-@click.option("--gpu-hour-cost", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU-hour.")
+@click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour.")
 @click.option(
-    "--error", type=Share("PERCENT", percent=True), help="Error of the predicted step time.  [default: 10%]"
+    "--error",
+    type=Share("PERCENT", percent=True),
+    help="Error of the predicted step time. Default: that of measured runs of this kind.",
 )
 @click.option(
     "--days",
-    type=click.FloatRange(0, min_open=True),
+    type=Number("DAYS", positive=True),
     help="Find the fewest GPUs that finish in so many days.",
 )
 @click.option("--fewest", is_flag=True, help="Find the fewest GPUs that fit at all.")
@@ -132,17 +135,38 @@ def command(
         solve=solve_options(space, search, trainer, asked.precision),
         seed=search.seed,
     )
-    options = options if error is None else replace(options, relative_error=error)
     questions = _Asked(days=days, fewest=fewest, sizes=sizes, largest_batch=largest_batch, marginal=marginal)
     plan = _solve(workload, machine, options, output)
     extra = _size_questions(workload, cluster, questions, options)
     if plan is None or plan.layout is None:
         return _print_none(plan, extra, drawing, output)
+    options, told = _with_error(options, error, plan.layout.precision, workload, machine)
     training = make_training_plan(workload, machine, plan, options)
-    extra += _machine_questions(training, workload, machine, questions, options)
+    extra = told + extra + _machine_questions(training, workload, machine, questions, options)
     code = _print_plan(training, extra, file, output)
     _draw(training, extra, drawing, output)
     return code
+
+
+def _with_error(
+    options: PlanOptions, stated: float | None, precision: Precision, workload: Workload, cluster: ClusterSpec
+) -> tuple[PlanOptions, list[_Extra]]:
+    """Set the error of the step time: as stated, else from measured runs of this kind, and say where it is from."""
+    from layoutopt.optimizer.cost.factory import CostKind
+    from layoutopt.optimizer.evidence.band import error_band
+    from layoutopt.optimizer.report.tables.honesty import range_section
+
+    if stated is not None:
+        return replace(options, relative_error=stated), []
+    if options.solve.cost is not CostKind.FULL:
+        return options, []
+    band = error_band(workload.model, cluster, precision, framework=options.solve.framework)
+    calibrated = bool(cluster.calibration)
+    deviation = band.deviation(calibrated=calibrated)
+    table = range_section(band, deviation, calibrated=calibrated)
+    return replace(options, relative_error=deviation), [
+        _Extra(key="error_band", plain=band.to_plain(), table=table)
+    ]
 
 
 def _with_tokens(workload: Workload, tokens: float | None) -> Workload:

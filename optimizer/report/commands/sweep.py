@@ -27,6 +27,7 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
 )
 from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
+from layoutopt.optimizer.report.commands.values import Number, Whole
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 
 if TYPE_CHECKING:
@@ -53,12 +54,20 @@ class SweepGroup(click.Group):
         return super().parse_args(ctx, args if args[:1] == [EXPORT] else ["", *args])
 
 
+class SweepCommand(SpaceCommand):
+    """The sweep itself, which has no name of its own."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the usage without the gap that the missing name leaves."""
+        formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
+
+
 @click.group(cls=SweepGroup)
 def command() -> None:
     """Solve every combination of models, clusters, sizes, batches and networks."""
 
 
-@command.command("", cls=SpaceCommand, epilog="Then: layoutopt sweep export --store sweep.db -o sweep.csv")
+@command.command("", cls=SweepCommand, epilog="Then: layoutopt sweep export --store sweep.db -o sweep.csv")
 @click.argument(
     "sources", metavar="MODEL... CLUSTER...", nargs=-1, required=True, shell_complete=complete_source
 )
@@ -70,9 +79,7 @@ def command() -> None:
     "--store", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_STORE, show_default=True,
     help="File that keeps every answer; the same command resumes.",
 )  # fmt: skip
-@click.option(
-    "-j", "--jobs", type=click.IntRange(1, 4096), help="Local processes; default one per core, 1 for none."
-)
+@click.option("-j", "--jobs", type=Whole(1, 4096), help="Local processes; default one per core, 1 for none.")
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Dask scheduler to send points to, e.g. tcp://host:8786."
 )
@@ -84,9 +91,7 @@ def command() -> None:
 @framework_options
 @space_options
 @search_options
-@click.option(
-    "--gpu-hour-cost", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU-hour, for --report."
-)
+@click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour, for --report.")
 @drawing_options
 @output_options
 def sweep(

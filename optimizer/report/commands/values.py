@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,6 +121,31 @@ class Whole(Value):
 
 
 COUNT = Whole(1, MAX_COUNT)
+
+
+class Number(Value):
+    """A finite number: 0 or more, or above 0 with ``positive``."""
+
+    name = "number"
+
+    def __init__(self, metavar: str, *, positive: bool = False) -> None:
+        self.metavar = metavar
+        self.positive = positive
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Show what is counted."""
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raises ``InputError`` with the limits."""
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = float("nan")
+        if not (isfinite(number) and number >= 0 and not (self.positive and number == 0)):
+            allowed = "a number above 0" if self.positive else "a number, 0 or more"
+            raise option_problem(param, f"{str(value)[:60]!r} is not valid", allowed)
+        return number
 
 
 class Release(Value):

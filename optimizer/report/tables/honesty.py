@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from layoutopt.optimizer.evidence.ties import INDISTINCT
 from layoutopt.optimizer.report.tables.console import bullets, section
 from layoutopt.optimizer.report.tables.layout import layout_text
@@ -39,6 +41,15 @@ def band_lines(band: Band) -> list[str]:
         f"within {band.unseen_p90_ape:.0%}; a few own runs remove most of it (layoutopt calibrate)"
     )
     return [first, second, f"layouts predicted less than {band.indistinct:.1%} apart are {INDISTINCT}"]
+
+
+def range_section(band: Band, deviation: float, *, calibrated: bool) -> RenderableType:
+    """Say where the range of a plan's days comes from."""
+    within = band.p90_ape if calibrated else band.unseen_p90_ape
+    kind = f"measured runs of this kind ({band.family})" if band.rows else "measured runs of all kinds"
+    runs = f"{kind} are" if calibrated else f"{kind} from publications that the fit had not seen are"
+    words = f"nine of ten {runs} within {within:.0%}: a standard deviation of {deviation:.0%}"
+    return section("Where the range comes from", Text(words))
 
 
 def robust_line(choice: RobustChoice) -> str:

@@ -66,11 +66,10 @@ def summary(result: SweepResult, store: str) -> str:
     words += [f"{result.infeasible:,} infeasible"] if result.infeasible else []
     words += [f"{result.unproven:,} not proven in time (*)"] if result.unproven else []
     words += [f"{result.failed:,} failed"] if result.failed else []
+    points = "point" if result.total == 1 else "points"
     left = result.total - result.solved - result.reused
     end = f"; interrupted with {left:,} left, the same command goes on" if result.interrupted else ""
-    return (
-        f"{result.total:,} points: {', '.join(words)} in {format_seconds(result.seconds)}{end}; store {store}"
-    )
+    return f"{result.total:,} {points}: {', '.join(words)} in {format_seconds(result.seconds)}{end}; store {store}"
 
 
 def _row(row: Row, varied: Sequence[str], nested: bool) -> list[str]:

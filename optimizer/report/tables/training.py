@@ -9,7 +9,7 @@ from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.layout import layout_text
-from layoutopt.optimizer.specs.units import format_bytes, format_rate, format_seconds
+from layoutopt.optimizer.specs.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +39,7 @@ def _headline(plan: TrainingPlan) -> Text:
     line = Text()
     line.append(f"{plan.expected_days:,.1f} days", style="bold")
     line.append(
-        f" expected with failures for {plan.budget.tokens:.4g} tokens of {plan.model} on {plan.cluster}"
+        f" expected with failures for {format_count(plan.budget.tokens)} tokens of {plan.model} on {plan.cluster}"
     )
     if plan.expected_cost is not None:
         line.append(f", cost {plan.expected_cost:,.0f}")
@@ -76,12 +76,12 @@ def budget_pairs(budget: Budget, relative_error: float) -> list[tuple[str, str]]
     rows = [
         (
             "tokens",
-            f"{budget.tokens:.4g} in {budget.steps:,.0f} steps, {budget.total_flops:.4g} FLOP (full attention)",
+            f"{format_count(budget.tokens)} in {budget.steps:,.0f} steps, {budget.total_flops:.4g} FLOP (full attention)",
         ),
         (
             "days",
             f"{budget.days:,.2f} without failures ({budget.days_low:,.1f} to {budget.days_high:,.1f} "
-            f"for a step time within {relative_error:.0%})",
+            f"for a step time off by {relative_error:.0%})",
         ),
         ("GPU-hours", f"{budget.gpu_hours:,.0f}"),
         ("energy", f"{budget.energy_kwh:,.0f} kWh"),
