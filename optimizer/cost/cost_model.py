@@ -379,7 +379,7 @@ class CostModel:
         zero = np.zeros(len(batch))
         parts = {
             "pp": transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
-            **({"optimizer": zero} if self.ideal else self._optimizer_s(batch, mean.fullest)),
+            "optimizer": zero if self.ideal else self._optimizer_s(batch, mean.fullest),
             "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
         }
         if dp is not None:
@@ -396,15 +396,15 @@ class CostModel:
             parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean.blocks)
         return parts
 
-    def _optimizer_s(self, batch: LayoutBatch, fullest: RankParameters) -> dict[str, FloatArray]:
+    def _optimizer_s(self, batch: LayoutBatch, fullest: RankParameters) -> FloatArray:
         """Seconds of the optimizer step on the GPU and on its host."""
         owned = owned_parameters(batch, fullest, schedule_of(batch).parameter_copies)
         offloads = self.preset.offload_optimizer
         moved = optimizer_bytes(
             fullest.dense + fullest.expert, owned * (not offloads), self.preset.moment_bytes
         )
-        host = {"offload": self._host.optimizer_s(owned)} if offloads else {}
-        return {"optimizer": moved / self.compute_context(batch).rates.optimizer_bytes_per_s} | host
+        device_s = moved / self.compute_context(batch).rates.optimizer_bytes_per_s
+        return device_s + self._host.optimizer_s(owned) if offloads else device_s
 
     def _between_ranks_s(self, batch: LayoutBatch, groups: MeshGroups, held: RankParameters) -> FloatArray:
         """Gradients of weights that two ranks of a pipeline hold, added up after the flush.

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 BREAKDOWN = (
-    "forward", "backward", "recompute", "host", "tp", "cp", "ep", "fsdp", "pp", "bubble", "dp", "optimizer", "step",
+    "forward", "backward", "recompute", "offload", "host",
+    "tp", "cp", "ep", "fsdp", "pp", "bubble", "dp", "optimizer", "step",
 )  # fmt: skip
 """Names of the step-time components, in print order."""
 
@@ -110,7 +111,9 @@ def estimate_row(
     rank_time = np.sum(list(ranks.values()), axis=0)
     slowest = int(rank_time.argmax())
     m = int(batch.micro_batches[0])
-    breakdown = {name: m * float(ranks[name][slowest]) if name in ranks else 0.0 for name in BREAKDOWN}
+    breakdown = dict.fromkeys(BREAKDOWN, 0.0)
+    for name, value in ranks.items():
+        breakdown[name] += m * float(value[slowest])
     breakdown["bubble"] += float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
     for name, value in parts.fixed_s.items():
         breakdown[name] += float(value[0])

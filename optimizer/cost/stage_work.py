@@ -26,8 +26,9 @@ class StageWorks:
     """Seconds and bytes of every entry of a layout's stage list, (pp*vp,) each.
 
     Forward, backward for inputs and for weights, exposed communication and recomputation included. ``hidden_*`` is
-    traffic that shows only where no other micro-batch runs beside. ``activation_bytes`` of the layers, without the
-    ends, stay from a micro-batch's forward to its backward. ``hop_s`` is one exposed transfer between neighbouring stages.
+    traffic that shows only where no other micro-batch runs beside. ``activation_bytes`` of the layers on the GPU,
+    without the ends, stay from a micro-batch's forward to its backward. ``hop_s`` is one exposed transfer between
+    neighbouring stages.
     """
 
     forward_s: FloatArray
@@ -44,7 +45,8 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
 
     Raises InputError when a stage cuts a block or names an unknown kind.
     """
-    priced = cost.micro_batch_units(batch_of_one(layout))
+    batch = batch_of_one(layout)
+    priced, on_host = cost.micro_batch_units(batch), cost.saving(batch).preset.offload_activations
     units, scale = priced.units, cost.constants["time_scale"]
     blocks, again = (counts.astype(np.float64) for counts in stage_blocks(layout, cost.model))
     repeat = np.sum(list(units.parts_of("recompute_parts_s").values()), axis=0)[0]
@@ -58,7 +60,7 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
     }
     kept = units.blocks_of("kept_bytes")[0]
     saved = kept - np.minimum(units.blocks_of("checkpoint_bytes")[0], kept)
-    held = blocks @ kept - again @ saved
+    held = (blocks @ kept - again @ saved) * (not on_host)
     _add_ends(cost, layout, units, times)
     return StageWorks(
         **{name: scale * value for name, value in times.items()},

@@ -23,6 +23,7 @@ _GROUPS = {
     "cp": ("cp",),
     "ep": ("ep",),
     "host": ("host", "step"),
+    "offload": ("offload",),
     "pipeline": ("pp", "bubble"),
     "data": ("dp", "fsdp", "optimizer"),
 }
@@ -88,6 +89,8 @@ def _words(part: str, first: Layout, second: Layout) -> str:
     if part == "pipeline":
         depth = min((one.pp for one in pair if one.pp > 1), default=1)
         return f"ten steps of either layout on {depth} pipeline stages with dp 1 and all its micro-batches"
+    if part == "offload":
+        return "nvbandwidth: copies between a GPU and pinned host memory, all GPUs of a node at once"
     if part == "host":
         return "ten steps of one layer of either layout with a profiler: time between kernels"
     shapes = _either(f"tp {one.tp}, micro-batch {one.micro_batch}" for one in pair)

@@ -14,6 +14,7 @@ WORDS = {
     "forward": "forward compute",
     "backward": "backward compute",
     "recompute": "recomputation",
+    "offload": "exposed moves of activations to host memory",
     "host": "host launches",
     "tp": "exposed tensor-parallel traffic",
     "cp": "exposed context-parallel traffic",

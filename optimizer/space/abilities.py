@@ -26,6 +26,7 @@ from layoutopt.optimizer.topology.mesh import all_orders, dense_axes
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.space.releases import Release
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 _NEAR_EQUAL_ALL = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.ALL_OR_NONE)
 _NEAR_EQUAL_COUNT = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT)
@@ -152,6 +153,17 @@ def abilities_of(framework: Framework, release: Release) -> Abilities:
         # otherwise.
         return replace(newest, etp=True)
     return newest
+
+
+def savers_of(framework: Framework, release: Release, model: ModelSpec) -> tuple[Saver, ...]:
+    """Return the memory savers of a release that work for a model.
+
+    Megatron-LM's ``--offload-modules`` name attention, norms and experts: there is no module for a dense MLP.
+    """
+    savers = abilities_of(framework, release).savers
+    if framework not in (Framework.MEGATRON, Framework.MEGATRON_BRIDGE) or model.is_moe:
+        return savers
+    return tuple(saver for saver in savers if saver is not Saver.OFFLOAD_ACTIVATIONS)
 
 
 def _megatron(newest: Abilities, release: Release) -> Abilities:

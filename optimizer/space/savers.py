@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.presets import load_preset
-from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.abilities import savers_of
 from layoutopt.optimizer.specs.vocabulary import Saver
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], 
     """Return the fixed sets of memory savers, or every set of those allowed that the framework has."""
     if "savers" in options.fix:
         return tuple(dict.fromkeys(parse_savers(str(text)) for text in options.fix["savers"]))
-    known = abilities_of(ctx.framework, ctx.release).savers
+    known = savers_of(ctx.framework, ctx.release, ctx.model)
     useful = [saver for saver in Saver if saver in options.allow and saver in known and _saves(saver, ctx)]
     sets = [chosen for size in range(len(useful) + 1) for chosen in combinations(useful, size)]
     return tuple(chosen for chosen in sets if options.allows("savers", savers_text(chosen)))

@@ -15,7 +15,7 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
 from layoutopt.optimizer.specs.loading import load_gpu, load_workload
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
@@ -59,7 +59,7 @@ def question(model: str, framework: Framework, gpu: str, gpus: int, length: int)
             NetworkLevel(name="spine", gpus=gpus, oversubscription=3.0, latency_s=3e-6),
         ),
     )
-    space = SpaceOptions(schedules=tuple(Schedule), precisions=PRECISIONS[gpu])
+    space = SpaceOptions(schedules=tuple(Schedule), precisions=PRECISIONS[gpu], allow=tuple(Saver))
     options = SolveOptions(framework=framework, space=space)
     return Question(workload=replace(workload, training=training), cluster=cluster, options=options)
 

@@ -18,11 +18,13 @@ from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
 from layoutopt.optimizer.specs.loading import load_gpu
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Saver, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
 FRAMEWORKS = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY)
 SPACES = 63
+OPEN_SPACES = 40
+SAVING_SPACES = 12
 MOST_LAYOUTS = 1_000_000
 
 
@@ -44,14 +46,14 @@ def random_model(rng: np.random.Generator, moe: bool) -> ModelSpec:
     )  # fmt: skip
 
 
-def cluster_of(gpus: int, reserve_bytes: float = 0.0) -> ClusterSpec:
+def cluster_of(gpus: int, reserve_bytes: float = 0.0, host_memory_bytes: float | None = None) -> ClusterSpec:
     """Build nodes of 8 H100s with one oversubscribed level."""
     gpu = load_gpu("h100")
     per_node = min(gpus, 8)
     return ClusterSpec(
         name="small", gpu=gpu, gpu_count=gpus, gpus_per_node=per_node, nvlink_domain=per_node, nics_per_node=per_node,
         nic_bytes_per_s=50e9, levels=(NetworkLevel(name="leaf", gpus=gpus, oversubscription=2.0, latency_s=1e-6),),
-        reserve_bytes=reserve_bytes,
+        reserve_bytes=reserve_bytes, host_memory_bytes=host_memory_bytes,
     )  # fmt: skip
 
 
@@ -74,18 +76,58 @@ def random_question(seed: int) -> Question:
     )
 
 
+def open_question(seed: int) -> Question:
+    """Draw a small mixture of experts with every schedule of its framework and two precisions open."""
+    rng = np.random.default_rng(1000 + seed)
+    framework = (Framework.ANY, Framework.TORCHTITAN, Framework.MEGATRON, Framework.DEEPSEEK_INTERNAL)[
+        seed % 4
+    ]
+    gpus = int(rng.choice([4, 6, 8, 12, 16]))
+    batch = gpus * int(rng.choice([2, 4]))
+    training = TrainingSpec(sequence_length=512, global_batch=batch, precision=Precision.BF16)
+    space = SpaceOptions(
+        max={"pp": 4, "vp": 2, "tp": 2, "cp": 2, "ep": 4},
+        fix={"mesh_order": ("tp-cp-ep-dp-pp",)},
+        micro_batches=(1, 2),
+        schedules=tuple(Schedule),
+        precisions=(Precision.BF16, Precision.FP8),
+    )
+    workload = Workload(model=random_model(rng, moe=True), training=training)
+    options = SolveOptions(framework=framework, space=space)
+    return Question(workload=workload, cluster=cluster_of(gpus), options=options)
+
+
+def saving_question(seed: int) -> Question:
+    """Draw a small space with every set of memory savers open, on hosts whose memory is scarce, or not stated."""
+    question = random_question(seed)
+    few = {"pp": 2, "vp": 1, "tp": 2, "cp": 1, "ep": 2}
+    space = replace(question.options.space, allow=tuple(Saver), max=few, micro_batches=(1,))
+    gpus = question.cluster.gpu_count
+    return replace(
+        question,
+        options=replace(question.options, space=space),
+        cluster=cluster_of(gpus, host_memory_bytes=(None, 1e9, 8e9)[seed % 3]),
+    )
+
+
 @cache
 def stage_choices(
-    pp: int, vp: int, counts: tuple[int, ...], rule: StageRule, may_recompute: bool
+    pp: int, vp: int, folded: bool, counts: tuple[int, ...], rule: StageRule, may_recompute: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """List (blocks, recomputed) of every allowed choice of stages, (choices, pp, K), straight from the rule's text."""
+    """List (blocks, recomputed) of every allowed choice of stages, (choices, pp, K), straight from the rule's text.
+
+    ``pp`` are ranks; where the stages are folded, a rank's second chunk comes later in the model the earlier its first.
+    """
+    order = [*range(pp), *range(2 * pp - 1, pp - 1, -1)] if folded else [*range(pp * vp)]
     kinds = np.repeat(np.arange(len(counts)), counts)
     found: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
     for totals in compositions(len(kinds), pp):
         sizes = chunk_sizes(totals, pp, vp)
-        if not allowed(sizes, pp, rule.split):
+        in_order = [sizes[place] for place in order]
+        if not allowed(in_order, rule.split):
             continue
-        pieces = np.split(kinds, np.cumsum(sizes)[:-1])
+        parts = dict(zip(order, np.split(kinds, np.cumsum(in_order)[:-1]), strict=True))
+        pieces = [parts[place] for place in range(pp * vp)]
         stages = np.stack([np.bincount(piece, minlength=len(counts)) for piece in pieces])
         blocks = stages.reshape(vp, pp, -1).sum(axis=0)
         for again in recomputations(rule.recomputation, pieces, stages, blocks, may_recompute):
@@ -117,9 +159,9 @@ def chunk_sizes(totals: tuple[int, ...], pp: int, vp: int) -> list[int]:
     return [by_rank[rank][chunk] for chunk in range(vp) for rank in range(pp)]
 
 
-def allowed(sizes: list[int], pp: int, split: Split) -> bool:
+def allowed(sizes: list[int], split: Split) -> bool:
     """Only the first and last virtual stage may be empty; near-equal splits keep the rest within one block."""
-    inner = sizes[1:-1] if pp > 1 else sizes
+    inner = sizes[1:-1] if len(sizes) > 1 else sizes
     if min(inner, default=1) < 1:
         return False
     if split is Split.FREE or max(sizes) - min(sizes) <= 1:
@@ -154,8 +196,8 @@ def fastest_by_enumeration(source: CostedSpace) -> tuple[float, int]:
     batch, _ = source.expand(source.degrees)
     terms = source.terms(batch)
     for row in range(len(batch)):
-        pp, vp = int(batch.pp[row]), int(batch.vp[row])
-        blocks, again = stage_choices(pp, vp, counts, source.rule, bool(terms.may_recompute[row]))
+        pp, vp, folded = int(terms.pp[row]), int(terms.vp[row]), bool(terms.folded[row])
+        blocks, again = stage_choices(pp, vp, folded, counts, source.rule, bool(terms.may_recompute[row]))
         if not len(blocks):
             continue
         one = terms.take(np.full(len(blocks), row))
@@ -176,7 +218,7 @@ def tight(question: Question, seed: int) -> Question:
     share = np.quantile(usage / terms.pp, np.random.default_rng(seed).uniform(0.02, 0.6))
     reserve = float(terms.capacity_bytes[0] - share - np.median(terms.first_bytes + terms.common_bytes))
     factor = 1 + source.cost.preset.allocator_reserve
-    return replace(question, cluster=cluster_of(question.cluster.gpu_count, max(reserve, 0.0) * factor))
+    return replace(question, cluster=replace(question.cluster, reserve_bytes=max(reserve, 0.0) * factor))
 
 
 def search(source: CostedSpace, **options: object) -> SearchResult:
@@ -187,7 +229,40 @@ def search(source: CostedSpace, **options: object) -> SearchResult:
 @pytest.mark.parametrize("seed", range(SPACES))
 def test_search_equals_enumeration(seed: int) -> None:
     """Dense and mixture-of-experts models on 4 to 64 GPUs under three frameworks."""
-    source = tight(random_question(seed), seed).costed_space()
+    assert_same_optimum(tight(random_question(seed), seed).costed_space())
+
+
+@pytest.mark.parametrize("seed", range(OPEN_SPACES))
+def test_search_equals_enumeration_with_schedules_and_precision_open(seed: int) -> None:
+    """Small mixtures of experts: no layout of any schedule in either precision beats the answer."""
+    source = tight(open_question(seed), seed).costed_space()
+    assert set(source.space.axes.precisions) == {Precision.BF16, Precision.FP8}
+    assert len(source.space.axes.schedules) > 2
+    assert_same_optimum(source)
+
+
+@pytest.mark.parametrize("seed", range(SAVING_SPACES))
+def test_search_equals_enumeration_with_memory_savers_open(seed: int) -> None:
+    """No set of memory savers beats the answer, on hosts with little memory too."""
+    assert_same_optimum(tight(saving_question(seed), seed).costed_space())
+
+
+def test_optima_use_the_open_axes() -> None:
+    """The random spaces are worth searching: their optima use other schedules, both precisions, and savers."""
+    layouts = [
+        result.best.layout
+        for seed in range(OPEN_SPACES)
+        if (result := search(tight(open_question(seed), seed).costed_space())).best
+    ]
+    assert len({row.codebook.schedules[int(row.schedule[0])] for row in layouts}) >= 3
+    assert len({row.codebook.precisions[int(row.precision[0])] for row in layouts}) == 2
+    saved = [search(tight(saving_question(seed), seed).costed_space()).best for seed in range(SAVING_SPACES)]
+    sets = {item.layout.codebook.savers_of(int(item.layout.precision[0])) for item in saved if item}
+    assert len(sets) >= 2
+
+
+def assert_same_optimum(source: CostedSpace) -> None:
+    """Enumerate a space, search it, and compare."""
     best, priced = fastest_by_enumeration(source)
     assert priced <= MOST_LAYOUTS
     result = search(source)

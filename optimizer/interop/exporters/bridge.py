@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.exporters.limits import is_even_split
 from layoutopt.optimizer.interop.exporters.megatron import (
+    OFFLOAD_MODULES,
     STRATEGY,
     environment,
     fp8_recipe,
@@ -19,7 +20,7 @@ from layoutopt.optimizer.interop.exporters.megatron_model import (
 from layoutopt.optimizer.interop.exporters.text import command_text, header, quote, torchrun_words
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.model import Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.exporters.target import Target
@@ -218,20 +219,40 @@ def state_overrides(target: Target) -> Overrides:
     layout = target.layout
     fsdp = layout.zero >= 2
     replicas = layout.dp * layout.cp // layout.hsdp_shard if layout.hsdp_shard else 1
+    # the precision-aware optimizer is a distributed one, on one replica too
+    aware = {Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER} & set(layout.savers)
+    distributed = layout.zero >= 1 or bool(aware)
     overrides: Overrides = [
-        ("ddp.use_distributed_optimizer", layout.zero >= 1),
-        ("optimizer.use_distributed_optimizer", layout.zero >= 1),
+        ("ddp.use_distributed_optimizer", distributed),
+        ("optimizer.use_distributed_optimizer", distributed),
         ("ddp.use_megatron_fsdp", fsdp),
         ("dist.use_megatron_fsdp", fsdp),
         ("ddp.data_parallel_sharding_strategy", STRATEGY.get(layout.zero, "no_shard")),
         ("ddp.num_distributed_optimizer_instances", replicas),
         ("ddp.grad_reduce_in_fp32", target.preset.grad_bytes == 4),
     ]
-    if target.training.moment_bytes == 2 and layout.zero >= 1:
+    return overrides + saver_overrides(target)
+
+
+def saver_overrides(target: Target) -> Overrides:
+    """Moments in 16 bits, optimizer and activations in host memory."""
+    savers, sharded = target.layout.savers, target.layout.zero >= 1
+    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    offloaded = Saver.OFFLOAD_OPTIMIZER in savers
+    overrides: Overrides = []
+    if short or offloaded:
+        overrides.append(("optimizer.use_precision_aware_optimizer", True))
+    if short:
+        overrides += [("optimizer.exp_avg_dtype", "bfloat16"), ("optimizer.exp_avg_sq_dtype", "bfloat16")]
+    if offloaded:
         overrides += [
-            ("optimizer.use_precision_aware_optimizer", True),
-            ("optimizer.exp_avg_dtype", "bfloat16"),
-            ("optimizer.exp_avg_sq_dtype", "bfloat16"),
+            ("optimizer.optimizer_cpu_offload", True),
+            ("optimizer.optimizer_offload_fraction", 1.0),
+        ]
+    if Saver.OFFLOAD_ACTIVATIONS in savers:
+        overrides += [
+            ("model.fine_grained_activation_offloading", True),
+            ("model.offload_modules", list(OFFLOAD_MODULES)),
         ]
     return overrides
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.exporters.text import command_text, flag_words
 from layoutopt.optimizer.interop.records import ExportedJob
-from layoutopt.optimizer.specs.vocabulary import Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.exporters.target import Target
@@ -29,6 +29,8 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
     }
     if layout.hsdp_shard:
         zero["mics_shard_size"] = layout.hsdp_shard
+    if Saver.OFFLOAD_OPTIMIZER in layout.savers:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     half = "fp16" if layout.precision is Precision.FP16 else "bf16"
     grad = "fp32" if preset.grad_bytes == 4 else half
     return {

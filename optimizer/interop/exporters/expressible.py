@@ -17,6 +17,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     Framework,
     Granularity,
     Precision,
+    Saver,
     Schedule,
 )
 
@@ -30,6 +31,7 @@ PP_INSIDE_DP = "tp-cp-ep-pp-dp"
 SIXTEEN_BIT = (Precision.BF16, Precision.FP16)
 EIGHT_BIT = (Precision.BF16, Precision.FP16, Precision.FP8)
 LOOPED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+OPTIMIZER_SAVERS = (Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER)
 TITAN = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE, Schedule.ZB_V, Schedule.DUALPIPE_V)
 MAX_PASSES = 8
 
@@ -95,7 +97,7 @@ def _problems(found: list[Finding], framework: Framework, nearest: Layout | None
     for finding in found:
         value = (
             None
-            if nearest is None or finding.axis in ("stages", "recompute")
+            if nearest is None or finding.axis in ("stages", "recompute", "savers")
             else getattr(nearest, finding.axis)
         )
         allowed = "" if value is None else f"nearest: {finding.axis}={value}"
@@ -121,6 +123,8 @@ def describe(layout: Layout) -> str:
         parts.append("recompute=" + "+".join((layout.recompute.granularity.value, *layout.recompute.modules)))
     if layout.mesh_order != DEFAULT_MESH_ORDER:
         parts.append(f"order={layout.mesh_order}")
+    if layout.savers:
+        parts.append("savers=" + "+".join(layout.savers))
     return " ".join([*parts, layout.precision.value])
 
 
@@ -145,7 +149,11 @@ def limits_of(framework: Framework, context: Context) -> list[Limit]:
         Framework.NANOTRON: _nanotron,
         Framework.ACCELERATE: _accelerate,
     }
-    return tables[framework](context)
+    from layoutopt.optimizer.space.abilities import savers_of  # it loads numpy
+
+    kept = savers_of(framework, context.release, context.model)
+    lacking = f"this release has {', '.join(kept)} for this model" if kept else "there are no memory savers"
+    return [*tables[framework](context), limits.savers(kept, lacking)]
 
 
 def _no_chunks_without_pipeline(layout: Layout, _: Context) -> Finding | None:
@@ -179,6 +187,11 @@ def _megatron(context: Context) -> list[Limit]:
         )
     )
     checks.append(_fsdp_keeps_order)
+    checks.append(
+        limits.savers_need_zero(
+            1, OPTIMIZER_SAVERS, "the precision-aware optimizer is a distributed optimizer: ZeRO-1 or more"
+        )
+    )
     if release >= (0, 13):
         checks.append(_mtp_place)
     elif release >= (0, 9):
@@ -260,6 +273,7 @@ def _torchtitan(context: Context) -> list[Limit]:
         ),
         _operator_policy_only,
         limits.recompute_all_or_none("activation checkpointing has one policy for all layers"),
+        limits.savers_need_zero(2, OPTIMIZER_SAVERS, "only FSDP keeps its shards in host memory"),
     ]
     if toml:
         checks.append(_ddp_alone)
@@ -337,6 +351,7 @@ def _megatron_deepspeed(context: Context) -> list[Limit]:
         limits.precisions(SIXTEEN_BIT, "16-bit training only"),
         limits.zero_without_pipeline(1, "ZeRO-2 and ZeRO-3 exclude pipeline parallelism"),
         limits.shard_groups((), "shard groups are not in Megatron-DeepSpeed"),
+        _offload_needs_zero,
         limits.recompute_modules(("core_attn",), "selective recomputation is of core attention only"),
         limits.recompute_first_layers,
         limits.even_stages("DeepSpeed partitions the layers itself, evenly"),
@@ -344,6 +359,11 @@ def _megatron_deepspeed(context: Context) -> list[Limit]:
         _zero_bubble_without_sequence_parallel,
         _etp_is_one_or_tp,
     ]
+
+
+_offload_needs_zero = limits.savers_need_zero(
+    1, OPTIMIZER_SAVERS, "offload_optimizer belongs to ZeRO: stage 1 or more"
+)
 
 
 def _ulysses_or_sequence_parallel(layout: Layout, _: Context) -> Finding | None:
@@ -369,6 +389,7 @@ def _deepspeed(context: Context) -> list[Limit]:
         limits.mesh_orders((DEFAULT_MESH_ORDER,), "the rank order is fixed"),
         limits.precisions(SIXTEEN_BIT, "16-bit training only"),
         limits.shard_groups((3,), "shard groups (MiCS) are for ZeRO-3", whole_cp=True),
+        _offload_needs_zero,
         limits.recompute_modules((), "recomputation is by whole layers"),
         limits.recompute_all_or_none("gradient checkpointing is on for every layer or off"),
         limits.fixed("etp", 1, "AutoEP has no expert tensor parallelism"),

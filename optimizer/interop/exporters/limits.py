@@ -14,7 +14,7 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
 if TYPE_CHECKING:
     from layoutopt.optimizer.space.releases import Release
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.vocabulary import Precision
+    from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +171,30 @@ def precisions(allowed: tuple[Precision, ...], why: str) -> Limit:
         if layout.precision in allowed:
             return None
         return Finding(axis="precision", why=why, nearest=replace(layout, precision=allowed[0]))
+
+    return check
+
+
+def savers(allowed: tuple[Saver, ...], why: str) -> Limit:
+    """Allow some memory savers; the nearest layout keeps those."""
+
+    def check(layout: Layout, _: Context) -> Finding | None:
+        kept = tuple(saver for saver in layout.savers if saver in allowed)
+        if kept == layout.savers:
+            return None
+        return Finding(axis="savers", why=why, nearest=replace(layout, savers=kept))
+
+    return check
+
+
+def savers_need_zero(least: int, savers: tuple[Saver, ...], why: str) -> Limit:
+    """Require a sharded optimizer where one of some memory savers is used and there is more than one replica."""
+
+    def check(layout: Layout, _: Context) -> Finding | None:
+        free = layout.dp * layout.cp == 1 or not set(savers) & set(layout.savers)
+        if free or layout.zero >= least:
+            return None
+        return Finding(axis="zero", why=why, nearest=replace(layout, zero=least))
 
     return check
 

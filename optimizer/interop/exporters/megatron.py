@@ -9,7 +9,7 @@ from layoutopt.optimizer.interop.exporters.megatron_model import model_flags
 from layoutopt.optimizer.interop.exporters.text import command_text, flag_words, header, torchrun_words
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.exporters.target import Target
@@ -25,6 +25,11 @@ RECIPE_NAMES = {
     Fp8Recipe.MX: "mxfp8",
 }
 STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
+OFFLOAD_MODULES = (
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+)  # fmt: skip
+"""What a block keeps, by Megatron-LM's names (core/transformer/transformer_config.py)."""
+
 PRE_BLACKWELL = ("volta", "ampere", "hopper", "ada")
 
 
@@ -200,12 +205,26 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
     flags.append(("--num-distributed-optimizer-instances", replicas))
     if training.grad_bytes == 2:
         flags.append(("--grad-reduce-in-bf16", True))
-    if training.moment_bytes == 2 and layout.zero >= 1:
+    return flags + saver_flags(target)
+
+
+def saver_flags(target: Target) -> Flags:
+    """Moments in 16 bits, optimizer and activations in host memory."""
+    savers, sharded = target.layout.savers, target.layout.zero >= 1
+    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    offloaded = Saver.OFFLOAD_OPTIMIZER in savers
+    flags: Flags = []
+    if short or offloaded:
+        # the precision-aware optimizer is a distributed one, on one replica too
+        flags += [("--use-distributed-optimizer", not sharded), ("--use-precision-aware-optimizer", True)]
+    if short:
+        flags += [("--main-grads-dtype", "fp32"), ("--exp-avg-dtype", "bf16"), ("--exp-avg-sq-dtype", "bf16")]
+    if offloaded:
+        flags += [("--optimizer-cpu-offload", True), ("--optimizer-offload-fraction", "1.0")]
+    if Saver.OFFLOAD_ACTIVATIONS in savers:
         flags += [
-            ("--use-precision-aware-optimizer", True),
-            ("--main-grads-dtype", "fp32"),
-            ("--exp-avg-dtype", "bf16"),
-            ("--exp-avg-sq-dtype", "bf16"),
+            ("--fine-grained-activation-offloading", True),
+            ("--offload-modules", list(OFFLOAD_MODULES)),
         ]
     return flags
 

@@ -11,7 +11,7 @@ from layoutopt.optimizer.interop.exporters.text import command_text, flag_words,
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.exporters.target import Target
@@ -156,6 +156,7 @@ def _run_flags(target: Target) -> Flags:
         ("--deepspeed", True),
         ("--deepspeed_config", "ds_config.json"),
         ("--zero-stage", layout.zero),
+        ("--cpu-optimizer", Saver.OFFLOAD_OPTIMIZER in layout.savers),
         ("--save", "checkpoints" if ckpt else None),
         ("--save-interval", ckpt.interval_steps if ckpt else None),
     ]

@@ -10,7 +10,7 @@ from layoutopt.optimizer.interop.jobs.torchtitan import FLAVORS
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.space.releases import ERA_B, ERA_C
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.exporters.target import Target
@@ -77,6 +77,11 @@ def parallelism(target: Target, era_a: bool) -> Settings:
     return settings
 
 
+def offloading(target: Target) -> Settings:
+    """FSDP's shards with the optimizer in host memory."""
+    return {"enable_cpu_offload": True} if Saver.OFFLOAD_OPTIMIZER in target.layout.savers else {}
+
+
 def degrees(target: Target) -> tuple[int, int]:
     """Return shard and replicate degree: ZeRO-0 only replicates, groups divide dp, else everything shards."""
     layout = target.layout
@@ -112,6 +117,7 @@ def _toml(target: Target, family: str, flavor: str, notes: list[str]) -> Exporte
             "steps": target.steps or 1000,
             "mixed_precision_param": "bfloat16",
             "mixed_precision_reduce": "float32",
+            **offloading(target),
         },
         "parallelism": parallelism(target, era_a=True),
         "compile": {"enable": target.preset.compiled, "components": ["model", "loss"]},
@@ -257,6 +263,7 @@ def _python_settings(target: Target) -> list[str]:
         f"cfg.training.max_context_length = {length}",
         f"cfg.training.steps = {target.steps or 1000}",
         f"cfg.training.disable_cuda_graphs = {layout.pp > 1 or experts}",
+        *[f"cfg.training.{key} = {value}" for key, value in offloading(target).items()],
         f"cfg.compile.enable = {target.preset.compiled}",
         f"cfg.compile.enable_async_tensor_parallel = {asynchronous}",
         f"cfg.activation_checkpoint = {policy[layout.recompute.granularity]}",

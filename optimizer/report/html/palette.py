@@ -64,6 +64,7 @@ STEP: Mapping[str, str] = {
     "forward": "blue",
     "backward": "sky",
     "recompute": "plum",
+    "offload": "gold",
     "host": "slate",
     "tp": "orange",
     "cp": "gold",

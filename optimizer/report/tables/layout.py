@@ -31,6 +31,7 @@ def layout_text(layout: Layout) -> str:
         "mesh_order": layout.mesh_order,
         "precision": layout.precision.value,
     }
+    named |= {"savers": "+".join(layout.savers)} if layout.savers else {}
     return " ".join(f"{name}={value}" for name, value in (words | named).items())
 
 

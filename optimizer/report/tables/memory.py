@@ -40,6 +40,7 @@ WORDS = {
     "receive": "pipeline receive buffers",
     "gathered": "gathered weights and gradients of ZeRO",
     "scratch_gradients": "scratch weight gradients",
+    "left": "activations moving to the host, and what it has no room for",
 }
 """The components of memory in words."""
 
@@ -84,6 +85,7 @@ def divisors(
     ``state_bytes``.
     """
     copies = SCHEDULES[layout.schedule].parameter_copies
+    preset = preset.saving(layout.savers)
     state = state_bytes(preset, batch_of_one(layout), copies=copies, weight_bytes=weight_bytes)
     dense, expert = _shard_words(layout)
     words = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.space.abilities import abilities_of, savers_of
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
 from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -45,15 +45,17 @@ def _framework_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _savers(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    known = set(abilities_of(ctx.framework, ctx.release).savers)
+    known = set(savers_of(ctx.framework, ctx.release, ctx.model))
     has = np.array([known.issuperset(savers) for _, savers in rows.codebook.formats])
     return np.asarray(has[rows.precision])
 
 
 def _savers_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    known = abilities_of(ctx.framework, ctx.release).savers
+    known = savers_of(ctx.framework, ctx.release, ctx.model)
     lacking = savers_text(tuple(saver for saver in layout.savers if saver not in known))
-    return f"{ctx.framework} has no {lacking}; valid: {', '.join(known) or 'none'}", {"savers": lacking}
+    return f"{ctx.framework} has no {lacking} for {ctx.model.name}; valid: {', '.join(known) or 'none'}", {
+        "savers": lacking
+    }
 
 
 def _hardware(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -138,9 +140,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="savers_supported",
         formula="memory savers in the framework's list",
-        reason="the framework has to offer 16-bit moments or offloading",
+        reason="the framework has to offer 16-bit moments or offloading; Megatron-LM offloads attention, norms and "
+        "experts, not dense MLPs",
         source="NVIDIA/Megatron-LM arguments.py (--exp-avg-dtype, --optimizer-cpu-offload 0.12, "
-        "--fine-grained-activation-offloading 0.16); torchtitan training.enable_cpu_offload; DeepSpeed offload_optimizer",
+        "--fine-grained-activation-offloading and --offload-modules 0.16); torchtitan "
+        "training.enable_cpu_offload; DeepSpeed offload_optimizer",
         reads=frozenset({"precision"}),
         holds=_savers,
         detail=_savers_detail,
