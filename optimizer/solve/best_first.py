@@ -157,6 +157,7 @@ class BestFirst:
         self._deadline = time.perf_counter() + options.time_limit_s
         self._heap: list[_Waiting] = []
         self._serial = self._solved = self._by_memory = 0
+        self._settled: set[bytes] = set()
         self._rounding_s = 0.0
         self._overtime_steps = OVERTIME_STEPS
         self._best_of: dict[tuple[int, ...], Found] = {}
@@ -346,7 +347,10 @@ class BestFirst:
         return [item for item in self._best_of.values() if item.step_time_s <= self._wanted_s()]
 
     def _solve(self, item: _Waiting, upper_s: float) -> None:
-        """Find the best stages of one tuple with CP-SAT."""
+        """Find the best stages of one tuple with CP-SAT, unless that was done when it was reached greedily."""
+        key = item.layout.table().tobytes()
+        if key in self._settled:
+            return
         counts, rule = self.source.counts, self.source.rule
         near = good_stages(item.terms, counts, rule, upper_s)
         known = bool(near.step_time_s[0] < upper_s)
@@ -359,13 +363,14 @@ class BestFirst:
         if known:
             model.hint(0, near.blocks[0], near.recomputed[0])
         result = model.solve(self._limits())
-        self._solved += 1
         if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
             # Not proven: the tuple keeps waiting with its bound.
-            self._solved -= 1
             heapq.heappush(self._heap, item)
             if known and result.blocks is None:
                 result = _constructed(item.terms, near)
+        else:
+            self._settled.add(key)
+            self._solved += 1
         if result.status is SliceStatus.OPTIMAL and self.options.gap > 0:
             self._left_open_s = min(self._left_open_s, result.bound_s)
         if result.blocks is not None:

@@ -67,6 +67,17 @@ def test_a_large_prime_factor_needs_idle_gpus(
     assert loose["idle_gpus"] > 0
 
 
+def test_the_fewest_gpus_that_fit_do_fit(
+    ask: Callable[..., dict[str, Any]], solved_and_verified: Callable[..., dict[str, Any]]
+) -> None:
+    """Llama 3 405B on 64 H100s: the least memory, what binds, and a number of GPUs that one node less can't replace."""
+    why = ask("solve", "llama3-405b", "h100x64")["infeasibility"]
+    assert why["binding"] == "memory" and why["least_bytes"] > why["capacity_bytes"]
+    fewest = why["fewest_gpus"]
+    assert solved_and_verified("llama3-405b", f"h100x{fewest}")["status"] == "optimal"
+    assert ask("solve", "llama3-405b", f"h100x{fewest - 8}")["status"] == "infeasible"
+
+
 @pytest.mark.parametrize(
     ("zero", "verdict", "peak_gb"),
     [(0, "does_not_fit", 164.0), (1, "fits", 58.944), (2, "fits", 41.432), (3, "fits", 23.920)],
