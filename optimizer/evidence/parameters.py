@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.cost.presets import MEASURED, load_preset
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.kinds import nearest
 from layoutopt.optimizer.specs.vocabulary import Framework
 from layoutopt.optimizer.topology.links import link_table
 
@@ -73,6 +74,30 @@ def check_values(values: Mapping[str, float], *, file: str = "") -> dict[str, fl
     if problems:
         raise InputError(*problems)
     return {name: float(value) for name, value in values.items()}
+
+
+def check_names(calibration: Mapping[str, float], *, file: str = "") -> None:
+    """Refuse names that no constant has, each with the nearest; what stands before a dot sets all under it.
+
+    Raises
+    ------
+    InputError
+        With one problem per name.
+    """
+    known = known_parameters()
+    groups = {name.partition(".")[0] for name in link_table()}
+    problems = [
+        Problem(
+            what=f"unknown constant {name[:60]!r}{nearest(name, known)}",
+            allowed="names of docs/fidelity.md, or that calibrate writes",
+            key="calibration",
+            file=file,
+        )
+        for name in calibration
+        if name not in known and name not in groups
+    ]
+    if problems:
+        raise InputError(*problems)
 
 
 def _problem(name: str, value: float, file: str) -> Problem | None:

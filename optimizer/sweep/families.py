@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.evidence.parameters import check_names
 from layoutopt.optimizer.solve.infeasible import resized
 from layoutopt.optimizer.specs.canonical import digest, to_plain
 from layoutopt.optimizer.specs.errors import InputError, input_error
@@ -58,6 +59,7 @@ def load_family(source: str) -> ClusterFamily:
             return ClusterFamily(name=source, gpu=find_gpu(source).gpu.name)
         except InputError:
             raise missing from None
+    check_names(base.calibration, file=source)
     if reference is not None and base.name == f"{base.gpu.name}x{base.gpu_count}":
         return ClusterFamily(name=base.gpu.name, gpu=base.gpu.name, base=base)
     return ClusterFamily(name=base.name, base=base)

@@ -140,3 +140,14 @@ def _is_gone(group: int) -> bool:
 def _answers(store: Path) -> int:
     with SweepStore(store) as opened:
         return len(opened.solved_keys())
+
+
+@pytest.mark.parametrize("command", ["solve", "sweep"])
+def test_misspelt_calibrations_are_refused(tmp_path: Path, command: str) -> None:
+    """A constant that does not exist would change nothing: its nearest name is shown instead."""
+    file = tmp_path / "own.yaml"
+    file.write_text("gpu: h100\nnodes: 1\ncalibration: {gemm_cap.hoper: 0.6, nvlink_fraction: 0.8}\n")
+    result = CliRunner().invoke(main, [command, "llama3-8b", str(file)])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "unknown constant 'gemm_cap.hoper'; did you mean gemm_cap.hopper?" in line

@@ -82,6 +82,10 @@ def read_cluster(name: str, gpus: int | None) -> ClusterSpec:
     from layoutopt.optimizer.specs.loading import load_cluster
 
     cluster = foreign_cluster(name) or load_cluster(name)
+    if cluster.calibration:
+        from layoutopt.optimizer.evidence.parameters import check_names
+
+        check_names(cluster.calibration, file=name)
     return cluster if gpus is None else first_gpus(cluster, gpus, key="--gpus")
 
 
