@@ -202,6 +202,7 @@ def memory_lines(report: ValidationReport) -> list[str]:
         f"Runs that ran and state their ZeRO stage and recomputation: {memory.ran:,}, judged `does_not_fit`: "
         f"{len(memory.ran_but_does_not_fit)}. Runs that died: {memory.died}, judged `fits`: {len(memory.died_but_fits)}.",
         "nanotron is counted up to 4 pipeline stages; figures of unstated kind are compared with reserved memory.",
+        "State formats are stated by the row or by its publication's recipe (`optimizer/evidence/recipes.yaml`).",
     ]
 
 
@@ -309,7 +310,9 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         "## Published layouts",
         "",
         "What their authors leave open is assumed as stated in `optimizer/evidence/reference.yaml`; `layoutopt published`",
-        "compares them with the optimum.",
+        "compares them with the optimum. None of the four rows is in the fit: no constant was fitted to them. Their presets",
+        "hold what the papers state, the speed of multiplications fitted to llm-foundry's runs of the same time, and",
+        "FlashAttention-2's published speed; these switches were chosen with the published step times in view.",
         *reference_lines(),
         "",
         "## What each term is worth",

@@ -85,7 +85,7 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
         "backward": passes * (work.dgrad_s + work.wgrad_s),
         "tp": passes * (_boundary_s(comm) + reductions),
     }
-    per_logit_kept = 2.0 if ctx.preset.fused_loss else 6.0
+    per_logit_kept = 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes
     kept = per_logit_kept * keys.tokens * rows + 4.0 * keys.local_tokens * ctx.model.hidden
     return EndUnit(
         parts_s=parts,

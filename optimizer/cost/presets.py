@@ -41,6 +41,8 @@ class FrameworkPreset:
 
     Bytes are per parameter. ``fsdp_weight_bytes`` is the sharded weight's size under ZeRO-3 (4 keeps fp32
     weights and no separate master). ``grad_comm_bytes`` is what the gradient reduction sends.
+    ``bucket_bytes`` are those of 16-bit gradients that stay in communication buckets beside the gradient buffer;
+    ``logit_bytes`` is what an unfused loss keeps per logit.
     ``stored_fp8_inputs``: 8-bit training keeps linear layers' inputs in 8 bits, ``fp8_function_inputs`` those of
     the activation function too; ``fp8_attention_output_bytes`` per element where attention's backward and the
     output projection then share one copy (0: a 16-bit and an 8-bit one). ``keeps_function_output`` False: the
@@ -71,6 +73,8 @@ class FrameworkPreset:
     moment_bytes: float
     fsdp_weight_bytes: float
     grad_comm_bytes: float
+    bucket_bytes: float
+    logit_bytes: float
     pad_vocab: bool
     fused_loss: bool
     dummy_wgrad: bool

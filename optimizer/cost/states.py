@@ -113,7 +113,7 @@ def state_bytes(
     return StateBytes(
         whole={
             "weights": whole_weights,
-            "gradients": np.where(zero < 2, grads, 0.0),
+            "gradients": np.where(zero < 2, grads + preset.bucket_bytes, 0.0),
             "optimizer": np.where(zero == 0, optimizer, 0.0),
         },
         sharded={

@@ -57,6 +57,10 @@ def _one_domain(case: Case) -> Case:
     return replace(case, cluster=whole)
 
 
+def _without_adding(case: Case) -> Case:
+    return replace(case, switches={**case.switches, "adds_gradients": False})
+
+
 _MEMORY_SPEEDS = tuple(
     f"hbm_fraction.{family}" for family in ("volta", "ampere", "hopper", "blackwell", "cdna3")
 )
@@ -69,9 +73,13 @@ TERMS = (
     Term(name="expert traffic", parts=("ep",)),
     Term(name="data-parallel traffic", parts=("dp", "fsdp")),
     Term(name="pipeline sends", parts=("pp",)),
+    Term(name="context-parallel traffic", parts=("cp",)),
+    Term(name="compute slowed by collectives", values={"overlap_slowdown": 0.0}),
     Term(name="host time", parts=("host", "step")),
     Term(name="optimizer step", parts=("optimizer",)),
     Term(name="memory-bound kernels", values=dict.fromkeys(_MEMORY_SPEEDS, 1e6)),
+    Term(name="gradients added by own kernels", change=_without_adding),
+    Term(name="casts to 8 bits", values={"fp8_cast_forward": 0.0, "fp8_cast_backward": 0.0, "fp8_amax": 0.0}),
     Term(
         name="shapes of multiplications",
         values={"gemm_occupancy_exponent": 0.0, "gemm_inner_half": 0.0, "gemm_misaligned": 1.0},

@@ -65,3 +65,21 @@ def test_memory_of_experts_follows_a_stated_imbalance() -> None:
     assert balanced < unknown < uneven
     margin = load_constants()["moe_memory_imbalance"] - 1
     assert (unknown - balanced) / (uneven - balanced) == pytest.approx(margin / 0.3)
+
+
+def test_gradients_in_buckets_stay_beside_the_gradient_buffer() -> None:
+    """Two more bytes for every parameter that the fullest rank holds."""
+    layout = "tp=8,pp=8,mb=1,zero=1"
+    plain, buckets = (price(layout, bucket_bytes=own).memory.stages[0].components_bytes for own in (0, 2))
+    assert buckets["gradients"] == pytest.approx(1.5 * plain["gradients"])
+
+
+def test_bytes_of_an_unfused_loss_per_logit() -> None:
+    """A fused loss keeps the 16-bit logits alone, others add fp32 copies."""
+    layout = "tp=8,pp=8,mb=1,zero=1"
+    kept = [
+        price(layout, **switches).memory.stages[-1].components_bytes["logits"]
+        for switches in ({"fused_loss": True}, {"logit_bytes": 6}, {"logit_bytes": 10})
+    ]
+    logits = 8192 * 129024 / 8  # the vocabulary is padded to a multiple of 128 on every rank
+    assert [size - kept[0] for size in kept[1:]] == pytest.approx([4 * logits, 8 * logits])

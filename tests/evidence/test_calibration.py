@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from layoutopt.optimizer.evidence.calibrate import calibrate
 from layoutopt.optimizer.evidence.calibration import Sourced
@@ -16,6 +17,7 @@ from layoutopt.optimizer.evidence.cases import build_case
 from layoutopt.optimizer.evidence.experiment import calibration_gain
 from layoutopt.optimizer.evidence.parameters import check_values
 from layoutopt.optimizer.evidence.predict import predict
+from layoutopt.optimizer.report.tables.calibration import calibration_tables
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -211,3 +213,18 @@ def test_three_runs_of_a_group_predict_the_rest(cases: list[Case]) -> None:
     assert gain.before == pytest.approx(1 - 1 / 1.3, abs=0.02)
     assert gain.after < 0.02
     assert calibration_gain(own[:3], predicted) == ()
+
+
+def test_figures_stay_whole_beside_long_names(cases: list[Case]) -> None:
+    """On 80 columns a run's name wraps; its seconds, errors and weights do not."""
+    named = [
+        replace(case, run=replace(case.run, id=f"{'long-name-' * 9}{i}")) for i, case in enumerate(cases[:3])
+    ]
+    found = calibrate(measured(named, [1.2] * 3), named[0].cluster)
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(calibration_tables(found))
+    text = captured.get()
+    for run in found.runs:
+        assert f"{run.measured_s:.4g}" in text and f"{run.before_s:.4g}" in text
+    assert "measured, s" in text and "weight" in text

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from layoutopt.optimizer.evidence.baseline import TOLERANCE_POINTS, contradictions, figures, grown
 from layoutopt.optimizer.evidence.run import Sharding
@@ -12,6 +16,7 @@ from layoutopt.optimizer.evidence.validate import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
 
@@ -49,3 +54,38 @@ def test_memory_contradictions(make_run: Callable[..., MeasuredRun]) -> None:
     died = make_run(id="died", oom=True, measured_step_s=None)
     found = contradictions(validate([large, died]))
     assert found == ["ran ran and is judged does_not_fit", "died ran out of memory and is judged fits"]
+
+
+ROOT = Path(__file__).parents[2]
+TABLES = sorted((ROOT.parent / "shared" / "evidence").glob("runs_*.csv"))
+
+
+@pytest.fixture
+def check() -> ModuleType:
+    """The benchmark that continuous integration runs."""
+    spec = importlib.util.spec_from_file_location("check", ROOT / "benchmarks" / "check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not TABLES, reason="the published runs are not beside this checkout")
+@pytest.mark.parametrize(("points", "code"), [(0.0, 0), (0.6, 1)])
+def test_the_benchmark_fails_when_a_family_grew(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: float, code: int
+) -> None:
+    """It passes on the committed baseline, and fails where one family was 0.6 points better in it."""
+    baseline = json.loads(check.BASELINE.read_text(encoding="utf-8"))
+    baseline["dense A100"]["median"] -= points
+    changed = tmp_path / "baseline.json"
+    changed.write_text(json.dumps(baseline), encoding="utf-8")
+    monkeypatch.setattr(check, "BASELINE", changed)
+    result = CliRunner().invoke(check.main, [])
+    assert result.exit_code == code
+    assert ("dense A100: median" in result.output) == bool(code)
+
+
+def test_the_benchmark_is_part_of_continuous_integration() -> None:
+    """Without it a grown error would pass."""
+    assert "benchmarks/check.py" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+
 from layoutopt.optimizer.evidence.published import CHUNKS, reference_runs, references
+from layoutopt.optimizer.report.tables.published import published_tables
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
 LLAMA = ["llama3-405b-h100-8192-cp1", "llama3-405b-h100-16384-cp1", "llama3-405b-h100-16384-cp16"]
@@ -39,3 +42,13 @@ def test_fewer_chunks_take_longer() -> None:
 def test_rows_name_their_sources() -> None:
     """Every reference row says where it is published."""
     assert all(run.source and run.source.startswith("arXiv") for run in reference_runs())
+
+
+def test_the_table_names_every_layout_whole() -> None:
+    """On 80 columns ids are not cut to the same letters, nor the headings of the figures."""
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(published_tables([(one, None) for one in references()]))
+    summary = captured.get().partition("source ")[0]
+    for word in (*LLAMA, "dsv3-h800-2048-report", "published", "causal"):
+        assert word in summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
+
+OTHER_RUNS = ("context-parallel traffic", "gradients added by own kernels", "casts to 8 bits")
+"""Terms that a made-up run of experts under Megatron in 16 bits does not have."""
 
 
 @pytest.fixture
@@ -37,7 +40,23 @@ def test_most_terms_matter_to_such_a_run(experts: Case) -> None:
     """A term that no longer does anything has lost its wiring to the cost model."""
     whole = predict(experts).step_time_s
     idle = [term.name for term in TERMS if term.step_time_s(experts) == whole]
-    assert set(idle) <= {"host time", "data-parallel traffic"}
+    assert set(idle) <= {"host time", "data-parallel traffic", *OTHER_RUNS}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("context-parallel traffic", {"cp": 2, "dp": 4}),
+        ("gradients added by own kernels", {"framework": "nanotron"}),
+        ("casts to 8 bits", {"precision": "fp8"}),
+    ],
+)
+def test_terms_of_other_runs(make_run: Callable[..., MeasuredRun], name: str, cells: dict[str, Any]) -> None:
+    """Terms that only some frameworks, formats and layouts have."""
+    case = build_case(make_run(**cells))
+    assert isinstance(case, Case), case
+    (term,) = [one for one in TERMS if one.name == name]
+    assert term.step_time_s(case) < predict(case).step_time_s
 
 
 def test_rows_of_the_table(make_run: Callable[..., MeasuredRun]) -> None:

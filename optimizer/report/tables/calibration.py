@@ -33,7 +33,7 @@ def calibration_tables(found: Calibration) -> Group:
 
 def _headline(found: Calibration) -> Text:
     text = (
-        f"{len(found.runs)} runs: predictions were {_percent(found.before.mape)}% off in the mean, "
+        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}: predictions were {_percent(found.before.mape)}% off in the mean, "
         f"now {_percent(found.after.mape)}%"
     )
     if found.left_out is not None:
@@ -43,11 +43,15 @@ def _headline(found: Calibration) -> Text:
 
 def _runs(found: Calibration) -> RenderableType:
     rows = [
-        (run.case.run.id, f"{run.measured_s:.4g}", f"{run.before_s:.4g}", f"{run.after_s:.4g}",
-         f"{100 * (run.after_s / run.measured_s - 1):+.1f}", f"{run.weight:.2f}" + (" outlier" if run.outlier else ""))
+        (f"{run.measured_s:.4g}", f"{run.before_s:.4g}", f"{run.after_s:.4g}",
+         f"{100 * (run.after_s / run.measured_s - 1):+.1f}", f"{run.weight:.2f}" + (" outlier" if run.outlier else ""),
+         run.case.run.id)
         for run in found.runs
     ]  # fmt: skip
-    return section("Runs", grid(("run", "measured, s", "before, s", "after, s", "error, %", "weight"), rows))
+    columns = ("measured, s", "before, s", "after, s", "error, %", "weight", "run")
+    return section(
+        "Runs", grid(columns, rows, left=(5,))
+    )  # names of runs are long, and may wrap in the last column
 
 
 def _constants(found: Calibration) -> RenderableType:

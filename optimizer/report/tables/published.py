@@ -27,19 +27,19 @@ def published_tables(found: Sequence[tuple[Reference, Distance | None]]) -> Grou
 def _summary(references: Sequence[Reference]) -> RenderableType:
     rows = [
         (
-            one.case.run.id,
             f"{one.case.measured_s:.2f}",
             f"{one.estimate.step_time_s:.2f}",
             f"{100 * one.error:+.1f}",
             "-" if one.case.run.mfu_pct is None else f"{one.case.run.mfu_pct:g}",
             f"{100 * one.estimate.mfu_full:.1f}",
             f"{100 * one.estimate.mfu_causal:.1f}",
+            one.case.run.id,
         )
         for one in references
     ]
-    columns = ("layout", "published, s", "predicted, s", "error, %", "MFU", "full", "causal")
-    note = "MFU in %: published, predicted in both counts"
-    return section("Published layouts", grid(columns, rows), note=note)
+    columns = ("published", "predicted", "error, %", "MFU", "full", "causal", "layout")
+    note = "seconds a step; MFU in %: published, predicted in both counts"
+    return section("Published layouts", grid(columns, rows, left=(6,)), note=note)
 
 
 def _one(one: Reference, far: Distance | None) -> RenderableType:
