@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,12 +48,25 @@ CASES = {
     ),
     "llama3-8b": Case(arguments=(*SOLVE, "llama3-8b", "h100x6", "--batch", "96"), limit=6.0),
     "qwen3-235b-a22b": Case(arguments=(*SOLVE, "qwen3-235b-a22b", "h100-256", "--batch", "2048"), limit=12.0),
+    "deepseek-v3-open": Case(
+        arguments=(
+            *SOLVE, "deepseek-v3", "h800-2048", "--framework", "any", "--fix", f"schedule={','.join(Schedule)}",
+            "--precision", "bf16,fp8", "--allow", "offload",
+        ),
+        limit=25.0,
+    ),
+    "deepseek-v3-nvl72": Case(arguments=(*SOLVE, "deepseek-v3", "gb200-nvl72-576"), limit=12.0),
+    "kimi-k2-nvl72": Case(arguments=(*SOLVE, "kimi-k2", "gb200-nvl72-576"), limit=12.0),
+    "llama3-405b-128k": Case(
+        arguments=(*SOLVE, "llama3-405b", "h100-16384", "--seq", "131072", "--batch", "128"), limit=6.0
+    ),
     "h100x16384": Case(arguments=(*SOLVE, "llama3-405b", "h100x16384"), limit=6.0),
     "h100x131072": Case(
         arguments=(*SOLVE, "llama3-405b", "h100x131072"), limit=2.0, relative_to="h100x16384"
     ),
 }
-"""Limits: at most 6 (dense) or 12 (mixture of experts) times the import, and growth at most twofold for 8 times the GPUs."""
+"""Limits: at most 6 (dense), 12 (mixture of experts) or 25 times the import (a mixture of experts with every schedule, two
+precisions and offloading open), and growth at most twofold for 8 times the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.cost.cost_model import View
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity, Saver
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.terms import StageTerms
+
+OFFLOADS = {Saver.OFFLOAD_ACTIVATIONS, Saver.OFFLOAD_OPTIMIZER}
 
 MAX_ORDERS_PRICED = 1
 """With more mesh orders than this, every axis is priced as if it were innermost instead."""
@@ -45,12 +47,31 @@ def relaxed_terms(
     far = len(over.orders) > MAX_ORDERS_PRICED
     variants = []
     for lean in _leanest_shardings(cost, rows, over.zero) if any_sharding else [rows]:
-        for precision in over.precisions:
+        for precision in _telling(rows.codebook, over.precisions):
             for order in over.orders[:1] if far else over.orders:
                 batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
                 terms = _optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding)
                 variants.append(terms)
     return elementwise_best(variants)
+
+
+def _telling(book: Codebook, codes: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop the precision codes of memory savers between two others: one larger set, and one that offloads nothing.
+
+    Of sets at one precision the largest is the leanest in memory but for what hosts have no room for; the one
+    without offloading, with short moments where there are any, takes the least time.
+    """
+    kept = []
+    for code in codes:
+        own = set(book.savers_of(code))
+        others = [
+            set(book.savers_of(c)) for c in codes if book.precisions[c] is book.precisions[code] and c != code
+        ]
+        larger = any(own < other for other in others)
+        quicker = any(not OFFLOADS & other and own - OFFLOADS <= other for other in others)
+        if not (larger and quicker):
+            kept.append(code)
+    return tuple(kept)
 
 
 def _leanest_shardings(cost: CostModel, rows: LayoutBatch, zero: int) -> list[LayoutBatch]:

@@ -51,6 +51,7 @@ class Topology:
         self.cluster = cluster
         self.links = links
         self._fabric = Fabric(cluster, links, cluster_tiers(cluster))
+        self._known: dict[tuple[_Pricing, bool, bytes], list[Line]] = {}
 
     @property
     def nvlink_domain(self) -> int:
@@ -103,9 +104,22 @@ class Topology:
         few, index = group.distinct()
         key = (self, pricing)
         if key not in few.memo:
-            build = pricing.bounds if group.closest else pricing.lines
-            few.memo[key] = useful_lines(build(self._fabric, few))
+            few.memo[key] = self._lines_of_distinct(few, pricing)
         return few.memo[key], index
+
+    def _lines_of_distinct(self, few: GroupBatch, pricing: _Pricing) -> list[Line]:
+        """Return lines as of equal groups before: a search prices the same groups for many modifiers."""
+        columns = [column for digit in few.digits for column in digit]
+        content = (pricing, few.closest, np.array([*columns, few.ranks], dtype=np.int64).tobytes())
+        if content in self._known:
+            return self._known[content]
+        build = pricing.bounds if few.closest else pricing.lines
+        lines = useful_lines(build(self._fabric, few))
+        if len(few) <= _KNOWN_ROWS:
+            if len(self._known) >= _KNOWN_GROUPS:
+                self._known.clear()
+            self._known[content] = lines
+        return lines
 
     def _price(
         self, size_bytes: ArrayLike, group: GroupBatch, pricing: _Pricing, sharing: Sharing
@@ -121,6 +135,9 @@ class Topology:
             best[part] = _fastest_s(size[part], lines, index[part], None)
         return best
 
+
+_KNOWN_ROWS, _KNOWN_GROUPS = 1024, 256
+"""Rows of a group whose lines are kept, and how many such groups: tens of MB."""
 
 _CHUNK = 1 << 14
 """Rows priced at a time, few enough for the arrays of all lines to stay in a core's cache."""
