@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
-from layoutopt.optimizer.evidence.published import CHUNKS, reference_runs, references
+from layoutopt.optimizer.evidence.published import CHUNKS, distance, reference_runs, references
+from layoutopt.optimizer.report.plain_published import published_to_plain
 from layoutopt.optimizer.report.tables.published import published_tables
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
@@ -52,3 +54,19 @@ def test_the_table_names_every_layout_whole() -> None:
     summary = captured.get().partition("source ")[0]
     for word in (*LLAMA, "dsv3-h800-2048-report", "published", "causal"):
         assert word in summary
+
+
+def test_distance_to_the_optimum_is_explained() -> None:
+    """The proven optimum is no slower, the differences sum to the distance, and the authors speak of what differs."""
+    one = references()[0]
+    far = distance(one)
+    assert far.plan.status.value == "optimal" and far.plan.estimate is not None and far.gap is not None
+    assert far.slower is not None and 0 <= far.slower < 0.2
+    assert 0 < far.faster_rows < 0.2 * far.rows
+    saved = sum(step.saved_s for step in far.gap.steps)
+    assert one.estimate.step_time_s - saved == pytest.approx(far.plan.estimate.step_time_s, rel=1e-6)
+    axes = {axis for step in far.gap.steps for axis in step.axes}
+    assert axes - {"dp", "micro_batches"} <= set(far.reasons)
+    assert "2407.21783" in far.authors
+    plain = published_to_plain([(one, far)])[0]
+    assert plain["optimum"]["status"] == "optimal" and plain["rank"]["rows"] == far.rows
