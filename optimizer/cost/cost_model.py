@@ -34,14 +34,14 @@ from layoutopt.optimizer.cost.pipeline import (
     schedule_of,
     transfers_s,
 )
+from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.stage_parameters import mean_parameters
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
-from layoutopt.optimizer.specs.vocabulary import Axis, Granularity, Schedule
-from layoutopt.optimizer.topology.mesh import MeshGroups, closest_groups, mesh_groups
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+    from layoutopt.optimizer.topology.mesh import MeshGroups
     from layoutopt.optimizer.topology.prices import Topology
 
     FloatArray = NDArray[np.float64]
@@ -127,7 +128,7 @@ class CostModel:
 
     def alike_parts(self, batch: LayoutBatch, view: View) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield the components of rows that share all of these but the schedule, savers already in the preset."""
-        order = _order(batch, view.closest)
+        order = order_of(batch, closest=view.closest)
         units = self._units(batch, order, view)
         for index, own in homogeneous(batch, [batch.schedule]):
             parts = self._parts(own, order, units.take(index), view)
@@ -160,7 +161,7 @@ class CostModel:
 
     def _parts(self, batch: LayoutBatch, order: str, units: Units, view: View) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
-        groups = _groups(order, batch)
+        groups = groups_of(order, batch)
         dp = self._dp_context(batch, groups) if view.data_parallel else None
         return self._assemble(batch, units, dp, groups, view)
 
@@ -197,8 +198,8 @@ class CostModel:
 
     def alike_units(self, batch: LayoutBatch) -> MicroBatchUnits:
         """Return ``micro_batch_units`` with the savers already in the preset."""
-        order = _order(batch, closest=False)
-        groups, units = _groups(order, batch), self._units(batch, order, EXACT)
+        order = order_of(batch, closest=False)
+        groups, units = groups_of(order, batch), self._units(batch, order, EXACT)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         forward, backward = fsdp_s(self._dp_context(batch, groups), units, held)
         if self.preset.offload_activations:
@@ -241,7 +242,7 @@ class CostModel:
     def _units(self, batch: LayoutBatch, order: str, view: View) -> Units:
         """Price one block of each kind and the ends, once per distinct combination of the degrees they depend on."""
         columns = [getattr(batch, name) for name in (*KEY_COLUMNS, "recompute")]
-        columns += [getattr(batch, axis) for axis in _inner_axes(order, self.model.is_moe)]
+        columns += [getattr(batch, axis) for axis in inner_axes(order, self.model.is_moe)]
         first, inverse = distinct_rows(columns)
         rows = batch.take(first)
         comm = self._comm(rows, order)
@@ -262,7 +263,7 @@ class CostModel:
             compute=self.compute_context(rows),
             keys=_keys(self.training, rows),
             topology=self.topology,
-            groups=_groups(order, rows),
+            groups=groups_of(order, rows),
             paired=schedule_of(rows).pairs,
         )
 
@@ -430,30 +431,3 @@ def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray
 def _keys(training: TrainingSpec, rows: LayoutBatch) -> Keys:
     """Return the degree combinations of a batch."""
     return make_keys(training, **{name: getattr(rows, name).astype(np.float64) for name in KEY_COLUMNS})
-
-
-def _order(batch: LayoutBatch, closest: bool) -> str:
-    """Return the batch's mesh order, or the empty order that places every axis innermost."""
-    return "" if closest else batch.codebook.orders[int(batch.order[0])]
-
-
-def _groups(order: str, batch: LayoutBatch) -> MeshGroups:
-    """Return the process groups of a batch under one mesh order; the empty order gives every group stride 1."""
-    if not order:
-        return closest_groups(tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp)
-    return mesh_groups(order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp)
-
-
-def _inner_axes(order: str, is_moe: bool) -> list[str]:
-    """Name the axes beside tp and cp whose degree decides a stride inside a layer's groups.
-
-    An axis counts when tp or cp lie outside it; pp also when experts may fold across it (dp outside it).
-    """
-    if not order:
-        return []
-    position = {axis: order.split("-").index(axis) for axis in ("tp", "cp", "dp", "pp")}
-    reach = max(position["tp"], position["cp"])
-    inner = [axis for axis in (Axis.DP, Axis.PP) if position[axis] < reach]
-    if is_moe and position["pp"] < position["dp"] and Axis.PP not in inner:
-        inner.append(Axis.PP)
-    return [axis.value for axis in inner]

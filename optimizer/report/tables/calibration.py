@@ -33,8 +33,8 @@ def calibration_tables(found: Calibration) -> Group:
 
 def _headline(found: Calibration) -> Text:
     text = (
-        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}: predictions were {_percent(found.before.mape)}% off in the mean, "
-        f"now {_percent(found.after.mape)}%"
+        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}: predictions were {_percent(found.before.mape)}% off in the "
+        f"mean, now {_percent(found.after.mape)}%"
     )
     if found.left_out is not None:
         text += f"; each run predicted from the others: {_percent(found.left_out)}%"
