@@ -1,0 +1,39 @@
+"""Answers say how sure they are: error band, near-ties, the measurement that would separate them, the robust choice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+QUESTION = ("solve", "llama3-8b", "h100x8", "--batch", "64")
+
+
+def test_every_answer_prints_its_error_band(run: Callable[..., Result]) -> None:
+    """The family, its errors in runs that the fit saw and did not see, and near-ties with a measurement to take."""
+    text = " ".join(run(*QUESTION, "--top", "3").stdout.split())
+    assert "How sure" in text
+    assert "measured runs of this kind (dense 16-bit H100)" in text
+    assert "that the fit had not seen" in text
+    assert "not distinguishable by this model" in text and "would tell" in text
+
+
+def test_near_ties_are_marked_by_the_band(ask: Callable[..., dict[str, Any]]) -> None:
+    """A runner-up inside the band is not distinguishable and names one measurement; one outside it needs none."""
+    plain = ask(*QUESTION, "--top", "4")
+    limit = plain["error_band"]["indistinct"]
+    assert plain["alternatives"]
+    for other in plain["alternatives"]:
+        assert other["distinguishable"] is (other["slower"] > limit)
+        assert bool(other["measurement"]) is not other["distinguishable"]
+
+
+def test_the_robust_choice_is_seeded(ask: Callable[..., dict[str, Any]]) -> None:
+    """Two runs give the same worst-case regrets, of which the chosen layout has the smallest."""
+    first, second = (ask(*QUESTION, "--robust")["robust"] for _ in range(2))
+    assert first == second
+    assert first["worst_regret"][first["chosen"]] == min(first["worst_regret"])
+    assert first["samples"] >= 30
