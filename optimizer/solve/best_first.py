@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 RELAXED_ROWS = 65_536
 """Degree rows priced at once, so that memory stays flat."""
 
-ROWS = 2_048
-"""Degree rows bounded tightly at once."""
+FIRST_ROWS, GROWTH, ROWS = 64, 8, 8_192
+"""Degree rows bounded tightly at once: few first, for a layout to compare with; then more, which is cheaper per row."""
 
 PROMISING = 0.995
 """A row is followed down at once when its bound is below this share of the best step time."""
@@ -172,11 +172,12 @@ class BestFirst:
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
         self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
-        start = 0
+        start, size = 0, FIRST_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
-            self._take_rows(order[start : start + ROWS])
-            start += ROWS
+            following = order[start : start + size]
+            self._take_rows(following[quick[following] < self._wanted_s()])
+            start, size = start + size, min(size * GROWTH, ROWS)
             self._report(len(order) - start)
         self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
         self._finish()
@@ -250,7 +251,7 @@ class BestFirst:
             return
         first, *others = self.source.refinements
         aside = self._refined(
-            _Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first
+            _Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first, free=True
         )
         if not len(aside.bound):
             return
@@ -259,11 +260,11 @@ class BestFirst:
             self._descend(aside.take(np.array([best])), others)
         self._aside.append(aside)
 
-    def _refined(self, partial: _Partial, step: Refinement) -> _Partial:
-        """Choose the modifiers of one step and keep what is wanted."""
+    def _refined(self, partial: _Partial, step: Refinement, *, free: bool = False) -> _Partial:
+        """Choose the modifiers of one step and keep what is wanted; ``free`` as in ``lower_bound``."""
         batch, owner = step.expand(partial.batch)
         weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
-        bound = self._bounds(step.terms(batch))
+        bound = self._bounds(step.terms(batch), free=free)
         self._by_memory += int(weight[np.isinf(bound)].sum())
         return _Partial(batch, weight, bound).take(np.flatnonzero(bound < self._wanted_s()))
 
@@ -319,11 +320,12 @@ class BestFirst:
         one = np.array([index])
         return _Waiting(bound_s, self._serial, family, batch.take(one), terms.take(one))
 
-    def _bounds(self, terms: StageTerms) -> FloatArray:
+    def _bounds(self, terms: StageTerms, *, free: bool = False) -> FloatArray:
         """Bound tuples as exactly as it matters: in closed form, then tightly where that is not enough."""
         bound = quick_bound(terms, self.source.counts)
         left = np.flatnonzero(bound < self._wanted_s())
-        bound[left] = lower_bound(terms.take(left), self.source.counts, self.source.rule, self._wanted_s())
+        counts, rule = self.source.counts, self.source.rule
+        bound[left] = lower_bound(terms.take(left), counts, rule, self._wanted_s(), free=free)
         return bound
 
     def _solve_waiting(self, left: int) -> None:
