@@ -142,7 +142,8 @@ def usage_problem(error: click.ClickException) -> Problem:
         hint = f"did you mean {near[0]}?" if near else f"{place} --help lists them"
         return Problem(key=place, what=f"no such option {error.option_name}", allowed=hint)
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        what = f"missing {error.param.human_readable_name}"
+        named = isinstance(error.param, click.Option)
+        what = f"missing {max(error.param.opts, key=len) if named else error.param.human_readable_name}"
         return Problem(key=place, what=what, allowed=_usage(ctx))
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
         key, what = max(error.param.opts, key=len), " ".join(error.message.split()).rstrip(".")

@@ -111,13 +111,15 @@ class Imported:
 def read_text(path: str | Path) -> str:
     """Read a text file; in a folder, its ``config.json``. Problems are one-line errors."""
     place = Path(path)
-    place = place / "config.json" if place.is_dir() else place
+    folder = place.is_dir()
+    place = place / "config.json" if folder else place
     try:
         if place.stat().st_size > LARGEST_FILE:
             raise input_error("file is too large", f"at most {LARGEST_FILE >> 20} MiB", file=str(path))
         return place.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise input_error("no such file", file=str(path)) from None
+        what = "a folder without config.json" if folder else "no such file"
+        raise input_error(what, file=str(path)) from None
     except UnicodeDecodeError:
         raise input_error("not a text file", "UTF-8 text", file=str(path)) from None
     except (OSError, ValueError) as error:

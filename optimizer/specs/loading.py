@@ -200,6 +200,8 @@ def _open(source: str | Path, package: str, what: str) -> tuple[Document, str]:
     from layoutopt.optimizer.specs.document import exists, parse_document, read_text
 
     text = str(source)
+    if not text.strip():
+        raise input_error("is empty", f"a {what} file or a built-in name", key=what.upper())
     if isinstance(source, str) and text in _builtin_names(package):
         file = f"{text}.yaml"
         return parse_document(resources.files(package).joinpath(file).read_text("utf-8"), file), text

@@ -50,11 +50,25 @@ ERRORS: dict[tuple[str, ...], str] = {
         "--jobs: '0' is not valid (whole numbers from 1 to 4,096)"
     ),
     ("sweep", "llama3-8b", "h100x8", "--store", "/"): "--store: file '/' is a directory",
+    ("sweep", "llama3-8b", "h100x8", "--scheduler", "foo"): (
+        "--scheduler: 'foo' is no address (the address that `dask scheduler` prints, e.g. tcp://host:8786)"
+    ),
+    ("sweep", "export", "--format", "foo"): "--format: 'foo' is no export format (csv, json, parquet)",
+    ("plan", "llama3-8b", "h100x8", "--tokens", "1e40"): "--tokens: 1e+40 is out of range (above 0)",
+    ("solve", "", "h100x8"): "MODEL: is empty (a model file or a built-in name)",
+    ("export", "plan.json", "--to", "megatron-lm", "--release", "foo"): (
+        '--release: \'foo\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C")'
+    ),
+    ("export", "plan.json"): "layoutopt export: missing --to (usage: layoutopt export [OPTIONS] PLAN)",
+    ("import", "/"): "/: a folder without config.json",
     ("sweep", "llama3-8b", "h100x8", "--gpu", "8"): (
         "layoutopt sweep: no such option --gpu (did you mean --gpus?)"
     ),
     (*BASE, "--batch-tokens", "5000"): (
-        "--batch-tokens: 5,000 tokens are no whole sequences of 8,192 (nearest 8,192 = 1 sequences)"
+        "--batch-tokens: 5,000 tokens are no whole sequences of 8,192 (nearest 8,192 = 1 sequence)"
+    ),
+    (*BASE, "--batch-tokens", "1e99"): (
+        "--batch-tokens: 1e+99 tokens are out of range (up to 1,000,000,000 sequences)"
     ),
     (*BASE, "--batch-tokens", "16384", "--batch", "2"): (
         "--batch-tokens: is given together with --batch (one of the two)"
@@ -65,9 +79,9 @@ ERRORS: dict[tuple[str, ...], str] = {
     (*BASE, "--max", "pp=many"): "--max: pp=many is no limit (a whole number, e.g. pp=16)",
     (*BASE, "--max", "pp=4", "--max", "pp=8"): "--max: pp is given twice (one limit per axis)",
     (*BASE, "--fix", "tp"): "--fix: 'tp' is not AXIS=VALUE (tp=8, tp=4,8 or recompute=none)",
-    (*BASE, "--fix", "tpp=4"): "fix: no axis 'tpp' (did you mean tp?)",
-    (*BASE, "--fix", "tp=0"): "fix: tp can't be 0 (integers from 1)",
-    (*BASE, "--fix", "tp=99999999999"): "fix: tp can't be 99999999999 (at most 10000000)",
+    (*BASE, "--fix", "tpp=4"): "--fix: no axis 'tpp' (did you mean tp?)",
+    (*BASE, "--fix", "tp=0"): "--fix: tp can't be 0 (integers from 1)",
+    (*BASE, "--fix", "tp=99999999999"): "--fix: tp can't be 99999999999 (at most 10000000)",
     (*BASE, "--software", "newest"): (
         '--software: \'newest\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C")'
     ),

@@ -10,7 +10,7 @@ import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
 from layoutopt.optimizer.report.commands.output import note, print_json, require_writable, write_file
-from layoutopt.optimizer.report.commands.values import Word
+from layoutopt.optimizer.report.commands.values import Release, Whole, Word
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ NO_CHECKPOINTS = 0
 @click.option(
     "--to", type=TARGETS, required=True, help="The trainer: megatron-lm, megatron-bridge, torchtitan, ..."
 )
+@click.option("--release", type=Release(), help="Its release, e.g. 'core 0.16', or torchtitan's era A or C.")
 @click.option(
-    "--release", metavar="RELEASE", help="Its release, e.g. 'core 0.16', or torchtitan's era A or C."
-)
-@click.option(
-    "--checkpoint-every", type=click.IntRange(0, 10**9), metavar="STEPS",
+    "--checkpoint-every", type=Whole(0, 10**9),
     help="Steps between checkpoints, 0 for none; left out: the interval that loses least to failures.",
 )  # fmt: skip
 @click.option(
@@ -166,6 +164,8 @@ def _require_folder(folder: Path | None) -> None:
     """Check before any work that the files can be written."""
     if folder is None:
         return
+    if folder.is_file():
+        raise input_error(f"'{folder}' is a file", "a folder, made if missing", key="--output")
     if folder.is_dir():
         require_writable(folder / "file", key="--output")
     else:

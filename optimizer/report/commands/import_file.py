@@ -46,10 +46,14 @@ def command(
     node-link graphs. Models and layouts come out as files that MODEL and --layout read.
     """
     from layoutopt.optimizer.interop.sources import import_path
+    from layoutopt.optimizer.report.commands.inputs import named
     from layoutopt.optimizer.report.plain_import import notes_of
 
     options = {"job": import_path(job).value if job else None, "collective": collective}
-    found = import_path(file, kind, **{name: value for name, value in options.items() if value is not None})
+    with named(kind="--kind", collective="--collective"):
+        found = import_path(
+            file, kind, **{name: value for name, value in options.items() if value is not None}
+        )
     for text in notes_of(found):
         remark(text)
     plain = _plain(found, file, part, cluster)

@@ -51,10 +51,10 @@ def is_foreign_model(source: str) -> bool:
     from layoutopt.optimizer.specs.document import exists
 
     place = Path(source)
-    if not exists(place):
+    if not source.strip() or not exists(place):
         return False
     if place.is_dir():
-        return True
+        return exists(place / "config.json")
     from layoutopt.optimizer.interop.sources import detect_kind, read_text
 
     text = read_text(place)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.report.commands.values import MAX_COUNT
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 
 if TYPE_CHECKING:
@@ -24,6 +27,16 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.workload import Workload
 
 _SWITCH = {"on": 1, "true": 1, "yes": 1, "off": 0, "false": 0, "no": 0}
+
+
+@contextmanager
+def named(**options: str) -> Iterator[None]:
+    """Let problems name the option that set what they are about: ``named(total_tokens="--tokens")``."""
+    try:
+        yield
+    except InputError as error:
+        problems = (replace(problem, key=options.get(problem.key, problem.key)) for problem in error.problems)
+        raise InputError(*problems) from None
 
 
 def read_question(model: str, cluster: str, asked: WorkloadOptions) -> tuple[Workload, ClusterSpec]:
@@ -67,11 +80,15 @@ def batch_sequences(asked: WorkloadOptions, length: int) -> int | None:
         return asked.batch
     if asked.batch is not None:
         raise input_error("is given together with --batch", "one of the two", key="--batch-tokens")
+    if asked.batch_tokens > MAX_COUNT * length:
+        what = f"{asked.batch_tokens:.6g} tokens are out of range"
+        raise input_error(what, f"up to {MAX_COUNT:,} sequences", key="--batch-tokens")
     sequences, rest = divmod(asked.batch_tokens, length)
     if rest or not sequences:
         near = max(round(asked.batch_tokens / length), 1)
         what = f"{asked.batch_tokens:,.12g} tokens are no whole sequences of {length:,}"
-        raise input_error(what, f"nearest {near * length:,} = {near:,} sequences", key="--batch-tokens")
+        unit = "sequence" if near == 1 else "sequences"
+        raise input_error(what, f"nearest {near * length:,} = {near:,} {unit}", key="--batch-tokens")
     return int(sequences)
 
 
@@ -130,16 +147,17 @@ def space_options(
     from layoutopt.optimizer.space.options import SpaceOptions
     from layoutopt.optimizer.specs.vocabulary import Precision
 
-    return SpaceOptions(
-        fix=axis_values("--fix", space.fix),
-        forbid=axis_values("--forbid", space.forbid),
-        max=_axis_limits("--max", space.max),
-        min=_axis_limits("--min", space.min),
-        allow_idle=space.allow_idle,
-        allow=_savers(space.allow),
-        precisions=tuple(map(Precision, precisions)) or None,
-        software=software,
-    )
+    with named(fix="--fix", forbid="--forbid", max="--max", min="--min", allow_idle="--allow-idle"):
+        return SpaceOptions(
+            fix=axis_values("--fix", space.fix),
+            forbid=axis_values("--forbid", space.forbid),
+            max=_axis_limits("--max", space.max),
+            min=_axis_limits("--min", space.min),
+            allow_idle=space.allow_idle,
+            allow=_savers(space.allow),
+            precisions=tuple(map(Precision, precisions)) or None,
+            software=software,
+        )
 
 
 def _savers(names: tuple[str, ...]) -> tuple[Saver, ...]:

@@ -10,7 +10,7 @@ import click
 
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
+from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
     DrawingOptions,
     FrameworkOptions,
@@ -172,7 +172,8 @@ def _with_error(
 def _with_tokens(workload: Workload, tokens: float | None) -> Workload:
     from layoutopt.optimizer.specs.loading import override_training
 
-    return override_training(workload, total_tokens=tokens)
+    with named(total_tokens="--tokens"):
+        return override_training(workload, total_tokens=tokens)
 
 
 def _solve(

@@ -12,7 +12,7 @@ import click
 from layoutopt.optimizer.report.commands.completion import complete_source
 from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import solve_options
+from layoutopt.optimizer.report.commands.inputs import named, solve_options
 from layoutopt.optimizer.report.commands.options import (
     DrawingOptions,
     FrameworkOptions,
@@ -121,9 +121,10 @@ def sweep(
     require_drawing(drawing)
     models, families = split_sources(sources, _first(batch, "--batch"), _first(seq, "--seq"))
     points = _points(models, families, (gpus, batch, seq, network), solve_options(space, search, trainer))
-    result = _run(
-        points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
-    )
+    with named(scheduler="--scheduler"):
+        result = _run(
+            points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
+        )
     rows = _rows(points, store, nested=nested)
     _print(result, rows, store, output, nested=nested)
     _draw(rows, gpu_hour_cost, drawing, output)
@@ -150,10 +151,11 @@ def export(
     from layoutopt.optimizer.sweep.export import export_rows, format_of, write_rows, write_text
     from layoutopt.optimizer.sweep.store import SweepStore
 
-    chosen = format_of(file or Path("rows.csv"), kind)
+    with named(format="--format" if kind else "--output"):
+        chosen = format_of(file or Path("rows.csv"), kind)
     if file is None and chosen == "parquet":
         raise input_error("Parquet is no text", "-o FILE", key="--format")
-    with SweepStore(store, create=False) as opened:
+    with SweepStore(store, create=False) as opened, named(where="--where", format="--format"):
         rows = export_rows(opened, where=_conditions(where), nested=nested)
         if file is None:
             write_text(rows, sys.stdout, chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.work import Task
 
 CONNECT_S = 20.0
+ADDRESS = re.compile(r"([a-z]+://)?[^/\s]+:\d+")
 POLL_S = 1.0
 """How often a lost scheduler is noticed and new workers are counted."""
 
@@ -37,6 +39,11 @@ class DaskExecutor:
         except ImportError:
             what = "a scheduler needs dask, which is not installed"
             raise input_error(what, 'pip install "layoutopt[distributed]"', key="scheduler") from None
+        if not ADDRESS.fullmatch(address):
+            what = f"{address[:60]!r} is no address"
+            raise input_error(
+                what, "the address that `dask scheduler` prints, e.g. tcp://host:8786", key="scheduler"
+            )
         self.address, self._connect_s = address, connect_s
 
     def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
