@@ -274,7 +274,9 @@ def _assemble(
         hidden_forward_s=zero + traffic["ep"].hidden_forward_s,
         hidden_backward_s=zero + traffic["ep"].hidden_backward_s,
         cover_forward_s=device_f if ctx.rates.ideal else np.maximum(work.forward_s, host_f),
-        cover_backward_s=device_b if ctx.rates.ideal else np.maximum(work.dgrad_s + work.wgrad_s, host_once_b),
+        cover_backward_s=device_b
+        if ctx.rates.ideal
+        else np.maximum(work.dgrad_s + work.wgrad_s, host_once_b),
         kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,
