@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ COLUMNS = {
 }
 """Columns of the table of ranks; what is in none of them counts as ``other``."""
 
+FOLDED_ROWS = 4
+"""Rows from which on those that differ in falling activations alone are folded to one."""
+
 WORDS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -48,7 +52,10 @@ _TOKENS = ("activations", "recompute_transient", "logits", "transient", "receive
 
 
 def memory_table(memory: MemoryEstimate) -> Table:
-    """Show every rank's components in GB (1e9 bytes), equal neighbours together, and its share of usable memory."""
+    """Show every rank's components in GB (1e9 bytes) and its share of usable memory.
+
+    Equal neighbours share a line, as do many that differ in activations alone: pipelines hold fewer at every rank.
+    """
     known = {name for names in COLUMNS.values() for name in names}
     rows = []
     for stage in memory.stages:
@@ -57,7 +64,31 @@ def memory_table(memory: MemoryEstimate) -> Table:
         columns.append(sum(value for name, value in parts.items() if name not in known))
         cells = [_gb(value) for value in (*columns, stage.total_bytes)]
         rows.append((*cells, f"{stage.total_bytes / memory.capacity_bytes:.1%}"))
-    return grid(["rank", *COLUMNS, "other", "total", "of usable"], grouped_ranks(rows))
+    return grid(["rank", *COLUMNS, "other", "total", "of usable"], _folded(grouped_ranks(rows)))
+
+
+def _folded(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Join runs of rows that differ in activations, and so in totals, alone: from the first to the last value."""
+    names = ["rank", *COLUMNS, "other", "total", "of usable"]
+    fixed = [index for index, name in enumerate(names) if name not in ("rank", "activ", "total", "of usable")]
+    folded: list[tuple[str, ...]] = []
+    for _, members in groupby(rows, key=lambda row: [row[index] for index in fixed]):
+        run = list(members)
+        totals = [float(row[names.index("total")]) for row in run]
+        if len(run) < FOLDED_ROWS or totals != sorted(totals, reverse=True):
+            folded.extend(run)
+            continue
+        ranks = f"{run[0][0].partition('-')[0]}-{run[-1][0].rpartition('-')[2]}"
+        cells = zip(run[0][1:], run[-1][1:], strict=True)
+        folded.append((ranks, *(first if first == last else _span(first, last) for first, last in cells)))
+    return folded
+
+
+def _span(first: str, last: str) -> str:
+    """Write two numbers of one unit with fewer digits: ``37.6-30.7``, ``75-66%``."""
+    unit, digits = ("%", 0) if first.endswith("%") else ("", 1)
+    low, high = (f"{float(text.rstrip('%')):.{digits}f}" for text in (first, last))
+    return f"{low}-{high}{unit}"
 
 
 def divisor_table(layout: Layout, memory: MemoryEstimate, preset: FrameworkPreset, *, moe: bool) -> Table:
