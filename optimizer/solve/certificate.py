@@ -49,7 +49,8 @@ class Certificate:
     """The record that makes an answer checkable.
 
     Every tuple (layout without stages) of the space was excluded by memory, excluded by its bound, or
-    solved: the three numbers sum to ``tuples``. ``removed_by_rule`` and ``removed_by_equivalence`` count the
+    solved: the three numbers sum to ``tuples``. After a stop ``removed_by_bound`` holds what was not examined, too:
+    nothing more is claimed of it than ``bound_s``. ``removed_by_rule`` and ``removed_by_equivalence`` count the
     other declared tuples. ``joint_assignments`` is the least number of layouts with stages.
     ``table_sha256`` is ``table_digest``, ``inputs_sha256`` is ``inputs_digest``. ``bound_s`` is a proven
     floor under every step time, ``gap`` how far the answer is above it, relative to the answer (or None).
