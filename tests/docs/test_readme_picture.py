@@ -1,9 +1,10 @@
-"""The README's picture is what the command beside it draws."""
+"""The README's picture is what the command beside it draws, from a sweep in which more GPUs never take longer."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -11,6 +12,8 @@ from xml.etree import ElementTree
 from click.testing import CliRunner
 
 from layoutopt.cli import main
+from layoutopt.optimizer.sweep.nested import best_within
+from layoutopt.optimizer.sweep.store import SweepStore
 
 if TYPE_CHECKING:
     import pytest
@@ -26,7 +29,10 @@ def shape(picture: Path) -> tuple[str, int]:
 
 
 def test_the_command_draws_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run word for word in an empty folder it writes the file that the README shows, with as many marks."""
+    """Run word for word in an empty folder it writes the file that the README shows, with as many dots.
+
+    Its step times never rise with more GPUs of one network where GPUs may idle at the far end.
+    """
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.search(
         r"!\[[^]]*\]\((?P<file>[^)]+)\)\n\n<!-- picture command -->\n```\n(?P<command>.*)\n```", text
@@ -43,3 +49,9 @@ def test_the_command_draws_the_picture(tmp_path: Path, monkeypatch: pytest.Monke
     assert (title, dots) == shape(ROOT / shown["file"])
     assert title
     assert dots == 2 * 3 * 7  # step time and MFU of every point
+    with SweepStore(tmp_path / "sweep.db") as store:
+        rows = sorted(best_within(store.rows()), key=lambda row: (row["network_gbit_per_s"], row["gpus"]))
+    for _, members in groupby(rows, key=lambda row: row["network_gbit_per_s"]):
+        times = [row["nested_step_time_s"] for row in members]
+        assert len(times) == 7
+        assert times == sorted(times, reverse=True)
