@@ -13,7 +13,9 @@ from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.report.plain import layout_to_plain
 from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.report.tables.memory import divisors
 from layoutopt.optimizer.simulate.layouts import simulate_workload
+from layoutopt.optimizer.solve.explain.fullest import fullest_rank
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.layout_file import read_layout_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_layout, load_workload
@@ -126,3 +128,15 @@ def test_simulation_agrees(savers: tuple[Saver, ...]) -> None:
     plain = simulate_workload(workload, cluster, replace(layout, savers=()), framework=Framework.ANY)
     assert saved.simulated_step_s > plain.simulated_step_s
     assert saved.simulated_step_s == pytest.approx(saved.analytic_step_s, rel=0.06)
+
+
+def test_reports_name_the_saved_bytes() -> None:
+    """Bytes per parameter in the tables are those with the savers, and divide the optimizer's state as it is."""
+    cluster = load_cluster("h100x16")
+    training = replace(WORKLOAD.training, global_batch=32, precision=LAYOUT.precision)
+    cost = build_cost_model(WORKLOAD.model, training, cluster, framework=Framework.ANY)
+    layout = replace(LAYOUT, savers=(MOMENTS,))
+    assert divisors(layout, cost.preset, moe=False)["optimizer"][0] == "8"
+    assert divisors(LAYOUT, cost.preset, moe=False)["optimizer"][0] == "12"
+    rank = fullest_rank(cost, layout, estimate(cost, layout).memory)
+    assert any("8 B" in text for text in map(str, rank.parts) if "optimizer" in text)

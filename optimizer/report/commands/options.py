@@ -193,7 +193,7 @@ space_options = _grouped(
         "--allow",
         type=SAVER,
         multiple=True,
-        help="Memory saver to try too; 'offload' stands for both kinds. May be repeated.",
+        help="Memory saver to try too; 'offload' stands for both kinds.",
     ),
 )
 

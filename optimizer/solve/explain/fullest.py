@@ -35,6 +35,7 @@ OTHERS = {
     "logits": "the head's inputs and scratch",
     "gathered": "gathered weights and gradients of ZeRO",
     "scratch_gradients": "scratch weight gradients",
+    "left": "activations moving to the host, and what it has no room for",
 }
 
 
@@ -103,7 +104,7 @@ class _Sharing:
         copies = SCHEDULES[self.layout.schedule].parameter_copies
         batch = batch_of_one(self.layout)
         weights = self.cost.weight_bytes(batch)
-        return state_bytes(self.cost.preset, batch, copies=copies, weight_bytes=weights)
+        return state_bytes(self.cost.saving(batch).preset, batch, copies=copies, weight_bytes=weights)
 
     def _experts(self) -> float:
         """Expert parameters on the rank."""
