@@ -61,7 +61,11 @@ def load_model(
     from layoutopt.optimizer.specs.loading import load_workload, override_training
 
     asked = WorkloadOptions(
-        batch=global_batch, batch_tokens=None, seq=sequence_length, precision=(precision,) if precision else (), gpus=None
+        batch=global_batch,
+        batch_tokens=None,
+        seq=sequence_length,
+        precision=(precision,) if precision else (),
+        gpus=None,
     )
     foreign = is_foreign_model(str(source))
     workload = foreign_workload(str(source), asked) if foreign else load_workload(source)
