@@ -134,7 +134,8 @@ def detect_kind(text: str, file: str = "") -> Kind:
         if re.search(sign, text, re.MULTILINE):
             return kind
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if lines and all(_HOST_LINE.fullmatch(line) for line in lines):
+    named_json = file.lower().endswith(".json")
+    if lines and not named_json and all(_HOST_LINE.fullmatch(line) for line in lines):
         return Kind.PBS_NODEFILE
     raise input_error("format is not recognised", "name it: " + ", ".join(Kind), key="kind", file=file)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import isinf
+from math import isinf, prod
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.solve.inputs import Question, cost_model_digest
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.canonical import digest
-from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.loading import override_training
 from layoutopt.optimizer.sweep.families import kind_digest, network_gbit_per_s, tier_rows, with_network
 
@@ -59,6 +59,10 @@ class SweepPoint:
         }
 
 
+MAX_POINTS = 100_000
+"""More combinations than this in one sweep are a typing error: their questions are held in memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepGrid:
     """Lists whose combinations are solved; an empty list keeps what the model or the cluster states.
@@ -79,6 +83,10 @@ class SweepGrid:
 
         Raises ``InputError`` with one line for each combination that can't be asked.
         """
+        lists = (self.gpus, self.global_batches, self.sequence_lengths, self.network_gbit_per_s)
+        count = len(self.workloads) * len(self.families) * prod(len(values) or 1 for values in lists)
+        if count > MAX_POINTS:
+            raise input_error(f"{count:,} combinations", f"at most {MAX_POINTS:,} in one sweep", key="sweep")
         found: dict[str, SweepPoint] = {}
         problems: dict[str, Problem] = {}
         for workload, family, length, batch, network in product(

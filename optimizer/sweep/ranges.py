@@ -42,7 +42,7 @@ def _part(part: str, key: str) -> list[int]:
     if last < first:
         raise input_error(f"{part!r} ends below its start", "first <= last", key=key)
     if pieces[2].startswith("+"):
-        return list(range(first, last + 1, _whole(pieces[2][1:], key)))[: MAX_VALUES + 1]
+        return list(range(first, last + 1, _whole(pieces[2][1:], key))[: MAX_VALUES + 1])
     return _geometric(first, last, _number(pieces[2][1:], key), part, key)
 
 

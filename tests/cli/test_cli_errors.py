@@ -53,6 +53,13 @@ ERRORS: dict[tuple[str, ...], str] = {
     ("sweep", "llama3-8b", "h100x8", "--scheduler", "foo"): (
         "--scheduler: 'foo' is no address (the address that `dask scheduler` prints, e.g. tcp://host:8786)"
     ),
+    ("sweep", "llama3-8b", "h100", "--gpus", "1:1000:+1", "--batch", "1:1000:+1"): (
+        "sweep: 1,000,000 combinations (at most 100,000 in one sweep)"
+    ),
+    ("sweep", "llama3-8b", "h100x8", "--store", ""): "--store: is empty (a file name)",
+    ("sweep", "llama3-8b", "h100x8", "--gpus", ""): (
+        '--gpus: \'\' is not a number ("256,512", "256:16384:x2", "8:64:+8")'
+    ),
     ("sweep", "export", "--format", "foo"): "--format: 'foo' is no export format (csv, json, parquet)",
     ("plan", "llama3-8b", "h100x8", "--tokens", "1e40"): "--tokens: 1e+40 is out of range (above 0)",
     ("solve", "", "h100x8"): "MODEL: is empty (a model file or a built-in name)",

@@ -254,7 +254,7 @@ def _draw(
 
 def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: PlanOptions) -> list[_Extra]:
     """Answer questions about other sizes of the cluster."""
-    if asked.days is None and not asked.fewest and not asked.sizes:
+    if asked.days is None and not asked.fewest and asked.sizes is None:
         return []
     from layoutopt.optimizer.report.tables.sweep import fewest_section, sizes_section
     from layoutopt.optimizer.sweep.families import load_family
@@ -271,7 +271,7 @@ def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: Pl
         found = fewest_for_deadline(workload, family, options, days=asked.days)
         table = fewest_section(f"Fewest GPUs for {asked.days:g} days", found, priced=True)
         parts.append(_Extra(key="deadline", plain=fewest_to_plain(found), table=table))
-    if asked.sizes:
+    if asked.sizes is not None:
         answers = cost_by_size(workload, family, parse_counts(asked.sizes, key="--sizes"), options)
         best = cheapest(answers, days=asked.days)
         within = "" if asked.days is None else f" within {asked.days:g} days"

@@ -119,6 +119,7 @@ def sweep(
     even kill -9, the same command goes on where it stopped. Exit code 4 when points are left or not proven.
     """
     require_drawing(drawing)
+    _require_name(store)
     models, families = split_sources(sources, _first(batch, "--batch"), _first(seq, "--seq"))
     points = _points(models, families, (gpus, batch, seq, network), solve_options(space, search, trainer))
     with named(scheduler="--scheduler"):
@@ -155,6 +156,7 @@ def export(
         chosen = format_of(file or Path("rows.csv"), kind)
     if file is None and chosen == "parquet":
         raise input_error("Parquet is no text", "-o FILE", key="--format")
+    _require_name(store)
     with SweepStore(store, create=False) as opened, named(where="--where", format="--format"):
         rows = export_rows(opened, where=_conditions(where), nested=nested)
         if file is None:
@@ -162,6 +164,11 @@ def export(
         else:
             click.echo(f"wrote {write_rows(rows, file, chosen):,} rows to {file}", err=True)
     return ExitCode.OK
+
+
+def _require_name(store: Path) -> None:
+    if not store.name:
+        raise input_error("is empty", "a file name", key="--store")
 
 
 def _conditions(where: Sequence[str]) -> dict[str, str]:
@@ -178,7 +185,7 @@ def _first(text: str | None, key: str) -> int | None:
     """Return the first value of a range, with which a file that states no run is read."""
     from layoutopt.optimizer.sweep.ranges import parse_counts
 
-    return parse_counts(text, key=key)[0] if text else None
+    return parse_counts(text, key=key)[0] if text is not None else None
 
 
 def split_sources(
@@ -248,10 +255,10 @@ def _points(
     return SweepGrid(
         workloads=models,
         families=families,
-        gpus=parse_counts(gpus, key="--gpus") if gpus else (),
-        global_batches=parse_counts(batch, key="--batch") if batch else (),
-        sequence_lengths=parse_counts(seq, key="--seq") if seq else (),
-        network_gbit_per_s=parse_rates(network, key="--network") if network else (),
+        gpus=parse_counts(gpus, key="--gpus") if gpus is not None else (),
+        global_batches=parse_counts(batch, key="--batch") if batch is not None else (),
+        sequence_lengths=parse_counts(seq, key="--seq") if seq is not None else (),
+        network_gbit_per_s=parse_rates(network, key="--network") if network is not None else (),
         options=options,
     ).points()
 
