@@ -58,7 +58,9 @@ FLOPS = Kind(
 )
 Gpus = Annotated[int, whole(most=MAX_GPUS)]
 Bandwidth = Annotated[float, quantity(BANDWIDTH)]
-Bytes = Annotated[float, quantity(BYTES)]
+
+MOST_MEMORY_BYTES = 1e15
+"""Far above any GPU's memory, and low enough that the solver's whole numbers hold it."""
 
 
 class GpuFile(FileModel):
@@ -69,7 +71,9 @@ class GpuFile(FileModel):
     dense_flops: Annotated[dict[Precision, float], FLOPS] = Field(
         description="FLOP/s without sparsity by precision; a missing precision is not supported"
     )
-    memory: Bytes = Field(description="memory that the driver shows, bytes")
+    memory: Annotated[float, quantity(BYTES, most=MOST_MEMORY_BYTES)] = Field(
+        description="memory that the driver shows, bytes"
+    )
     nominal_memory: Annotated[float | None, quantity(BYTES)] = Field(
         default=None, description="the datasheet's memory; default memory"
     )

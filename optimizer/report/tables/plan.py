@@ -58,8 +58,9 @@ def _headline(plan: Plan) -> Text:
     line = Text.assemble(verdict_text(plan.status.value))
     if plan.estimate is not None:
         line.append(f": {plan.estimate.step_time_s:.6g} s per step", style="bold")
-        if plan.status.value != "optimal" or gap_words(plan.gap) != "none":
-            line.append(f", proven within {gap_words(plan.gap)}")
+        gap = gap_words(plan.gap)
+        if plan.status.value != "optimal" or gap != "none":
+            line.append(f", proven within {'rounding' if gap == 'none' else gap}")
     elif plan.infeasibility is None:
         line.append(": no layout was found", style="bold")
     if plan.verdict is not None and plan.verdict.value != "fits":
