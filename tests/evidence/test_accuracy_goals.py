@@ -126,10 +126,19 @@ def test_few_constants_are_fitted() -> None:
     assert not {"meta-internal", "deepseek-internal", "any"} & set(parts)
 
 
+@pytest.mark.parametrize("table", ["cost/constants.yaml", "topology/links.yaml"])
+def test_only_what_is_fitted_says_so(table: str) -> None:
+    """No constant rests on a fit that the plan does not repeat, so that 30 is the whole count."""
+    entries = yaml.safe_load((ROOT / "optimizer" / table).read_text(encoding="utf-8"))
+    fitted = {other for name in PLAN["global"] for other in (name, *_tied(name))}
+    said = {name for name, entry in entries.items() if "fit" in entry or entry["source"].startswith("fit")}
+    assert said <= fitted
+
+
 def test_reference_presets_borrow_their_speed() -> None:
-    """Llama 3's multiplications run as llm-foundry's of the same time, on whose runs that speed was fitted."""
+    """Llama 3's multiplications run as llm-foundry's of the same time, on whose runs that speed was fitted (0.88-0.91)."""
     fitted = FITTED["constants"]["hopper_gemm_speed.llm-foundry"]["value"]
-    assert load_preset(Framework.META_INTERNAL).hopper_gemm_speed == pytest.approx(fitted, rel=0.02)
+    assert load_preset(Framework.META_INTERNAL).hopper_gemm_speed == pytest.approx(fitted, rel=0.03)
     assert load_preset(Framework.META_INTERNAL).hopper_attention_speed == 1.0
     deepseek = load_preset(Framework.DEEPSEEK_INTERNAL)
     assert (deepseek.hopper_gemm_speed, deepseek.hopper_attention_speed) == (1.0, 1.0)
