@@ -140,7 +140,6 @@ def _certificate(question: Question, source: CostedSpace, result: SearchResult) 
     solver = {Status.OPTIMAL: "OPTIMAL", Status.INFEASIBLE: "INFEASIBLE"}.get(
         status, "FEASIBLE" if best else "UNKNOWN"
     )
-    finite = bool(np.isfinite(result.bound_s))
     return build_certificate(
         source,
         size,
@@ -148,13 +147,25 @@ def _certificate(question: Question, source: CostedSpace, result: SearchResult) 
         cost_model=cost_model_digest(),
         solver_status=solver,
         step_time_s=best.step_time_s if best else None,
-        bound_s=result.bound_s if finite else None,
+        bound_s=_stated_bound_s(source, result),
         removed_by_memory=result.by_memory,
         solved=result.solved,
         removed_by_rule={count.rule: count.tuples for count in space.counts.removed},
         gap_target=question.options.gap,
         rounding_s=result.rounding_s,
     )
+
+
+def _stated_bound_s(source: CostedSpace, result: SearchResult) -> float | None:
+    """Return the proven bound, None without one.
+
+    It is not above the answer's price added up part by part, which rounds differently from the search's price.
+    """
+    if not np.isfinite(result.bound_s):
+        return None
+    if result.best is None:
+        return result.bound_s
+    return min(result.bound_s, max(_priced(source, result.best)[1].step_time_s, result.bound_s * (1 - 1e-12)))
 
 
 def _answer(question: Question, source: CostedSpace, result: SearchResult, certificate: Certificate) -> Plan:
