@@ -24,6 +24,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     RECOMPUTE_MODULES,
     Granularity,
     Precision,
+    Saver,
     Schedule,
 )
 from layoutopt.optimizer.specs.workload import Workload
@@ -145,6 +146,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, ModelSpec]:
         schedule=schedule,
         mesh_order=draw(st.sampled_from([DEFAULT_MESH_ORDER, "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp"])),
         precision=draw(st.sampled_from(list(Precision))),
+        savers=tuple(sorted(draw(st.sets(st.sampled_from(Saver), max_size=2)))),
         stages=stages,
     )
     return layout, model
@@ -185,6 +187,8 @@ def test_export_then_import_gives_the_same_layout(
         wanted = nearest_expressible(layout, framework, model, version=version)
     except NotExpressible:
         assume(False)
+    # A 16-bit or offloaded optimizer is written as a sharded one on a single replica too, where that is the same.
+    assume(wanted.zero or wanted.dp * wanted.cp > 1 or not wanted.savers)
     assume(framework != "deepspeed" or (wanted.pp == 1 and not wanted.sp))
     job = export(wanted, workload(model, wanted), CLUSTER, framework, version=version)
     assert job.layout == resolved(wanted, model)

@@ -10,7 +10,7 @@ from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import TrainingSpec
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision, Saver
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -66,8 +66,25 @@ def complete_layout(
         schedule=schedule,
         mesh_order=part.mesh_order or DEFAULT_MESH_ORDER,
         precision=job.training.precision or Precision.BF16,
+        savers=_savers(job, model),
         stages=_stages(job, pp, vp, model, schedule),
     )
+
+
+def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
+    """Return the stated memory savers that the framework's release offers; parts of an optimizer are none."""
+    from layoutopt.optimizer.space.abilities import savers_of  # it loads numpy
+    from layoutopt.optimizer.space.releases import parse_release
+
+    stated = {
+        Saver.BF16_MOMENTS: job.training.moment_bytes == 2,
+        Saver.OFFLOAD_ACTIVATIONS: job.options.activation_offload,
+        Saver.OFFLOAD_OPTIMIZER: job.options.optimizer_offload == 1.0,
+    }
+    if model is None or not any(stated.values()):
+        return ()
+    known = savers_of(job.framework, parse_release(job.framework, job.version), model)
+    return tuple(saver for saver in Saver if stated[saver] and saver in known)
 
 
 def complete_workload(
