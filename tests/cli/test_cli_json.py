@@ -71,8 +71,8 @@ def test_plan_keys(plan_text: str) -> None:
 
 def test_alternatives_are_slower(ask: Callable[..., dict[str, Any]]) -> None:
     """Runners-up are slower than the answer and each says why."""
-    plan = ask("solve", "llama3-70b", "h100-1024")
-    assert plan["alternatives"]
+    plan = ask("solve", "llama3-70b", "h100-1024", "--top", "4")
+    assert len(plan["alternatives"]) == 3
     for other in plan["alternatives"]:
         assert other["step_time_s"] >= plan["objective"]["step_time_s"]
         assert other["why"]
