@@ -37,10 +37,16 @@ if TYPE_CHECKING:
 # Ranks priced at once (tuples times pipeline stages): about 100 MB of intermediate arrays, and enough to hide
 # the fixed cost of numpy calls.
 CELLS = 300_000
+AUDITED_TUPLES = 1_000_000
+"""Tuples of excluded rows that a sample expands at most, but for its first row: seconds even where rows hold thousands."""
 
 
 class PricedSpace(Space, Protocol):
     """A space of layouts with the terms of their stages."""
+
+    @property
+    def tuples(self) -> IntArray:
+        """Number of tuples of each degree row."""
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
         """Return the exact terms of tuples."""
@@ -103,12 +109,12 @@ def exclude_tuples(
 ) -> Exclusion:
     """Try to exclude every layout of ``space`` below ``below_s`` seconds, inf for every layout that fits.
 
-    Without ``every_tuple``, optimistic terms exclude degree rows first, and ``audit_rows`` rows drawn with
+    Without ``every_tuple``, optimistic terms exclude degree rows first, and up to ``audit_rows`` rows drawn with
     ``seed`` are expanded in any case. ``progress`` is called with the degree rows done and their number.
     """
     total = len(space.degrees)
     audited = np.zeros(total, dtype=bool)
-    audited[np.random.default_rng(seed).permutation(total)[:audit_rows]] = True
+    audited[_sample(space.tuples, audit_rows, seed)] = True
     done, sum_ = 0, Exclusion()
     for index in _row_chunks(space):
         rows = space.degrees.take(index)
@@ -125,6 +131,13 @@ def exclude_tuples(
         if not sum_.holds:
             break
     return sum_
+
+
+def _sample(tuples: IntArray, rows: int, seed: int) -> IntArray:
+    """Draw degree rows that together hold no more tuples than an audit expands."""
+    drawn = np.random.default_rng(seed).permutation(len(tuples))[:rows]
+    before = np.cumsum(tuples[drawn]) - tuples[drawn]
+    return np.asarray(drawn[before < AUDITED_TUPLES])
 
 
 def _row_chunks(space: PricedSpace) -> Iterator[IntArray]:

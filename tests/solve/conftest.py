@@ -73,6 +73,11 @@ class RandomSpace:
         columns |= {"micro_batches": np.full(self.rows, 8), "dp": np.full(self.rows, 2)}
         return LayoutBatch(codebook=BOOK, **columns)
 
+    @property
+    def tuples(self) -> IntArray:
+        """Number of tuples of each degree row."""
+        return np.full(len(self.degrees), 8)
+
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
         """ZeRO 0 or 1, without or with full recomputation, in two orders."""
         codes = np.array(list(product((0, 1), repeat=3)))

@@ -126,3 +126,11 @@ def test_cost_model_out_of_range(kit: Any, changes: dict[str, float], message: s
     assert message in unsound_terms(broken)
     space.terms = lambda batch: broken.take(np.arange(len(batch)))
     assert message in exclude_tuples(space, 1.0).unsound
+
+
+def test_audit_of_rows_with_many_tuples_stays_small(monkeypatch: pytest.MonkeyPatch, kit: Any) -> None:
+    """The sample of excluded rows ends with the row that reaches the most tuples that an audit expands."""
+    space = kit.space(rows=50)
+    monkeypatch.setattr(verify_exclusion, "AUDITED_TUPLES", 20)
+    found = exclude_tuples(space, 1e-3, every_tuple=False, audit_rows=40)
+    assert (found.rows_audited, found.tuples) == (3, 24)
