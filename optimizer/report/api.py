@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -177,15 +178,16 @@ def _tuples(given: Mapping[str, Any] | None) -> dict[str, tuple[Value, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _Answer(ABC):
     """An answer that shows itself: one line as repr, tables as text and in notebooks."""
 
     workload: Workload = field(repr=False)
     cluster: ClusterSpec = field(repr=False)
     options: SolveOptions = field(repr=False)
 
+    @abstractmethod
     def _tables(self) -> RenderableType:
-        raise NotImplementedError
+        """Return the tables that the command prints."""
 
     def __str__(self) -> str:
         from rich.console import Console

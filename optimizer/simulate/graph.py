@@ -113,6 +113,7 @@ class _Builder:
 
     @classmethod
     def start(cls, pipeline: Pipeline, *, hops_overlap: bool) -> _Builder:
+        """Begin with the ranks' operations, in order, and no edges."""
         forward_to = successors(pipeline)
         orders = rank_orders(pipeline)
         builder = cls(
@@ -207,6 +208,7 @@ class _Builder:
         return [node - 1] if node and self.op_rank[node - 1] == self.op_rank[node] else []
 
     def graph(self) -> Graph:
+        """Return the finished graph as arrays."""
         columns = np.array(
             [(rank, *op) for rank, op in zip(self.op_rank, self.ops, strict=True)], dtype=np.int64
         )

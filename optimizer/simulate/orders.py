@@ -180,23 +180,28 @@ class _Tape:
     late_wgrads: deque[tuple[int, int]] = field(default_factory=deque)
 
     def next_of(self, kind: Kind, chunk: int) -> int:
+        """Count operations of a kind on a chunk: the next micro-batch."""
         i = self.taken.get((kind, chunk), 0)
         self.taken[kind, chunk] = i + 1
         return i
 
     def forward(self, chunk: int) -> None:
+        """Append the next forward of a chunk."""
         self.ops.append(Op(Kind.FORWARD, chunk, self.next_of(Kind.FORWARD, chunk)))
 
     def backward(self, chunk: int, *, late_wgrad: bool = False) -> None:
+        """Append the next backward of a chunk, its weight gradient apart where that comes late."""
         i = self.next_of(Kind.BACKWARD, chunk)
         self.ops.append(Op(Kind.DGRAD if late_wgrad else Kind.BACKWARD, chunk, i))
         if late_wgrad:
             self.late_wgrads.append((chunk, i))
 
     def wgrad(self) -> None:
+        """Append the oldest weight gradient that is due."""
         self.ops.append(Op(Kind.WGRAD, *self.late_wgrads.popleft()))
 
     def pair(self, forward: int, backward: int) -> None:
+        """Append a forward and a backward that run together."""
         i, j = self.next_of(Kind.FORWARD, forward), self.next_of(Kind.BACKWARD, backward)
         self.ops.append(Op(Kind.PAIR, forward, i, backward, j))
 

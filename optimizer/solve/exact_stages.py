@@ -97,6 +97,7 @@ class _Best:
         return (self.step_time_s - row.fixed_s - row.sum_weight * least_sum_s) / row.peak_weight
 
     def value_s(self, limit_s: float, sum_s: float) -> float:
+        """Return the step time of a bottleneck and a sum of stage times."""
         return self.row.peak_weight * limit_s + self.row.sum_weight * sum_s + self.row.fixed_s
 
 

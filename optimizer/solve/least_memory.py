@@ -85,6 +85,7 @@ class _Candidates:
 
     @classmethod
     def sort(cls, batch: LayoutBatch, floors: FloatArray) -> _Candidates:
+        """Order rows by their floors, without those that have none."""
         order = np.argsort(floors, kind="stable")
         order = order[np.isfinite(floors[order])]
         return cls(batch.take(order), floors[order])

@@ -157,6 +157,7 @@ class _Reader:
         self._nodes = 0
 
     def read(self, node: Node, path: KeyPath, depth: int) -> Any:
+        """Turn a node into plain data and note its line; too many or too deep nodes are refused."""
         import yaml
 
         self._nodes += 1

@@ -95,11 +95,8 @@ def _problems(found: list[Finding], framework: Framework, nearest: Layout | None
     """One line per axis with the nearest value, and one with the nearest layout as a whole."""
     problems = []
     for finding in found:
-        value = (
-            None
-            if nearest is None or finding.axis in ("stages", "recompute", "savers")
-            else getattr(nearest, finding.axis)
-        )
+        has_value = nearest is not None and finding.axis not in ("stages", "recompute", "savers")
+        value = getattr(nearest, finding.axis) if has_value else None
         allowed = "" if value is None else f"nearest: {finding.axis}={value}"
         problems.append(Problem(what=f"{framework.value}: {finding.why}", allowed=allowed, key=finding.axis))
     near = "none at this number of GPUs and global batch" if nearest is None else describe(nearest)

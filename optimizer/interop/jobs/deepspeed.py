@@ -25,10 +25,12 @@ class _DeepSpeedFields(Fields):
     """DeepSpeed's fields: ``auto`` leaves the value to the trainer and counts as absent."""
 
     def find(self, *keys: str) -> tuple[str, Any]:
+        """Find a value; DeepSpeed writes "auto" for what it leaves open."""
         key, value = super().find(*keys)
         return key, None if value == "auto" else value
 
     def section(self, *keys: str) -> _DeepSpeedFields:
+        """Return a section read in the same way."""
         inner = super().section(*keys)
         return _DeepSpeedFields(inner.data, file=inner.file, prefix=inner.prefix)
 

@@ -69,11 +69,13 @@ class _Reader:
         self.total = 0
 
     def run(self) -> None:
+        """Read the whole text."""
         while self.at < len(self.text):
             self.step()
         self.end_statement()
 
     def step(self) -> None:
+        """Read the next piece of the text, or what ends a word or a statement."""
         char = self.text[self.at]
         if char == "#" and self.word is None:
             self.skip_line()
@@ -91,6 +93,7 @@ class _Reader:
             self.piece(char)
 
     def piece(self, char: str) -> None:
+        """Read a quoted string, an expansion or a plain character."""
         if char == "'":
             end = self.closing("'", self.at + 1)
             self.add(self.text[self.at + 1 : end])
@@ -104,6 +107,7 @@ class _Reader:
             self.at += 1
 
     def closing(self, mark: str, start: int) -> int:
+        """Return where a quote ends; one that never does raises ``InputError``."""
         end = self.text.find(mark, start)
         if end < 0:
             line = self.text.count("\n", 0, self.at) + 1
@@ -111,10 +115,12 @@ class _Reader:
         return end
 
     def skip_line(self) -> None:
+        """Pass over the rest of the line."""
         end = self.text.find("\n", self.at)
         self.at = len(self.text) if end < 0 else end
 
     def escape(self) -> None:
+        """Take the character after a backslash as it is; a line break joins lines."""
         following = self.text[self.at + 1 : self.at + 2]
         if following == "\n":
             self.end_word()
@@ -123,12 +129,14 @@ class _Reader:
         self.at += 2
 
     def add(self, text: str) -> None:
+        """Append text to the word."""
         # an empty string in quotes is a word too, so None and empty differ
         if self.word is None:
             self.word = []
         self.word.append(text)
 
     def double_quoted(self) -> None:
+        """Read a string in which variables are expanded."""
         self.add("")
         self.at += 1
         while self.at < len(self.text):
@@ -147,6 +155,7 @@ class _Reader:
         raise input_error('quote " is never closed', file=self.file)
 
     def expansion(self, *, quoted: bool) -> None:
+        """Read a variable or substitution."""
         value, end = _expand(self.text, self.at, self.script)
         self.at = end
         if isinstance(value, list):
@@ -165,6 +174,7 @@ class _Reader:
             self.add(part)
 
     def array(self) -> None:
+        """Read the elements of an array assignment."""
         name = "".join(self.word or [])
         inner = _Reader(self.text, self.script, self.file)
         inner.at = self.at + 1
@@ -182,6 +192,7 @@ class _Reader:
             self.assign(match[1], inner.words, append=match[2] == "+")
 
     def end_word(self) -> None:
+        """Close the word, if there is one."""
         if self.word is not None:
             self.total += 1
             word = "".join(self.word)
@@ -191,6 +202,7 @@ class _Reader:
         self.word = None
 
     def end_statement(self) -> None:
+        """Close the statement, without the reserved words in front."""
         self.end_word()
         words, self.words = self.words, []
         # reserved words stand in front of the command that they introduce
@@ -204,6 +216,7 @@ class _Reader:
         self.statement(words)
 
     def statement(self, words: list[str]) -> None:
+        """Take assignments, and keep the command behind them."""
         if words[0] in _DECLARING:
             words = [word for word in words[1:] if not word.startswith("-")]
         rest = 0
@@ -214,6 +227,7 @@ class _Reader:
             self.script.commands.append(words[rest:])
 
     def assign(self, name: str, value: Value, *, append: bool) -> None:
+        """Set or extend a variable."""
         before = self.script.variables.get(name)
         if append and before is not None:
             joined = isinstance(value, list) or isinstance(before, list)

@@ -67,12 +67,15 @@ class _Section(ArgFields):
     """A section whose messages show dotted keys, and whose ``$`` values are reported when read."""
 
     def path(self, key: str) -> str:
+        """Return the full name of a key."""
         return Fields.path(self, key)
 
     def unresolved(self, value: str) -> str:
+        """Say that a value is computed where nothing is run."""
         return f"is computed by {shorten(value[1:])}, and nothing is run"
 
     def flag(self, *keys: str) -> bool | None:
+        """Read a switch."""
         return Fields.flag(self, *keys)
 
 
