@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.solve.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 
 BASELINE = Path(__file__).resolve().with_name("throughput_baseline.json")
 TOLERATED_SHARE = 0.75

@@ -15,10 +15,10 @@ from dataclasses import replace
 import click
 import numpy as np
 
-from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
-from layoutopt.optimizer.solve.costed_space import CostedSpace
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 from layoutopt.optimizer.specs.vocabulary import Framework

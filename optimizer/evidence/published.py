@@ -19,7 +19,7 @@ from layoutopt.optimizer.solve.explain.path import explain_gap
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.judge import memory_verdict
 from layoutopt.optimizer.solve.plan import SolveOptions
-from layoutopt.optimizer.solve.verify_room import may_be_below
+from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.workload import Workload
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.run import MeasuredRun
-    from layoutopt.optimizer.solve.best_first import Progress
     from layoutopt.optimizer.solve.explain.records import Gap
     from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.solve.search.best_first import Progress
     from layoutopt.optimizer.specs.vocabulary import Schedule, Verdict
 
 CHUNKS = (1, 2, 4, 8)

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.interop.records import ExportedJob
-    from layoutopt.optimizer.solve.best_first import Progress
-    from layoutopt.optimizer.solve.cp_model import CpModel
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
+    from layoutopt.optimizer.solve.model.cp_model import CpModel
     from layoutopt.optimizer.solve.plan import Judgement, Plan
     from layoutopt.optimizer.solve.resolve import OpenModel, Resolved
+    from layoutopt.optimizer.solve.search.best_first import Progress
     from layoutopt.optimizer.space.options import Value
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -283,7 +283,7 @@ class Result(_Answer):
 
     def export(self, to: str, *, release: str | None = None) -> ExportedJob:
         """Write the launch configuration for a trainer; raises InputError for what it can't launch."""
-        from layoutopt.optimizer.interop.exporters.export import export
+        from layoutopt.optimizer.interop.launch.export import export
 
         if self.plan.layout is None:
             raise input_error("there is no layout to export", key="export")

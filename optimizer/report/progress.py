@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
-    from layoutopt.optimizer.solve.best_first import Progress
+    from layoutopt.optimizer.solve.search.best_first import Progress
 
 LIVE_EVERY_S = 0.1
 LINE_EVERY_S = 2.0

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.estimate import estimate_row
-from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.certificate import build_certificate, relative_gap
-from layoutopt.optimizer.solve.explain_gap import what_binds, why_slower
-from layoutopt.optimizer.solve.infeasible import explain_infeasible
+from layoutopt.optimizer.solve.explain.gap import what_binds, why_slower
+from layoutopt.optimizer.solve.explain.infeasible import explain_infeasible
 from layoutopt.optimizer.solve.inputs import Question, cost_model_digest, question_from_plain
 from layoutopt.optimizer.solve.judge import memory_verdict
 from layoutopt.optimizer.solve.plan import Alternative, Infeasibility, Plan, SolveOptions
-from layoutopt.optimizer.solve.space_size import size_of_shapes
-from layoutopt.optimizer.solve.verify import Rebuilt
-from layoutopt.optimizer.solve.verify import verify_plan as check_plan
-from layoutopt.optimizer.solve.verify_plan import Status
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.space_size import size_of_shapes
+from layoutopt.optimizer.solve.verify.claim import Rebuilt
+from layoutopt.optimizer.solve.verify.claim import verify_plan as check_plan
+from layoutopt.optimizer.solve.verify.plan_file import Status
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Layout, Recompute
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.solve.best_first import Found, Progress, SearchResult
     from layoutopt.optimizer.solve.certificate import Certificate
-    from layoutopt.optimizer.solve.costed_space import CostedSpace
-    from layoutopt.optimizer.solve.verify_layout import PricedLayout
-    from layoutopt.optimizer.solve.verify_report import VerifyReport
+    from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.verify.layout import PricedLayout
+    from layoutopt.optimizer.solve.verify.report import VerifyReport
     from layoutopt.optimizer.space.enumeration import Space
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload

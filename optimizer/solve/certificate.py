@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt import __version__
-from layoutopt.optimizer.solve.plain_reader import PlainReader
+from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray
-    from layoutopt.optimizer.solve.space_size import Space, SpaceSize
+    from layoutopt.optimizer.solve.search.space_size import Space, SpaceSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
-from layoutopt.optimizer.solve.costed_space import CostedSpace
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
+from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import SpaceOptions

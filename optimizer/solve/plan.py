@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate
-    from layoutopt.optimizer.solve.verify_plan import Status
+    from layoutopt.optimizer.solve.verify.plan_file import Status
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.layout import Layout
 

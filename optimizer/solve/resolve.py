@@ -10,11 +10,11 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import DEGREES, LayoutBatch
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.solve.api import layout_of
-from layoutopt.optimizer.solve.best_first import RELAXED_ROWS, Found
-from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.certificate import relative_gap
-from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus
-from layoutopt.optimizer.solve.slices import tuple_slice
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.model.slices import tuple_slice
+from layoutopt.optimizer.solve.search.best_first import RELAXED_ROWS, Found
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.cost.terms import FloatArray
-    from layoutopt.optimizer.solve.costed_space import CostedSpace
-    from layoutopt.optimizer.solve.cp_model import SolverLimits
     from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.solve.model.cp_model import SolverLimits
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.specs.layout import Layout
 
 TUPLES = 16

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from layoutopt.optimizer.interop.exporters.export import export
-from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, nearest_expressible
-from layoutopt.optimizer.interop.jobs.shell import parse_script
+from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
+from layoutopt.optimizer.interop.launch.shell import parse_script
 from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
 from layoutopt.optimizer.interop.sources import Kind, import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from layoutopt.optimizer.interop.huggingface.config import import_config
-from layoutopt.optimizer.interop.jobs.complete import complete_layout
+from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.machines.nccl_fit import find_anomalies, fit_collective
 from layoutopt.optimizer.interop.records import GpuTopology, ImportedJob, ImportedModel, MeasuredRun, NodeSet
 from layoutopt.optimizer.interop.sources import Kind, import_path

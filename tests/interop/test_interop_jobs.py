@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.interop.jobs.complete import complete_layout, complete_workload, named_model
+from layoutopt.optimizer.interop.launch.complete import complete_layout, complete_workload, named_model
 from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute

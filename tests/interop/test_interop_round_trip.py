@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.interop.exporters.export import export
-from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, nearest_expressible
-from layoutopt.optimizer.interop.exporters.target import resolved
-from layoutopt.optimizer.interop.jobs.complete import complete_layout
+from layoutopt.optimizer.interop.launch.complete import complete_layout
+from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
+from layoutopt.optimizer.interop.launch.target import resolved
 from layoutopt.optimizer.interop.records import CheckpointSchedule
 from layoutopt.optimizer.interop.sources import Kind, import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec

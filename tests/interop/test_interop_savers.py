@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from layoutopt.optimizer.interop.exporters.export import export
-from layoutopt.optimizer.interop.exporters.expressible import NotExpressible, nearest_expressible
+from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.vocabulary import Saver

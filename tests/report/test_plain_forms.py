@@ -11,7 +11,7 @@ import pytest
 from layoutopt.optimizer.report.plain_plan import plan_to_plain
 from layoutopt.optimizer.solve.api import solve_layout, verify_plan
 from layoutopt.optimizer.solve.plan import Plan, SolveOptions
-from layoutopt.optimizer.solve.verify_plan import read_plan
+from layoutopt.optimizer.solve.verify.plan_file import read_plan
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 

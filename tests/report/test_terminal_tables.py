@@ -22,7 +22,7 @@ from layoutopt.optimizer.report.tables.verdict import judgement_tables, verify_t
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
-from layoutopt.optimizer.solve.verify_report import Check, VerifyReport
+from layoutopt.optimizer.solve.verify.report import Check, VerifyReport
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
 from layoutopt.optimizer.specs.vocabulary import Framework
 

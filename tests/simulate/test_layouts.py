@@ -14,7 +14,7 @@ from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.simulate.compare import EVEN_TOLERANCE, UNEVEN_TOLERANCE
 from layoutopt.optimizer.simulate.layouts import simulate_priced, simulate_workload
-from layoutopt.optimizer.solve.verify_exclusion import even_split
+from layoutopt.optimizer.solve.verify.exclusion import even_split
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout

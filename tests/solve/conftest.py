@@ -14,8 +14,8 @@ import pytest
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
 from layoutopt.optimizer.solve.certificate import build_certificate
-from layoutopt.optimizer.solve.space_size import space_size
-from layoutopt.optimizer.solve.verify import Rebuilt
+from layoutopt.optimizer.solve.search.space_size import space_size
+from layoutopt.optimizer.solve.verify.claim import Rebuilt
 from layoutopt.optimizer.space.stage_rule import (
     FREE,
     MEGATRON,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray
-    from layoutopt.optimizer.solve.verify_layout import PricedLayout
+    from layoutopt.optimizer.solve.verify.layout import PricedLayout
 
     Plan = dict[str, Any]
 

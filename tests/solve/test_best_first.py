@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.synthetic import SyntheticSource, dense_405b
 
 from layoutopt.optimizer.cost.terms import price_stages
-from layoutopt.optimizer.solve.best_first import FAMILY, BestFirst, SearchOptions
-from layoutopt.optimizer.solve.source import Refinement
-from layoutopt.optimizer.solve.synthetic import SyntheticSource, dense_405b
+from layoutopt.optimizer.solve.search.best_first import FAMILY, BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.source import Refinement
 from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, StageRule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.solve.best_first import Found, Progress, SearchResult
+    from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
 
 RULES = {"free": FREE, "megatron": MEGATRON, "torchtitan": TORCHTITAN}
 COUNTS = [(5,), (1, 4), (1, 2, 2)]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
-from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, Recomputation, Split, StageRule
 
 NEAR_UNIFORM = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from checks.synthetic import SyntheticSource, dense_405b, moe_671b
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
-from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
-from layoutopt.optimizer.solve.construct import construct, good_stages
-from layoutopt.optimizer.solve.exact_stages import solve_stages
+from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.construct import construct, good_stages
 from layoutopt.optimizer.solve.splits import chunks, fewest_blocks, obeys_near_equal
-from layoutopt.optimizer.solve.synthetic import SyntheticSource, dense_405b, moe_671b
 from layoutopt.optimizer.space.stage_rule import (
     FREE,
     MEGATRON,

@@ -20,8 +20,8 @@ from layoutopt.optimizer.solve.certificate import (
     relative_gap,
     table_digest,
 )
-from layoutopt.optimizer.solve.exact_stages import boxes
-from layoutopt.optimizer.solve.space_size import StageShape, space_size, stage_choices
+from layoutopt.optimizer.solve.exact.stages import boxes
+from layoutopt.optimizer.solve.search.space_size import StageShape, space_size, stage_choices
 from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, StageRule
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
-from layoutopt.optimizer.solve.exact_stages import boxes, solve_stages
+from layoutopt.optimizer.solve.exact.stages import boxes, solve_stages
 from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, Recomputation, Split, StageRule
 
 if TYPE_CHECKING:

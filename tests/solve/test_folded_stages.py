@@ -7,13 +7,13 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
-from layoutopt.optimizer.solve.bound import lower_bound, quick_bound
-from layoutopt.optimizer.solve.construct import construct
-from layoutopt.optimizer.solve.cp_model import CpModel, SliceStatus
-from layoutopt.optimizer.solve.exact_stages import solve_stages
-from layoutopt.optimizer.solve.slices import tuple_slice
-from layoutopt.optimizer.solve.verify_exclusion import even_split
-from layoutopt.optimizer.solve.verify_room import may_be_below
+from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.model.slices import tuple_slice
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.construct import construct
+from layoutopt.optimizer.solve.verify.exclusion import even_split
+from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]

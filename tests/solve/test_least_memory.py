@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.synthetic import SyntheticSource, dense_405b
 
 from layoutopt.optimizer.cost.terms import price_stages
-from layoutopt.optimizer.solve.least_memory import least_memory, peak_floor
-from layoutopt.optimizer.solve.source import Refinement
-from layoutopt.optimizer.solve.synthetic import SyntheticSource, dense_405b
+from layoutopt.optimizer.solve.explain.least_memory import least_memory, peak_floor
+from layoutopt.optimizer.solve.search.source import Refinement
 from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Saver, Sc
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.solve.source import Refinement
+    from layoutopt.optimizer.solve.search.source import Refinement
 
 MODELS = ("llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "kimi-k2")
 FRAMEWORKS = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY, Framework.DEEPSEEK_INTERNAL)

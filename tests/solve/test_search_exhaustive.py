@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.terms import price_stages
-from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions, SearchResult
-from layoutopt.optimizer.solve.costed_space import CostedSpace
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions, SearchResult
+from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel

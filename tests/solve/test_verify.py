@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.solve.certificate import inputs_digest, table_digest
-from layoutopt.optimizer.solve.verify import verify_plan
+from layoutopt.optimizer.solve.verify.claim import verify_plan
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:

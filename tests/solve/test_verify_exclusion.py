@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.solve import verify_exclusion
-from layoutopt.optimizer.solve.exact_stages import solve_stages
-from layoutopt.optimizer.solve.verify_exclusion import even_split, exclude_tuples, unsound_terms
-from layoutopt.optimizer.solve.verify_room import may_be_below
+from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.verify import exclusion
+from layoutopt.optimizer.solve.verify.exclusion import even_split, exclude_tuples, unsound_terms
+from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_rule import (
     FREE,
     MEGATRON,
@@ -29,7 +29,7 @@ def test_portions_do_not_matter(solved: Solved, monkeypatch: pytest.MonkeyPatch)
     space, choices = solved
     below_s = choices[0].step_time_s * (1 - 1e-9)
     whole = exclude_tuples(space, below_s)
-    monkeypatch.setattr(verify_exclusion, "CELLS", 1)
+    monkeypatch.setattr(exclusion, "CELLS", 1)
     seen: list[tuple[int, int]] = []
     single = exclude_tuples(space, below_s, progress=lambda done, total: seen.append((done, total)))
     assert single == whole
@@ -40,7 +40,7 @@ def test_portions_do_not_matter(solved: Solved, monkeypatch: pytest.MonkeyPatch)
 def test_every_tuple_is_priced_once(kit: Any, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     """Whatever the portions, all tuples of all rows are priced, and again through the audit of every row."""
     space = kit.space(rows=50)
-    monkeypatch.setattr(verify_exclusion, "CELLS", cells)
+    monkeypatch.setattr(exclusion, "CELLS", cells)
     assert exclude_tuples(space, 1e-3).tuples == 400
     by_rows = exclude_tuples(space, 1e-3, every_tuple=False, audit_rows=50)
     assert (by_rows.tuples, by_rows.rows_at_sight, by_rows.rows_audited) == (400, 50, 50)
@@ -131,6 +131,6 @@ def test_cost_model_out_of_range(kit: Any, changes: dict[str, float], message: s
 def test_audit_of_rows_with_many_tuples_stays_small(monkeypatch: pytest.MonkeyPatch, kit: Any) -> None:
     """The sample of excluded rows ends with the row that reaches the most tuples that an audit expands."""
     space = kit.space(rows=50)
-    monkeypatch.setattr(verify_exclusion, "AUDITED_TUPLES", 20)
+    monkeypatch.setattr(exclusion, "AUDITED_TUPLES", 20)
     found = exclude_tuples(space, 1e-3, every_tuple=False, audit_rows=40)
     assert (found.rows_audited, found.tuples) == (3, 24)

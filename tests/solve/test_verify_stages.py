@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.batch import DEGREES
-from layoutopt.optimizer.solve.exact_stages import solve_stages
-from layoutopt.optimizer.solve.verify_layout import Refuted, check_sizes, read_stages
-from layoutopt.optimizer.solve.verify_plan import StatedLayout, StatedStage
+from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.verify.layout import Refuted, check_sizes, read_stages
+from layoutopt.optimizer.solve.verify.plan_file import StatedLayout, StatedStage
 from layoutopt.optimizer.space.stage_rule import (
     FREE,
     MEGATRON,

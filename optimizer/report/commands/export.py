@@ -99,7 +99,7 @@ def read_plan(file: str) -> tuple[Question, Layout]:
 def _export(
     question: Question, layout: Layout, to: str, release: str | None, checkpoints: CheckpointSchedule | None
 ) -> ExportedJob:
-    from layoutopt.optimizer.interop.exporters.export import export
+    from layoutopt.optimizer.interop.launch.export import export
 
     return export(layout, question.workload, question.cluster, to, version=release, plan=checkpoints)
 

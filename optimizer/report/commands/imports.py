@@ -195,7 +195,7 @@ def _places(given: JobChoices, *, needs_model: bool) -> tuple[str | None, str]:
 
 def _launched(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptions) -> Job:
     """Read a launch file and what is given along."""
-    from layoutopt.optimizer.interop.jobs.complete import complete_layout
+    from layoutopt.optimizer.interop.launch.complete import complete_layout
     from layoutopt.optimizer.report.commands.inputs import read_model
     from layoutopt.optimizer.specs.vocabulary import Framework
 
@@ -269,7 +269,7 @@ def _collect(files: tuple[str, ...]) -> _Found:
 
 def _job_workload(job: ImportedJob, asked: WorkloadOptions, model: ModelSpec | None) -> Workload:
     """Return what a launch file trains, with the options in place of its own numbers."""
-    from layoutopt.optimizer.interop.jobs.complete import complete_workload, named_model
+    from layoutopt.optimizer.interop.launch.complete import complete_workload, named_model
     from layoutopt.optimizer.report.commands.inputs import batch_sequences
     from layoutopt.optimizer.specs.loading import override_training
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import STEP, variable
-from layoutopt.optimizer.solve.explain_gap import NETWORK, WORDS
+from layoutopt.optimizer.solve.explain.gap import NETWORK, WORDS
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:

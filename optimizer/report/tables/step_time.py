@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.report.tables.console import facts, grid
-from layoutopt.optimizer.solve.explain_gap import WORDS
+from layoutopt.optimizer.solve.explain.gap import WORDS
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:

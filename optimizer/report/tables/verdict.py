@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Judgement
-    from layoutopt.optimizer.solve.verify_report import VerifyReport
+    from layoutopt.optimizer.solve.verify.report import VerifyReport
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 

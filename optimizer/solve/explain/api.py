@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.explain.fullest import fullest_rank
+from layoutopt.optimizer.solve.explain.gap import why_slower
 from layoutopt.optimizer.solve.explain.path import explain_gap
 from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
 from layoutopt.optimizer.solve.explain.remedies import Patient, cost_of, find_remedies
-from layoutopt.optimizer.solve.explain_gap import why_slower
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -20,9 +20,9 @@ from layoutopt.optimizer.specs.vocabulary import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from layoutopt.optimizer.solve.best_first import Progress
     from layoutopt.optimizer.solve.explain.records import Gap
     from layoutopt.optimizer.solve.plan import Judgement, Plan
+    from layoutopt.optimizer.solve.search.best_first import Progress
     from layoutopt.optimizer.space.options import Value
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
-from layoutopt.optimizer.solve.bound import lower_bound
 from layoutopt.optimizer.solve.explain.changes import axis_value
+from layoutopt.optimizer.solve.search.bound import lower_bound
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.rule import search_rules
 from layoutopt.optimizer.space.rules import RULES
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray
-    from layoutopt.optimizer.solve.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.specs.layout import Layout
 
 CHOICES = (

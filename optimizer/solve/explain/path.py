@@ -13,20 +13,20 @@ import numpy as np
 
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.solve.api import layout_of
-from layoutopt.optimizer.solve.best_first import Found
-from layoutopt.optimizer.solve.cp_model import CpModel
 from layoutopt.optimizer.solve.explain.changes import list_changes
+from layoutopt.optimizer.solve.explain.gap import WORDS
 from layoutopt.optimizer.solve.explain.lattice import Lattice, cheapest_path, differing
 from layoutopt.optimizer.solve.explain.records import Gap, GapStep
-from layoutopt.optimizer.solve.explain_gap import WORDS
-from layoutopt.optimizer.solve.slices import tuple_slice
+from layoutopt.optimizer.solve.model.cp_model import CpModel
+from layoutopt.optimizer.solve.model.slices import tuple_slice
+from layoutopt.optimizer.solve.search.best_first import Found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.cost.terms import FloatArray
-    from layoutopt.optimizer.solve.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.specs.layout import Layout
 
     Priced = tuple[Layout, Estimate]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.solve.api import layout_of
-from layoutopt.optimizer.solve.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

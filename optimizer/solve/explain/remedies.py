@@ -10,9 +10,9 @@ from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.memory import usable_bytes
 from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
+from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER, resized
 from layoutopt.optimizer.solve.explain.quick import fastest_layout
 from layoutopt.optimizer.solve.explain.records import Remedy
-from layoutopt.optimizer.solve.infeasible import LARGEST_CLUSTER, resized
 from layoutopt.optimizer.solve.judge import BORDERLINE
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS

@@ -1,0 +1,237 @@
+"""Megatron-Bridge: ``run_config.yaml`` of a checkpoint, and ``run_recipe.py`` command lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, scalar
+from layoutopt.optimizer.interop.megatron.read import missing_values, training_command
+from layoutopt.optimizer.interop.megatron.read_layout import (
+    megatron_layout,
+    megatron_options,
+    megatron_training,
+)
+from layoutopt.optimizer.interop.megatron.read_model import megatron_model
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
+from layoutopt.optimizer.interop.records import ImportedJob
+from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.vocabulary import Framework
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SHORT_FLAGS = {
+    "-tp": "model.tensor_model_parallel_size",
+    "-pp": "model.pipeline_model_parallel_size",
+    "-vp": "model.virtual_pipeline_model_parallel_size",
+    "-cp": "model.context_parallel_size",
+    "-ep": "model.expert_model_parallel_size",
+    "-etp": "model.expert_tensor_parallel_size",
+    "-mb": "train.micro_batch_size",
+    "-gb": "train.global_batch_size",
+    "-sl": "dataset.seq_length",
+    "-ms": "train.train_iters",
+    "--max_steps": "train.train_iters",
+}
+"""Flags of scripts/training/run_recipe.py (NVIDIA-NeMo/Megatron-Bridge) and the keys that they set."""
+
+PRECISION_NAMES: dict[str, dict[str, Any]] = {
+    "bf16_mixed": {"bf16": True},
+    "fp16_mixed": {"fp16": True},
+    "bf16_with_fp8_delayed_scaling_mixed": {"bf16": True, "fp8": "hybrid", "fp8_recipe": "delayed"},
+    "bf16_with_fp8_current_scaling_mixed": {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "bf16_with_mxfp8_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "bf16_with_fp8_subchannel_scaling_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "blockwise"},
+    "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
+}
+BATCH_KEYS = ("--micro-batch-size", "--global-batch-size")
+SECTIONS = (
+    "model",
+    "train",
+    "optimizer",
+    "ddp",
+    "dist",
+    "mixed_precision",
+    "comm_overlap",
+    "dataset",
+    "checkpoint",
+)
+RECIPES = (
+    (r"llama31?_405b", "llama3-405b"),
+    (r"llama3[13]?_70b", "llama3-70b"),
+    (r"llama31?_8b", "llama3-8b"),
+    (r"llama2_7b", "llama2-7b"),
+    (r"deepseek_v3", "deepseek-v3"),
+    (r"deepseek_v2(?!_lite)", "deepseek-v2"),
+    (r"qwen3_235b_a22b", "qwen3-235b-a22b"),
+    (r"qwen3_30b_a3b", "qwen3-30b-a3b"),
+    (r"qwen3_32b", "qwen3-32b"),
+    (r"gpt_oss_120b", "gpt-oss-120b"),
+    (r"mixtral_8x7b", "mixtral-8x7b"),
+    (r"mixtral_8x22b", "mixtral-8x22b"),
+    (r"nemotron4?_340b", "nemotron4-340b"),
+    (r"kimi_k2", "kimi-k2"),
+)
+"""Recipe names (regular expression at the start) and the built-in models that they train."""
+
+
+@importer
+def import_run_config(text: str, file: str = "") -> ImportedJob:
+    """Read ``run_config.yaml``: provider style, or builder style with fields under ``model.transformer``."""
+    data = parse_yaml(text, file)
+    if not isinstance(data.get("model"), dict):
+        raise input_error("no model section", "a Megatron-Bridge run_config.yaml", key="model", file=file)
+    notes: list[str] = []
+    merged = _merged(data, notes)
+    _check_lengths(data, file)
+    return _job(Fields(merged, file=file), None, notes, None)
+
+
+def _merged(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Put all sections into one namespace; the model's fields may sit one level deeper."""
+    # field names are unique over sections but for the two optimizer switches, which are synchronised
+    merged: dict[str, Any] = {}
+    for name in SECTIONS:
+        section = data.get(name)
+        if isinstance(section, dict):
+            merged |= {str(key): _plain(value) for key, value in section.items()}
+        elif name == "mixed_precision" and isinstance(section, str):
+            merged |= named_precision(section)
+    inner = merged.pop("transformer", None)
+    if isinstance(inner, dict):
+        merged |= {str(key): _plain(value) for key, value in inner.items()}
+    _default_tying(merged, isinstance(inner, dict), notes)
+    _sync_optimizer(data, merged)
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    # dtypes and functions are written as {_target_: torch.bfloat16, _call_: false}
+    if isinstance(value, dict) and isinstance(value.get("_target_"), str) and value.get("_call_") is False:
+        return value["_target_"]
+    return value
+
+
+def named_precision(name: str) -> dict[str, Any]:
+    """Return the switches behind a mixed-precision recipe name."""
+    switches = PRECISION_NAMES.get(name)
+    if switches is None:
+        raise input_error(
+            f"{shorten(name)!r} is not known", "one of " + ", ".join(PRECISION_NAMES), key="mixed_precision"
+        )
+    return dict(switches)
+
+
+def _default_tying(merged: dict[str, Any], builder: bool, notes: list[str]) -> None:
+    key = "share_embeddings_and_output_weights"
+    if merged.get(key) is None:
+        merged[key] = not builder
+        notes.append(f"{key}={not builder}: default of the {'builder' if builder else 'provider'}")
+
+
+def _sync_optimizer(data: Mapping[str, Any], merged: dict[str, Any]) -> None:
+    # either switch turns it on: Bridge synchronises ddp.* and optimizer.*
+    for key in ("use_distributed_optimizer", "overlap_param_gather"):
+        sections = [data.get(name) for name in ("ddp", "optimizer")]
+        values = [section[key] for section in sections if isinstance(section, dict) and key in section]
+        if values:
+            merged[key] = any(value is True for value in values)
+    for name in ("ddp", "dist"):
+        section = data.get(name)
+        if isinstance(section, dict) and section.get("use_megatron_fsdp") is True:
+            merged["use_megatron_fsdp"] = True
+
+
+def _check_lengths(data: Mapping[str, Any], file: str) -> None:
+    model, dataset = data.get("model"), data.get("dataset")
+    if not isinstance(model, dict) or not isinstance(dataset, dict):
+        return
+    own, theirs = model.get("seq_length"), dataset.get("seq_length")
+    if own is not None and theirs is not None and own != theirs:
+        what = f"model.seq_length {shorten(own)} and dataset.seq_length {shorten(theirs)} differ"
+        raise input_error(what, "Megatron-Bridge needs them equal", key="dataset.seq_length", file=file)
+
+
+@importer
+def import_recipe_command(text: str, file: str = "") -> ImportedJob:
+    """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides."""
+    words = training_command(text, ("--recipe", "-tp", "-pp", "-gb", "-mb", "-ep"), file)
+    sections: dict[str, dict[str, Any]] = {}
+    recipe = _option(words, "--recipe")
+    for key, value in [*_short_flags(words), *_overrides(words, file)]:
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    if sections.get("mixed_precision", {}).get(""):
+        sections["mixed_precision"] = named_precision(str(sections["mixed_precision"][""]))
+    notes: list[str] = []
+    merged = _merged(sections, notes)
+    if not merged.get("fp16"):
+        merged.setdefault("bf16", True)
+    fields = ArgFields(merged, file=file)
+    return _job(fields, launched_gpus(words, text), notes, recipe)
+
+
+def _option(words: Sequence[str], flag: str) -> str | None:
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return None
+
+
+def _short_flags(words: Sequence[str]) -> list[tuple[str, Any]]:
+    following = pairwise(words)
+    return [(SHORT_FLAGS[word], scalar(value)) for word, value in following if word in SHORT_FLAGS]
+
+
+def _overrides(words: Sequence[str], file: str) -> list[tuple[str, Any]]:
+    found = []
+    for word in words:
+        key, equals, value = word.lstrip("+~").partition("=")
+        if equals and (key.split(".")[0] in SECTIONS) and not word.startswith("-"):
+            found.append((key, _override_value(value, key, file)))
+    return found
+
+
+def _override_value(text: str, key: str, file: str) -> Any:
+    try:
+        return parse_yaml_value(text.strip("'")) if not text.startswith("$") else text
+    except InputError:
+        raise input_error(f"cannot read {shorten(text)!r}", "a YAML value", key=key, file=file) from None
+
+
+def _job(fields: Fields, gpus: int | None, notes: list[str], recipe: str | None) -> ImportedJob:
+    name = _model_name(recipe)
+    model = megatron_model(fields, notes)
+    if recipe is not None:
+        notes[:] = [note for note in notes if not note.startswith("share_embeddings")]
+        notes.append(f"recipe {shorten(recipe)}: what the command does not override is the recipe's")
+    # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
+    layout = megatron_layout(fields, model, gpus, notes, etp_default="1")
+    training = megatron_training(fields, layout, fp8_key="fp8", fp4_key="fp4")
+    missing = missing_values(fields, model, layout, training, gpus)
+    if recipe is not None:
+        if "grad_reduce_in_fp32" not in fields:
+            training = replace(training, grad_bytes=None)
+        missing = tuple(item for item in missing if item in BATCH_KEYS)
+        missing += () if name else (f"the model of recipe {shorten(recipe)}",)
+    return ImportedJob(
+        framework=Framework.MEGATRON_BRIDGE,
+        layout=layout,
+        training=training,
+        options=megatron_options(fields, layout, command_line=False),
+        model=model,
+        model_name=name,
+        gpus=gpus,
+        notes=tuple(notes),
+        missing=missing,
+    )
+
+
+def _model_name(recipe: str | None) -> str | None:
+    if recipe is None:
+        return None
+    return next((name for pattern, name in RECIPES if re.match(pattern, recipe)), None)

@@ -1,0 +1,292 @@
+"""Megatron-Bridge: ``run_recipe.py`` with every field of model and layout overridden."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.limits import is_even_split
+from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
+from layoutopt.optimizer.interop.megatron.write import (
+    OFFLOAD_MODULES,
+    STRATEGY,
+    environment,
+    fp8_recipe,
+    layout_string,
+)
+from layoutopt.optimizer.interop.megatron.write_model import (
+    dense_width,
+    expert_groups,
+    layer_list,
+)
+from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.specs.model import Mlp, Norm
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.target import Target
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+Overrides = list[tuple[str, Any]]
+
+RECIPE_OF = {
+    "llama3-405b": "llama31_405b_pretrain_config",
+    "llama3-70b": "llama3_70b_pretrain_config",
+    "llama3-8b": "llama3_8b_pretrain_config",
+    "llama2-7b": "llama2_7b_pretrain_config",
+    "deepseek-v3": "deepseek_v3_pretrain_config",
+    "deepseek-v2": "deepseek_v2_pretrain_config",
+    "qwen3-235b-a22b": "qwen3_235b_a22b_pretrain_config",
+    "qwen3-30b-a3b": "qwen3_30b_a3b_pretrain_config",
+    "qwen3-32b": "qwen3_32b_pretrain_config",
+    "gpt-oss-120b": "gpt_oss_120b_pretrain_config",
+    "kimi-k2": "kimi_k2_pretrain_config",
+    "gpt3-175b": "gpt3_175b_pretrain_config",
+}
+"""Recipes of megatron.bridge.recipes by built-in model; other models override the nearest one's sizes."""
+
+MIXED_PRECISION = {
+    Precision.BF16: "bf16_mixed",
+    Precision.FP16: "fp16_mixed",
+    Precision.MXFP8: "bf16_with_mxfp8_mixed",
+    Precision.NVFP4: "bf16_with_nvfp4_mixed",
+}
+FP8_MIXED = {
+    Fp8Recipe.DELAYED: "bf16_with_fp8_delayed_scaling_mixed",
+    Fp8Recipe.CURRENT: "bf16_with_fp8_current_scaling_mixed",
+    Fp8Recipe.ROWWISE: "bf16_with_fp8_current_scaling_mixed",
+    Fp8Recipe.BLOCKWISE: "bf16_with_fp8_subchannel_scaling_mixed",
+    Fp8Recipe.MX: "bf16_with_mxfp8_mixed",
+}
+
+
+def export_bridge(target: Target) -> ExportedJob:
+    """Write ``launch.sh``."""
+    notes: list[str] = []
+    recipe = recipe_of(target.model, notes)
+    layout = target.layout
+    short = [
+        ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock"],
+        ["-tp", str(layout.tp), "-pp", str(layout.pp), *(["-vp", str(layout.vp)] if layout.vp > 1 else [])],
+        ["-cp", str(layout.cp), "-ep", str(layout.ep), "-etp", str(layout.etp)],
+        [
+            "-mb",
+            str(layout.micro_batch),
+            "-gb",
+            str(target.global_batch),
+            "-sl",
+            str(target.training.sequence_length),
+        ],
+        ["--max_steps", str(target.steps or 1000)],
+    ]
+    sections = [
+        model_overrides(target),
+        layout_overrides(target),
+        state_overrides(target),
+        overlap_overrides(target),
+        precision_overrides(target, notes),
+        checkpoint_overrides(target),
+    ]
+    words = [short, *([[quote(f"{key}={text(value)}")] for key, value in section] for section in sections)]
+    script = (
+        "#!/bin/bash\n" + header(target, f"Megatron-Bridge {target.version}") + environment(target, notes)
+    )
+    script += command_text([*torchrun_words(target), "scripts/training/run_recipe.py"], words)
+    return ExportedJob(
+        framework=target.framework,
+        version=target.version,
+        files={"launch.sh": script},
+        command="bash launch.sh",
+        memory_check="none in Megatron-Bridge; export to megatron-lm for its --fake-process-group",
+        layout=layout,
+        notes=tuple(notes),
+    )
+
+
+def text(value: Any) -> str:
+    """Write a value as Hydra and YAML read it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(text(item) for item in value) + "]"
+    return str(value)
+
+
+def recipe_of(model: ModelSpec, notes: list[str]) -> str:
+    """Return the model's recipe, or the one whose family comes nearest."""
+    if model.name in RECIPE_OF:
+        return RECIPE_OF[model.name]
+    family = "deepseek-v3" if model.mla else "qwen3-30b-a3b" if model.moe else "llama3-8b"
+    notes.append(
+        f"Megatron-Bridge has no recipe for {model.name}: {RECIPE_OF[family]} with all sizes overridden"
+    )
+    return RECIPE_OF[family]
+
+
+def model_overrides(target: Target) -> Overrides:
+    """The architecture, written out so that the recipe's own sizes do not matter."""
+    model = target.model
+    overrides: Overrides = [
+        ("num_layers", model.layers),
+        ("hidden_size", model.hidden),
+        ("ffn_hidden_size", dense_width(model) or (model.moe.ffn if model.moe else 0)),
+        ("num_attention_heads", model.heads),
+        ("num_query_groups", model.kv_heads),
+        ("kv_channels", model.head_dim if model.mla is None else model.mla.v_head_dim),
+        ("vocab_size", model.vocab),
+        ("gated_linear_unit", model.gated),
+        ("normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
+        ("share_embeddings_and_output_weights", model.tied_embeddings),
+        ("add_bias_linear", model.attention_bias),
+        ("add_qkv_bias", model.qkv_bias and not model.attention_bias),
+        ("qk_layernorm", model.qk_norm or model.mla is not None),
+        ("position_embedding_type", "learned_absolute" if model.learned_positions else "rope"),
+        ("mtp_num_layers", model.mtp_layers or None),
+        ("seq_length", target.training.sequence_length),
+        *moe_overrides(target),
+    ]
+    if model.mla is not None:
+        mla = model.mla
+        overrides += [
+            ("multi_latent_attention", True),
+            ("q_lora_rank", mla.q_lora_rank or None),
+            ("kv_lora_rank", mla.kv_lora_rank),
+            ("qk_head_dim", mla.qk_nope_head_dim),
+            ("qk_pos_emb_head_dim", mla.qk_rope_head_dim),
+            ("v_head_dim", mla.v_head_dim),
+        ]
+    return [(f"model.{key}", value) for key, value in overrides]
+
+
+def moe_overrides(target: Target) -> Overrides:
+    """Experts, router and dispatcher."""
+    model, moe = target.model, target.model.moe
+    if moe is None:
+        return [("num_moe_experts", None)]
+    sparse = [int(shape.mlp is Mlp.MOE) for shape in layer_list(model)]
+    groups = expert_groups(target)
+    dispatcher = "flex" if target.preset.dispatch_dedup and target.layout.ep > 1 else "alltoall"
+    return [
+        ("num_moe_experts", moe.experts),
+        ("moe_layer_freq", 1 if all(sparse) else sparse),
+        ("moe_ffn_hidden_size", moe.ffn),
+        ("moe_router_topk", moe.top_k),
+        ("moe_router_num_groups", groups),
+        ("moe_router_group_topk", moe.node_limit if groups else None),
+        ("moe_router_enable_expert_bias", moe.router_bias),
+        ("moe_shared_expert_intermediate_size", moe.shared_ffn or None),
+        ("moe_shared_expert_gate", moe.shared_gate),
+        ("moe_grouped_gemm", True),
+        ("moe_token_dispatcher_type", dispatcher),
+        ("moe_flex_dispatcher_backend", "deepep" if dispatcher == "flex" else None),
+        ("moe_shared_expert_overlap", target.preset.ep_overlap.value == "shared" and moe.shared_ffn > 0),
+    ]
+
+
+def layout_overrides(target: Target) -> Overrides:
+    """Sequence parallelism, stages, mesh order and recomputation; degrees are short flags."""
+    layout, chosen = target.layout, target.layout.recompute
+    even = is_even_split(layout, target.model)
+    overrides: Overrides = [
+        ("model.virtual_pipeline_model_parallel_size", layout.vp if layout.vp > 1 else None),
+        ("model.sequence_parallel", layout.sp),
+        ("model.pipeline_model_parallel_layout", None if even else f'"{layout_string(layout)}"'),
+        ("model.account_for_embedding_in_pipeline_split", False),
+        ("model.account_for_loss_in_pipeline_split", False),
+        ("dist.use_tp_pp_dp_mapping", layout.mesh_order == "tp-cp-ep-pp-dp"),
+        ("model.cp_comm_type", target.preset.cp_comm.value if layout.cp > 1 else None),
+    ]
+    if layout.cp > 1 and target.preset.cp_comm is CpComm.A2A_P2P:
+        inside = max(1, min(layout.cp, target.cluster.gpus_per_node // layout.tp))
+        overrides.append(("model.hierarchical_context_parallel_sizes", [inside, layout.cp // inside]))
+    full = chosen.granularity is Granularity.FULL
+    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
+    depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    # nulls are written too: a recipe may have set any of them
+    none = chosen.granularity is Granularity.NONE
+    return [
+        *overrides,
+        ("model.recompute_granularity", None if none else chosen.granularity.value),
+        ("model.recompute_modules", list(chosen.modules) or None),
+        ("model.recompute_method", ("uniform" if everything else "block") if full else None),
+        ("model.recompute_num_layers", depth if full else None),
+    ]
+
+
+def state_overrides(target: Target) -> Overrides:
+    """Optimizer sharding and state dtypes."""
+    layout = target.layout
+    fsdp = layout.zero >= 2
+    replicas = layout.dp * layout.cp // layout.hsdp_shard if layout.hsdp_shard else 1
+    # the precision-aware optimizer is a distributed one, on one replica too
+    aware = {Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER} & set(layout.savers)
+    distributed = layout.zero >= 1 or bool(aware)
+    overrides: Overrides = [
+        ("ddp.use_distributed_optimizer", distributed),
+        ("optimizer.use_distributed_optimizer", distributed),
+        ("ddp.use_megatron_fsdp", fsdp),
+        ("dist.use_megatron_fsdp", fsdp),
+        ("ddp.data_parallel_sharding_strategy", STRATEGY.get(layout.zero, "no_shard")),
+        ("ddp.num_distributed_optimizer_instances", replicas),
+        ("ddp.grad_reduce_in_fp32", target.preset.grad_bytes == 4),
+    ]
+    return overrides + saver_overrides(target)
+
+
+def saver_overrides(target: Target) -> Overrides:
+    """Moments in 16 bits, optimizer and activations in host memory."""
+    savers, sharded = target.layout.savers, target.layout.zero >= 1
+    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    offloaded = Saver.OFFLOAD_OPTIMIZER in savers
+    overrides: Overrides = []
+    if short or offloaded:
+        overrides.append(("optimizer.use_precision_aware_optimizer", True))
+    if short:
+        overrides += [("optimizer.exp_avg_dtype", "bfloat16"), ("optimizer.exp_avg_sq_dtype", "bfloat16")]
+    if offloaded:
+        overrides += [
+            ("optimizer.optimizer_cpu_offload", True),
+            ("optimizer.optimizer_offload_fraction", 1.0),
+        ]
+    if Saver.OFFLOAD_ACTIVATIONS in savers:
+        overrides += [
+            ("model.fine_grained_activation_offloading", True),
+            ("model.offload_modules", list(OFFLOAD_MODULES)),
+        ]
+    return overrides
+
+
+def overlap_overrides(target: Target) -> Overrides:
+    """What the preset assumes to run side by side."""
+    preset, layout = target.preset, target.layout
+    batch = preset.ep_overlap.value == "batch" and layout.ep > 1 and (layout.pp == 1 or layout.vp > 1)
+    tensor = preset.tp_overlap and layout.sp
+    return [
+        ("ddp.overlap_grad_reduce", preset.dp_overlap),
+        ("ddp.overlap_param_gather", preset.param_overlap and preset.dp_overlap and layout.zero >= 1),
+        ("comm_overlap.tp_comm_overlap", tensor),
+        ("comm_overlap.tp_comm_overlap_cfg", None),
+        ("comm_overlap.overlap_p2p_comm", preset.pp_overlap and layout.vp > 1),
+        ("comm_overlap.overlap_moe_expert_parallel_comm", batch),
+    ]
+
+
+def precision_overrides(target: Target, notes: list[str]) -> Overrides:
+    """The mixed-precision recipe by name."""
+    precision = target.layout.precision
+    name = FP8_MIXED[fp8_recipe(target, notes)] if precision is Precision.FP8 else MIXED_PRECISION[precision]
+    return [("mixed_precision", name)]
+
+
+def checkpoint_overrides(target: Target) -> Overrides:
+    """The sharded asynchronous checkpoint."""
+    ckpt = target.checkpoint
+    kind = "fsdp_dtensor" if target.layout.zero >= 2 else "torch_dist"
+    overrides: Overrides = [("checkpoint.ckpt_format", kind)]
+    if ckpt is not None:
+        overrides += [
+            ("checkpoint.save_interval", ckpt.interval_steps),
+            ("checkpoint.async_save", ckpt.asynchronous),
+        ]
+    return overrides

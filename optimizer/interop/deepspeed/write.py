@@ -1,0 +1,98 @@
+"""DeepSpeed beside a Hugging Face model: its JSON and the trainer's command."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.text import command_text, flag_words
+from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.target import Target
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+Flags = list[tuple[str, Any]]
+
+NO_CHECK = "none: DeepSpeed has no single-GPU mode with fake communication"
+
+
+def deepspeed_config(target: Target) -> dict[str, Any]:
+    """Return the JSON's content: batch, precision, ZeRO, and DeepSpeed's own axes."""
+    layout, preset = target.layout, target.preset
+    zero: dict[str, Any] = {
+        "stage": layout.zero,
+        "overlap_comm": preset.dp_overlap,
+        "reduce_bucket_size": 500_000_000,
+        "allgather_bucket_size": 500_000_000,
+    }
+    if layout.hsdp_shard:
+        zero["mics_shard_size"] = layout.hsdp_shard
+    if Saver.OFFLOAD_OPTIMIZER in layout.savers:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    half = "fp16" if layout.precision is Precision.FP16 else "bf16"
+    grad = "fp32" if preset.grad_bytes == 4 else half
+    return {
+        "train_batch_size": target.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.micro_batches,
+        "gradient_clipping": 1.0,
+        half: {"enabled": True},
+        "data_types": {"grad_accum_dtype": grad},
+        "zero_optimization": zero,
+    }
+
+
+def export_deepspeed(target: Target) -> ExportedJob:
+    """Write ``ds_config.json`` for a Hugging Face model and the trainer's command line."""
+    layout = target.layout
+    config = deepspeed_config(target)
+    if layout.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.cp > 1:
+        config["sequence_parallel_size"] = layout.cp
+    if layout.ep > 1:
+        config["expert_parallel"] = {
+            "enabled": True,
+            "autoep_size": layout.ep,
+            "preset_model": _preset_model(target.model),
+        }
+    recompute = layout.recompute.granularity is Granularity.FULL
+    notes = ["a JSON has no comments: written for DeepSpeed " + target.version]
+    if recompute:
+        notes.append(
+            "recomputation is turned on by the trainer (--gradient_checkpointing), the JSON has no key for it"
+        )
+    flags: Flags = [
+        ("--deepspeed", "ds_config.json"),
+        ("--per_device_train_batch_size", layout.micro_batch),
+        ("--gradient_accumulation_steps", layout.micro_batches),
+        ("--fp16" if layout.precision is Precision.FP16 else "--bf16", True),
+        ("--gradient_checkpointing", recompute),
+        ("--save_steps", target.checkpoint.interval_steps if target.checkpoint else None),
+    ]
+    start = [
+        "deepspeed",
+        "--num_nodes",
+        str(target.nodes),
+        "--num_gpus",
+        str(target.gpus_per_node),
+        "train.py",
+    ]
+    return ExportedJob(
+        framework=target.framework,
+        version=target.version,
+        files={"ds_config.json": json.dumps(config, indent=2) + "\n"},
+        command=command_text(start, [flag_words(flags)]).strip(),
+        memory_check=NO_CHECK,
+        layout=layout,
+        notes=tuple(notes),
+    )
+
+
+def _preset_model(model: ModelSpec) -> str:
+    """The AutoEP preset whose module names fit (deepspeedai/DeepSpeed module_inject/auto_ep_config.py)."""
+    if model.mla is not None:
+        return "deepseek_v3" if model.moe is not None and model.moe.router_bias else "deepseek_v2"
+    return "qwen3_moe" if model.qk_norm else "mixtral"

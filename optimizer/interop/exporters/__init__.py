@@ -1,1 +1,0 @@
-"""Exporters: a layout to a framework's launch configuration, or the reason why it has none."""

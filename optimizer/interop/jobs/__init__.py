@@ -1,1 +1,0 @@
-"""Importers of launch files: a training framework's flags or configuration to model, layout and batch."""

@@ -1,0 +1,1 @@
+"""What the importers and exporters of launch files share: words, shell, defaults, the export itself."""

@@ -1,0 +1,175 @@
+"""From what a launch file states to the complete layout that can be priced, or what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.launch.common import looped_schedule
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
+from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.stage_split import build_stages
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision, Saver
+from layoutopt.optimizer.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.vocabulary import Schedule
+
+EQUAL_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
+"""Frameworks that give every stage the same layers unless told otherwise."""
+
+
+def complete_layout(
+    job: ImportedJob,
+    *,
+    model: ModelSpec | None = None,
+    gpus: int | None = None,
+    global_batch: int | None = None,
+) -> Layout:
+    """Return the job's layout with every axis set.
+
+    ``model``, ``gpus`` and ``global_batch`` (sequences) are used where the file does not state its own.
+    Raises ``InputError`` with one line for each value that is missing or does not divide.
+    """
+    part = job.layout
+    model = job.model or model
+    tp, cp, pp, vp = part.tp or 1, part.cp or 1, part.pp or 1, part.vp or 1
+    problems: list[Problem] = []
+    dp = part.dp or _dp(part, job.gpus or gpus, problems)
+    micro_batch = part.micro_batch
+    if micro_batch is None:
+        problems.append(Problem(what="missing", key="micro-batch", allowed="sequences per micro-batch"))
+    micro_batches = part.micro_batches
+    if micro_batches is None and dp and micro_batch:
+        micro_batches = _micro_batches(job.training.global_batch or global_batch, dp, micro_batch, problems)
+    if problems or not dp or not micro_batch or not micro_batches:
+        raise InputError(*problems)
+    schedule = part.schedule or looped_schedule(pp, vp)
+    return Layout(
+        tp=tp,
+        sp=bool(part.sp),
+        cp=cp,
+        pp=pp,
+        vp=vp,
+        ep=part.ep or 1,
+        etp=part.etp or 1,
+        dp=dp,
+        zero=part.zero or 0,
+        hsdp_shard=part.hsdp_shard,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        recompute=part.recompute or Recompute(),
+        schedule=schedule,
+        mesh_order=part.mesh_order or DEFAULT_MESH_ORDER,
+        precision=job.training.precision or Precision.BF16,
+        savers=_savers(job, model),
+        stages=_stages(job, pp, vp, model, schedule),
+    )
+
+
+def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
+    """Return the stated memory savers that the framework's release offers; parts of an optimizer are none."""
+    from layoutopt.optimizer.space.abilities import savers_of  # it loads numpy
+    from layoutopt.optimizer.space.releases import parse_release
+
+    stated = {
+        Saver.BF16_MOMENTS: job.training.moment_bytes == 2,
+        Saver.OFFLOAD_ACTIVATIONS: job.options.activation_offload,
+        Saver.OFFLOAD_OPTIMIZER: job.options.optimizer_offload == 1.0,
+    }
+    if model is None or not any(stated.values()):
+        return ()
+    known = savers_of(job.framework, parse_release(job.framework, job.version), model)
+    return tuple(saver for saver in Saver if stated[saver] and saver in known)
+
+
+def complete_workload(
+    job: ImportedJob,
+    *,
+    model: ModelSpec | None = None,
+    global_batch: int | None = None,
+    sequence_length: int | None = None,
+) -> Workload:
+    """Return the job's model and run; the arguments are used where the file does not state its own.
+
+    Raises ``InputError`` with one line for each value that is missing.
+    """
+    training = job.training
+    found = job.model or model
+    batch, length = training.global_batch or global_batch, training.sequence_length or sequence_length
+    if found is None or batch is None or length is None:
+        needed = {"model": found, "global batch": batch, "sequence length": length}
+        lacking = [name for name, value in needed.items() if value is None]
+        raise InputError(*(Problem(what="missing in the launch file", key=name) for name in lacking))
+    tokens = None if training.train_steps is None else float(training.train_steps * batch * length)
+    spec = TrainingSpec(
+        sequence_length=length,
+        global_batch=batch,
+        precision=training.precision or Precision.BF16,
+        total_tokens=tokens,
+        fp8_recipe=training.fp8_recipe,
+        grad_bytes=training.grad_bytes,
+        moment_bytes=training.moment_bytes,
+        pad_vocab=training.pad_vocab,
+    )
+    return Workload(model=found, training=spec)
+
+
+def named_model(job: ImportedJob) -> ModelSpec | None:
+    """Return the job's model; one that the file only names is loaded from the built-in models."""
+    if job.model is not None or job.model_name is None:
+        return job.model
+    from layoutopt.optimizer.specs.loading import load_workload
+
+    model = load_workload(job.model_name).model
+    return model if job.mtp_layers is None else replace(model, mtp_layers=job.mtp_layers)
+
+
+def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int | None:
+    inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
+    if gpus is None:
+        problems.append(
+            Problem(what="missing", key="gpus", allowed="the launch file does not state how many")
+        )
+        return None
+    if gpus % inner:
+        factors = f"tp={part.tp or 1} * cp={part.cp or 1} * pp={part.pp or 1} = {inner}"
+        problems.append(Problem(what=f"{gpus} GPUs are not a multiple of {factors}", key="dp"))
+        return None
+    return gpus // inner
+
+
+def _micro_batches(batch: int | None, dp: int, micro_batch: int, problems: list[Problem]) -> int | None:
+    if batch is None:
+        problems.append(Problem(what="missing", key="global batch", allowed="sequences per optimizer step"))
+        return None
+    if batch % (dp * micro_batch):
+        what = f"global batch {batch} is not a multiple of dp={dp} * micro-batch={micro_batch}"
+        problems.append(Problem(what=what, key="global batch"))
+        return None
+    return batch // (dp * micro_batch)
+
+
+def _stages(
+    job: ImportedJob, pp: int, vp: int, model: ModelSpec | None, schedule: Schedule
+) -> tuple[VirtualStage, ...]:
+    """Build the stages that the file states, or the equal ones that its framework makes; empty if unknown."""
+    part = job.layout
+    if model is None:
+        return ()
+    layers = [stage.layers for stage in part.split or ()]
+    if not layers and model.layers % (pp * vp) == 0 and (pp == 1 or job.framework in EQUAL_BY_DEFAULT):
+        layers = [model.layers // (pp * vp)] * (pp * vp)
+    if not layers:
+        return ()
+    if sum(layers) != model.layers or len(layers) != pp * vp:
+        what = f"{len(layers)} stages hold {sum(layers)} layers, {model.name} has {model.layers}"
+        raise InputError(Problem(what=what, key="stages"))
+    full = part.recompute is not None and part.recompute.granularity is Granularity.FULL
+    limit = model.layers if part.recompute_layers is None else part.recompute_layers
+    mtp = [stage.mtp for stage in part.split or ()]
+    return build_stages(model, layers, pp, schedule, limit if full else 0, mtp if any(mtp) else None)

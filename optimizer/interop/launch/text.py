@@ -1,0 +1,79 @@
+"""Text of launch files: flags wrapped over lines, comment headers, YAML without surprises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from layoutopt.optimizer.interop.launch.target import Target
+
+WIDTH = 110
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%")
+LAUNCHER = ("torchrun", "--nnodes", "{nodes}", "--nproc-per-node", "{per_node}")
+
+
+def quote(word: str) -> str:
+    """Quote a word for a POSIX shell when it needs it."""
+    if word and set(word) <= _PLAIN:
+        return word
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def flag_words(flags: Iterable[tuple[str, Any]]) -> list[list[str]]:
+    """Turn (flag, value) pairs into word groups: True is a bare switch, False and None are left out."""
+    groups = []
+    for name, value in flags:
+        # an absent switch is off for argparse; False has no spelling
+        if value is None or value is False:
+            continue
+        values = [] if value is True else list(value) if isinstance(value, list | tuple) else [value]
+        groups.append([name, *(quote(str(item)) for item in values)])
+    return groups
+
+
+def command_text(start: Sequence[str], sections: Sequence[Sequence[Sequence[str]]]) -> str:
+    """Write a command with one backslash-continued block per section, lines of at most ``WIDTH``."""
+    lines = [" ".join(start)]
+    for section in sections:
+        lines += _wrapped([" ".join(group) for group in section])
+    return " \\\n".join(lines) + "\n"
+
+
+def _wrapped(groups: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    for group in groups:
+        if lines and len(lines[-1]) + 1 + len(group) <= WIDTH:
+            lines[-1] += " " + group
+        else:
+            lines.append("  " + group)
+    return lines
+
+
+def torchrun_words(target: Target) -> list[str]:
+    """The launcher's words, one process per GPU."""
+    return [word.format(nodes=target.nodes, per_node=target.gpus_per_node) for word in LAUNCHER]
+
+
+def header(target: Target, software: str, *, comment: str = "#") -> str:
+    """Comment lines on top of a file: what for, which release, and the product of the degrees."""
+    layout = target.layout
+    product = f"tp{layout.tp} x cp{layout.cp} x pp{layout.pp} x dp{layout.dp}"
+    lines = [
+        f"{target.model.name} on {layout.gpus} GPUs = {product}; written by layoutopt for {software}",
+        f"vp{layout.vp}, ZeRO-{layout.zero}, {layout.micro_batches} micro-batches of {layout.micro_batch}, "
+        f"global batch {target.global_batch} sequences of {target.training.sequence_length}",
+    ]
+    if target.model.is_moe:
+        edp = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
+        lines.append(f"experts: etp{layout.etp} x ep{layout.ep} x pp{layout.pp} x expert-dp{edp}")
+    return "".join(f"{comment} {line}\n" for line in lines)
+
+
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """Write YAML in the order given; floats keep a dot, which PyYAML needs to read them back as numbers."""
+    import yaml
+
+    text: str = yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=WIDTH)
+    return text

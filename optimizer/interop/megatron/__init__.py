@@ -1,0 +1,1 @@
+"""Launch files of Megatron-LM: ``read`` brings them in, ``write`` hands them out."""

@@ -1,0 +1,302 @@
+"""Megatron-LM: a launch script for ``pretrain_gpt.py`` with every degree written out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.limits import is_even_split, uneven_ends
+from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
+from layoutopt.optimizer.interop.megatron.write_model import model_flags
+from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.target import Target
+    from layoutopt.optimizer.specs.layout import Layout
+
+Flags = list[tuple[str, Any]]
+
+RECIPE_NAMES = {
+    Fp8Recipe.DELAYED: "delayed",
+    Fp8Recipe.CURRENT: "tensorwise",
+    Fp8Recipe.ROWWISE: "tensorwise",
+    Fp8Recipe.BLOCKWISE: "blockwise",
+    Fp8Recipe.MX: "mxfp8",
+}
+STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
+OFFLOAD_MODULES = (
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+)  # fmt: skip
+"""What a block keeps, by Megatron-LM's names (core/transformer/transformer_config.py)."""
+
+PRE_BLACKWELL = ("volta", "ampere", "hopper", "ada")
+
+
+def export_megatron(target: Target) -> ExportedJob:
+    """Write ``launch.sh``."""
+    notes: list[str] = []
+    sections = [
+        model_flags(target, notes),
+        batch_flags(target),
+        layout_flags(target, notes),
+        optimizer_flags(target, notes),
+        overlap_flags(target),
+        precision_flags(target, notes),
+        checkpoint_flags(target),
+    ]
+    words = [flag_words(section) for section in sections]
+    start = [*torchrun_words(target), "pretrain_gpt.py"]
+    env = environment(target, notes)
+    script = (
+        "#!/bin/bash\n" + header(target, f"Megatron-LM {target.version}") + env + command_text(start, words)
+    )
+    return ExportedJob(
+        framework=target.framework,
+        version=target.version,
+        files={"launch.sh": script},
+        command="bash launch.sh",
+        memory_check=memory_check(target, words),
+        layout=target.layout,
+        notes=tuple(notes),
+    )
+
+
+def environment(target: Target, notes: list[str]) -> str:
+    """The CUDA_DEVICE_MAX_CONNECTIONS line: 1 where tp or cp overlap needs it, never 1 under FSDP."""
+    layout = target.layout
+    if layout.zero >= 2:
+        notes.append("CUDA_DEVICE_MAX_CONNECTIONS is not 1: FSDP prefetching needs several connections")
+        return "unset CUDA_DEVICE_MAX_CONNECTIONS  # FSDP refuses 1\n"
+    old = target.cluster.gpu.architecture.lower().startswith(PRE_BLACKWELL)
+    if old and (layout.tp > 1 or layout.cp > 1):
+        return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory below Blackwell when tp > 1 or cp > 1\n"
+    return "export CUDA_DEVICE_MAX_CONNECTIONS=32\n"
+
+
+def batch_flags(target: Target) -> Flags:
+    """Micro-batch, global batch, lengths and steps."""
+    length = target.training.sequence_length
+    return [
+        ("--seq-length", length),
+        ("--max-position-embeddings", max(length, target.model.learned_positions)),
+        ("--micro-batch-size", target.layout.micro_batch),
+        ("--global-batch-size", target.global_batch),
+        ("--train-iters", target.steps or 1000),
+    ]
+
+
+def layout_flags(target: Target, notes: list[str]) -> Flags:
+    """Every parallel degree, the stages, and recomputation."""
+    layout = target.layout
+    flags: Flags = [
+        ("--tensor-model-parallel-size", layout.tp),
+        ("--sequence-parallel", layout.sp),
+        ("--context-parallel-size", layout.cp),
+        ("--pipeline-model-parallel-size", layout.pp),
+        *stage_flags(layout, target),
+        ("--use-tp-pp-dp-mapping", layout.mesh_order == "tp-cp-ep-pp-dp"),
+    ]
+    if layout.cp > 1:
+        flags += cp_flags(target, notes)
+    if target.model.is_moe:
+        flags.append(("--expert-model-parallel-size", layout.ep))
+        flags.append(("--expert-tensor-parallel-size", layout.etp if target.release >= (0, 10) else None))
+        flags += dispatch_flags(target)
+        if layout.tp > 1 and not layout.sp:
+            notes.append("experts with tp > 1 need sequence parallelism: Megatron-LM will refuse to train")
+    return flags + recompute_flags(target)
+
+
+def cp_flags(target: Target, notes: list[str]) -> Flags:
+    """How context parallelism communicates; hierarchical groups split at the node."""
+    comm, layout = target.preset.cp_comm, target.layout
+    if target.release < (0, 10):
+        return []
+    if comm is not CpComm.A2A_P2P:
+        return [("--cp-comm-type", comm.value)]
+    # all-to-all stays on NVLink, the ring crosses nodes
+    inside = max(1, min(layout.cp, target.cluster.gpus_per_node // layout.tp))
+    notes.append(
+        f"hierarchical context parallelism: {inside} ranks by all-to-all inside the node, the rest in a ring"
+    )
+    return [
+        ("--cp-comm-type", comm.value),
+        ("--hierarchical-context-parallel-sizes", [inside, layout.cp // inside]),
+    ]
+
+
+def layout_string(layout: Layout) -> str:
+    """The stages as a layout string."""
+    items = [
+        StageItems(layers=stage.layers, mtp=stage.mtp, embedding=stage.embedding, loss=stage.head)
+        for stage in layout.stages
+    ]
+    return write_layout_string(items)
+
+
+def stage_flags(layout: Layout, target: Target) -> Flags:
+    """Even stages by layers per chunk, others by a layout string."""
+    if not is_even_split(layout, target.model):
+        if target.release >= (0, 13):
+            return [("--pipeline-model-parallel-layout", layout_string(layout))]
+        ends = uneven_ends(layout)
+        virtual = ("--num-virtual-stages-per-pipeline-rank", layout.vp if layout.vp > 1 else None)
+        first, last = ends or (None, None)
+        return [
+            ("--decoder-first-pipeline-num-layers", first),
+            ("--decoder-last-pipeline-num-layers", last),
+            virtual,
+        ]
+    if layout.vp == 1:
+        return []
+    return [("--num-layers-per-virtual-pipeline-stage", target.model.layers // (layout.pp * layout.vp))]
+
+
+def recompute_flags(target: Target) -> Flags:
+    """Recomputation: modules, or the first N layers of every chunk."""
+    layout = target.layout
+    chosen = layout.recompute
+    if chosen.granularity is Granularity.NONE:
+        return []
+    if chosen.granularity is Granularity.SELECTIVE:
+        modules = list(chosen.modules) if target.release >= (0, 12) else None
+        return [("--recompute-granularity", "selective"), ("--recompute-modules", modules)]
+    # uniform with one layer per unit is the same work and the usual way to write it
+    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
+    method = "uniform" if everything else "block"
+    depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    return [
+        ("--recompute-granularity", "full"),
+        ("--recompute-method", method),
+        ("--recompute-num-layers", depth),
+    ]
+
+
+def dispatch_flags(target: Target) -> Flags:
+    """Expert kernels and the token dispatcher that the preset assumes."""
+    flags: Flags = [("--moe-grouped-gemm", True)]
+    if not target.preset.dispatch_dedup or target.layout.ep == 1:
+        return [*flags, ("--moe-token-dispatcher-type", "alltoall")]
+    flags += [("--moe-token-dispatcher-type", "flex")]
+    named = target.release >= (0, 16)
+    flag = ("--moe-flex-dispatcher-backend", "deepep") if named else ("--moe-enable-deepep", True)
+    return [*flags, flag]
+
+
+def optimizer_flags(target: Target, notes: list[str]) -> Flags:
+    """Optimizer sharding and state dtypes."""
+    layout, training = target.layout, target.training
+    replicas = layout.dp * layout.cp // layout.hsdp_shard if layout.hsdp_shard else None
+    flags: Flags = [
+        ("--optimizer", "adam"),
+        ("--lr", "1.5e-4"),
+        ("--min-lr", "1.5e-5"),
+        ("--lr-decay-style", "cosine"),
+    ]
+    if layout.zero >= 2:
+        switch = "--use-megatron-fsdp" if target.release >= (0, 14) else "--use-custom-fsdp"
+        flags += [(switch, True), ("--data-parallel-sharding-strategy", STRATEGY[layout.zero])]
+        if layout.pp > 1:
+            notes.append(
+                "Megatron-FSDP with a pipeline is accepted but not covered by Megatron-LM's own tests"
+            )
+    flags.append(("--use-distributed-optimizer", layout.zero >= 1))
+    flags.append(("--num-distributed-optimizer-instances", replicas))
+    if training.grad_bytes == 2:
+        flags.append(("--grad-reduce-in-bf16", True))
+    return flags + saver_flags(target)
+
+
+def saver_flags(target: Target) -> Flags:
+    """Moments in 16 bits, optimizer and activations in host memory."""
+    savers, sharded = target.layout.savers, target.layout.zero >= 1
+    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    offloaded = Saver.OFFLOAD_OPTIMIZER in savers
+    flags: Flags = []
+    if short or offloaded:
+        # the precision-aware optimizer is a distributed one, on one replica too
+        flags += [("--use-distributed-optimizer", not sharded), ("--use-precision-aware-optimizer", True)]
+    if short:
+        flags += [("--main-grads-dtype", "fp32"), ("--exp-avg-dtype", "bf16"), ("--exp-avg-sq-dtype", "bf16")]
+    if offloaded:
+        flags += [("--optimizer-cpu-offload", True), ("--optimizer-offload-fraction", "1.0")]
+    if Saver.OFFLOAD_ACTIVATIONS in savers:
+        flags += [
+            ("--fine-grained-activation-offloading", True),
+            ("--offload-modules", list(OFFLOAD_MODULES)),
+        ]
+    return flags
+
+
+def overlap_flags(target: Target) -> Flags:
+    """What the preset, and so the predicted step time, assumes to run side by side."""
+    preset, layout = target.preset, target.layout
+    batch_overlap = preset.ep_overlap.value == "batch" and layout.ep > 1
+    return [
+        ("--overlap-grad-reduce", preset.dp_overlap and layout.dp * layout.cp > 1),
+        ("--overlap-param-gather", preset.param_overlap and preset.dp_overlap and layout.zero >= 1),
+        ("--tp-comm-overlap", preset.tp_overlap and layout.sp),
+        ("--no-overlap-p2p-communication", layout.vp > 1 and not preset.pp_overlap),
+        ("--overlap-moe-expert-parallel-comm", batch_overlap and (layout.pp == 1 or layout.vp > 1)),
+        ("--moe-shared-expert-overlap", preset.ep_overlap.value == "shared" and bool(_shared_width(target))),
+    ]
+
+
+def _shared_width(target: Target) -> int:
+    return target.model.moe.shared_ffn if target.model.moe else 0
+
+
+def precision_flags(target: Target, notes: list[str]) -> Flags:
+    """Number formats; 8- and 4-bit formats come on top of bf16."""
+    precision = target.layout.precision
+    if precision is Precision.FP16:
+        return [("--fp16", True)]
+    flags: Flags = [("--bf16", True)]
+    if precision is Precision.NVFP4:
+        flags.append(("--fp4-format", "e2m1"))
+    elif precision in (Precision.FP8, Precision.MXFP8):
+        recipe = RECIPE_NAMES[fp8_recipe(target, notes)]
+        flags.append(("--fp8-format", "e4m3" if recipe in {"blockwise", "mxfp8"} else "hybrid"))
+        if target.release >= (0, 12):
+            flags.append(("--fp8-recipe", recipe))
+    return flags
+
+
+def fp8_recipe(target: Target, notes: list[str]) -> Fp8Recipe:
+    """The stated recipe, or the framework's default with a note."""
+    if target.layout.precision is Precision.MXFP8:
+        return Fp8Recipe.MX
+    stated = target.training.fp8_recipe
+    if stated is None:
+        notes.append("fp8 recipe delayed: Megatron-LM's default, the training spec states none")
+        return Fp8Recipe.DELAYED
+    return stated
+
+
+def checkpoint_flags(target: Target) -> Flags:
+    """Tokenizer, data, and the sharded asynchronous checkpoint."""
+    ckpt = target.checkpoint
+    kind = "fsdp_dtensor" if target.layout.zero >= 2 and target.release >= (0, 14) else "torch_dist"
+    asynchronous = ckpt is not None and ckpt.asynchronous and target.release >= (0, 7)
+    return [
+        ("--tokenizer-type", "NullTokenizer"),
+        ("--vocab-size", target.model.vocab),
+        ("--mock-data", True),
+        ("--ckpt-format", kind),
+        ("--save", "checkpoints" if ckpt else None),
+        ("--save-interval", ckpt.interval_steps if ckpt else None),
+        ("--async-save", asynchronous),
+        ("--use-persistent-ckpt-worker", asynchronous and target.release >= (0, 16)),
+    ]
+
+
+def memory_check(target: Target, words: list[list[list[str]]]) -> str:
+    """One rank on one GPU: Megatron-LM skips all communication with ``--fake-process-group``."""
+    if target.release < (0, 15):
+        return "none: --fake-process-group came with core 0.15"
+    env = f"WORLD_SIZE={target.layout.gpus} RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29500"
+    saving = {"--save", "--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
+    flags = [group for section in words for group in section if group[0] not in saving]
+    flags = [["--train-iters", "2"] if group[0] == "--train-iters" else group for group in flags]
+    return command_text([env, "python", "pretrain_gpt.py", "--fake-process-group"], [flags]).strip()

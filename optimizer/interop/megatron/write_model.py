@@ -1,0 +1,154 @@
+"""A model as Megatron-LM flags, or the reason why ``pretrain_gpt.py`` cannot build it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.interop.launch.target import Target
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
+
+Flags = list[tuple[str, Any]]
+
+
+def layer_list(model: ModelSpec) -> list[LayerShape]:
+    """Every layer's shape in order."""
+    return [shape for run in model.runs for _ in range(run.count) for shape in run.block]
+
+
+def dense_width(model: ModelSpec) -> int:
+    """The one width of dense MLPs (0: there are none); several widths are an error."""
+    widths = {shape.ffn for shape in layer_list(model) if shape.mlp is Mlp.DENSE}
+    if len(widths) > 1:
+        raise input_error(
+            f"MLP widths differ from layer to layer: {sorted(widths)}", "one width", key="model"
+        )
+    return max(widths, default=0)
+
+
+def require_gpt(model: ModelSpec) -> None:
+    """Refuse stacks that are not plain causal decoders of attention and MLP."""
+    shapes = layer_list(model)
+    if any(shape.mixer is not Mixer.ATTENTION or shape.mlp is Mlp.NONE for shape in shapes):
+        raise input_error(
+            f"{model.name} has Mamba or attention-free layers, which no exporter writes",
+            "a GPT model",
+            key="model",
+        )
+    if any(shape.bidirectional for shape in shapes):
+        raise input_error(
+            f"{model.name} has encoder layers, which no exporter writes", "a GPT model", key="model"
+        )
+
+
+def pattern_text(marks: Sequence[bool]) -> str:
+    """Write marks as a list expression: ``([0]*3+[1]*58)``."""
+    runs: list[tuple[int, int]] = []
+    for mark in marks:
+        if runs and runs[-1][0] == int(mark):
+            runs[-1] = (int(mark), runs[-1][1] + 1)
+        else:
+            runs.append((int(mark), 1))
+    return "(" + "+".join(f"[{mark}]*{count}" for mark, count in runs) + ")"
+
+
+def model_flags(target: Target, notes: list[str]) -> Flags:
+    """Architecture flags of ``pretrain_gpt.py``."""
+    model = target.model
+    ffn = dense_width(model) or (model.moe.ffn if model.moe else 0)
+    grouped = model.mla is None and model.kv_heads != model.heads
+    biased = model.attention_bias
+    if model.attention_bias != model.mlp_bias:
+        notes.append(
+            "Megatron-LM has one switch for the biases of attention and MLP: the attention's was used"
+        )
+    flags: Flags = [
+        ("--num-layers", model.layers),
+        ("--hidden-size", model.hidden),
+        ("--ffn-hidden-size", ffn),
+        ("--num-attention-heads", model.heads),
+        ("--group-query-attention", grouped),
+        ("--num-query-groups", model.kv_heads if grouped else None),
+        ("--kv-channels", model.head_dim if model.mla is None else model.mla.v_head_dim),
+        ("--swiglu", model.gated),
+        ("--disable-bias-linear", not biased),
+        ("--add-qkv-bias", model.qkv_bias and not biased),
+        ("--qk-layernorm", model.qk_norm or model.mla is not None),
+        ("--normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
+        ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
+        ("--position-embedding-type", "learned_absolute" if model.learned_positions else "rope"),
+        ("--attention-dropout", "0.1" if target.training.dropout else "0.0"),
+        ("--hidden-dropout", "0.1" if target.training.dropout else "0.0"),
+    ]
+    return flags + mla_flags(model) + moe_flags(target) + window_flags(model) + mtp_flags(model)
+
+
+def mla_flags(model: ModelSpec) -> Flags:
+    """Multi-head latent attention."""
+    if model.mla is None:
+        return []
+    mla = model.mla
+    return [
+        ("--multi-latent-attention", True),
+        ("--q-lora-rank", mla.q_lora_rank or None),
+        ("--kv-lora-rank", mla.kv_lora_rank),
+        ("--qk-head-dim", mla.qk_nope_head_dim),
+        ("--qk-pos-emb-head-dim", mla.qk_rope_head_dim),
+        ("--v-head-dim", mla.v_head_dim),
+    ]
+
+
+def expert_groups(target: Target) -> int | None:
+    """Groups of node-limited routing: the nodes that an expert group spans; None where no limit can bind."""
+    moe, layout = target.model.moe, target.layout
+    if moe is None or moe.node_limit is None:
+        return None
+    # ranks of an expert group are neighbours, so it fills its nodes
+    nodes = layout.ep * layout.etp // target.cluster.gpus_per_node
+    return nodes if nodes > moe.node_limit and moe.experts % nodes == 0 else None
+
+
+def moe_flags(target: Target) -> Flags:
+    """Experts, their layers and their router."""
+    moe = target.model.moe
+    if moe is None:
+        return []
+    sparse = [shape.mlp is Mlp.MOE for shape in layer_list(target.model)]
+    groups = expert_groups(target)
+    return [
+        ("--num-experts", moe.experts),
+        ("--moe-layer-freq", None if all(sparse) else pattern_text(sparse)),
+        ("--moe-ffn-hidden-size", moe.ffn),
+        ("--moe-router-topk", moe.top_k),
+        ("--moe-router-num-groups", groups),
+        ("--moe-router-group-topk", moe.node_limit if groups else None),
+        ("--moe-router-score-function", "sigmoid" if moe.router_bias else None),
+        ("--moe-router-enable-expert-bias", moe.router_bias),
+        ("--moe-router-pre-softmax", moe.top_k == 1 and not moe.router_bias),
+        ("--moe-shared-expert-intermediate-size", moe.shared_ffn or None),
+        ("--moe-shared-expert-gate", moe.shared_gate),
+        ("--moe-expert-capacity-factor", moe.capacity_factor),
+    ]
+
+
+def window_flags(model: ModelSpec) -> Flags:
+    """Sliding windows: one length, and a pattern where not all layers have it."""
+    windows = [shape.window for shape in layer_list(model)]
+    lengths = {window for window in windows if window is not None}
+    if not lengths:
+        return []
+    if len(lengths) > 1:
+        raise input_error(f"windows of several lengths: {sorted(lengths)}", "one length", key="model")
+    marks = [window is not None for window in windows]
+    skip = None if all(marks) else pattern_text(marks)
+    return [("--window-size", f"{lengths.pop() - 1},0"), ("--window-attn-skip-freq", skip)]
+
+
+def mtp_flags(model: ModelSpec) -> Flags:
+    """Multi-token prediction."""
+    return [("--mtp-num-layers", model.mtp_layers)] if model.mtp_layers else []

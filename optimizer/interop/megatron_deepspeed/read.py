@@ -1,0 +1,140 @@
+"""Megatron-DeepSpeed launch scripts: Megatron's flags with DeepSpeed's own axes on top."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, split_flags
+from layoutopt.optimizer.interop.launch.shell import parse_script
+from layoutopt.optimizer.interop.megatron.read import find_command, missing_values
+from layoutopt.optimizer.interop.megatron.read_layout import (
+    megatron_layout,
+    megatron_options,
+    megatron_training,
+)
+from layoutopt.optimizer.interop.megatron.read_model import megatron_model
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
+from layoutopt.optimizer.interop.records import ImportedJob
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Schedule
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.shell import Script
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+
+MARKS = (
+    "--deepspeed",
+    "--deepspeed_config",
+    "--zero-stage",
+    "--no-pipeline-parallel",
+    "--ds-sequence-parallel-size",
+)
+
+
+@importer
+def import_megatron_deepspeed(text: str, file: str = "") -> ImportedJob:
+    """Read a script that starts Megatron-DeepSpeed's ``pretrain_gpt.py``.
+
+    The ZeRO stage is ``--zero-stage``; a JSON that the script itself writes must agree, or states it alone.
+    """
+    script = parse_script(text, file)
+    words = find_command(script, (*MARKS, "--tensor-model-parallel-size", "--num-layers"), file)
+    data = split_flags(words)
+    _read_embedded_json(data, script, file)
+    notes: list[str] = []
+    fields = ArgFields(_as_megatron(data, notes, file), file=file)
+    gpus = launched_gpus(words, text)
+    model = megatron_model(fields, notes, command_line=True)
+    layout = megatron_layout(fields, model, gpus, notes, etp_default="1")
+    layout = _with_deepspeed_axes(layout, fields, model is not None and model.is_moe)
+    training = replace(
+        megatron_training(fields, layout, fp8_key="fp8_format", fp4_key="fp4_format"),
+        grad_bytes=None,
+        pad_vocab=True,
+    )
+    options = megatron_options(fields, layout, command_line=True)
+    ulysses = fields.count("ds_sequence_parallel_size") > 1
+    return ImportedJob(
+        framework=Framework.MEGATRON_DEEPSPEED,
+        layout=layout,
+        training=training,
+        options=replace(
+            options,
+            cp_comm=CpComm.A2A if ulysses else None,
+            optimizer_offload=1.0 if fields.on("cpu_optimizer") else None,
+        ),
+        model=model,
+        gpus=gpus,
+        notes=tuple(notes),
+        missing=missing_values(fields, model, layout, training, gpus),
+    )
+
+
+def _read_embedded_json(data: dict[str, Any], script: Script, file: str) -> None:
+    """Take the ZeRO stage from a JSON that the script writes with a here-document."""
+    text = script.heredocs.get(str(data.get("deepspeed_config")))
+    if text is None:
+        return
+    settings = Fields(parse_json(text, file), file=file)
+    inside = settings.section("zero_optimization").integer("stage", most=3) or 0
+    stated = data.setdefault("zero_stage", inside)
+    if stated != inside:
+        what = f"--zero-stage {shorten(stated)} and stage {inside} of the JSON differ"
+        raise input_error(what, "the same stage in both", key="--zero-stage", file=file)
+
+
+def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str, Any]:
+    """Rename DeepSpeed's flags to the Megatron-LM names that the shared readers know."""
+    fields = ArgFields(data, file=file)
+    renamed = dict(data)
+    if str(data.get("normalization", "")).lower() == "rmsnorm":
+        renamed["normalization"] = "RMSNorm"
+    if fields.on("no_pipeline_parallel") and fields.count("pipeline_model_parallel_size") > 1:
+        raise fields.fail("no_pipeline_parallel", "excludes a pipeline of more than one stage", "pp=1")
+    if renamed.pop("num_layers_per_virtual_pipeline_stage", None) is not None:
+        notes.append("virtual stages are parsed, but DeepSpeed's pipeline engine does not interleave: vp=1")
+    if "checkpoint_activations" in data and "recompute_granularity" not in data:
+        renamed |= {"recompute_granularity": "full", "recompute_method": "uniform"}
+    experts = data.get("num_experts")
+    if isinstance(experts, list):
+        if len(set(map(str, experts))) != 1:
+            raise input_error(
+                "experts differ from layer to layer", "one number", key="--num-experts", file=file
+            )
+        renamed["num_experts"] = experts[0]
+    if renamed.get("num_experts") in (None, 1):
+        renamed.pop("num_experts", None)
+    elif fields.integer("expert_interval", least=1) != 1:
+        # arguments.py: every second layer has experts unless --expert-interval says otherwise, counted
+        # from the first
+        interval = fields.integer("expert_interval", least=1) or 2
+        layers = fields.integer("num_layers", least=1, most=10_000) or 0
+        renamed["moe_layer_freq"] = [int((index + 1) % interval == 0) for index in range(layers)]
+    ulysses = fields.count("ds_sequence_parallel_size")
+    if ulysses > 1 and fields.on("sequence_parallel"):
+        raise fields.fail("ds_sequence_parallel_size", "excludes --sequence-parallel")
+    renamed["context_parallel_size"] = ulysses
+    renamed.pop("cp_comm_type", None)
+    return renamed
+
+
+def _with_deepspeed_axes(layout: PartialLayout, fields: ArgFields, sparse: bool) -> PartialLayout:
+    stage = fields.number("zero_stage")
+    zero = 0 if not fields.on("deepspeed") else 1 if stage is None else int(stage)
+    if not 0 <= zero <= 3:
+        raise fields.fail("zero_stage", f"{zero} is not a ZeRO stage", "0 to 3")
+    schedule = Schedule.ZB_H1 if fields.on("enable_zbh1_pipeline") and layout.pp != 1 else layout.schedule
+    recompute = layout.recompute
+    if recompute is not None and recompute.granularity is Granularity.SELECTIVE:
+        recompute = Recompute(granularity=Granularity.SELECTIVE, modules=("core_attn",))
+    tensor_experts = fields.on("enable_expert_tensor_parallelism") and sparse
+    return replace(
+        layout,
+        zero=zero,
+        hsdp_shard=None,
+        schedule=schedule,
+        recompute=recompute,
+        etp=layout.tp if tensor_experts else 1,
+    )

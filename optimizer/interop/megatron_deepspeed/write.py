@@ -1,0 +1,162 @@
+"""Megatron-DeepSpeed: a launch script and the JSON that it names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.deepspeed.write import NO_CHECK, deepspeed_config
+from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header
+from layoutopt.optimizer.interop.megatron.write_model import dense_width, layer_list, require_gpt
+from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.model import Mlp, Norm
+from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver, Schedule
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.target import Target
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+Flags = list[tuple[str, Any]]
+
+
+def export_megatron_deepspeed(target: Target) -> ExportedJob:
+    """Write ``launch.sh`` and ``ds_config.json``."""
+    notes: list[str] = []
+    sections = [_model_flags(target), _layout_flags(target), _run_flags(target)]
+    start = [
+        "deepspeed",
+        "--num_nodes",
+        str(target.nodes),
+        "--num_gpus",
+        str(target.gpus_per_node),
+        "pretrain_gpt.py",
+    ]
+    script = "#!/bin/bash\n" + header(target, f"Megatron-DeepSpeed {target.version}")
+    script += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    script += command_text(start, [flag_words(section) for section in sections])
+    if target.checkpoint is not None and target.checkpoint.asynchronous:
+        notes.append("checkpoints are synchronous: Megatron-DeepSpeed has no asynchronous save")
+    return ExportedJob(
+        framework=target.framework,
+        version=target.version,
+        files={"launch.sh": script, "ds_config.json": json.dumps(deepspeed_config(target), indent=2) + "\n"},
+        command="bash launch.sh",
+        memory_check=NO_CHECK,
+        layout=target.layout,
+        notes=tuple(notes),
+    )
+
+
+def _model_flags(target: Target) -> Flags:
+    model = target.model
+    grouped = model.kv_heads != model.heads
+    flags: Flags = [
+        ("--num-layers", model.layers),
+        ("--hidden-size", model.hidden),
+        ("--ffn-hidden-size", dense_width(model) or (model.moe.ffn if model.moe else 0)),
+        ("--num-attention-heads", model.heads),
+        ("--num-key-value-heads", model.kv_heads if grouped else None),
+        ("--kv-channels", model.head_dim if model.head_dim * model.heads != model.hidden else None),
+        ("--swiglu", model.gated),
+        ("--disable-bias-linear", not model.attention_bias),
+        ("--normalization", "rmsnorm" if model.norm is Norm.RMS else "layernorm"),
+        ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
+        ("--use-rotary-position-embeddings", not model.learned_positions),
+        ("--attention-dropout", "0.1" if target.training.dropout else "0"),
+        ("--hidden-dropout", "0.1" if target.training.dropout else "0"),
+        ("--vocab-size", model.vocab),
+    ]
+    if model.moe is None:
+        return flags
+    return [
+        *flags,
+        ("--num-experts", model.moe.experts),
+        ("--topk", model.moe.top_k),
+        ("--expert-interval", 1),
+    ]
+
+
+def require_model(model: ModelSpec) -> None:
+    """Refuse what Megatron-DeepSpeed's model code does not have."""
+    require_gpt(model)
+    shapes = layer_list(model)
+    mixed = model.moe is not None and (len({shape.mlp for shape in shapes}) > 1 or bool(model.moe.shared_ffn))
+    lacking = {
+        "multi-head latent attention": model.mla is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+        "query and key norms": model.qk_norm,
+        "sliding windows": any(shape.window for shape in shapes),
+        "biases of query, key and value alone": model.qkv_bias and not model.attention_bias,
+        "shared experts, or dense layers among sparse ones": mixed,
+        "experts of another width than the MLP": any(shape.mlp is Mlp.DENSE for shape in shapes)
+        and model.moe is not None,
+    }
+    for name, there in lacking.items():
+        if there:
+            raise input_error(
+                f"Megatron-DeepSpeed has no {name}, which {model.name} needs",
+                "another framework",
+                key="model",
+            )
+
+
+def _layout_flags(target: Target) -> Flags:
+    layout = target.layout
+    flags: Flags = [
+        ("--tensor-model-parallel-size", layout.tp),
+        ("--sequence-parallel", layout.sp),
+        ("--ds-sequence-parallel-size", layout.cp if layout.cp > 1 else None),
+        ("--pipeline-model-parallel-size", layout.pp),
+        ("--no-pipeline-parallel", layout.pp == 1),
+        ("--enable-zbh1-pipeline", layout.schedule is Schedule.ZB_H1),
+    ]
+    if target.model.is_moe:
+        flags += [
+            ("--moe-expert-parallel-size", layout.ep),
+            ("--enable-expert-tensor-parallelism", layout.etp > 1),
+            ("--create-moe-param-group", True),
+        ]
+    return flags + _recompute_flags(target)
+
+
+def _recompute_flags(target: Target) -> Flags:
+    layout = target.layout
+    granularity = layout.recompute.granularity
+    if granularity is Granularity.NONE:
+        return []
+    flags: Flags = [
+        ("--deepspeed-activation-checkpointing", True),
+        ("--recompute-granularity", granularity.value),
+    ]
+    if granularity is Granularity.SELECTIVE:
+        return flags
+    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
+    depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    return [
+        *flags,
+        ("--recompute-method", "uniform" if everything else "block"),
+        ("--recompute-num-layers", depth),
+    ]
+
+
+def _run_flags(target: Target) -> Flags:
+    layout, length = target.layout, target.training.sequence_length
+    ckpt = target.checkpoint
+    return [
+        ("--seq-length", length),
+        ("--max-position-embeddings", max(length, target.model.learned_positions)),
+        ("--micro-batch-size", layout.micro_batch),
+        ("--global-batch-size", target.global_batch),
+        ("--train-iters", target.steps or 1000),
+        ("--fp16" if layout.precision is Precision.FP16 else "--bf16", True),
+        ("--lr", "1.5e-4"),
+        ("--min-lr", "1.5e-5"),
+        ("--lr-decay-style", "cosine"),
+        ("--deepspeed", True),
+        ("--deepspeed_config", "ds_config.json"),
+        ("--zero-stage", layout.zero),
+        ("--cpu-optimizer", Saver.OFFLOAD_OPTIMIZER in layout.savers),
+        ("--save", "checkpoints" if ckpt else None),
+        ("--save-interval", ckpt.interval_steps if ckpt else None),
+    ]

@@ -1,0 +1,1 @@
+"""Launch files of nanotron: ``read`` brings them in, ``write`` hands them out."""

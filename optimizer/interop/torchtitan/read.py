@@ -1,0 +1,302 @@
+"""torchtitan configurations: TOML (era A), Python with batches in sequences (B) or tokens (C)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.flags import ArgFields
+from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
+from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
+from layoutopt.optimizer.interop.stages import stage_items
+from layoutopt.optimizer.interop.torchtitan.read_batch import TOKENS_KEY, Batch, read_batch
+from layoutopt.optimizer.interop.torchtitan.read_python import read_python_config
+from layoutopt.optimizer.interop.torchtitan.read_split import read_schedule, read_split
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.vocabulary import (
+    DEFAULT_MESH_ORDER,
+    OP_MODULE,
+    CpComm,
+    Fp8Recipe,
+    Framework,
+    Granularity,
+    Precision,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FLAVORS = {
+    ("llama3", "8b"): ("llama3-8b", 32),
+    ("llama3", "70b"): ("llama3-70b", 80),
+    ("llama3", "405b"): ("llama3-405b", 126),
+    ("deepseek_v3", "236b"): ("deepseek-v2", 60),
+    ("deepseek_v3", "671b"): ("deepseek-v3", 61),
+    ("qwen3", "32b"): ("qwen3-32b", 64),
+    ("qwen3", "30b-a3b"): ("qwen3-30b-a3b", 48),
+    ("qwen3", "235b-a22b"): ("qwen3-235b-a22b", 94),
+}
+"""Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
+
+FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b", "qwen3_32b")
+"""Configurations with full checkpointing (torchtitan/models/*/config_registry.py); others are selective."""
+
+
+@importer
+def import_toml(text: str, file: str = "") -> ImportedJob:
+    """Read a TOML configuration (torchtitan up to v0.2.2)."""
+    return _job(parse_toml(text, file), "A", file)
+
+
+@importer
+def import_python(text: str, file: str = "", function: str | None = None) -> ImportedJob:
+    """Read a Python configuration without running it; the era follows from how it states the batch."""
+    sections, name = read_python_config(text, file, function)
+    training = sections.get("training")
+    keys = set(training) if isinstance(training, dict) else set()
+    keys |= set(sections["parallelism"]) if isinstance(sections["parallelism"], dict) else set()
+    tokens = {TOKENS_KEY, "num_tokens_per_train_step", "num_pp_microbatches", "max_context_length"} & keys
+    sections.setdefault("function", name)
+    return _job(sections, "C" if tokens else "B", file)
+
+
+class _Section(ArgFields):
+    """A section whose messages show dotted keys, and whose ``$`` values are reported when read."""
+
+    def path(self, key: str) -> str:
+        """Return the full name of a key."""
+        return Fields.path(self, key)
+
+    def unresolved(self, value: str) -> str:
+        """Say that a value is computed where nothing is run."""
+        return f"is computed by {shorten(value[1:])}, and nothing is run"
+
+    def flag(self, *keys: str) -> bool | None:
+        """Read a switch."""
+        return Fields.flag(self, *keys)
+
+
+def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
+    section = data.get(name)
+    if section is None:
+        section = {}
+    if not isinstance(section, dict):
+        raise input_error("not a section", f"settings under {name}", key=name, file=file)
+    return _Section({str(key): value for key, value in section.items()}, file=file, prefix=name)
+
+
+def _job(data: dict[str, Any], era: str, file: str) -> ImportedJob:
+    parallelism, training = _section(data, "parallelism", file), _section(data, "training", file)
+    if not parallelism.data and not training.data:
+        raise input_error("no torchtitan settings", "sections parallelism and training", file=file)
+    notes: list[str] = []
+    name, layers = _model(data, file)
+    layout, gpus = _layout(parallelism, era, layers, notes)
+    batch = read_batch(training, parallelism, era, layout, inherited="base" in data)
+    recompute = _recompute(data, notes, file)
+    return ImportedJob(
+        framework=Framework.TORCHTITAN,
+        version=f"era {era}",
+        layout=replace(
+            layout,
+            micro_batch=batch.micro_batch,
+            micro_batches=batch.micro_batches,
+            recompute=recompute,
+        ),
+        training=_training(data, training, batch, file),
+        options=_options(data, parallelism, era, file),
+        model_name=name,
+        mtp_layers=_mtp_layers(data, era),
+        gpus=gpus,
+        notes=tuple(notes),
+        missing=_missing(name, gpus, batch, layout, recompute),
+    )
+
+
+def _model(data: Mapping[str, Any], file: str) -> tuple[str | None, int | None]:
+    model = _section(data, "model", file) if "model" in data else None
+    if model is not None:
+        family, flavor = model.text("name"), model.text("flavor")
+    else:
+        family, flavor = _python_model(data)
+    found = FLAVORS.get(((family or "").lower(), (flavor or "").lower()))
+    return found or (None, None)
+
+
+def _mtp_layers(data: Mapping[str, Any], era: str) -> int | None:
+    """Return the stated multi-token-prediction layers; the TOML era (torchtitan up to v0.2.2) has none."""
+    if era == "A":
+        return 0
+    spec = data.get("model_spec")
+    stated = spec.get("num_mtp_layers") if isinstance(spec, dict) else None
+    return stated if isinstance(stated, int) and 0 <= stated <= MAX_LAYERS else None
+
+
+def _python_model(data: Mapping[str, Any]) -> tuple[str, str]:
+    base = str(data.get("base") or "")
+    spec = data.get("model_spec")
+    flavor = spec["arguments"][0] if isinstance(spec, dict) and spec.get("arguments") else None
+    for family, name in FLAVORS:
+        if base.startswith(family):
+            rest = base.removeprefix(family).strip("_").replace("_", "-")
+            return family, str(flavor or rest)
+        if (
+            isinstance(flavor, str)
+            and name == flavor.lower()
+            and sum(name == other for _, other in FLAVORS) == 1
+        ):
+            return family, flavor
+    return "", ""
+
+
+def _layout(
+    parallelism: Fields, era: str, layers: int | None, notes: list[str]
+) -> tuple[PartialLayout, int | None]:
+    tp = parallelism.count("tensor_parallel_degree")
+    cp = parallelism.count("context_parallel_degree")
+    pp = parallelism.count("pipeline_parallel_degree")
+    schedule = read_schedule(parallelism, pp)
+    vp, counts = read_split(parallelism, pp, schedule, layers)
+    replicate = parallelism.count("data_parallel_replicate_degree")
+    shard = parallelism.integer("data_parallel_shard_degree", least=-1, most=MAX_DEGREE)
+    dp = replicate * shard if shard is not None and shard > 0 else None
+    if dp is None:
+        notes.append(
+            "data_parallel_shard_degree -1: the rest of the GPUs, whose number the file does not state"
+        )
+    zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
+    etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" else 1
+    sp = era == "A" or parallelism.flag("enable_sequence_parallel") is not False
+    layout = PartialLayout(
+        tp=tp,
+        sp=sp and tp > 1,
+        cp=cp,
+        pp=pp,
+        vp=vp or None,
+        ep=parallelism.count("expert_parallel_degree"),
+        etp=etp,
+        dp=dp,
+        zero=zero,
+        hsdp_shard=shard * cp if shard and dp and replicate > 1 and zero else None,
+        schedule=schedule,
+        mesh_order=DEFAULT_MESH_ORDER,
+        split=stage_items(counts, pp, schedule),
+    )
+    return layout, None if dp is None else dp * tp * cp * pp
+
+
+def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[str]) -> int:
+    # context-parallel ranks share the shards: FSDP is on whenever cp > 1
+    if shard == 1 and cp == 1:
+        return 0
+    policy = parallelism.choice("fsdp_reshard_after_forward", ("default", "always", "never")) or "default"
+    if policy == "default":
+        policy = "always" if pp == 1 else "never"
+        notes.append(f"fsdp_reshard_after_forward default: {policy} at pp={pp}")
+    return 3 if policy == "always" else 2
+
+
+def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recompute | None:
+    """Return the checkpointing policy; None when it is that of a configuration which is not known."""
+    base = str(data.get("base") or "")
+    if "activation_checkpoint" in data and data["activation_checkpoint"] is None:
+        return Recompute()
+    if "activation_checkpoint" not in data:
+        mode = _inherited_policy(base)
+        if mode is None:
+            return None
+        notes.append(f"activation checkpointing {mode}: default of {base or 'the class'}")
+    else:
+        fields = _section(data, "activation_checkpoint", file)
+        policy = fields.text("class") or fields.text("mode") or "selective"
+        mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
+        if (option := fields.text("selective_ac_option") or OP_MODULE) != OP_MODULE and mode == "selective":
+            notes.append(
+                f"selective checkpointing of every {shorten(option)}. layer: priced as nothing recomputed"
+            )
+            return Recompute(granularity=Granularity.SELECTIVE)
+    if mode in ("none", "full"):
+        return Recompute(granularity=Granularity(mode))
+    if mode == "selective":
+        return Recompute(granularity=Granularity.SELECTIVE, modules=(OP_MODULE,))
+    raise input_error(
+        f"activation checkpointing {shorten(mode)!r} is not modelled",
+        "none, selective or full",
+        key="activation_checkpoint.mode",
+        file=file,
+    )
+
+
+def _inherited_policy(base: str) -> str | None:
+    """What the configuration that a function starts from sets; the class itself checkpoints selectively."""
+    if base in FULL_CHECKPOINTING:
+        return "full"
+    known = not base or any(base.startswith(family) for family, _ in FLAVORS)
+    return "selective" if known else None
+
+
+def _training(data: Mapping[str, Any], training: Fields, batch: Batch, file: str) -> JobTraining:
+    precision, recipe = _precision(data, training, file)
+    return JobTraining(
+        sequence_length=batch.sequence_length,
+        global_batch=batch.global_batch,
+        train_steps=training.integer("steps", least=1),
+        precision=precision,
+        fp8_recipe=recipe,
+        pad_vocab=False,
+    )
+
+
+def _precision(
+    data: Mapping[str, Any], training: Fields, file: str
+) -> tuple[Precision | None, Fp8Recipe | None]:
+    words = str(data.get("model_spec", "")) + str(_section(data, "model", file).data.get("converters", ""))
+    if "nvfp4" in words.lower():
+        return Precision.NVFP4, None
+    if re.search(r"mxfp8|\bmx\b", words.lower()):
+        return Precision.MXFP8, Fp8Recipe.MX
+    if "float8" in words.lower():
+        return Precision.FP8, Fp8Recipe.ROWWISE if "rowwise" in str(data).lower() else Fp8Recipe.CURRENT
+    kind = training.choice("mixed_precision_param", ("bfloat16", "float32")) or "bfloat16"
+    if kind != "bfloat16":
+        raise training.fail("mixed_precision_param", "float32 training is not modelled", "bfloat16")
+    return Precision.BF16, None
+
+
+def _options(data: Mapping[str, Any], parallelism: Fields, era: str, file: str) -> JobOptions:
+    compiling, checkpoint = _section(data, "compile", file), _section(data, "checkpoint", file)
+    training = _section(data, "training", file)
+    source = parallelism if era == "A" else compiling
+    saves = checkpoint.on("enable", "enable_checkpoint")
+    mode = checkpoint.choice("async_mode", ("disabled", "async", "async_with_pinned_mem")) or "disabled"
+    backend = parallelism.text("expert_parallel_comm_backend")
+    spec = data.get("model_spec")
+    if isinstance(spec, dict) and isinstance(spec.get("moe_comm_backend"), str):
+        backend = spec["moe_comm_backend"]
+    return JobOptions(
+        tp_overlap=source.on("enable_async_tensor_parallel"),
+        compiled=compiling.flag("enable"),
+        cp_comm=CpComm.ALL_GATHER if parallelism.count("context_parallel_degree") > 1 else None,
+        moe_dispatcher=backend,
+        optimizer_offload=1.0 if training.on("enable_cpu_offload") else None,
+        checkpoint_interval=checkpoint.integer("interval", least=1) if saves else None,
+        checkpoint_async=mode != "disabled" if saves else None,
+    )
+
+
+def _missing(
+    name: str | None, gpus: int | None, batch: Batch, layout: PartialLayout, recompute: Recompute | None
+) -> tuple[str, ...]:
+    needed = {
+        "the model: this flavor is not a built-in model": name,
+        "number of GPUs (data_parallel_shard_degree is -1)": gpus,
+        "training.seq_len or max_context_length (the base configuration's)": batch.sequence_length,
+        "micro-batch (the base configuration's)": batch.micro_batch,
+        "global batch (follows from the number of GPUs)": batch.global_batch,
+        "virtual stages (follow from the model's layers)": layout.vp,
+        "activation checkpointing (the base configuration's)": recompute,
+    }
+    return tuple(what for what, value in needed.items() if value is None)

@@ -1,0 +1,298 @@
+"""torchtitan: a TOML file (era A, up to v0.2.2) or a Python function (era C, batches in tokens)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.limits import stage_counts
+from layoutopt.optimizer.interop.launch.text import WIDTH, header
+from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
+from layoutopt.optimizer.space.releases import ERA_B, ERA_C
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.target import Target
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+Settings = dict[str, Any]
+
+SCHEDULE_NAMES = {
+    Schedule.ONE_F_ONE_B: "1F1B",
+    Schedule.GPIPE: "GPipe",
+    Schedule.INTERLEAVED: "Interleaved1F1B",
+    Schedule.ZB_V: "ZBVZeroBubble",
+    Schedule.DUALPIPE_V: "DualPipeV",
+}
+RESHARD = {2: "never", 3: "always"}
+
+
+def export_torchtitan(target: Target) -> ExportedJob:
+    """Write ``torchtitan.toml`` or ``layoutopt_config.py``, by the era asked for."""
+    notes: list[str] = []
+    family, flavor, known = flavor_of(target.model, notes)
+    if target.release < ERA_B:
+        return _toml(target, family, flavor, notes)
+    if target.release < ERA_C:
+        raise input_error(
+            "era B (2026-02 to 2026-08) is not written: its batch keys were replaced within six months",
+            "era A (TOML) or era C (Python)",
+            key="--version",
+        )
+    return _python(target, family, flavor, known, notes)
+
+
+def flavor_of(model: ModelSpec, notes: list[str]) -> tuple[str, str, bool]:
+    """Return torchtitan's model, flavor, and whether that flavor exists with the model's sizes."""
+    for (family, flavor), (name, layers) in FLAVORS.items():
+        if name == model.name and layers == model.layers:
+            return family, flavor.upper(), True
+    family = "deepseek_v3" if model.mla else "qwen3" if model.qk_norm else "llama3"
+    notes.append(f"torchtitan has no flavor {model.name}: add its sizes to torchtitan/models/{family}")
+    return family, model.name, False
+
+
+def parallelism(target: Target, era_a: bool) -> Settings:
+    """Section ``parallelism``: every degree, and the stages as lists of modules."""
+    layout = target.layout
+    shard, replicate = degrees(target)
+    settings: Settings = {"data_parallel_replicate_degree": replicate, "data_parallel_shard_degree": shard}
+    if layout.zero:
+        settings["fsdp_reshard_after_forward"] = RESHARD[layout.zero]
+    settings |= {"tensor_parallel_degree": layout.tp, "context_parallel_degree": layout.cp}
+    if not era_a:
+        settings["enable_sequence_parallel"] = layout.sp
+    settings |= {"pipeline_parallel_degree": layout.pp, "expert_parallel_degree": layout.ep}
+    if era_a:
+        settings["expert_tensor_parallel_degree"] = layout.etp
+        settings["enable_async_tensor_parallel"] = target.preset.tp_overlap and layout.tp > 1
+    if layout.pp > 1:
+        settings["pipeline_parallel_schedule"] = SCHEDULE_NAMES[layout.schedule]
+        settings["module_fqns_per_model_part"] = module_lists(target, "output" if era_a else "lm_head")
+        if era_a:
+            settings["pipeline_parallel_microbatch_size"] = layout.micro_batch
+        else:
+            settings["num_pp_microbatches"] = layout.micro_batches
+    return settings
+
+
+def offloading(target: Target) -> Settings:
+    """FSDP's shards with the optimizer in host memory."""
+    return {"enable_cpu_offload": True} if Saver.OFFLOAD_OPTIMIZER in target.layout.savers else {}
+
+
+def degrees(target: Target) -> tuple[int, int]:
+    """Return shard and replicate degree: ZeRO-0 only replicates, groups divide dp, else everything shards."""
+    layout = target.layout
+    # a shard degree of 1 with replicas is DDP
+    if layout.zero == 0:
+        return 1, layout.dp
+    shard = layout.hsdp_shard // layout.cp if layout.hsdp_shard else layout.dp
+    return shard, layout.dp // shard
+
+
+def module_lists(target: Target, head: str) -> list[list[str]]:
+    """Modules of each stage in stage order."""
+    parts: list[list[str]] = []
+    first = 0
+    for count in stage_counts(target.layout):
+        parts.append([f"layers.{index}" for index in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head]
+    return parts
+
+
+def _toml(target: Target, family: str, flavor: str, notes: list[str]) -> ExportedJob:
+    layout, ckpt = target.layout, target.checkpoint
+    piped = layout.micro_batches if layout.pp > 1 else 1
+    sections: dict[str, Settings] = {
+        "job": {"description": f"{target.model.name}, written by layoutopt"},
+        "model": {"name": family, "flavor": flavor, **_toml_converters(target)},
+        "training": {
+            "local_batch_size": layout.micro_batch * piped,
+            "global_batch_size": target.global_batch,
+            "seq_len": target.training.sequence_length,
+            "steps": target.steps or 1000,
+            "mixed_precision_param": "bfloat16",
+            "mixed_precision_reduce": "float32",
+            **offloading(target),
+        },
+        "parallelism": parallelism(target, era_a=True),
+        "compile": {"enable": target.preset.compiled, "components": ["model", "loss"]},
+        "activation_checkpoint": _toml_checkpointing(target),
+    }
+    if ckpt is not None:
+        mode = "async" if ckpt.asynchronous else "disabled"
+        sections["checkpoint"] = {"enable": True, "interval": ckpt.interval_steps, "async_mode": mode}
+    if layout.precision is Precision.FP8:
+        recipe = target.training.fp8_recipe
+        name = "rowwise" if recipe is Fp8Recipe.ROWWISE else "tensorwise"
+        sections["quantize.linear.float8"] = {"recipe_name": name}
+    text = header(target, f"torchtitan {target.version} (TOML, up to v0.2.2)")
+    text += "".join(_toml_section(name, settings) for name, settings in sections.items())
+    config = "CONFIG_FILE=./torchtitan.toml"
+    return ExportedJob(
+        framework=target.framework,
+        version=target.version,
+        files={"torchtitan.toml": text},
+        command=f"{_launch(target)} -m torchtitan.train --job.config_file ./torchtitan.toml",
+        memory_check=_memory_check(target, config),
+        layout=layout,
+        notes=tuple(notes),
+    )
+
+
+def _launch(target: Target) -> str:
+    return f"torchrun --nnodes {target.nodes} --nproc-per-node {target.gpus_per_node} --rdzv_backend c10d"
+
+
+def _memory_check(target: Target, config: str) -> str:
+    # torchtitan docs/debugging.md, communication modes: one process with a fake process group, one step
+    return f"NGPU={target.layout.gpus} COMM_MODE=fake_backend {config} ./run_train.sh  # rank 0's memory only"
+
+
+def _toml_converters(target: Target) -> Settings:
+    names = {Precision.FP8: ["quantize.linear.float8"], Precision.MXFP8: ["quantize.linear.mx"]}
+    return {"converters": names.get(target.layout.precision, [])}
+
+
+def _toml_checkpointing(target: Target) -> Settings:
+    granularity = target.layout.recompute.granularity
+    if granularity is Granularity.SELECTIVE:
+        return {"mode": "selective", "selective_ac_option": "op"}
+    return {"mode": "full" if granularity is Granularity.FULL else "none"}
+
+
+def _toml_section(name: str, settings: Settings) -> str:
+    lines = [f"{key} = {_toml_value(value)}" for key, value in settings.items()]
+    return f"\n[{name}]\n" + "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(f"  {_toml_value(item)},\n" for item in value) + "]"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _python(target: Target, family: str, flavor: str, known: bool, notes: list[str]) -> ExportedJob:
+    layout = target.layout
+    base = f"{family}_{flavor.lower().replace('-', '_')}" if known else None
+    if base is None or (family == "deepseek_v3" and flavor == "236B"):
+        base = {"llama3": "llama3_8b", "deepseek_v3": "deepseek_v3_671b", "qwen3": "qwen3_32b"}[family]
+    lines = [
+        header(target, "torchtitan era C (2026-08-20 and later)").rstrip(),
+        f"from torchtitan.components.quantization import {_converter(target).split('.')[0]}",
+        "from torchtitan.config import ParallelismConfig",
+        "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+        f"from torchtitan.models.{family} import model_registry",
+        f"from torchtitan.models.{family}.config_registry import {base}",
+        "",
+        "",
+        "def layoutopt_config():",
+        f"    cfg = {base}()",
+        f"    cfg.model_spec = model_registry({_registry_arguments(target, family, flavor)})",
+        "    cfg.parallelism = ParallelismConfig(",
+        *[
+            f"        {key}={_python_value(value)},"
+            for key, value in parallelism(target, era_a=False).items()
+        ],
+        "    )",
+        *[f"    {line}" for line in _python_settings(target)],
+        "    return cfg",
+    ]
+    lines = [line for line in lines if not _unused_import(line, target)]
+    name = "layoutopt_config"
+    module = f"MODULE={name} CONFIG={name}"
+    return ExportedJob(
+        framework=target.framework,
+        version=target.version,
+        files={"layoutopt_config.py": "\n".join(lines) + "\n"},
+        command=f"PYTHONPATH=. {_launch(target)} -m torchtitan.train --module {name} --config {name}",
+        memory_check=_memory_check(target, module),
+        layout=layout,
+        notes=tuple(notes),
+    )
+
+
+def _unused_import(line: str, target: Target) -> bool:
+    sixteen = target.layout.precision is Precision.BF16
+    return line.startswith("from torchtitan.components.quantization") and sixteen
+
+
+def _registry_arguments(target: Target, family: str, flavor: str) -> str:
+    layout = target.layout
+    arguments = [f'"{flavor}"', 'attn_backend="flex"']
+    if target.model.is_moe and family == "deepseek_v3":
+        backend = "deepep" if target.preset.dispatch_dedup and layout.ep > 1 else "standard"
+        arguments += [f'moe_comm_backend="{backend}"', f"num_mtp_layers={target.model.mtp_layers}"]
+    converter = _converter(target)
+    return ", ".join([*arguments, *([f"converters=[{converter}]"] if converter else [])])
+
+
+def _converter(target: Target) -> str:
+    precision, recipe = target.layout.precision, target.training.fp8_recipe
+    if precision is Precision.FP8:
+        name = "rowwise" if recipe in (None, Fp8Recipe.ROWWISE) else "tensorwise"
+        return f'Float8LinearConverter.Config(recipe_name="{name}")'
+    return {
+        Precision.MXFP8: "MXFP8LinearConverter.Config()",
+        Precision.NVFP4: "NVFP4LinearConverter.Config()",
+    }.get(precision, "")
+
+
+def _python_settings(target: Target) -> list[str]:
+    """Training, recomputation, compilation and checkpoints."""
+    layout, training = target.layout, target.training
+    policy = {
+        Granularity.NONE: "None",
+        Granularity.FULL: "FullAC.Config()",
+        Granularity.SELECTIVE: "SelectiveAC.Config()",
+    }
+    length = training.sequence_length
+    experts = target.model.is_moe and layout.ep > 1
+    asynchronous = target.preset.compiled and target.preset.tp_overlap and layout.tp > 1
+    lines = [
+        f"cfg.training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch} * {length}",
+        f"cfg.training.num_tokens_per_train_step = {target.global_batch} * {length}",
+        f"cfg.training.max_context_length = {length}",
+        f"cfg.training.steps = {target.steps or 1000}",
+        f"cfg.training.disable_cuda_graphs = {layout.pp > 1 or experts}",
+        *[f"cfg.training.{key} = {value}" for key, value in offloading(target).items()],
+        f"cfg.compile.enable = {target.preset.compiled}",
+        f"cfg.compile.enable_async_tensor_parallel = {asynchronous}",
+        f"cfg.activation_checkpoint = {policy[layout.recompute.granularity]}",
+    ]
+    if target.checkpoint is not None:
+        mode = "async" if target.checkpoint.asynchronous else "disabled"
+        lines += [
+            "cfg.checkpoint.enable = True",
+            f"cfg.checkpoint.interval = {target.checkpoint.interval_steps}",
+            f'cfg.checkpoint.async_mode = "{mode}"',
+        ]
+    return lines
+
+
+def _python_value(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(_python_row(row) for row in value) + "        ]"
+    return str(value)
+
+
+def _python_row(row: list[str]) -> str:
+    """One stage, wrapped to the line width."""
+    lines = ["            ["]
+    for name in row:
+        piece = f'"{name}", '
+        if len(lines[-1]) + len(piece) > WIDTH:
+            lines[-1] = lines[-1].rstrip()
+            lines.append("             ")
+        lines[-1] += piece
+    return "\n".join(lines).rstrip(" ,") + "],\n"

@@ -1,0 +1,91 @@
+"""Say in words what limits a layout, and why a runner-up loses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.solve.search.best_first import Found
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.specs.layout import Layout
+
+WORDS = {
+    "forward": "forward compute",
+    "backward": "backward compute",
+    "recompute": "recomputation",
+    "offload": "exposed moves of activations to host memory",
+    "host": "host launches",
+    "tp": "exposed tensor-parallel traffic",
+    "cp": "exposed context-parallel traffic",
+    "ep": "exposed expert traffic",
+    "fsdp": "exposed FSDP gathers",
+    "pp": "exposed pipeline sends",
+    "bubble": "pipeline bubble",
+    "dp": "exposed data-parallel traffic",
+    "optimizer": "optimizer step",
+    "step": "fixed time per step",
+}
+"""The components of a step time in words."""
+
+NETWORK = ("tp", "cp", "ep", "fsdp", "pp", "dp")
+
+LARGE_SHARE = 0.05
+"""From this share of the step on, a component counts as binding."""
+
+FULL_SHARE = 0.9
+"""From this share of usable memory on, memory counts as binding."""
+
+
+def why_slower(layout: Layout, estimate: Estimate, best: Layout, best_estimate: Estimate) -> str:
+    """Name the components by which a runner-up loses most, and the axes in which it differs."""
+    more = {
+        name: estimate.breakdown_s[name] - best_estimate.breakdown_s[name] for name in estimate.breakdown_s
+    }
+    step = best_estimate.step_time_s
+    worst = sorted(more.items(), key=lambda item: -item[1])[:2]
+    losses = [f"{WORDS[name]} +{value / step:.1%}" for name, value in worst if value > 1e-4 * step]
+    return f"{_differences(layout, best)}: {', '.join(losses) or 'the same within rounding'}"
+
+
+def _differences(layout: Layout, best: Layout) -> str:
+    """List the degrees and modifiers in which two layouts differ."""
+    names = (
+        "tp",
+        "cp",
+        "pp",
+        "vp",
+        "dp",
+        "ep",
+        "etp",
+        "micro_batch",
+        "zero",
+        "hsdp_shard",
+        "mesh_order",
+        "schedule",
+    )
+    changed = [
+        f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) != getattr(best, name)
+    ]
+    if layout.recompute != best.recompute:
+        changed.append(
+            "recompute " + ("+".join(layout.recompute.modules) or layout.recompute.granularity.value)
+        )
+    return ", ".join(changed) or "other stages"
+
+
+def what_binds(source: CostedSpace, found: Found, estimate: Estimate) -> tuple[str, ...]:
+    """Name what limits the optimum: memory when it is nearly full, and the large losses beside compute."""
+    binds = []
+    memory, step = estimate.memory, estimate.step_time_s
+    if memory.peak_bytes > FULL_SHARE * memory.capacity_bytes:
+        share = memory.peak_bytes / memory.capacity_bytes
+        binds.append(f"memory: the fullest rank uses {share:.0%} of what tensors may use")
+    for name in ("bubble", "recompute", "host"):
+        if estimate.breakdown_s[name] > LARGE_SHARE * step:
+            binds.append(f"{WORDS[name]}: {estimate.breakdown_s[name] / step:.0%} of the step")
+    network = {name: estimate.breakdown_s[name] for name in NETWORK}
+    if sum(network.values()) > LARGE_SHARE * step:
+        largest = max(network, key=network.__getitem__)
+        binds.append(f"network: {sum(network.values()) / step:.0%} of the step, most of it {WORDS[largest]}")
+    return tuple(binds) or ("compute: no other component takes 5% of the step",)

@@ -1,0 +1,97 @@
+"""Why nothing fits: what binds, the least memory any layout needs, the fewest GPUs that would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.solve.explain.conflict import minimal_conflict
+from layoutopt.optimizer.solve.explain.least_memory import least_memory
+from layoutopt.optimizer.solve.plan import Infeasibility
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.specs.cluster import NetworkLevel
+from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+
+LARGEST_CLUSTER = 1 << 17
+"""GPU counts above this are not tried when looking for the fewest that fit."""
+
+
+def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility:
+    """Explain a space without any layout that fits."""
+    empty = source.space.empty
+    if empty is not None:
+        return Infeasibility(
+            message=empty.message,
+            binding=f"rule {empty.rule}" if empty.rule else "no axis value",
+            conflict=minimal_conflict(question),
+        )
+    leanest = least_memory(source)
+    if leanest is None:
+        message = "the layers can't be split over the stages of any layout as the framework's rule asks"
+        return Infeasibility(message=message, binding="stages", conflict=minimal_conflict(question))
+    least, row = leanest.peak_bytes, leanest.layout
+    capacity = float(source.terms(row).capacity_bytes[0])
+    fewest = fewest_gpus(question)
+    more = (
+        f"{fewest:,} GPUs of this kind fit"
+        if fewest
+        else f"no size up to {LARGEST_CLUSTER:,} GPUs was found to fit"
+    )
+    degrees = ", ".join(f"{name} {int(getattr(row, name)[0])}" for name in ("tp", "cp", "pp", "ep", "zero"))
+    return Infeasibility(
+        message=(
+            f"no layout fits in memory: the leanest ({degrees}) needs {least / 1e9:.1f} GB on its fullest rank, "
+            f"{capacity / 1e9:.1f} GB are usable; {more}"
+        ),
+        binding="memory",
+        least_bytes=least,
+        capacity_bytes=capacity,
+        fewest_gpus=fewest,
+        conflict=(*minimal_conflict(question), *([f"{question.cluster.gpu_count:,} GPUs"] if fewest else [])),
+    )
+
+
+def fewest_gpus(question: Question) -> int | None:
+    """Return the smallest number of whole nodes' GPUs, of this kind, on which some layout fits; doubling, then halving."""
+    step = question.cluster.gpus_per_node
+    low, high = question.cluster.gpu_count, question.cluster.gpu_count * 2
+    while high <= LARGEST_CLUSTER and not _fits(question, high):
+        low, high = high, high * 2
+    if high > LARGEST_CLUSTER:
+        return None
+    for _ in range(4):  # within a sixteenth of the interval: layouts need divisors, so feasibility has gaps
+        middle = (low + high) // 2 // step * step
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if _fits(question, middle) else (middle, high)
+    return high
+
+
+def _fits(question: Question, gpus: int) -> bool:
+    """Whether any layout fits on a larger or smaller cluster of the same kind."""
+    source = replace(question, cluster=resized(question.cluster, gpus)).costed_space()
+    if source.space.empty is not None:
+        return False
+    return bool(BestFirst(source, SearchOptions(gap=1.0)).run().found)
+
+
+def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """Return the same fabric with another number of GPUs: inner levels keep their size, the outermost spans all."""
+    if not cluster.levels:
+        network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
+        return replace(
+            cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None
+        )
+    levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
+    outer = cluster.levels[len(levels)] if len(levels) < len(cluster.levels) else cluster.levels[-1]
+    levels.append(
+        NetworkLevel(
+            name=outer.name, gpus=gpus, oversubscription=outer.oversubscription, latency_s=outer.latency_s
+        )
+    )
+    return replace(cluster, gpu_count=gpus, levels=tuple(levels), graph=None)

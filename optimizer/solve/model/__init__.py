@@ -1,0 +1,1 @@
+"""The CP-SAT model of a slice of tuples: variables, constraints, objective."""

@@ -1,0 +1,336 @@
+"""Constraints of the CP-SAT model of a slice: one method per family, ``add_constraints`` lists them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from layoutopt.optimizer.cost.batch import CODES, DEGREES
+from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
+from layoutopt.optimizer.solve.model.slices import Goal
+from layoutopt.optimizer.solve.splits import fewest_blocks
+from layoutopt.optimizer.space.stage_rule import Recomputation, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from layoutopt.optimizer.solve.model.slices import Shape, TupleSlice
+    from layoutopt.optimizer.solve.model.variables import Literal, StageVariables, Variables
+
+MEMORY = "memory"
+ENOUGH_MICRO_BATCHES = "micro_batches >= pp"
+
+
+class Constraints:
+    """Builds the constraints.
+
+    ``conditions`` maps names of constraint families (``MEMORY``, ``ENOUGH_MICRO_BATCHES``, ``"tp = 8"``) to literals
+    that switch them on; families without a literal always hold. ``fixed`` maps columns to the value they must take.
+    """
+
+    def __init__(
+        self,
+        model: cp_model.CpModel,
+        data: TupleSlice,
+        variables: Variables,
+        conditions: Mapping[str, Literal],
+        fixed: Mapping[str, int],
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._variables = variables
+        self._conditions = conditions
+        self._fixed = fixed
+
+    def add_constraints(self) -> None:
+        """Add every family to the model."""
+        self._one_tuple()
+        self._one_shape()
+        self._fixed_columns()
+        self._enough_micro_batches()
+        self._every_block_somewhere()
+        self._fewest_blocks_per_rank()
+        self._near_equal_stages()
+        # Stages before recomputation: which kinds a stage recomputes depends on its blocks.
+        self._stages_in_order()
+        self._balanced_chunks()
+        self._recomputation()
+        self._recomputing_ranks()
+        if self._data.goal is Goal.PEAK_MEMORY:
+            self.add_peak_memory()
+            return
+        self._memory_fits()
+        self._slowest_rank()
+        self._step_time()
+        self._cuts()
+
+    def _when(self, constraint: cp_model.Constraint, name: str, *literals: Literal) -> None:
+        """Name a constraint and enforce it under the literals that are not plainly true."""
+        unknown = [literal for literal in literals if literal is not True]
+        if unknown:
+            constraint.only_enforce_if(*unknown)
+        constraint.with_name(name)
+
+    def _one_tuple(self) -> None:
+        """The columns, the row and the literals name the same tuple of the table."""
+        model, variables = self._model, self._variables
+        names = DEGREES + CODES
+        rows = zip(*(getattr(self._data.batch, name).tolist() for name in names), strict=True)
+        table = [(i, *row) for i, row in enumerate(rows)]
+        model.add_allowed_assignments([variables.row, *(variables.columns[name] for name in names)], table)
+        if len(self._data) == 1:
+            return
+        model.add_exactly_one(variables.chosen)
+        for i, literal in enumerate(variables.chosen):
+            self._when(model.add(variables.row == i), f"row_{i}", literal)
+
+    def _one_shape(self) -> None:
+        """A shape is on when a tuple with this pp and vp is chosen."""
+        if len(self._variables.shapes) == 1:
+            return
+        for shape, literal in self._variables.shapes.items():
+            members = [self._variables.chosen[i] for i in self._data.of_shape(shape)]
+            self._model.add(sum(members) == literal).with_name(f"shape_{shape[0]}_{shape[1]}")
+
+    def _fixed_columns(self) -> None:
+        """Columns that are fixed keep to their value."""
+        for name, value in self._fixed.items():
+            label = f"{name} = {value}"
+            constraint = self._model.add(self._variables.columns[name] == value)
+            self._when(constraint, label, self._conditions.get(label, True))
+
+    def _enough_micro_batches(self) -> None:
+        """A pipeline needs at least one micro-batch per rank."""
+        columns = self._variables.columns
+        constraint = self._model.add(columns["micro_batches"] >= columns["pp"])
+        self._when(constraint, ENOUGH_MICRO_BATCHES, self._conditions.get(ENOUGH_MICRO_BATCHES, True))
+
+    def _every_block_somewhere(self) -> None:
+        """The ranks hold the model's blocks of each kind."""
+        for k, count in enumerate(self._data.counts):
+            held = sum(rank[k] for rank in self._variables.blocks)
+            self._model.add(held == int(count)).with_name(f"all_blocks_{k}")
+
+    def _fewest_blocks_per_rank(self) -> None:
+        """Every chunk holds a block, but the first and the last may be empty; ranks beyond pp hold none."""
+        terms, ranks = self._data.terms, self._data.ranks
+        for shape, literal in self._variables.shapes.items():
+            member = self._data.of_shape(shape)[0]
+            fewest = fewest_blocks(terms.take(np.array([member])), ranks)[0]
+            for s, blocks in enumerate(self._variables.blocks):
+                held = sum(blocks)
+                constraint = self._model.add(held >= int(fewest[s]) if s < shape[0] else held == 0)
+                self._when(constraint, f"fewest_blocks_{shape[0]}_{shape[1]}_{s}", literal)
+
+    def _near_equal_stages(self) -> None:
+        """Inner stages hold ``smallest`` blocks or one more, the first and the last one fewer to one more."""
+        if self._data.rule.split is not Split.NEAR_EQUAL:
+            return
+        smallest = self._variables.smallest
+        for shape, literal in self._variables.shapes.items():
+            pp, vp, folded = shape
+            inner = shape.stages > 2
+            for s, blocks in enumerate(self._variables.blocks[:pp]):
+                ends = 2 * (s == 0) if folded else int(pp > 1 and s in (0, pp - 1))
+                fewer = ends if inner else 0
+                name = f"near_equal_{pp}_{vp}_{s}"
+                self._when(self._model.add(sum(blocks) >= vp * smallest - fewer), name + "_least", literal)
+                self._when(self._model.add(sum(blocks) <= vp * (smallest + 1)), name + "_most", literal)
+            if inner and (vp == 1 or folded):
+                # Some inner stage is the smallest one; elsewhere a short end's own chunks see to it.
+                ranks = self._variables.blocks[1:pp] if folded else self._variables.blocks[1 : pp - 1]
+                held = sum(sum(blocks) for blocks in ranks)
+                constraint = self._model.add(held <= len(ranks) * vp * (smallest + 1) - 1)
+                self._when(constraint, f"near_equal_{pp}_{vp}", literal)
+
+    def _stages_in_order(self) -> None:
+        """Virtual stages take the runs in order: a run starts in a stage only when the one before ends there or earlier."""
+        for shape, stages in self._variables.stages.items():
+            literal = self._variables.shapes[shape]
+            kinds = range(len(self._data.counts))
+            for k in kinds:
+                for s in range(shape[0]):
+                    own = sum(stages.blocks[j][k] for j in shape.of_rank(s))
+                    constraint = self._model.add(self._variables.blocks[s][k] == own)
+                    self._when(constraint, f"rank_is_its_stages_{shape}_{s}_{k}", literal)
+                self._finish_run(shape, stages, k)
+
+    def _finish_run(self, shape: Shape, stages: StageVariables, k: int) -> None:
+        model, literal, count = self._model, self._variables.shapes[shape], int(self._data.counts[k])
+        last = len(self._data.counts) - 1
+        for j, blocks in enumerate(stages.blocks):
+            before = stages.until[j - 1][k] if j else 0
+            name = f"{shape}_{j}_{k}"
+            model.add(stages.until[j][k] == before + blocks[k]).with_name(f"until_{name}")
+            done = stages.finished[j][k]
+            self._when(model.add(stages.until[j][k] == count), f"finished_{name}", literal, done)
+            if j:
+                model.add_implication(stages.finished[j - 1][k], done)
+            if k < last:
+                self._when(model.add(blocks[k + 1] == 0), f"run_order_{name}", literal, ~done)
+
+    def _balanced_chunks(self) -> None:
+        """Chunks of a rank differ by at most one block, smaller ones first; the last rank's last chunk is a small one."""
+        for shape, stages in self._variables.stages.items():
+            (pp, vp, folded), literal = shape, self._variables.shapes[shape]
+            for j, blocks in enumerate(stages.blocks):
+                inner = (pp == 1 and not folded) or 0 < j < shape.stages - 1
+                self._when(
+                    self._model.add(sum(blocks) >= int(inner)), f"stage_not_empty_{shape}_{j}", literal
+                )
+            for s in range(pp):
+                chunks = [stages.blocks[j] for j in shape.of_rank(s)]
+                ordered = [chunks[-1], *chunks[:-1]] if s == pp - 1 > 0 else chunks
+                for i in range(vp - 1):
+                    constraint = self._model.add(sum(ordered[i]) <= sum(ordered[i + 1]))
+                    self._when(constraint, f"chunk_order_{shape}_{s}_{i}", literal)
+                if vp > 1:
+                    constraint = self._model.add(sum(ordered[-1]) <= sum(ordered[0]) + 1)
+                    self._when(constraint, f"chunk_balance_{shape}_{s}", literal)
+
+    def _recomputation(self) -> None:
+        """Recomputed blocks follow the rule; tuples that may not recompute whole blocks recompute none."""
+        kinds = range(len(self._data.counts))
+        pairs = list(zip(self._variables.blocks, self._variables.recomputed, strict=True))
+        for s, (blocks, recomputed) in enumerate(pairs):
+            for k in kinds:
+                self._model.add(recomputed[k] <= blocks[k]).with_name(f"recompute_own_{s}_{k}")
+        for i, may in enumerate(self._data.terms.may_recompute):
+            if not may:
+                constraint = self._model.add(sum(self._variables.recomputed_total) == 0)
+                self._when(constraint, f"no_recompute_{i}", self._variables.chosen[i])
+        if self._data.rule.recomputation is Recomputation.ALL_OR_NONE:
+            self._all_or_none()
+        elif self._data.rule.recomputation is Recomputation.UNIFORM_COUNT:
+            self._uniform_count()
+
+    def _all_or_none(self) -> None:
+        everything = self._variables.everything
+        for k, (total, count) in enumerate(
+            zip(self._variables.recomputed_total, self._data.counts, strict=True)
+        ):
+            self._when(self._model.add(total == int(count)), f"recompute_all_{k}", everything)
+            self._when(self._model.add(total == 0), f"recompute_none_{k}", ~everything)
+
+    def _uniform_count(self) -> None:
+        """Every virtual stage recomputes its first min(count, blocks) blocks."""
+        model, variables = self._model, self._variables
+        if len(self._data.counts) > 1:
+            for shape, stages in variables.stages.items():
+                self._first_blocks(shape, stages)
+            return
+        most = self._data.blocks * max(shape.vp for shape in variables.shapes)
+        limit = model.new_int_var(0, most, "recomputed_limit")
+        for shape, literal in variables.shapes.items():
+            self._when(model.add(limit == shape.vp * variables.count), f"recomputed_limit_{shape}", literal)
+        for s, (blocks, recomputed) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
+            # Balanced chunks: the sum over a rank's chunks of min(count, blocks) is min(vp * count, blocks of the rank).
+            self._first_of(blocks, recomputed, limit, most, str(s))
+
+    def _first_of(
+        self,
+        blocks: Sequence[cp_model.IntVar],
+        recomputed: Sequence[cp_model.IntVar],
+        limit: cp_model.IntVar,
+        most: int,
+        name: str,
+    ) -> None:
+        """Recompute min(limit, blocks), with a literal that tells which of the two it is.
+
+        Plain linear constraints beside the literal let the relaxation see that recomputed blocks add up to all
+        blocks where the limit is above them; the solver's own minimum has no such relaxation.
+        """
+        model, number, again = self._model, sum(blocks), sum(recomputed)
+        whole = model.new_bool_var(f"whole_{name}")
+        model.add(again <= limit).with_name(f"at_most_limit_{name}")
+        model.add(number - again <= self._data.blocks * (1 - whole)).with_name(f"all_of_{name}")
+        model.add(limit - again <= most * whole).with_name(f"limit_of_{name}")
+        self._when(model.add(number <= limit), f"whole_{name}_within", whole)
+        self._when(model.add(number >= limit + 1), f"whole_{name}_beyond", ~whole)
+
+    def _first_blocks(self, shape: Shape, stages: StageVariables) -> None:
+        """A stage recomputes its first blocks, whatever their kinds."""
+        model, variables = self._model, self._variables
+        kinds = range(len(self._data.counts))
+        for j, (blocks, recomputed) in enumerate(zip(stages.blocks, stages.recomputed, strict=True)):
+            for k in kinds:
+                name = f"{shape}_{j}_{k}"
+                upto = slice(k + 1)
+                self._first_of(blocks[upto], recomputed[upto], variables.count, self._data.blocks, name)
+                model.add(recomputed[k] <= blocks[k]).with_name(f"recompute_own_stage_{name}")
+        for s in range(shape[0]):
+            for k in kinds:
+                own = sum(stages.recomputed[j][k] for j in shape.of_rank(s))
+                constraint = model.add(variables.recomputed[s][k] == own)
+                self._when(constraint, f"rank_recomputes_its_stages_{shape}_{s}_{k}", variables.shapes[shape])
+
+    def _recomputing_ranks(self) -> None:
+        """Count recomputed blocks, and mark the ranks that need the buffer of a recomputed block."""
+        model, variables = self._model, self._variables
+        for k, total in enumerate(variables.recomputed_total):
+            model.add(total == sum(rank[k] for rank in variables.recomputed)).with_name(
+                f"recomputed_total_{k}"
+            )
+        for s, (literal, recomputed) in enumerate(
+            zip(variables.recomputes, variables.recomputed, strict=True)
+        ):
+            self._when(model.add(sum(recomputed) == 0), f"recomputes_nothing_{s}", ~literal)
+
+    def _memory(self, i: int, s: int) -> cp_model.LinearExpr:
+        """Memory of a rank beyond what it holds without blocks, in KiB."""
+        numbers, variables = self._data.numbers, self._variables
+        held = _dot(numbers.held_kib[i, s].tolist(), variables.blocks[s])
+        saved = _dot(numbers.saved_kib[i, s].tolist(), variables.recomputed[s])
+        return held - saved + int(numbers.buffer_kib[i]) * variables.recomputes[s]
+
+    def _memory_fits(self) -> None:
+        """Every rank's states, activations in flight and buffers fit its memory."""
+        condition = self._conditions.get(MEMORY, True)
+        for i, literal in enumerate(self._variables.chosen):
+            for s in range(int(self._data.terms.pp[i])):
+                room = int(self._data.numbers.room_kib[i, s])
+                self._when(self._model.add(self._memory(i, s) <= room), f"memory_{i}_{s}", literal, condition)
+
+    def add_peak_memory(self) -> None:
+        """``peak_kib`` is at least the memory of every rank; where step time is minimised, only on demand."""
+        capacity = (self._data.terms.capacity_bytes / KIB).astype(int)
+        for i, literal in enumerate(self._variables.chosen):
+            for s in range(int(self._data.terms.pp[i])):
+                ends = int(capacity[i] - self._data.numbers.room_kib[i, s])
+                constraint = self._model.add(self._variables.peak_kib >= self._memory(i, s) + ends)
+                self._when(constraint, f"peak_memory_{i}_{s}", literal)
+
+    def _slowest_rank(self) -> None:
+        """``slowest_ns`` is at least every rank's time, weighed as the slowest rank is in the step."""
+        numbers, variables = self._data.numbers, self._variables
+        for i, literal in enumerate(variables.chosen):
+            layer, again = numbers.slow_layer_ns[i].tolist(), numbers.slow_again_ns[i].tolist()
+            for s in range(int(self._data.terms.pp[i])):
+                time = _dot(layer, variables.blocks[s]) + _dot(again, variables.recomputed[s])
+                constraint = self._model.add(variables.slowest_ns >= time + int(numbers.slow_end_ns[i, s]))
+                self._when(constraint, f"slowest_rank_{i}_{s}", literal)
+
+    def _step_time(self) -> None:
+        """``step_ns`` is the slowest rank's part, the waiting in the bubble, and what is fixed."""
+        numbers, variables = self._data.numbers, self._variables
+        for i, literal in enumerate(variables.chosen):
+            again = _dot(numbers.again_ns[i].tolist(), variables.recomputed_total)
+            constraint = self._model.add(
+                variables.step_ns >= variables.slowest_ns + again + int(numbers.constant_ns[i])
+            )
+            self._when(constraint, f"step_time_{i}", literal)
+
+    def _cuts(self) -> None:
+        """The slice's lower bound holds, and the incumbent must be beaten."""
+        if self._data.lower_s > 0:
+            bound = int(self._data.lower_s * PER_SECOND - self._data.rounding_ns)
+            self._model.add(self._variables.step_ns >= bound).with_name("bound")
+        if self._data.upper_s < float("inf"):
+            limit = int(self._data.upper_s * PER_SECOND - self._data.rounding_ns)
+            self._model.add(self._variables.step_ns <= limit).with_name("incumbent")
+
+
+def _dot(numbers: Sequence[int], variables: Sequence[cp_model.IntVar]) -> cp_model.LinearExpr:
+    return cp_model.LinearExpr.weighted_sum(list(variables), list(numbers))

@@ -1,0 +1,278 @@
+"""The CP-SAT model of a slice of tuples: the joint choice of tuple, stage split and recomputation.
+
+Integers are rounded so that nothing that fits or is faster gets lost (``coefficients``); therefore every answer is priced
+again in floats, and a rank that does not really fit is forbidden and the model solved again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
+from layoutopt.optimizer.solve.model.constraints import ENOUGH_MICRO_BATCHES, MEMORY, Constraints
+from layoutopt.optimizer.solve.model.cuts import Cuts
+from layoutopt.optimizer.solve.model.objective import Objective
+from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice
+from layoutopt.optimizer.solve.model.variables import Variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from layoutopt.optimizer.cost.batch import IntArray
+    from layoutopt.optimizer.cost.terms import StageCosts
+
+POLL_S = 0.05  # how soon a stop flag is noticed
+
+# Without presolve a single worker can get stuck on a model of four variables that another setting solves at once;
+# slices take milliseconds, so that a fifth of a second is ample for the first try.
+PATIENCE_S = 0.2
+LINEARIZATION = (1, 0, 2)
+
+
+class SliceStatus(StrEnum):
+    """Outcome of a solve. ``NO_BETTER``: nothing in the slice fits and beats its ``upper_s``."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    NO_BETTER = "no_better"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverLimits:
+    """How CP-SAT may work: seconds, workers, random seed, relative gap, and a flag that is polled to stop."""
+
+    time_limit_s: float = float("inf")
+    workers: int = 1
+    seed: int = 0
+    gap: float = 0.0
+    should_stop: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceResult:
+    """Best layout of a slice.
+
+    ``position`` is the tuple in the slice, ``blocks`` and ``recomputed`` are (P, K), None without a solution.
+    ``step_time_s`` and ``peak_bytes`` are exact prices of it. ``bound_s`` is proven for every layout of the slice that
+    fits (``upper_s`` at most, inf when none fits at all), ``bound_bytes`` for the least peak memory.
+    """
+
+    status: SliceStatus
+    position: int = 0
+    blocks: IntArray | None = None
+    recomputed: IntArray | None = None
+    step_time_s: float = np.inf
+    peak_bytes: float = np.inf
+    bound_s: float = 0.0
+    bound_bytes: float = 0.0
+    solve_time_s: float = 0.0
+    corrections: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A solve under way."""
+
+    limits: SolverLimits
+    deadline_s: float
+    corrections: int = 0
+
+
+class CpModel:
+    """Builds and solves the model of a slice.
+
+    ``model`` and ``variables`` are public: add any constraint over the variables before ``solve``. ``fixed`` columns
+    must take their value. With ``conditional`` the memory, m >= pp and fixed-column families hold under assumption
+    literals, for ``conflict``. With ``track_peak`` the variable ``peak_kib`` means something where step time is
+    minimised, too.
+    """
+
+    def __init__(
+        self,
+        data: TupleSlice,
+        *,
+        fixed: Mapping[str, int] | None = None,
+        conditional: bool = False,
+        track_peak: bool = False,
+    ) -> None:
+        self.data = data
+        self.model = cp_model.CpModel()
+        self.variables = Variables(self.model, data)
+        fixed = dict(fixed or {})
+        names = [MEMORY, ENOUGH_MICRO_BATCHES, *(f"{name} = {value}" for name, value in fixed.items())]
+        self.conditions = {name: self.model.new_bool_var(name) for name in names} if conditional else {}
+        constraints = Constraints(self.model, data, self.variables, self.conditions, fixed)
+        constraints.add_constraints()
+        if track_peak and data.goal is Goal.STEP_TIME:
+            constraints.add_peak_memory()
+        if not conditional:
+            Objective(self.model, data, self.variables).add_objective()
+            if len(data) == 1 and data.goal is Goal.STEP_TIME:
+                Cuts(self.model, data, self.variables).add_cuts()
+
+    def hint(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
+        """Suggest a layout of the slice: its tuple and the blocks (P, K) of every rank."""
+        variables = self.variables
+        self.model.add_hint(variables.row, position)
+        for i, literal in enumerate(variables.chosen):
+            if isinstance(literal, cp_model.IntVar):
+                self.model.add_hint(literal, i == position)
+        for s, (own, again) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
+            for k in range(len(own)):
+                self.model.add_hint(own[k], int(blocks[s, k]))
+                self.model.add_hint(again[k], int(recomputed[s, k]))
+
+    def solve(self, limits: SolverLimits | None = None) -> SliceResult:
+        """Solve to optimality, or as far as the limits allow."""
+        limits = limits or SolverLimits()
+        start = time.perf_counter()
+        run = _Run(limits=limits, deadline_s=start + limits.time_limit_s)
+        while True:
+            solver, status = self._try(run)
+            if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                return self._without_solution(status, run, start)
+            position, blocks, recomputed = self._read(solver)
+            costs = self._price(position, blocks, recomputed)
+            overfull = self._overfull(position, costs)
+            if not overfull:
+                break
+            self._forbid(position, overfull, blocks, recomputed)
+            run.corrections += 1
+        bound = solver.best_objective_bound
+        timed = self.data.goal is Goal.STEP_TIME
+        return SliceResult(
+            status=SliceStatus.OPTIMAL if status == cp_model.OPTIMAL else SliceStatus.FEASIBLE,
+            position=position,
+            blocks=blocks,
+            recomputed=recomputed,
+            step_time_s=float(costs.step_time_s[0]),
+            peak_bytes=float(costs.peak_bytes[0]),
+            bound_s=max(bound / PER_SECOND, self.data.lower_s) if timed else 0.0,
+            bound_bytes=0.0 if timed else bound * KIB,
+            solve_time_s=time.perf_counter() - start,
+            corrections=run.corrections,
+        )
+
+    def _try(self, run: _Run) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+        """Solve with one setting after the other, each with more time, from the best solution so far."""
+        best: tuple[cp_model.CpSolver, cp_model.CpSolverStatus] | None = None
+        for attempt in count():
+            left = run.deadline_s - time.perf_counter()
+            patience_s = PATIENCE_S * 2**attempt
+            setting = LINEARIZATION[attempt % len(LINEARIZATION)]
+            solver, status = self._run(run.limits, min(patience_s, max(left, 0.0)), setting)
+            if status not in (cp_model.FEASIBLE, cp_model.UNKNOWN):
+                return solver, status
+            if status == cp_model.FEASIBLE:
+                best = solver, status
+                self.model.clear_hints()  # type: ignore[no-untyped-call]
+                self.hint(*self._read(solver))
+            stopped = run.limits.should_stop is not None and run.limits.should_stop()
+            if left <= patience_s or stopped:
+                break
+        return best or (solver, status)
+
+    def _run(
+        self, limits: SolverLimits, time_limit_s: float, linearization: int = 1
+    ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+        solver = cp_model.CpSolver()
+        parameters = solver.parameters
+        parameters.num_workers = limits.workers
+        parameters.random_seed = limits.seed
+        # Presolve of OR-Tools 9.15 loses solutions of models like these (9.14 does not); without it the small
+        # slices solve faster as well.
+        parameters.cp_model_presolve = False
+        parameters.linearization_level = linearization
+        parameters.relative_gap_limit = limits.gap
+        if np.isfinite(time_limit_s):
+            parameters.max_time_in_seconds = time_limit_s
+        if limits.should_stop is None:
+            return solver, solver.solve(self.model)
+        # The interpreter handles Ctrl-C in the main thread only, and only outside of the solver.
+        parameters.catch_sigint_signal = False
+        outcome: list[cp_model.CpSolverStatus] = []
+        thread = threading.Thread(target=lambda: outcome.append(solver.solve(self.model)), daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(POLL_S)
+                if limits.should_stop():
+                    solver.stop_search()
+        finally:  # an exception in here is a second Ctrl-C; a process with a running solver can't end
+            while thread.is_alive():
+                solver.stop_search()
+                thread.join(POLL_S)
+        return solver, outcome[0]
+
+    def _without_solution(self, status: cp_model.CpSolverStatus, run: _Run, start: float) -> SliceResult:
+        if status == cp_model.MODEL_INVALID:
+            raise RuntimeError(f"CP-SAT rejects the model: {self.model.validate()}")
+        none = status == cp_model.INFEASIBLE
+        rounding_s = self.data.rounding_ns / PER_SECOND
+        return SliceResult(
+            status=SliceStatus.NO_BETTER if none else SliceStatus.UNKNOWN,
+            bound_s=self.data.upper_s - rounding_s if none else self.data.lower_s,
+            solve_time_s=time.perf_counter() - start,
+            corrections=run.corrections,
+        )
+
+    def _read(self, solver: cp_model.CpSolver) -> tuple[int, IntArray, IntArray]:
+        variables, shape = self.variables, (len(self.variables.blocks), len(self.data.counts))
+        position = int(solver.value(variables.row))
+        blocks, recomputed = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        for s in range(int(self.data.terms.pp[position])):
+            blocks[s] = [solver.value(variable) for variable in variables.blocks[s]]
+            recomputed[s] = [solver.value(variable) for variable in variables.recomputed[s]]
+        return position, blocks, recomputed
+
+    def _price(self, position: int, blocks: IntArray, recomputed: IntArray) -> StageCosts:
+        terms = self.data.terms.take(np.array([position]))
+        wide = np.zeros((2, 1, terms.in_flight.shape[1], blocks.shape[1]), dtype=np.int64)
+        wide[0, 0, : len(blocks)], wide[1, 0, : len(blocks)] = blocks, recomputed
+        return price_stages(terms, wide[0], wide[1])
+
+    def _overfull(self, position: int, costs: StageCosts) -> list[int]:
+        """Ranks that exceed the memory by less than the integers can tell."""
+        if self.data.goal is Goal.PEAK_MEMORY:
+            return []
+        capacity = self.data.terms.capacity_bytes[position]
+        return [int(s) for s in np.flatnonzero(costs.rank_bytes[0] > capacity)]
+
+    def _forbid(self, position: int, ranks: Iterable[int], blocks: IntArray, recomputed: IntArray) -> None:
+        variables = self.variables
+        for s in ranks:
+            columns = [variables.row, *variables.blocks[s], *variables.recomputed[s]]
+            values = [position, *blocks[s].tolist(), *recomputed[s].tolist()]
+            self.model.add_forbidden_assignments(columns, [tuple(values)])
+
+    def conflict(self, limits: SolverLimits | None = None) -> tuple[str, ...] | None:
+        """Return a minimal set of conditions that no layout of the slice meets together, None if there is none.
+
+        Deletion filter (Chinneck and Dravnieks 1991, "Locating minimal infeasible constraint sets in linear programs"):
+        drop one condition after the other and keep those without which the rest can be met. Needs ``conditional``.
+        """
+        limits = limits or SolverLimits()
+        kept = list(self.conditions)
+        if not self._contradict(kept, limits):
+            return None
+        for name in list(kept):
+            rest = [other for other in kept if other != name]
+            if self._contradict(rest, limits):
+                kept = rest
+        return tuple(kept)
+
+    def _contradict(self, names: list[str], limits: SolverLimits) -> bool:
+        self.model.clear_assumptions()
+        self.model.add_assumptions([self.conditions[name] for name in names])
+        _, status = self._run(limits, limits.time_limit_s)
+        return bool(status == cp_model.INFEASIBLE)

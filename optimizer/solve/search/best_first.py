@@ -1,0 +1,443 @@
+"""Best-first search: bound all degree rows, expand the survivors, let CP-SAT choose stages in order of the bound.
+
+A degree row is dropped when its bound, over optimistic terms of all its modifiers, is not below what is wanted; then its
+tuples one by one by their own bound; the rest wait in a heap. CP-SAT solves the tuple with the least bound until no
+bound is below the best layout found. What the bound drops can't beat it, so that layout is optimal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.solve.model.coefficients import rounding_s
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, SliceStatus, SolverLimits
+from layoutopt.optimizer.solve.model.slices import tuple_slice
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.construct import good_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.batch import IntArray
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+    from layoutopt.optimizer.solve.search.construct import Stages
+    from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
+
+RELAXED_ROWS = 65_536
+"""Degree rows priced at once, so that memory stays flat."""
+
+FIRST_ROWS, GROWTH, ROWS = 64, 8, 8_192
+"""Degree rows bounded tightly at once: few first, for a layout to compare with; then more, which is cheaper per row."""
+
+PROMISING = 0.995
+"""A row is followed down at once when its bound is below this share of the best step time."""
+
+OVERTIME_STEPS = 8
+"""Steps of the search after a time limit as long as no layout is known: an answer without one helps nobody."""
+
+FIRST_CHOICES, CHOICES = 16, 1_024
+"""Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
+
+FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
+"""Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search. ``top`` layouts of different families within ``near`` of the best are solved too.
+
+    ``upper_s`` is a step time that a layout of the space is known to reach.
+    """
+
+    top: int = 1
+    near: float = 0.02
+    time_limit_s: float = float("inf")
+    workers: int = 1
+    gap: float = 0.0
+    seed: int = 0
+    one_model: bool = False
+    upper_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One layout: a tuple (batch of one), blocks and recomputed blocks per rank (pp, K), its price."""
+
+    layout: LayoutBatch
+    blocks: IntArray
+    recomputed: IntArray
+    step_time_s: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """State of a running search: best step time (inf: none yet), proven bound, degree rows left, CP-SAT solves."""
+
+    best_s: float
+    bound_s: float
+    rows_left: int
+    solves: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """Outcome. ``found`` is sorted, the best first; ``bound_s`` holds for every layout (inf: nothing fits).
+
+    ``complete`` says whether the search ended by itself. The tuples of the space are ``by_memory`` (proven not to fit),
+    ``solved`` by CP-SAT, and the rest, excluded by their bound. ``rounding_s`` bounds CP-SAT's rounding.
+    """
+
+    found: tuple[Found, ...]
+    bound_s: float
+    complete: bool
+    by_memory: int
+    solved: int
+    rounding_s: float
+
+    @property
+    def best(self) -> Found | None:
+        """The fastest layout found."""
+        return self.found[0] if self.found else None
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    """A tuple in the heap: ordered by its bound, then by the order of arrival."""
+
+    bound_s: float
+    serial: int
+    family: tuple[int, ...] = field(compare=False)
+    layout: LayoutBatch = field(compare=False)
+    terms: StageTerms = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """Rows with some modifiers chosen: how many tuples each stands for, and its bound."""
+
+    batch: LayoutBatch
+    weight: IntArray
+    bound: FloatArray
+
+    def take(self, index: IntArray) -> _Partial:
+        """Return the selected rows."""
+        return _Partial(self.batch.take(index), self.weight[index], self.bound[index])
+
+    @classmethod
+    def concat(cls, parts: list[_Partial]) -> _Partial:
+        """Stack parts."""
+        return cls(
+            LayoutBatch.concat([part.batch for part in parts]),
+            np.concatenate([part.weight for part in parts]),
+            np.concatenate([part.bound for part in parts]),
+        )
+
+
+class BestFirst:
+    """One search over one space. ``run`` it once."""
+
+    def __init__(
+        self,
+        source: TermsSource,
+        options: SearchOptions,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.source, self.options = source, options
+        self._on_progress, self._should_stop = on_progress, should_stop
+        self._deadline = time.perf_counter() + options.time_limit_s
+        self._heap: list[_Waiting] = []
+        self._serial = self._solved = self._by_memory = 0
+        self._settled: set[bytes] = set()
+        self._rounding_s = 0.0
+        self._overtime_steps = OVERTIME_STEPS
+        self._best_of: dict[tuple[int, ...], Found] = {}
+        self._aside: list[_Partial] = []
+        self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
+
+    def run(self) -> SearchResult:
+        """Search until the answer is proven, the time is up or a stop is asked for."""
+        if self.options.one_model:
+            return self._solve_whole()
+        quick = self._quick_bounds()
+        order = np.argsort(quick, kind="stable")
+        order = order[np.isfinite(quick[order])]
+        self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
+        start, size = 0, FIRST_ROWS
+        while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
+            self._next_bound_s = float(quick[order[start]])
+            following = order[start : start + size]
+            self._take_rows(following[quick[following] < self._wanted_s()])
+            start, size = start + size, min(size * GROWTH, ROWS)
+            self._report(len(order) - start)
+        self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
+        self._finish()
+        self._solve_runners_up()
+        return self._result()
+
+    def _solve_whole(self) -> SearchResult:
+        """Put every tuple into one CP-SAT model: the reference for small spaces, without bounds of our own."""
+        batch, _ = self.source.expand(self.source.degrees)
+        if not len(batch):
+            return self._result()
+        data = tuple_slice(batch, self.source.terms(batch), self.source.counts, self.source.rule)
+        result = CpModel(data).solve(self._limits())
+        self._rounding_s, self._solved = data.rounding_ns / 1e9, len(batch)
+        none = result.status is SliceStatus.NO_BETTER
+        self._left_bound_s = np.inf if none else result.bound_s
+        if result.status is SliceStatus.OPTIMAL and self.options.gap == 0:
+            self._left_bound_s = result.step_time_s
+        if result.blocks is not None:
+            one = np.array([result.position])
+            self._keep(_Waiting(0.0, 0, (), batch.take(one), data.terms.take(one)), result)
+        return self._result()
+
+    def _quick_bounds(self) -> FloatArray:
+        """Bound every degree row in closed form."""
+        rows, counts = self.source.degrees, self.source.counts
+        parts = [
+            quick_bound(
+                self.source.relaxed(rows.take(np.arange(i, min(i + RELAXED_ROWS, len(rows))))), counts
+            )
+            for i in range(0, len(rows), RELAXED_ROWS)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _best_s(self) -> float:
+        return min((item.step_time_s for item in self._best_of.values()), default=np.inf)
+
+    def _limit_s(self) -> float:
+        """Step time below which CP-SAT still has to look for the best layout."""
+        return min(self._best_s() * (1 - self.options.gap), self.options.upper_s * (1 + 1e-12))
+
+    def _wanted_s(self) -> float:
+        """Step time below which tuples are kept: near-ties of the best too."""
+        near = self.options.near if self.options.top > 1 else 0.0
+        return min(self._best_s(), self.options.upper_s) * (1 + near)
+
+    def _stopped(self) -> bool:
+        """Whether to end; a time limit that is up before any layout is known leaves a few steps to find one."""
+        if self._should_stop is not None and self._should_stop():
+            return True
+        late = time.perf_counter() > self._deadline
+        if late and not self._best_of and self._overtime_steps:
+            self._overtime_steps -= 1
+            return False
+        return late
+
+    def _tuples_of(self, rows: IntArray) -> int:
+        """Count the tuples of degree rows."""
+        return int(self.source.tuples[rows].sum())
+
+    def _take_rows(self, rows: IntArray) -> None:
+        """Bound degree rows over optimistic terms, shard the survivors, and set those aside that are wanted.
+
+        The best of them is followed down to one tuple at once, so that later rows are compared with a good layout.
+        """
+        terms = self.source.relaxed(self.source.degrees.take(rows))
+        bound = lower_bound(terms, self.source.counts, self.source.rule, self._wanted_s(), free=True)
+        self._by_memory += self._tuples_of(rows[np.isinf(bound)])
+        rows = rows[bound < self._wanted_s()]
+        if not len(rows):
+            return
+        first, *others = self.source.refinements
+        aside = self._refined(
+            _Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first, free=True
+        )
+        if not len(aside.bound):
+            return
+        best = int(aside.bound.argmin())
+        if aside.bound[best] < PROMISING * self._best_s():
+            self._descend(aside.take(np.array([best])), others)
+        self._aside.append(aside)
+
+    def _refined(self, partial: _Partial, step: Refinement, *, free: bool = False) -> _Partial:
+        """Choose the modifiers of one step and keep what is wanted; ``free`` as in ``lower_bound``."""
+        batch, owner = step.expand(partial.batch)
+        weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
+        bound = self._bounds(step.terms(batch), free=free)
+        self._by_memory += int(weight[np.isinf(bound)].sum())
+        return _Partial(batch, weight, bound).take(np.flatnonzero(bound < self._wanted_s()))
+
+    def _descend(self, partial: _Partial, steps: list[Refinement]) -> None:
+        """Choose the remaining modifiers greedily by the bound and solve the tuple reached."""
+        batch, terms = partial.batch, None
+        for step in steps:
+            batch, _ = step.expand(batch)
+            terms = step.terms(batch)
+            bound = lower_bound(terms, self.source.counts, self.source.rule)
+            best = np.array([int(bound.argmin())])
+            if np.isinf(bound[best[0]]):
+                return
+            batch, terms, value = batch.take(best), terms.take(best), float(bound[best[0]])
+        if terms is not None:
+            self._solve(self._waiting(batch, terms, value, 0), np.inf)
+
+    def _finish(self) -> None:
+        """Expand what was set aside in order of its bound, and solve what may beat the best layout."""
+        if not self._aside:
+            return
+        partial = _Partial.concat(self._aside)
+        self._aside = []
+        partial = partial.take(np.argsort(partial.bound, kind="stable"))
+        start, size = 0, FIRST_CHOICES
+        while start < len(partial.bound) and partial.bound[start] < self._wanted_s() and not self._stopped():
+            chosen = partial.take(np.arange(start, min(start + size, len(partial.bound))))
+            start, size = start + size, CHOICES
+            self._push_tuples(chosen)
+            self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
+            self._solve_waiting(max(len(partial.bound) - start, 0))
+        self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
+
+    def _push_tuples(self, partial: _Partial) -> None:
+        """Choose the remaining modifiers and put the wanted tuples into the heap."""
+        *middle, last = self.source.refinements[1:]
+        for step in middle:
+            partial = self._refined(partial, step)
+        if not len(partial.bound):
+            return
+        batch, owner = last.expand(partial.batch)
+        weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
+        terms = last.terms(batch)
+        bound = self._bounds(terms)
+        self._by_memory += int(weight[np.isinf(bound)].sum())
+        for index in np.flatnonzero(bound < self._wanted_s()):
+            self._serial += 1
+            heapq.heappush(self._heap, self._waiting(batch, terms, float(bound[index]), int(index)))
+
+    def _waiting(self, batch: LayoutBatch, terms: StageTerms, bound_s: float, index: int) -> _Waiting:
+        """Wrap one tuple of a batch."""
+        family = tuple(int(getattr(batch, name)[index]) for name in FAMILY)
+        one = np.array([index])
+        return _Waiting(bound_s, self._serial, family, batch.take(one), terms.take(one))
+
+    def _bounds(self, terms: StageTerms, *, free: bool = False) -> FloatArray:
+        """Bound tuples as exactly as it matters: in closed form, then tightly where that is not enough."""
+        bound = quick_bound(terms, self.source.counts)
+        left = np.flatnonzero(bound < self._wanted_s())
+        counts, rule = self.source.counts, self.source.rule
+        bound[left] = lower_bound(terms.take(left), counts, rule, self._wanted_s(), free=free)
+        return bound
+
+    def _solve_waiting(self, left: int) -> None:
+        """Solve tuples in order of their bound while one may beat the best layout."""
+        while self._heap and self._heap[0].bound_s < self._limit_s() and not self._stopped():
+            self._solve(heapq.heappop(self._heap), self._limit_s())
+            self._report(left)
+
+    def _solve_runners_up(self) -> None:
+        """Solve tuples of further families, as many as wanted and as near as wanted."""
+        while self._heap and len(self._near_ties()) < self.options.top and not self._stopped():
+            if self._heap[0].bound_s >= self._wanted_s():
+                break
+            item = heapq.heappop(self._heap)
+            known = self._best_of.get(item.family)
+            if known is None or item.bound_s < known.step_time_s:
+                self._solve(item, self._wanted_s())
+
+    def _near_ties(self) -> list[Found]:
+        """Layouts found that are as near to the best as wanted."""
+        return [item for item in self._best_of.values() if item.step_time_s <= self._wanted_s()]
+
+    def _solve(self, item: _Waiting, upper_s: float) -> None:
+        """Find the best stages of one tuple with CP-SAT, unless that was done when it was reached greedily."""
+        key = item.layout.table().tobytes()
+        if key in self._settled:
+            return
+        counts, rule = self.source.counts, self.source.rule
+        near = good_stages(item.terms, counts, rule, upper_s)
+        known = bool(near.step_time_s[0] < upper_s)
+        if known:
+            # The model must still admit the stages that it gets as a hint.
+            upper_s = float(near.step_time_s[0]) + 2 * rounding_s(counts)
+        data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
+        self._rounding_s = max(self._rounding_s, rounding_s(counts))
+        model = CpModel(data)
+        if known:
+            model.hint(0, near.blocks[0], near.recomputed[0])
+        result = model.solve(self._limits())
+        if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
+            # Not proven: the tuple keeps waiting with its bound.
+            heapq.heappush(self._heap, item)
+            if known and result.blocks is None:
+                result = _constructed(item.terms, near)
+        else:
+            self._settled.add(key)
+            self._solved += 1
+        if result.status is SliceStatus.OPTIMAL and self.options.gap > 0:
+            self._left_open_s = min(self._left_open_s, result.bound_s)
+        if result.blocks is not None:
+            self._keep(item, result)
+
+    def _keep(self, item: _Waiting, result: SliceResult) -> None:
+        """Remember a layout if it is the best of its family."""
+        assert result.blocks is not None
+        assert result.recomputed is not None
+        known = self._best_of.get(item.family)
+        if known is None or result.step_time_s < known.step_time_s:
+            pp = int(item.terms.pp[0])
+            self._best_of[item.family] = Found(
+                layout=item.layout,
+                blocks=result.blocks[:pp],
+                recomputed=result.recomputed[:pp],
+                step_time_s=result.step_time_s,
+                peak_bytes=result.peak_bytes,
+            )
+
+    def _limits(self) -> SolverLimits:
+        left = self._deadline - time.perf_counter()
+        return SolverLimits(
+            time_limit_s=max(left, 0.01),
+            workers=self.options.workers,
+            seed=self.options.seed,
+            gap=self.options.gap,
+            should_stop=self._should_stop,
+        )
+
+    def _report(self, rows_left: int) -> None:
+        if self._on_progress is not None:
+            state = Progress(
+                best_s=self._best_s(), bound_s=self._bound_s(), rows_left=rows_left, solves=self._solved
+            )
+            self._on_progress(state)
+
+    def _bound_s(self) -> float:
+        """Proven floor under every step time: the best found, or what still waits."""
+        waiting = self._heap[0].bound_s if self._heap else np.inf
+        aside = min((float(part.bound.min()) for part in self._aside), default=np.inf)
+        open_s = min(self._next_bound_s, self._left_bound_s, self._left_open_s)
+        return float(min(self._best_s(), waiting, aside, open_s))
+
+    def _result(self) -> SearchResult:
+        found = sorted(self._near_ties(), key=lambda item: item.step_time_s)
+        bound = self._bound_s()
+        proven = bound >= self._best_s() * (1 - self.options.gap) or (not found and np.isinf(bound))
+        return SearchResult(
+            found=tuple(found[: max(self.options.top, 1)]),
+            bound_s=bound,
+            complete=bool(proven),
+            by_memory=self._by_memory,
+            solved=self._solved,
+            rounding_s=self._rounding_s,
+        )
+
+
+def _constructed(terms: StageTerms, near: Stages) -> SliceResult:
+    """Take constructed stages for an answer where CP-SAT had no time to repeat them."""
+    costs = price_stages(terms, near.blocks, near.recomputed)
+    return SliceResult(
+        status=SliceStatus.FEASIBLE,
+        blocks=near.blocks[0],
+        recomputed=near.recomputed[0],
+        step_time_s=float(costs.step_time_s[0]),
+        peak_bytes=float(costs.peak_bytes[0]),
+    )

@@ -1,0 +1,358 @@
+"""Lower bounds on the step time of a layout over all its stage splits and recomputations.
+
+Both bounds rest on the bottleneck: no split is faster than the least time T at which the ranks together can hold all
+blocks, each a whole number of them within T and within its memory. With several kinds the ranks are added up under
+weights per kind (a surrogate constraint), which forgets that blocks are contiguous. The step then costs at least
+
+    (m - bubble_weight) * T + bubble_weight * (work + least recomputation with a bottleneck of T) + fixed
+
+for the best T. A bound is infinite only when provably no split fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.solve.search.capacity import SLACK, TINY, RankCapacity, at_most, mixes
+from layoutopt.optimizer.solve.search.cases import Cases, free_cases, stage_cases
+from layoutopt.optimizer.solve.splits import fewest_in
+from layoutopt.optimizer.space.stage_rule import Recomputation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import IntArray
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+    from layoutopt.optimizer.space.stage_rule import StageRule
+
+CELLS = 1 << 16  # rank states handled at once: they should stay in a core's cache
+HALVINGS = 12  # of the bracket around the bottleneck; the last step to the next whole block is exact
+FIRST_BRACKET = 1.05
+BREAKPOINTS = 3
+TRADE_OFFS = (1.01, 1.04, 1.2)  # slower bottlenecks at which the least recomputation is evaluated
+FLOAT_ERROR = 1e-12  # relative, of a step time summed in another order
+
+
+def quick_bound(terms: StageTerms, counts: IntArray) -> FloatArray:
+    """Return a lower bound in closed form, (n,) seconds: whole blocks, no recomputation, the least memory.
+
+    Infinite when some rank can't hold its fewest blocks or the ranks can't hold all of them.
+    """
+    blocks = int(counts.sum())
+    slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, blocks))
+    bound = (terms.micro_batches - terms.bubble_weight) * slowest_s
+    bound += terms.bubble_weight * work_s(terms, counts) + terms.fixed_s
+    return np.where(_may_fit(terms, blocks), bound * (1 - FLOAT_ERROR), np.inf)
+
+
+def work_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+    """Return the seconds (n,) that one micro-batch spends on all ranks without recomputation."""
+    return terms.layer_s @ counts.astype(np.float64) + terms.first_s + terms.last_s
+
+
+def _mean_rank_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+    return np.maximum(work_s(terms, counts) / terms.pp, np.maximum(terms.first_s, terms.last_s))
+
+
+def _whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
+    """Return the least time at which the ranks hold ``blocks`` whole blocks of the fastest kind."""
+    block_s = np.maximum(terms.layer_s.min(axis=1), TINY)
+    alone = terms.pp == 1
+    first = (terms.first_s + np.where(alone, terms.last_s, 0.0)) / block_s
+    last = np.where(alone, first, terms.last_s / block_s)
+    inner = np.maximum(terms.pp - 2, 0)
+
+    def next_breakpoint(time: FloatArray) -> FloatArray:
+        """The least time >= ``time``, in blocks, at which a rank is exactly full."""
+        at_first = np.ceil(time - first - SLACK) + first
+        at_last = np.ceil(time - last - SLACK) + last
+        at_inner = np.where(inner > 0, np.ceil(time - SLACK), np.inf)
+        earliest: FloatArray = np.minimum(np.minimum(at_first, at_last), at_inner)
+        return earliest
+
+    time = next_breakpoint((blocks + first + np.where(alone, 0.0, last)) / terms.pp)
+    held = inner * np.floor(time + SLACK) + np.maximum(np.floor(time - first + SLACK), 0)
+    held += np.where(alone, 0.0, np.maximum(np.floor(time - last + SLACK), 0))
+    slowest_s: FloatArray = np.where(held < blocks, next_breakpoint(time + 3 * SLACK), time) * block_s
+    return slowest_s
+
+
+def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
+    """Tell whether the ranks can hold all blocks when each block takes the least memory of any kind and mode."""
+    again = np.minimum(terms.layer_activation_bytes, terms.recomputed_activation_bytes)
+    activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
+    room = terms.capacity_bytes - terms.common_bytes
+    fits = np.zeros(len(terms), dtype=bool)
+    for pp in np.flatnonzero(np.bincount(terms.pp)):
+        index = np.flatnonzero(terms.pp == pp)
+        flight = terms.in_flight[index, :pp]
+        per_block = np.full_like(flight, np.inf)
+        for kind in range(activation.shape[1]):
+            held = flight * activation[index, kind, None] + terms.layer_state_bytes[index, kind, None]
+            np.minimum(per_block, held, out=per_block)
+        left = np.repeat(room[index, None], pp, axis=1)
+        left[:, 0] -= terms.first_bytes[index]
+        left[:, -1] -= terms.last_bytes[index]
+        count = at_most(left / np.maximum(per_block, TINY))
+        fewest = fewest_in(terms.vp[index], terms.folded[index], int(pp))
+        fits[index] = (
+            (count >= fewest).all(axis=1) & (count.sum(axis=1) >= blocks) & (fewest.sum(axis=1) <= blocks)
+        )
+    return fits
+
+
+def lower_bound(
+    terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: float = np.inf, *, free: bool = False
+) -> FloatArray:
+    """Return a tight lower bound, (n,) seconds, on ``price_stages`` of every split and recomputation of the rule.
+
+    ``counts`` (K,) are the blocks of each kind. Bounds of ``cutoff_s`` or more are returned as ``cutoff_s``, which
+    is much cheaper than their value. ``free`` lets every layout that may recompute do so as it likes: weaker
+    and faster, for terms that are themselves relaxed.
+    """
+    bound = np.full(len(terms), np.inf)
+    blocks = int(counts.sum())
+    for index, part in by_depth(terms):
+        least = _over_cases(part, counts, free_cases(part, blocks, rule), cutoff_s)
+        bound[index] = least
+        if not free and rule.recomputation is not Recomputation.PER_RANK:
+            # Free recomputation rules out most layouts with one case each; with several kinds neither bound
+            # is always the better one.
+            alive = np.flatnonzero(least < cutoff_s)
+            part, index, least = part.take(alive), index[alive], least[alive]
+            own = _over_cases(part, counts, stage_cases(part, blocks, rule), cutoff_s)
+            bound[index] = np.maximum(own, least)
+    return bound
+
+
+def may_fit(terms: StageTerms, counts: IntArray, rule: StageRule) -> NDArray[np.bool_]:
+    """Tell for which layouts (n,) the ranks may hold all blocks, whatever time it takes; False is a proof.
+
+    Layouts that may recompute are taken to recompute as they like.
+    """
+    fits = np.zeros(len(terms), dtype=bool)
+    blocks = int(counts.sum())
+    for index, part in by_depth(terms):
+        for cases in case_slices(free_cases(part, blocks, rule), counts):
+            enough = _Bottleneck(part, counts, cases).enough(np.full(len(cases), np.inf))
+            fits[index[cases.row[enough]]] = True
+    return fits
+
+
+def by_depth(terms: StageTerms) -> Iterator[tuple[NDArray[np.int64], StageTerms]]:
+    """Group layouts by pp, so that no array spends cells on ranks that a layout doesn't have."""
+    for pp in np.unique(terms.pp):
+        index = np.flatnonzero(terms.pp == pp)
+        part = terms.take(index)
+        yield index, replace(part, in_flight=np.ascontiguousarray(part.in_flight[:, :pp]))
+
+
+def _over_cases(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float) -> FloatArray:
+    """Take the least bound over the cases of each layout."""
+    bound = np.full(len(terms), np.inf)
+    for part in case_slices(cases, counts):
+        np.minimum.at(bound, part.row, case_bounds(terms, counts, part, cutoff_s).bound_s)
+    return bound
+
+
+def case_slices(cases: Cases, counts: IntArray) -> Iterator[Cases]:
+    """Cut cases into pieces whose intermediate arrays are small."""
+    width = cases.fewest.shape[1] * len(mixes(counts).low)
+    size = max(CELLS // width, 64)
+    for at in range(0, len(cases), size):
+        yield cases.take(np.arange(at, min(at + size, len(cases))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseBounds:
+    """Per case: the bound, and a bottleneck time at which the ranks can hold all blocks (inf: pruned)."""
+
+    bound_s: FloatArray
+    slowest_s: FloatArray
+
+
+def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float = np.inf) -> CaseBounds:
+    """Bound each case; see ``lower_bound``."""
+    bound, slowest = np.full(len(cases), np.inf), np.full(len(cases), np.inf)
+    problem = _Bottleneck(terms, counts, cases)
+    alive = np.flatnonzero(problem.enough(np.full(len(cases), np.inf)))
+    if np.isfinite(cutoff_s) and len(alive):
+        bound[alive] = cutoff_s
+        limit = (cutoff_s - problem.constant_s) / np.maximum(problem.weight, TINY)
+        # A bottleneck this slow already costs the cutoff.
+        alive = alive[problem.enough(np.maximum(limit, 0.0))[alive]]
+    if len(alive):
+        if len(alive) < len(cases):
+            problem = _Bottleneck(terms, counts, cases.take(alive))
+        least, slowest[alive] = problem.bracket()
+        bound[alive] = np.minimum(problem.step_s(least) * (1 - FLOAT_ERROR), cutoff_s)
+    return CaseBounds(bound_s=bound, slowest_s=slowest)
+
+
+def most_blocks(
+    terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float
+) -> tuple[NDArray[np.bool_], FloatArray]:
+    """Return which cases (c,) may have a step below ``cutoff_s``, and the most blocks (c, P) of each rank in such a step."""
+    problem = _Bottleneck(terms, counts, cases)
+    limit = np.full(len(cases), np.inf)
+    if np.isfinite(cutoff_s):
+        limit = np.maximum((cutoff_s - problem.constant_s) / np.maximum(problem.weight, TINY), 0.0)
+    return problem.enough(limit), problem.units(problem.capacity.held(np.minimum(limit, 1e15)))[0]
+
+
+def stage_units(
+    terms: StageTerms, counts: IntArray, cases: Cases, slowest_s: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the most blocks of all kinds that each rank holds within ``slowest_s`` (c,), and without recomputation."""
+    problem = _Bottleneck(terms, counts, cases)
+    held = problem.capacity.held(slowest_s)
+    unaided = np.minimum(held, problem.capacity.unaided)
+    return problem.units(held)[0], problem.units(unaided)[0]
+
+
+class _Bottleneck:
+    """The search for the least bottleneck time of each case."""
+
+    def __init__(self, terms: StageTerms, counts: IntArray, cases: Cases) -> None:
+        self.capacity = RankCapacity(terms, counts, cases)
+        self.terms = own = self.capacity.terms
+        self.cases, self._counts = cases, counts
+        self.kinds = _weights(self.capacity)
+        self.need = self.kinds @ counts.astype(np.float64)
+        all_again = np.isinf(cases.low) * (own.recompute_s @ counts.astype(np.float64))
+        self.weight = own.micro_batches - own.bubble_weight
+        self.work_s = work_s(own, counts) + all_again
+        self.constant_s = own.bubble_weight * self.work_s + own.fixed_s
+        self._mix_units = np.einsum("qk,cyk->yqc", self.capacity.mixes.high, self.kinds)[..., None]
+
+    def units(self, held: FloatArray) -> FloatArray:
+        """Weigh what each rank can hold: (Y, c, P), one row per choice of weights."""
+        if len(held) == 1:
+            return held
+        return np.stack([(held + mix_units).max(axis=0) for mix_units in self._mix_units])
+
+    def enough(self, slowest_s: FloatArray) -> NDArray[np.bool_]:
+        """Tell whether the ranks can together hold all blocks, each within ``slowest_s`` (c,)."""
+        held = self.capacity.held(np.minimum(slowest_s, 1e15))
+        return self._suffices(self.units(held))
+
+    def _suffices(self, units: FloatArray) -> NDArray[np.bool_]:
+        suffices: NDArray[np.bool_] = (units.sum(axis=2) >= self.need.T * (1 - SLACK)).all(axis=0)
+        return suffices
+
+    def bracket(self) -> tuple[FloatArray, FloatArray]:
+        """Return a time below which the blocks can't be held, and one at which they can (cases that fit only)."""
+        low = self.work_s / self.terms.pp * (1 - SLACK)
+        high = low * FIRST_BRACKET
+        factor = FIRST_BRACKET
+        while (short := ~self.enough(high)).any():
+            low = np.where(short, high, low)
+            factor = factor**1.5
+            high = np.where(short, high * factor, high)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            holds = self.enough(middle)
+            low, high = np.where(holds, low, middle), np.where(holds, middle, high)
+        return self._snap(low, high)
+
+    def _snap(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Move up to the next times at which some rank holds one block more, until the blocks are held."""
+        open_ = ~self.enough(low)
+        for _ in range(BREAKPOINTS):
+            following = self.capacity.next_time_s(self.capacity.held(low))
+            following = np.where(open_, np.clip(following, low, high), low)
+            holds = self.enough(following)
+            low, high = following, np.where(holds & open_, following, high)
+            open_ = open_ & ~holds
+        return low * (1 - 3 * SLACK), high
+
+    def step_s(self, slowest_s: FloatArray) -> FloatArray:
+        """Bound the step from the least bottleneck, trading a slower bottleneck for less recomputation."""
+        result = np.full(len(slowest_s), np.inf)
+        at = slowest_s
+        for factor in (*TRADE_OFFS, np.inf):
+            until = np.minimum(slowest_s * factor, 1e15)
+            recompute = self._least_recompute_s(until)
+            value = self.weight * at + self.terms.bubble_weight * recompute + self.constant_s
+            result = np.minimum(result, value)
+            at = until
+        return result
+
+    def _least_recompute_s(self, slowest_s: FloatArray) -> FloatArray:
+        """Return the least seconds of recomputation, over all ranks, with no rank slower than ``slowest_s``."""
+        units = self.units(self.capacity.held(slowest_s))
+        result = self._counted_recompute_s(units[0])
+        free = np.flatnonzero(self.cases.free)
+        if len(free):
+            result[free] = self._free_recompute_s(units[:, free], free)
+        return result
+
+    def _counted_recompute_s(self, blocks: FloatArray) -> FloatArray:
+        """Every rank recomputes ``low`` blocks unless it has fewer; blocks beyond that are spared."""
+        low = np.where(np.isinf(self.cases.low) | self.cases.free, 0.0, self.cases.low)
+        spared = np.maximum(blocks - low[:, None], 0.0).sum(axis=1)
+        forced = np.minimum(low[:, None], self.cases.fewest).sum(axis=1)
+        again = np.maximum(self.need[:, 0] - spared, forced) * (low > 0)
+        return self._cheapest_recompute_s(again)
+
+    def _cheapest_recompute_s(self, blocks: FloatArray) -> FloatArray:
+        """Seconds of recomputing so many blocks, (c,), those of the kinds that take least first."""
+        order = np.argsort(self.terms.recompute_s, axis=1)
+        each = np.take_along_axis(self.terms.recompute_s, order, axis=1)
+        number = self._counts[order]
+        before = np.cumsum(number, axis=1) - number
+        time_s: FloatArray = (np.clip(blocks[:, None] - before, 0.0, number) * each).sum(axis=1)
+        return time_s
+
+    def _free_recompute_s(self, units: FloatArray, index: NDArray[np.int64]) -> FloatArray:
+        """Fill the ranks up to their memory, then the cheapest ranks with recomputation (fractional)."""
+        held_bytes = self.capacity.held_bytes[:, index]
+        saves = self.capacity.saved_bytes[:, index]
+        saving = saves > 0
+        per_byte = self.terms.recompute_s.T[:, index, None] / np.where(saving, saves, 1.0)
+        per_byte = np.where(saving, per_byte, np.inf).min(axis=0)
+        useful = np.isfinite(per_byte)
+        result = np.zeros(len(index))
+        for y, held in enumerate(units):
+            weights = self.kinds[index, y].T[:, :, None]
+            per_unit = np.maximum((held_bytes / weights).min(axis=0), TINY)
+            most = np.maximum(held, 0.0)
+            spared = np.where(useful, np.clip(self.capacity.room_bytes[index] / per_unit, 0.0, most), most)
+            more = self.need[index, y] * (1 - SLACK) - spared.sum(axis=1)
+            cost = np.where(most > spared, per_unit * np.where(useful, per_byte, 0.0), np.inf)
+            order = np.argsort(cost, axis=1)
+            room = np.take_along_axis(most - spared, order, axis=1)
+            cost = np.take_along_axis(cost, order, axis=1)
+            before = np.cumsum(room, axis=1) - room
+            taken = np.clip(more[:, None] - before, 0.0, room)
+            result = np.maximum(result, (taken * np.where(taken > 0, cost, 0.0)).sum(axis=1))
+        if self.kinds.shape[2] == 1:
+            block_s = np.maximum(self.terms.recompute_s[index, 0], TINY)
+            result = np.ceil(result / block_s * (1 - SLACK) - 1e-6) * block_s
+        return result
+
+
+def _weights(capacity: RankCapacity) -> FloatArray:
+    """Choose weights of the kinds, (c, Y, K), 1 for the counted kind; the first choice counts blocks.
+
+    The best weights are prices in an optimal fractional plan: seconds when time binds, bytes when memory does,
+    and in between when recomputation trades one for the other.
+    """
+    terms, counted = capacity.terms, capacity.mixes.counted
+    kinds = terms.layer_s.shape[1]
+    ones = np.ones((len(terms), 1, kinds))
+    if kinds == 1:
+        return ones
+    middle = capacity.held_bytes[:, np.arange(len(terms)), terms.pp // 2].T
+    by_time = terms.layer_s / np.maximum(terms.layer_s[:, counted, None], TINY)
+    by_memory = middle / np.maximum(middle[:, counted, None], TINY)
+    by_all_again = terms.layer_s + terms.recompute_s
+    by_all_again = by_all_again / np.maximum(by_all_again[:, counted, None], TINY)
+    choices = [by_time, (by_time + by_memory) / 2, by_memory, by_all_again]
+    stack = np.stack([np.clip(choice, 1e-3, 1e3) for choice in choices], axis=1)
+    return np.concatenate([ones, stack], axis=1)

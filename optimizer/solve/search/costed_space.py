@@ -1,0 +1,126 @@
+"""A declared space together with its cost model: what the search and the verification work on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.relaxed import Relaxation, relaxed_terms
+from layoutopt.optimizer.solve.search.source import Refinement
+from layoutopt.optimizer.solve.search.space_size import stage_shape
+from layoutopt.optimizer.space.modifiers import ALL_MODIFIERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.solve.search.space_size import StageShape
+    from layoutopt.optimizer.space.enumeration import Space
+    from layoutopt.optimizer.space.stage_rule import StageRule
+
+
+SHAPE_LIMITS = (1 << 8, 1 << 20, 1 << 20)
+"""More schedules, ranks and chunks than any layout has: they make one sortable number of the three."""
+
+FEW_ORDERS = 2
+"""Up to this many mesh orders are expanded with the other modifiers, in one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostedSpace:
+    """Tuples from ``space``, prices from ``cost``."""
+
+    space: Space
+    cost: CostModel
+
+    @cached_property
+    def _scheduled(self) -> tuple[LayoutBatch, IntArray, IntArray]:
+        """Degree rows with their schedule, the tuples of each, and those that may recompute whole layers.
+
+        Schedules differ in which stages share a rank, so that no terms are optimistic for two of them.
+        """
+        rows, owner = self.space.modifiers.expand(self.space.degrees, over=("schedule",))
+        choices = np.bincount(owner, minlength=len(self.space.degrees))
+        share = choices[owner]
+        return rows, self.space.tuples[owner] // share, self.space.whole_layer_tuples[owner] // share
+
+    @property
+    def degrees(self) -> LayoutBatch:
+        """The valid degree rows, one for each schedule they may run."""
+        return self._scheduled[0]
+
+    @property
+    def counts(self) -> IntArray:
+        """Blocks of each kind, (K,)."""
+        return self.cost.counts
+
+    @property
+    def rule(self) -> StageRule:
+        """Which stage splits and recomputation the framework can launch."""
+        return self.space.stage_rule
+
+    @property
+    def tuples(self) -> IntArray:
+        """Number of tuples of each degree row, (n,)."""
+        return self._scheduled[1]
+
+    def tuples_by_shape(self) -> dict[StageShape, int]:
+        """Count tuples by what decides their stages."""
+        (rows, tuples, whole), book = self._scheduled, self.space.modifiers.codebook
+        key = np.ravel_multi_index((rows.schedule, rows.pp, rows.vp), SHAPE_LIMITS)
+        keys, which = np.unique(key, return_inverse=True)
+        size = len(keys)
+        full, every = (np.bincount(which.ravel(), weights=w, minlength=size) for w in (whole, tuples))
+        shapes: Counter[StageShape] = Counter()
+        codes = np.stack(np.unravel_index(keys, SHAPE_LIMITS), axis=1)
+        for (code, pp, vp), again, total in zip(codes.tolist(), full, every, strict=True):
+            for may, number in ((True, again), (False, total - again)):
+                if number:
+                    shapes[stage_shape(book.schedules[code], pp, vp, may)] += int(number)
+        return shapes
+
+    @property
+    def refinements(self) -> tuple[Refinement, ...]:
+        """Choose ZeRO first: it decides data-parallel traffic and states. Choose among many mesh orders last."""
+        sharding = Refinement(expand=self._expander("zero"), terms=self._terms_of_any_set)
+        others = [name for name in ALL_MODIFIERS if name not in ("zero", "schedule")]
+        if len(self.space.modifiers.orders) <= FEW_ORDERS:
+            return (sharding, Refinement(expand=self._expander(*others), terms=self.terms))
+        others.remove("order")
+        close = Refinement(expand=self._expander(*others), terms=self.cost.closest_terms)
+        return (sharding, close, Refinement(expand=self._expander("order"), terms=self.terms))
+
+    def _expander(self, *over: str) -> Callable[[LayoutBatch], tuple[LayoutBatch, IntArray]]:
+        return lambda rows: self.space.modifiers.expand(rows, over=over)
+
+    def _terms_of_any_set(self, rows: LayoutBatch) -> StageTerms:
+        """Terms with the rows' own sharding, optimistic over everything else."""
+        return relaxed_terms(self.cost, rows, self._relaxation(rows), any_sharding=False)
+
+    def relaxed(self, rows: LayoutBatch) -> StageTerms:
+        """Return terms that are optimistic over all modifiers of each degree row."""
+        return relaxed_terms(self.cost, rows, self._relaxation(rows))
+
+    def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
+        """Return every tuple of the degree rows and the row each belongs to."""
+        over = tuple(name for name in ALL_MODIFIERS if name != "schedule")
+        return self.space.modifiers.expand(rows, over=over)
+
+    def terms(self, batch: LayoutBatch) -> StageTerms:
+        """Return the exact terms of tuples."""
+        return self.cost.terms(batch)
+
+    def _relaxation(self, rows: LayoutBatch) -> Relaxation:
+        modifiers = self.space.modifiers
+        return Relaxation(
+            recomputes=tuple(range(len(modifiers.recomputes))),
+            orders=tuple(range(len(modifiers.orders))),
+            precisions=tuple(range(len(modifiers.precisions))),
+            zero=max((choice.stage for choice in modifiers.zero), default=0),
+        )

@@ -1,0 +1,243 @@
+"""Find a stated layout in a space, read its stages against the stage rule, and price it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
+from layoutopt.optimizer.cost.terms import StageCosts, price_stages
+from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.space.stages import model_order
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.terms import IntArray
+    from layoutopt.optimizer.solve.verify.exclusion import PricedSpace
+    from layoutopt.optimizer.solve.verify.plan_file import StatedLayout, StatedStage
+    from layoutopt.optimizer.specs.model import Run
+
+    _Modifier = tuple[str, Sequence[object], list[object]]
+
+
+class Refuted(Exception):
+    """A statement of the plan is false; the text says which and why in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedLayout:
+    """A stated layout as a batch of one, its blocks and recomputed blocks (P, K), and what it costs."""
+
+    batch: LayoutBatch
+    blocks: IntArray
+    recomputed: IntArray
+    costs: StageCosts
+    capacity_bytes: float
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds per step."""
+        return float(self.costs.step_time_s[0])
+
+
+def price_stated(space: PricedSpace, layout: StatedLayout, runs: Sequence[Run]) -> PricedLayout:
+    """Price a stated layout of a model with ``runs``; raise ``Refuted`` where it isn't one of the space."""
+    batch = find_tuple(space, layout)
+    terms = space.terms(batch)
+    may_recompute = bool(terms.may_recompute[0])
+    blocks, recomputed = read_stages(layout, runs, space.rule, may_recompute=may_recompute)
+    depth = terms.in_flight.shape[1]
+    padded = np.zeros((2, 1, depth, len(runs)), dtype=np.int64)
+    padded[0, 0, : len(blocks)], padded[1, 0, : len(blocks)] = blocks, recomputed
+    return PricedLayout(
+        batch=batch,
+        blocks=blocks,
+        recomputed=recomputed,
+        costs=price_stages(terms, padded[0], padded[1]),
+        capacity_bytes=float(terms.capacity_bytes[0]),
+    )
+
+
+def find_tuple(space: PricedSpace, layout: StatedLayout) -> LayoutBatch:
+    """Return the tuple of a stated layout as a batch of one; raise ``Refuted`` if the space has none."""
+    rows = space.degrees
+    same = np.ones(len(rows), dtype=bool)
+    for name, value in layout.degrees.items():
+        same &= getattr(rows, name) == value
+        if not same.any():
+            raise Refuted(f"{name} {value} with the degrees before it is not in the space")
+    batch, _ = space.expand(rows.take(np.flatnonzero(same)))
+    same = np.ones(len(batch), dtype=bool)
+    for name, meanings, preferred in _modifiers(batch, layout):
+        column = getattr(batch, name)
+        choices = [same & np.isin(column, _codes(meanings, stated)) for stated in preferred]
+        found = next((choice for choice in choices if choice.any()), None)
+        if found is None:
+            raise Refuted(f"{name} {preferred[0]} with these degrees and modifiers is not in the space")
+        same = found
+    if same.sum() > 1:
+        raise Refuted("the layout leaves open which of several tuples it means (precision is not stated)")
+    return batch.take(np.flatnonzero(same))
+
+
+def _codes(meanings: Sequence[object], stated: object) -> list[int]:
+    return [code for code, meaning in enumerate(meanings) if meaning == stated]
+
+
+def _modifiers(batch: LayoutBatch, layout: StatedLayout) -> list[_Modifier]:
+    """List each code column, what its codes mean, and the stated meanings in order of preference."""
+    book = batch.codebook
+    plain = range(1 + max(layout.zero, layout.hsdp_shard, 1))
+    recomputes: list[object] = [layout.recompute]
+    if layout.recompute == Recompute() and not any(stage.recomputed for stage in layout.stages):
+        # Whole layers, any number of them, includes none of them: a space may hold both or only this.
+        recomputes.append(Recompute(granularity=Granularity.FULL))
+    listed: list[_Modifier] = [
+        ("sp", plain, [int(layout.sp)]),
+        ("zero", plain, [layout.zero]),
+        ("hsdp_shard", plain, [layout.hsdp_shard]),
+        ("recompute", book.recomputes, recomputes),
+        ("order", book.orders, [layout.mesh_order]),
+        ("schedule", [str(value) for value in book.schedules], [layout.schedule]),
+    ]
+    named = layout.precision is not None
+    formats = [(str(one) if named else None, tuple(map(str, savers))) for one, savers in book.formats]
+    listed.append(("precision", formats, [(layout.precision, layout.savers)]))
+    return listed
+
+
+def read_stages(
+    layout: StatedLayout, runs: Sequence[Run], rule: StageRule, *, may_recompute: bool
+) -> tuple[IntArray, IntArray]:
+    """Return blocks and recomputed blocks (P, K) of the distinct ranks; raise ``Refuted`` where stages break a rule."""
+    ranks, chunks, schedule = layout.degrees["pp"], layout.degrees["vp"], Schedule(layout.schedule)
+    if len(layout.stages) != ranks * chunks:
+        raise Refuted(f"{len(layout.stages)} stages stated, pp * vp is {ranks * chunks}")
+    kinds = [kind for kind, run in enumerate(runs) for _ in range(run.count)]
+    blocks = np.zeros((ranks * chunks, len(runs)), dtype=np.int64)
+    recomputed = np.zeros_like(blocks)
+    order = model_order(ranks, chunks, schedule).tolist()
+    start = 0
+    for place, j in enumerate(order):
+        stage = layout.stages[j]
+        _check_place(j, stage, ranks, first=place == 0, last=place == len(order) - 1)
+        held = _take_layers(stage.layers, kinds[start:], runs, f"stage {j}")
+        start += len(held)
+        blocks[j] = np.bincount(held, minlength=len(runs))
+        there = _by_name(blocks[j], runs)
+        if _present(stage.kinds) != there:
+            raise Refuted(f"stage {j} states kinds {stage.kinds}, the model has {there} there")
+        recomputed[j] = _recomputed(stage, held, runs, f"stage {j}")
+    if start != len(kinds):
+        raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
+    rank = distinct_rank_of_entry(schedule, ranks, chunks)
+    check_sizes(blocks.sum(axis=1)[order], rank[order], rule.split, folded=SCHEDULES[schedule].folded)
+    _check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
+    by_rank = np.zeros((2, int(rank.max()) + 1, len(runs)), dtype=np.int64)
+    np.add.at(by_rank[0], rank, blocks)
+    np.add.at(by_rank[1], rank, recomputed)
+    return by_rank[0], by_rank[1]
+
+
+def _check_place(j: int, stage: StatedStage, ranks: int, *, first: bool, last: bool) -> None:
+    if (stage.rank, stage.chunk) != (j % ranks, j // ranks):
+        raise Refuted(
+            f"stage {j} is on rank {j % ranks}, chunk {j // ranks}, not {stage.rank}, {stage.chunk}"
+        )
+    if (stage.embedding, stage.head) != (first, last):
+        raise Refuted(f"stage {j}: the embedding is on the first stage and the head on the last")
+
+
+def _take_layers(layers: int, kinds: list[int], runs: Sequence[Run], where: str) -> list[int]:
+    """Take whole blocks from the front of ``kinds`` until they have ``layers`` layers."""
+    taken = 0
+    for position, kind in enumerate([*kinds, None]):
+        if taken == layers:
+            return kinds[:position]
+        if kind is None or taken > layers:
+            break
+        taken += len(runs[kind].block)
+    raise Refuted(f"{where}: {layers} layers are not a whole number of the blocks left")
+
+
+def _present(layers: dict[str, int]) -> dict[str, int]:
+    return {name: number for name, number in layers.items() if number}
+
+
+def _by_name(blocks: IntArray, runs: Sequence[Run]) -> dict[str, int]:
+    """Return layers by run name, without runs that have none."""
+    layers: dict[str, int] = {}
+    for number, run in zip(blocks.tolist(), runs, strict=True):
+        if number:
+            layers[run.name] = layers.get(run.name, 0) + number * len(run.block)
+    return layers
+
+
+def _recomputed(stage: StatedStage, held: list[int], runs: Sequence[Run], where: str) -> IntArray:
+    """Return the recomputed blocks (K,): the stage's first ones, unless it says of which kinds."""
+    if not stage.recomputed_kinds:
+        first = _take_layers(stage.recomputed, held, runs, f"{where}, recomputed")
+        return np.bincount(first, minlength=len(runs))
+    chosen = np.zeros(len(runs), dtype=np.int64)
+    for kind, run in enumerate(runs):
+        layers = stage.recomputed_kinds.get(run.name, 0)
+        chosen[kind], rest = divmod(layers, len(run.block))
+        if rest or chosen[kind] > held.count(kind):
+            raise Refuted(f"{where}: cannot recompute {layers} layers of {run.name}")
+    stated = _present(stage.recomputed_kinds)
+    if sum(stated.values()) != stage.recomputed or _by_name(chosen, runs) != stated:
+        raise Refuted(f"{where}: recomputed layers by kind don't add up to {stage.recomputed}")
+    return chosen
+
+
+def check_sizes(sizes: IntArray, place: IntArray, split: Split, *, folded: bool = False) -> None:
+    """Raise ``Refuted`` where the blocks of virtual stages, as tokens pass them, break the split rule.
+
+    ``place`` is the distinct rank of every stage; ``folded`` pipelines have both ends on the first.
+    """
+    stages, ranks = len(sizes), int(place.max()) + 1
+    least = np.ones(stages, dtype=np.int64)
+    if ranks > 1 or folded:
+        least[[0, -1]] = 0
+    if (sizes < least).any():
+        raise Refuted(f"stage {int(np.argmax(sizes < least))} is empty")
+    for rank in range(ranks):
+        own = sizes[place == rank]
+        rising = np.roll(own, 1) if rank == ranks - 1 > 0 else own
+        if own.max() - own.min() > 1 or (np.diff(rising) < 0).any():
+            raise Refuted(
+                f"the chunks of rank {rank} hold {own.tolist()} blocks: not equal to within one, in order"
+            )
+    if split is Split.NEAR_EQUAL and sizes.max() - sizes.min() > 1 and not _near_equal_with_light_ends(sizes):
+        raise Refuted(f"stages of {sizes.min()} to {sizes.max()} blocks are not near equal")
+
+
+def _near_equal_with_light_ends(sizes: IntArray) -> bool:
+    """Whether middle stages are within one block, and an end at most one below the smallest of them."""
+    middle, ends = sizes[1:-1], sizes[[0, -1]]
+    if not len(middle) or middle.max() - middle.min() > 1:
+        return False
+    return bool((ends >= middle.min() - 1).all() and (ends <= middle.min() + 1).all())
+
+
+def _check_recomputed(
+    blocks: IntArray, recomputed: IntArray, how: Recomputation, may_recompute: bool
+) -> None:
+    if not recomputed.any():
+        return
+    if not may_recompute:
+        raise Refuted("blocks are recomputed, but the layout has no full recomputation")
+    sizes, numbers = blocks.sum(axis=1), recomputed.sum(axis=1)
+    if how is Recomputation.ALL_OR_NONE and (numbers != sizes).any():
+        raise Refuted("the framework recomputes all blocks or none")
+    if how is Recomputation.UNIFORM_COUNT:
+        count = numbers.max()
+        first = np.diff(np.minimum(np.cumsum(blocks, axis=1), count), axis=1, prepend=0)
+        if (recomputed != first).any():
+            raise Refuted(f"the framework recomputes the first {count} blocks of every stage")

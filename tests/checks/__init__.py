@@ -1,0 +1,1 @@
+"""Code that only tests and benchmarks run: references, generators, judges."""
