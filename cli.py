@@ -20,6 +20,7 @@ from layoutopt import __version__
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import Settings
 from layoutopt.optimizer.report.commands.values import near_hint
+from layoutopt.optimizer.report.terminal import say, say_lines
 from layoutopt.optimizer.specs.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class CommandLine(click.Group):
             code = ExitCode.INTERRUPTED
         except OSError as error:  # a full disk, a file that vanished: the machine's fault, not the code's
             if settings.verbose:
-                traceback.print_exception(error)
+                say_lines("".join(traceback.format_exception(error)).rstrip())
             what = error.strerror or type(error).__name__
             code = _complain(Problem(key="layoutopt", what=what, file=str(error.filename or "")))
         except Exception as error:
@@ -161,17 +162,17 @@ def _usage(ctx: click.Context | None) -> str:
 
 def _complain(*problems: Problem) -> ExitCode:
     for problem in problems:
-        click.echo(str(problem), err=True)
+        say(str(problem))
     return ExitCode.BAD_INPUT
 
 
 def _internal_error(error: Exception, *, verbose: bool) -> ExitCode:
     """Say that the fault is not the user's; the traceback only when detail is asked for."""
     if verbose:
-        traceback.print_exception(error)
+        say_lines("".join(traceback.format_exception(error)).rstrip())
     what = " ".join(f"{type(error).__name__}: {error}".split())
     hint = ISSUES if verbose else f"{ISSUES}; -v shows where it happened"
-    click.echo(f"layoutopt: internal error: {what} ({hint})", err=True)
+    say(f"layoutopt: internal error: {what} ({hint})")
     return ExitCode.INTERNAL
 
 

@@ -297,9 +297,9 @@ class Result(_Answer):
 
     def save(self, path: str | Path) -> None:
         """Write the plan for ``layoutopt verify``, ``export`` and ``simulate``."""
-        from layoutopt.optimizer.report.commands.output import write_json
+        from layoutopt.optimizer.specs.writing import write_json
 
-        write_json(Path(path), self.to_dict())
+        write_json(Path(path), self.to_dict(), key="path")
 
     def __repr__(self) -> str:
         if self.plan.layout is None or self.plan.estimate is None:

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+from layoutopt.optimizer.report.terminal import say
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -67,7 +69,7 @@ class Lines(Silent):
         """Print the state if it is news."""
         if state.best_s < self._best_s or self._due(LINE_EVERY_S):
             self._best_s = state.best_s
-            print(self._text(state), file=sys.stderr, flush=True)
+            say(self._text(state))
 
 
 class LiveLine(Silent):
@@ -85,7 +87,7 @@ class LiveLine(Silent):
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(stderr=True, highlight=False)
+            console = Console(stderr=True, highlight=False, markup=False)
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(self._text(state), refresh=True)

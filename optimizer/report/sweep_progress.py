@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+from layoutopt.optimizer.report.terminal import say
+from layoutopt.optimizer.specs.printable import printable
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class SweepProgressPrinter:
             return
         self._last = now
         if self._lines_wanted:
-            print(sweep_progress_text(state), file=sys.stderr, flush=True)
+            say(sweep_progress_text(state))
         elif self._live_wanted:
             self._draw(sweep_progress_text(state))
 
@@ -74,4 +76,4 @@ class SweepProgressPrinter:
             console = Console(stderr=True, highlight=False, markup=False)
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(text, refresh=True)
+        self._live.update(printable(text), refresh=True)

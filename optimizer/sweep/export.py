@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-from contextlib import contextmanager
 from importlib import import_module
+from io import BytesIO, TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.writing import open_for_writing, write_file
 from layoutopt.optimizer.sweep.nested import NESTED_COLUMNS, best_within
 from layoutopt.optimizer.sweep.rows import COLUMNS, EXPORTED
 
@@ -59,8 +59,11 @@ def write_rows(rows: Iterable[Row], path: Path, kind: str) -> int:
     """
     if kind == "parquet":
         return _write_parquet(rows, path)
-    with _replacing(path) as file:
-        return write_text(rows, file, kind)
+    with open_for_writing(path, key="file") as binary:
+        file = TextIOWrapper(binary, "utf-8", newline="")
+        count = write_text(rows, file, kind)
+        file.detach()  # flushed, and left open to be synced
+    return count
 
 
 def write_text(rows: Iterable[Row], file: IO[str], kind: str) -> int:
@@ -103,22 +106,7 @@ def _write_parquet(rows: Iterable[Row], path: Path) -> int:
     nested = {"used_gpus": "INTEGER", "nested_step_time_s": "REAL"}
     schema = pyarrow.schema([(name, kinds[(COLUMNS | nested)[name].split()[0]]) for name in names])
     table = pyarrow.Table.from_pylist(listed, schema=schema)
-    with _replacing(path, binary=True) as file:
-        parquet.write_table(table, file)
+    packed = BytesIO()
+    parquet.write_table(table, packed)
+    write_file(path, packed.getvalue(), key="file")
     return len(listed)
-
-
-@contextmanager
-def _replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
-    """Open a temporary file beside ``path`` and rename it there when the block ends well."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with fresh.open("wb") if binary else fresh.open("w", newline="", encoding="utf-8") as file:
-            yield file
-        fresh.replace(path)
-    except OSError as error:
-        raise input_error(
-            f"can't be written ({error.strerror})", "a path you may write to", file=str(path)
-        ) from None
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -94,7 +94,7 @@ def test_a_failing_export_leaves_the_old_file(tmp_path: Path, store: SweepStore)
         write_rows(broken(), target, "csv")
     assert target.read_text() == "old"
     assert not list(tmp_path.glob(".a.csv*"))
-    with pytest.raises(InputError, match="can't be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         write_rows(export_rows(store), tmp_path / "none" / "a.csv", "csv")
 
 

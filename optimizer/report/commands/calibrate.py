@@ -9,16 +9,15 @@ import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_cluster
-from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import (
-    note,
-    print_json,
-    print_tables,
-    require_writable,
-    write_file,
+from layoutopt.optimizer.report.commands.options import (
+    OUTPUT,
+    OutputOptions,
+    output_options,
 )
 from layoutopt.optimizer.report.commands.validate import read_tables
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,12 +54,12 @@ def command(
     from layoutopt.optimizer.evidence.calibrate import calibrate
     from layoutopt.optimizer.evidence.cluster_text import calibrated_cluster_text
 
-    require_writable(file)
+    require_writable(file, key=OUTPUT)
     runs, machine = read_tables(tables), read_cluster(cluster, None)
     given = _measured(nccl, machine, output)
     found = calibrate(_cases(runs), machine, given=given)
     name = f"{machine.name}-calibrated"
-    write_file(file, calibrated_cluster_text(machine, found, name=name).encode())
+    write_file(file, calibrated_cluster_text(machine, found, name=name).encode(), key=OUTPUT)
     if output.json:
         print_json({"cluster": str(file), **found.provenance()})
     else:

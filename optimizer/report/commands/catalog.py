@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import print_json, print_tables
+from layoutopt.optimizer.report.terminal import print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.report.commands.output import note, require_writable, write_file
+from layoutopt.optimizer.report.terminal import note
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from layoutopt.optimizer.report.commands.options import (
     output_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.output import print_json, print_tables
+from layoutopt.optimizer.report.terminal import print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.report.commands.imports import Job

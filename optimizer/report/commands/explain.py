@@ -17,7 +17,7 @@ from layoutopt.optimizer.report.commands.options import (
     output_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.report.commands.imports import Job

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import note, print_json, require_writable, write_file
+from layoutopt.optimizer.report.commands.options import (
+    OUTPUT,
+    OutputOptions,
+    output_options,
+)
 from layoutopt.optimizer.report.commands.values import Release, Whole, Word
+from layoutopt.optimizer.report.terminal import note, print_document, print_json
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
@@ -165,11 +170,11 @@ def _require_folder(folder: Path | None) -> None:
     if folder is None:
         return
     if folder.is_file():
-        raise input_error(f"'{folder}' is a file", "a folder, made if missing", key="--output")
+        raise input_error(f"'{folder}' is a file", "a folder, made if missing", key=OUTPUT)
     if folder.is_dir():
-        require_writable(folder / "file", key="--output")
+        require_writable(folder / "file", key=OUTPUT)
     else:
-        require_writable(folder, key="--output")
+        require_writable(folder, key=OUTPUT)
 
 
 def _hand_out(job: ExportedJob, folder: Path | None, output: OutputOptions) -> None:
@@ -177,14 +182,14 @@ def _hand_out(job: ExportedJob, folder: Path | None, output: OutputOptions) -> N
     if folder is not None:
         folder.mkdir(exist_ok=True)
         for name, text in job.files.items():
-            write_file(folder / name, text.encode())
+            write_file(folder / name, text.encode(), key=OUTPUT)
             note(f"wrote {folder / name}", output)
     if output.json:
         print_json(_plain(job))
     elif folder is None:
         for name, text in job.files.items():
             head = f"# {name}\n" if len(job.files) > 1 else ""
-            click.echo(f"{head}{text}", nl=False)
+            print_document(f"{head}{text}")
     for text in (f"start: {job.command}", f"memory on one GPU: {job.memory_check}", *job.notes):
         note(text, output)
 

@@ -8,8 +8,8 @@ import click
 
 from layoutopt.optimizer.report.commands.imports import remark
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import print_json
 from layoutopt.optimizer.report.commands.values import Word
+from layoutopt.optimizer.report.terminal import print_document, print_json
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def command(
         return
     import yaml
 
-    click.echo(yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True), nl=False)
+    print_document(yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True))
 
 
 def _plain(found: Imported, file: str, part: str | None, cluster: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.terminal import say
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def remark(text: str) -> None:
     """Print a note on what was read to stderr, unless the running command is quiet."""
     ctx = click.get_current_context(silent=True)
     if ctx is None or not ctx.params.get("quiet"):
-        click.echo(text, err=True)
+        say(text)
 
 
 def is_foreign_model(source: str) -> bool:

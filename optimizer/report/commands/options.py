@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _Record = TypeVar("_Record")
 IDLE_BY_DEFAULT = "10%"
+OUTPUT = "--output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from layoutopt.optimizer.report.commands.drawing import draw_solve, require_draw
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
+    OUTPUT,
     DrawingOptions,
     FrameworkOptions,
     OutputOptions,
@@ -28,14 +29,9 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.output import (
-    note,
-    print_json,
-    print_tables,
-    require_writable,
-    write_json,
-)
 from layoutopt.optimizer.report.commands.values import Number, Quantity, Share
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
+from layoutopt.optimizer.specs.writing import require_writable, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +122,7 @@ def command(
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.plan.training_plan import make_training_plan
 
-    require_writable(file)
+    require_writable(file, key=OUTPUT)
     require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked)
     workload = _with_tokens(workload, tokens)
@@ -218,7 +214,7 @@ def _print_plan(
 
     plain = training_plan_to_plain(training) | {part.key: part.plain for part in extra}
     if file is not None:
-        write_json(file, plain)
+        write_json(file, plain, key=OUTPUT)
         note(f"wrote {file}", output)
     if output.json:
         print_json(plain)

@@ -8,8 +8,8 @@ import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
 from layoutopt.optimizer.report.commands.values import Quantity, Whole
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.published import Distance, Reference

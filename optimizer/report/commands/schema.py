@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import print_json
 from layoutopt.optimizer.report.commands.values import Word
+from layoutopt.optimizer.report.terminal import print_json
 
 KINDS = Word(("model", "cluster", "layout"))
 

@@ -11,15 +11,10 @@ import click
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_layout
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import (
-    note,
-    print_json,
-    print_tables,
-    require_writable,
-    write_file,
-)
 from layoutopt.optimizer.report.commands.verify import read_plan_file
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.simulate.compare import LayoutSimulation

@@ -12,6 +12,7 @@ from layoutopt.optimizer.report.commands.drawing import draw_solve, require_draw
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
+    OUTPUT,
     DrawingOptions,
     FrameworkOptions,
     OutputOptions,
@@ -28,13 +29,8 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.output import (
-    note,
-    print_json,
-    print_tables,
-    require_writable,
-    write_json,
-)
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
+from layoutopt.optimizer.specs.writing import require_writable, write_json
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.honesty import Honesty
@@ -87,7 +83,7 @@ def command(
     The first Ctrl-C ends the search and prints the best layout so far with its proven gap (exit code 4), the second
     aborts.
     """
-    require_writable(file)
+    require_writable(file, key=OUTPUT)
     require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked)
     options = solve_options(space, search, trainer, asked.precision)
@@ -102,7 +98,7 @@ def command(
     if file is not None:
         from layoutopt.optimizer.report.plain_plan import plan_to_plain
 
-        write_json(file, plan_to_plain(plan, honesty))
+        write_json(file, plan_to_plain(plan, honesty), key=OUTPUT)
         note(f"wrote {file}", output)
     _print_plan(plan, workload, machine, options, output, honesty)
     draw_solve(plan, drawing, output)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from layoutopt.optimizer.report.commands.drawing import require_drawing, write_d
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import named, solve_options
 from layoutopt.optimizer.report.commands.options import (
+    OUTPUT,
     DrawingOptions,
     FrameworkOptions,
     OutputOptions,
@@ -26,8 +27,8 @@ from layoutopt.optimizer.report.commands.options import (
     search_options,
     space_options,
 )
-from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
 from layoutopt.optimizer.report.commands.values import Number, Whole
+from layoutopt.optimizer.report.terminal import note, print_document, print_json, print_tables, say
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 
 if TYPE_CHECKING:
@@ -152,17 +153,19 @@ def export(
     from layoutopt.optimizer.sweep.export import export_rows, format_of, write_rows, write_text
     from layoutopt.optimizer.sweep.store import SweepStore
 
-    with named(format="--format" if kind else "--output"):
+    with named(format="--format" if kind else OUTPUT):
         chosen = format_of(file or Path("rows.csv"), kind)
     if file is None and chosen == "parquet":
         raise input_error("Parquet is no text", "-o FILE", key="--format")
     _require_name(store)
-    with SweepStore(store, create=False) as opened, named(where="--where", format="--format"):
+    with SweepStore(store, create=False) as opened, named(where="--where", format="--format", file=OUTPUT):
         rows = export_rows(opened, where=_conditions(where), nested=nested)
         if file is None:
-            write_text(rows, sys.stdout, chosen)
+            text = StringIO()
+            write_text(rows, text, chosen)
+            print_document(text.getvalue())
         else:
-            click.echo(f"wrote {write_rows(rows, file, chosen):,} rows to {file}", err=True)
+            say(f"wrote {write_rows(rows, file, chosen):,} rows to {file}")
     return ExitCode.OK
 
 

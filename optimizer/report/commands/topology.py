@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, cluster_argument, output_options
-from layoutopt.optimizer.report.commands.output import print_json, print_tables
 from layoutopt.optimizer.report.commands.values import COUNT, Quantity
+from layoutopt.optimizer.report.terminal import print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec

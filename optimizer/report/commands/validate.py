@@ -10,8 +10,8 @@ import click
 from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import DrawingOptions, OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import note, print_json, print_tables
 from layoutopt.optimizer.report.commands.values import Whole
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

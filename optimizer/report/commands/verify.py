@@ -9,7 +9,7 @@ import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.output import print_json, print_tables
+from layoutopt.optimizer.report.terminal import print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
 
 

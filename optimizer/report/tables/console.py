@@ -32,17 +32,6 @@ def console() -> Console:
     return Console(highlight=False, emoji=False, markup=False)
 
 
-def print_tables(renderable: RenderableType) -> None:
-    """Print to stdout; in a file or pipe lines end where their text ends."""
-    target = console()
-    if target.is_terminal:
-        target.print(renderable)
-        return
-    with target.capture() as captured:
-        target.print(renderable)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
 def verdict_text(word: str) -> Text:
     """Write a status or verdict in its colour, without underscores."""
     return Text(word.replace("_", " "), style=STYLES.get(word, "bold red"))

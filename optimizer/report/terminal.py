@@ -1,0 +1,69 @@
+"""The one way to a terminal: everything that is printed passes here, and its control characters are written out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.specs.printable import printable
+from layoutopt.optimizer.specs.writing import to_json
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from layoutopt.optimizer.report.commands.options import OutputOptions
+
+
+def say(text: str) -> None:
+    """Print one line to stderr."""
+    click.echo(printable(text), err=True)
+
+
+def note(text: str, output: OutputOptions) -> None:
+    """Print a note to stderr unless the user wants quiet."""
+    if not output.quiet:
+        say(text)
+
+
+def say_lines(text: str) -> None:
+    """Print lines to stderr."""
+    click.echo(printable(text, lines=True), err=True)
+
+
+def print_document(text: str) -> None:
+    """Print a file's text to stdout: as it is into a file or pipe, without control characters on a terminal."""
+    click.echo(printable(text, lines=True) if sys.stdout.isatty() else text, nl=False)
+
+
+def print_json(plain: object) -> None:
+    """Print plain data as JSON."""
+    click.echo(to_json(plain))
+
+
+def print_tables(renderable: RenderableType) -> None:
+    """Print what a person reads to stdout; in a file or pipe lines end where their text ends."""
+    from layoutopt.optimizer.report.tables.console import console
+
+    target = console()
+    if target.is_terminal:
+        target.print(Printable(renderable))
+        return
+    with target.capture() as captured:
+        target.print(Printable(renderable))
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@dataclass(frozen=True, slots=True)
+class Printable:
+    """Something for rich to show, with the control characters of its text written out; colours stay."""
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for part in console.render(self.content, options):
+            yield part if part.control else Segment(printable(part.text, lines=True), part.style)
