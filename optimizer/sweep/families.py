@@ -10,11 +10,11 @@ from layoutopt.optimizer.solve.explain.infeasible import resized
 from layoutopt.optimizer.specs.canonical import digest, to_plain
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.loading import load_cluster, reference_cluster
-from layoutopt.optimizer.topology.tiers import cluster_tiers, network_bytes_per_s
+from layoutopt.optimizer.topology.graph import cluster_tiers, network_bytes_per_s
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.topology.tiers import Tier
+    from layoutopt.optimizer.topology.graph import Tier
 
 BYTES_PER_S_PER_GBIT = 1e9 / 8
 SIZE_FIELDS = ("name", "gpu_count", "levels", "storage")
@@ -95,14 +95,14 @@ def kind_digest(cluster: ClusterSpec) -> str:
 
 
 def tier_rows(cluster: ClusterSpec) -> list[list[float | str]]:
-    """Write the tiers above the NVLink domain: name, inside, outside, bytes/s, way and switch in seconds."""
+    """Write the tiers above the NVLink domain: name, inside, outside, bytes/s, way in seconds."""
     if cluster.graph is not None:
         return []
     return [_tier_row(tier) for tier in cluster_tiers(cluster)]
 
 
 def _tier_row(tier: Tier) -> list[float | str]:
-    return [tier.name, tier.inside, tier.outside, tier.bytes_per_s, tier.latency_s, tier.switch_s]
+    return [tier.name, tier.inside, tier.outside, tier.bytes_per_s, tier.latency_s]
 
 
 def tiers_nest(small: list[list[float | str]], large: list[list[float | str]], small_gpus: int) -> bool:

@@ -45,8 +45,8 @@ class Reach:
 
 def _reach(fabric: Fabric, group: GroupBatch) -> Reach:
     size = group.size.astype(np.float64)
-    fits = size <= fabric.cluster.nvlink_domain if fabric.tiers else np.ones(len(size), dtype=np.bool_)
-    domains = np.where(fits, 2.0, np.ceil(size / fabric.cluster.nvlink_domain))
+    fits = size <= fabric.nvlink.domain if fabric.tiers else np.ones(len(size), dtype=np.bool_)
+    domains = np.where(fits, 2.0, np.ceil(size / fabric.nvlink.domain))
     above = [np.maximum(np.ceil(size / tier.inside), 1.0) for tier in fabric.tiers[1:]]
     return Reach(size, (size > 1).astype(np.float64), fits, (domains, *above, np.ones_like(size)))
 
@@ -189,10 +189,10 @@ def split_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
 def hop_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """Bound ``hop_lines``: the slowest hop stays in the domain, or leaves it over whole links."""
     reach, lines = _reach(fabric, group), []
-    cluster, near = fabric.cluster, reach.many * fabric.nvlink_s_per_byte(1.0)
+    (gpus, nics), near = fabric.nics, reach.many * fabric.nvlink_s_per_byte(1.0)
     far = np.zeros_like(near)
     if fabric.tiers:
-        sharers = 1.0 if fabric.tiers[0].is_host else max(cluster.gpus_per_node / cluster.nics_per_node, 1.0)
+        sharers = 1.0 if fabric.tiers[0].is_host else max(gpus / nics, 1.0)
         far = reach.many / sharers / fabric.sustained(fabric.tiers[0], fabric.links.network_p2p)
     for protocol in fabric.links.ring:
         steps = _rising_steps_s(fabric, protocol)

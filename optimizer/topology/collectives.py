@@ -91,7 +91,7 @@ def _tree_load(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
 
 def _in_switch(fabric: Fabric, lay: Spread) -> FloatArray:
     """1 where the NVLink switch reduces, else 0."""
-    if not fabric.cluster.in_switch_reduction:
+    if not fabric.reduces:
         return np.zeros_like(lay.size)
     return (lay.domain >= fabric.links.nvls_min_members).astype(np.float64)
 

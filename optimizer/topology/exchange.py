@@ -25,7 +25,7 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """
     lay = spread(group, fabric)
     most = lay.domain_most
-    moved = (most - 1) / (most if fabric.cluster.rail_optimized else lay.size)
+    moved = (most - 1) / (most if fabric.rails else lay.size)
     loads = [_exchanged(fabric, lay, k) for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     near = np.maximum(moved * fabric.nvlink_s_per_byte(most - 1), host)
@@ -93,7 +93,7 @@ def hop_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
 
 def _members_on_nic(fabric: Fabric, group: GroupBatch) -> FloatArray:
     """Members among the GPUs that share one NIC, 1 where NICs and GPUs do not divide."""
-    gpus, nics = fabric.cluster.gpus_per_node, fabric.cluster.nics_per_node
+    gpus, nics = fabric.nics
     return group.members_within(gpus // nics if gpus % nics == 0 else 1).astype(np.float64)
 
 

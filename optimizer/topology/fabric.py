@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from layoutopt.optimizer.topology.graph import GPU, NIC, read_nvlink, read_tiers
+
 if TYPE_CHECKING:
+    import networkx as nx
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.graph import NvLink, Tier
     from layoutopt.optimizer.topology.groups import GroupBatch
     from layoutopt.optimizer.topology.links import LinkConstants
-    from layoutopt.optimizer.topology.tiers import Tier
 
     FloatArray = NDArray[np.float64]
     BoolArray = NDArray[np.bool_]
@@ -47,37 +49,66 @@ def useful_lines(lines: list[Line]) -> list[Line]:
 
 @dataclass(frozen=True, eq=False)
 class Fabric:
-    """A cluster with its link constants and its tiers above the NVLink domain, from the node outward."""
+    """A cluster's folded graph with the link constants, and what prices read from both."""
 
-    cluster: ClusterSpec
+    graph: nx.Graph
     links: LinkConstants
-    tiers: tuple[Tier, ...]
+
+    @cached_property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Tiers above the NVLink domain, from the node outward."""
+        return read_tiers(self.graph)
+
+    @cached_property
+    def nvlink(self) -> NvLink:
+        """What joins the GPUs of an NVLink domain."""
+        return read_nvlink(self.graph)
+
+    @property
+    def architecture(self) -> str:
+        """The GPUs' family and generation."""
+        return str(self.graph.nodes[GPU]["architecture"])
+
+    @property
+    def rails(self) -> bool:
+        """Tell whether GPUs of the same index in their node share a leaf."""
+        return bool(self.graph.graph["rail_optimized"])
+
+    @property
+    def reduces(self) -> bool:
+        """Tell whether switches add up all-reduces."""
+        return bool(self.graph.graph["in_switch_reduction"])
+
+    @property
+    def nics(self) -> tuple[int, int]:
+        """GPUs and NICs of a node; one of each where the graph has no network."""
+        node = self.graph.nodes.get(NIC, {"gpus": 1, "count": 1})
+        return node["gpus"], node["count"]
 
     @cached_property
     def nvlink_bytes_per_s(self) -> float:
         """Sustained NVLink bandwidth of one GPU, one way; infinite where no two GPUs share NVLink."""
-        if self.cluster.nvlink_domain == 1:
+        if self.nvlink.domain == 1:
             return np.inf
-        return self.cluster.gpu.nvlink_bytes_per_s * self.links.nvlink_share(self.cluster.gpu.architecture)
+        return self.nvlink.bytes_per_s * self.links.nvlink_share(self.architecture)
 
     @property
     def nvlink_limit(self) -> float:
         """The same, 0 where no two GPUs share NVLink: what NVLink adds to other links at most."""
-        return 0.0 if self.cluster.nvlink_domain == 1 else self.nvlink_bytes_per_s
+        return 0.0 if self.nvlink.domain == 1 else self.nvlink_bytes_per_s
 
     def nvlink_s_per_byte(self, peers: FloatArray | float) -> FloatArray:
         """Seconds per byte that a GPU sends over NVLink to ``peers`` others: as many links of a mesh."""
-        links = self.cluster.nvlink_domain - 1
-        if links > 0 and self.links.is_mesh(self.cluster.gpu.architecture):
-            return links / np.maximum(peers, 1.0) / self.nvlink_bytes_per_s
+        if self.nvlink.links > 1:
+            return self.nvlink.links / np.maximum(peers, 1.0) / self.nvlink_bytes_per_s
         return np.asarray(1.0 / self.nvlink_bytes_per_s)
 
     @cached_property
     def in_switch_gain(self) -> float:
         """All-reduce bandwidth of in-switch reduction over a ring's; 1 where the switch does not reduce."""
-        if not self.cluster.in_switch_reduction or not self.links.tree:
+        if not self.reduces or not self.links.tree:
             return 1.0
-        return self.links.in_switch_gain(self.cluster.gpu.architecture)
+        return self.links.in_switch_gain(self.architecture)
 
     @cached_property
     def first_network(self) -> int:
@@ -90,13 +121,13 @@ class Fabric:
 
     def on_rails(self, k: int) -> bool:
         """Tell whether traffic leaves the blocks below tier ``k`` on NICs or on uplinks of rail switches."""
-        return self.cluster.rail_optimized and k - self.first_network in (0, 1)
+        return self.rails and k - self.first_network in (0, 1)
 
     def sustained(self, tier: Tier, ratio: float) -> float:
         """Sustained bytes/s of one GPU's way out of the tier's blocks, at ``ratio`` of all-reduce's."""
         if tier.is_host:
             return tier.bytes_per_s * self.links.host_fraction
-        return tier.bytes_per_s * self.links.network_share(self.cluster.gpu.architecture) * ratio
+        return tier.bytes_per_s * self.links.network_share(self.architecture) * ratio
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +181,7 @@ class Spread:
 def spread(group: GroupBatch, fabric: Fabric) -> Spread:
     """Count the members of a group in every block of the fabric."""
     size = group.size.astype(np.float64)
-    blocks = [fabric.cluster.nvlink_domain, *(tier.outside for tier in fabric.tiers[:-1])]
+    blocks = [fabric.nvlink.domain, *(tier.outside for tier in fabric.tiers[:-1])]
     inside = [group.members_within(block).astype(np.float64) for block in blocks]
     most = [np.minimum(group.most_within(block), size) for block in blocks]
     return Spread(
@@ -170,9 +201,9 @@ shift away and those behind another, and each shift sends the GPUs of a node to 
 
 def _crowding(group: GroupBatch, fabric: Fabric) -> tuple[FloatArray | float, ...]:
     """Flows on one rail over an even spread, for NICs and for the uplinks of rail switches, per tier."""
-    if not fabric.cluster.rail_optimized:
+    if not fabric.rails:
         return (1.0,) * max(len(fabric.tiers), 1)
-    same = group.same_positions(fabric.cluster.gpus_per_node)
+    same = group.same_positions(fabric.nics[0])
     factor = np.where(same, 1.0, RAIL_SHIFTS)
     on_rails = [fabric.on_rails(k) for k in range(len(fabric.tiers))]
     return tuple(factor if rails else 1.0 for rails in on_rails) or (1.0,)

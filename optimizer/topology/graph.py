@@ -1,63 +1,169 @@
-"""The cluster as a graph: GPUs, NVLink switches, hosts, NICs and network switches, joined by links.
+"""The cluster as a graph of links, equal parts folded into one node, and what prices read from it.
 
-Nodes carry ``kind`` (gpu, nvswitch, host, nic, switch), edges ``kind`` (nvlink, host, port, network),
-``bandwidth_bytes_per_s`` of one link one way, ``latency_s`` and ``count`` of parallel links.
+Nodes carry ``kind`` (gpu, nvswitch, host, nic, switch), ``gpus`` in a full block of them, ``count`` of equal ones in
+that block and ``copies`` in the cluster. Edges carry ``kind`` (nvlink, host, port, network), ``bandwidth_bytes_per_s``
+of one link one way, ``latency_s``, and ``count`` of parallel links of one lower end. So 16,384 GPUs are six nodes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.topology.tiers import cluster_tiers
+from layoutopt.optimizer.specs.cluster import NetworkLevel
+from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.topology.tiers import Tier
+
+GPU, NVSWITCH, HOST, NIC = _NAMES = "gpu", "nvswitch", "host", "nic"
+"""Names of the nodes below the network's levels, which keep their own names."""
 
 
-def build_graph(cluster: ClusterSpec, *, mesh: bool = False) -> nx.Graph:
-    """Build the graph of a cluster from its levels; ``mesh`` joins GPUs of an NVLink domain without a switch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Traffic that leaves a block of ``inside`` GPUs but stays in one of ``outside`` GPUs.
 
-    A GPU's ``index`` is its rank. Switches of one level and block are one node, but for the leaves of a
-    rail-optimised fabric, one per rail. Every block has a full block's uplinks, however many GPUs it holds.
+    ``bytes_per_s`` is each GPU's nominal share of what leads out of a block, one way, when all GPUs send: the
+    narrowest links of ``route``, the way up from the block. ``oversubscription`` is the NICs' rate over it,
+    ``latency_s`` the whole way from GPU to GPU through switches.
+    """
+
+    name: str
+    inside: int
+    outside: int
+    bytes_per_s: float
+    route: tuple[str, ...]
+    oversubscription: float = 1.0
+    latency_s: float = 0.0
+    is_host: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLink:
+    """NVLink between ``domain`` GPUs: nominal bytes/s of one GPU, one way, over ``links`` links (a mesh has several)."""
+
+    domain: int
+    bytes_per_s: float
+    links: int
+
+
+def cluster_graph(cluster: ClusterSpec, *, mesh: bool = False) -> nx.Graph:
+    """Build the folded graph of a cluster; ``mesh`` joins GPUs of an NVLink domain by links without a switch.
+
+    Levels that lie inside an NVLink domain carry no traffic and drop out. Every block has a full block's uplinks,
+    however many GPUs it holds. Raises ``InputError`` when blocks do not nest.
     """
     import networkx as nx
 
-    graph = nx.Graph(name=cluster.name)
-    for gpu in range(cluster.gpu_count):
-        graph.add_node(f"gpu:{gpu}", kind="gpu", index=gpu, node=gpu // cluster.gpus_per_node)
-    (_add_mesh if mesh else _add_nvlink)(graph, cluster)
-    tiers = [tier for tier in cluster_tiers(cluster) if not tier.is_host]
-    if cluster.nvlink_domain < cluster.gpus_per_node:
-        _add_hosts(graph, cluster)
-    if tiers:
-        _add_nics(graph, cluster)
-        _add_leaves(graph, cluster, tiers[0])
-        for below, tier in pairwise(tiers):
-            _add_uplinks(graph, cluster, below, tier)
+    graph = nx.Graph(
+        name=cluster.name,
+        rail_optimized=cluster.rail_optimized,
+        in_switch_reduction=cluster.in_switch_reduction,
+    )
+    _node(graph, cluster, GPU, GPU, gpus=1, architecture=cluster.gpu.architecture)
+    inside = cluster.nvlink_domain
+    if inside > 1:
+        _add_nvlink(graph, cluster, mesh=mesh)
+    if inside < min(cluster.gpus_per_node, cluster.gpu_count):
+        _node(graph, cluster, HOST, HOST, gpus=cluster.gpus_per_node)
+        _link(graph, GPU, HOST, HOST, cluster.gpu.host_link_bytes_per_s)
+        inside = cluster.gpus_per_node
+    if cluster.gpu_count > inside:
+        _check_nesting("NVLink domain", cluster.nvlink_domain, cluster.gpus_per_node)
+        _add_network(graph, cluster, _levels(cluster, inside))
     return graph
 
 
-def nic_shares(cluster: ClusterSpec, gpu: int) -> dict[int, float]:
-    """Return which of its node's NICs a GPU uses, and which share of its traffic goes over each.
+def read_nvlink(graph: nx.Graph) -> NvLink:
+    """Return what joins the GPUs of an NVLink domain; a domain of 1 has no bandwidth."""
+    if graph.has_edge(GPU, GPU):
+        edge = graph.edges[GPU, GPU]
+        rate = edge["bandwidth_bytes_per_s"] * edge["count"]
+        return NvLink(domain=edge["count"] + 1, bytes_per_s=rate, links=edge["count"])
+    if NVSWITCH not in graph:
+        return NvLink(domain=1, bytes_per_s=0.0, links=1)
+    rate = _bytes_per_s(graph, GPU, NVSWITCH)
+    return NvLink(domain=graph.nodes[NVSWITCH]["gpus"], bytes_per_s=rate, links=1)
 
-    NICs are dealt out evenly in order: one or several whole ones per GPU, or one for several GPUs.
-    """
-    per_gpu = cluster.nics_per_node / cluster.gpus_per_node
-    local = gpu % cluster.gpus_per_node
-    start, end = local * per_gpu, (local + 1) * per_gpu
-    nics = range(int(start), min(int(-(-end // 1)), cluster.nics_per_node))
-    shares = {nic: (min(end, nic + 1) - max(start, nic)) / per_gpu for nic in nics}
-    return {nic: share for nic, share in shares.items() if share > 1e-9}
+
+def read_tiers(graph: nx.Graph) -> tuple[Tier, ...]:
+    """Return the tiers above the NVLink domain, from the node outward."""
+    inside, below, tiers = read_nvlink(graph).domain, GPU, []
+    joins = [name for name, kind in graph.nodes(data="kind") if kind in (HOST, "switch")]
+    nic_share = _nic_share(graph)
+    for name in sorted(joins, key=lambda join: int(graph.nodes[join]["gpus"])):
+        way = _way_up(graph, GPU, name)
+        part = way[way.index(below) :] if below in way else way
+        rate = min(_bytes_per_s(graph, one, other) for one, other in pairwise(part))
+        is_host, outside = graph.nodes[name]["kind"] == HOST, int(graph.nodes[name]["gpus"])
+        latency_s = 2 * sum(graph.edges[edge]["latency_s"] for edge in pairwise(way))
+        tiers.append(
+            Tier(
+                name=name,
+                inside=inside,
+                outside=outside,
+                bytes_per_s=rate,
+                route=tuple(part),
+                oversubscription=1.0 if is_host else nic_share / rate,
+                latency_s=latency_s,
+                is_host=is_host,
+            )
+        )
+        inside, below = outside, name
+    return tuple(tiers)
 
 
-def leaf_of(cluster: ClusterSpec, tier: Tier, gpu: int, nic: int) -> str:
-    """Return the name of the leaf switch of a NIC in the node of ``gpu``."""
-    rail = f":{nic}" if cluster.rail_optimized else ""
-    return f"{tier.name}:{gpu // tier.outside}{rail}"
+def cluster_tiers(cluster: ClusterSpec) -> tuple[Tier, ...]:
+    """Return the tiers of a cluster's graph; raises ``InputError`` when blocks do not nest."""
+    return read_tiers(cluster_graph(cluster))
+
+
+def route_between(graph: nx.Graph, one: int, other: int) -> tuple[str, ...]:
+    """Return the nodes on the way of one GPU's bytes to another's, by their ranks: up to what joins them, and down."""
+    if one == other:
+        return (GPU,)
+    nvlink = read_nvlink(graph)
+    if one // nvlink.domain == other // nvlink.domain:
+        return (GPU, GPU) if graph.has_edge(GPU, GPU) else (GPU, NVSWITCH, GPU)
+    joining = next(tier for tier in read_tiers(graph) if one // tier.outside == other // tier.outside)
+    up = _way_up(graph, GPU, joining.name)
+    return (*up, *up[-2::-1])
+
+
+def network_bytes_per_s(cluster: ClusterSpec) -> float:
+    """Return one GPU's share of its node's NICs, bytes/s one way (all GPUs of a node send at once)."""
+    return cluster.nic_bytes_per_s * cluster.nics_per_node / cluster.gpus_per_node
+
+
+def _way_up(graph: nx.Graph, low: str, high: str) -> list[str]:
+    import networkx as nx
+
+    way: list[str] = nx.shortest_path(graph, low, high)
+    return way
+
+
+def _bytes_per_s(graph: nx.Graph, lower: str, upper: str) -> float:
+    """One GPU's share of the links between two neighbouring nodes."""
+    node, edge = graph.nodes[lower], graph.edges[lower, upper]
+    return float(edge["bandwidth_bytes_per_s"] * edge["count"] * node["count"] / node["gpus"])
+
+
+def _nic_share(graph: nx.Graph) -> float:
+    if NIC not in graph:
+        return 0.0
+    node = graph.nodes[NIC]
+    return float(node["bandwidth_bytes_per_s"] * node["count"] / node["gpus"])
+
+
+def _node(
+    graph: nx.Graph, cluster: ClusterSpec, name: str, kind: str, *, gpus: int, count: int = 1, **data: Any
+) -> None:
+    copies = -(-cluster.gpu_count // gpus) * count
+    graph.add_node(name, kind=kind, gpus=gpus, count=count, copies=copies, **data)
 
 
 def _link(
@@ -66,61 +172,59 @@ def _link(
     graph.add_edge(one, other, kind=kind, bandwidth_bytes_per_s=rate, count=count, latency_s=s)
 
 
-def _add_nvlink(graph: nx.Graph, cluster: ClusterSpec) -> None:
-    if cluster.nvlink_domain == 1:
+def _add_nvlink(graph: nx.Graph, cluster: ClusterSpec, *, mesh: bool) -> None:
+    """A switch per domain, or a link between every two GPUs of it over which each GPU's bandwidth divides."""
+    domain, rate = cluster.nvlink_domain, cluster.gpu.nvlink_bytes_per_s
+    if mesh:
+        _link(graph, GPU, GPU, "nvlink", rate / (domain - 1), count=domain - 1)
         return
-    for gpu in range(cluster.gpu_count):
-        switch = f"nvswitch:{gpu // cluster.nvlink_domain}"
-        graph.add_node(switch, kind="nvswitch")
-        _link(graph, f"gpu:{gpu}", switch, "nvlink", cluster.gpu.nvlink_bytes_per_s)
+    _node(graph, cluster, NVSWITCH, NVSWITCH, gpus=domain)
+    _link(graph, GPU, NVSWITCH, "nvlink", rate)
 
 
-def _add_mesh(graph: nx.Graph, cluster: ClusterSpec) -> None:
-    """A link between every two GPUs of a domain: each GPU's bandwidth divides over them."""
-    domain = cluster.nvlink_domain
-    for gpu in range(cluster.gpu_count):
-        for peer in range(gpu + 1, min(gpu // domain * domain + domain, cluster.gpu_count)):
-            rate = cluster.gpu.nvlink_bytes_per_s / (domain - 1)
-            _link(graph, f"gpu:{gpu}", f"gpu:{peer}", "nvlink", rate)
+def _add_network(graph: nx.Graph, cluster: ClusterSpec, levels: list[tuple[NetworkLevel, int]]) -> None:
+    """NICs behind the host or at their GPUs, through ports no narrower than they are, then one switch per level.
+
+    The leaves of a rail-optimised fabric are as many as a node has NICs. As many links lead from a block to the next
+    level as the block has NICs, each narrower by the oversubscription.
+    """
+    node_gpus, nics, nic_rate = cluster.gpus_per_node, cluster.nics_per_node, cluster.nic_bytes_per_s
+    _node(graph, cluster, NIC, NIC, gpus=node_gpus, count=nics, bandwidth_bytes_per_s=nic_rate)
+    ports = nics if HOST in graph else max(-(-nics // node_gpus), 1)
+    port = max(cluster.gpu.host_link_bytes_per_s, nic_rate)
+    _link(graph, HOST if HOST in graph else GPU, NIC, "port", port, count=ports)
+    below, switches, block, below_s = NIC, nics, node_gpus, 0.0
+    for number, (level, outside) in enumerate(levels):
+        rails = nics if cluster.rail_optimized and number == 0 else 1
+        name = level.name if level.name not in (*graph, *_NAMES) else f"{level.name} {number + 1}"
+        _node(graph, cluster, name, "switch", gpus=outside, count=rails)
+        rate, links = nic_rate / level.oversubscription, block // node_gpus * nics // switches
+        delay_s = (below_s + level.latency_s) / 2
+        _link(graph, below, name, "network", rate, count=links, s=delay_s)
+        below, switches, block, below_s = name, rails, outside, level.latency_s
 
 
-def _add_hosts(graph: nx.Graph, cluster: ClusterSpec) -> None:
-    """Hosts of nodes that NVLink does not connect as a whole."""
-    for gpu in range(cluster.gpu_count):
-        host = f"host:{gpu // cluster.gpus_per_node}"
-        graph.add_node(host, kind="host")
-        _link(graph, f"gpu:{gpu}", host, "host", cluster.gpu.host_link_bytes_per_s)
+def _levels(cluster: ClusterSpec, inside: int) -> list[tuple[NetworkLevel, int]]:
+    """Network levels with the GPUs they join: those above ``inside``, the last one joining all."""
+    levels = [level for level in cluster.levels if level.gpus > inside]
+    if not levels:
+        levels = [*cluster.levels[-1:]] or [NetworkLevel(name="network", gpus=cluster.gpu_count)]
+    kept: list[tuple[NetworkLevel, int]] = []
+    for level in levels[:-1]:
+        if level.gpus >= cluster.gpu_count:
+            break
+        _check_nesting(f"level {level.name!r}", level.gpus, inside)
+        kept.append((level, level.gpus))
+        inside = level.gpus
+    top = levels[len(kept)]
+    return [*kept, (top, max(top.gpus, cluster.gpu_count))]
 
 
-def _add_nics(graph: nx.Graph, cluster: ClusterSpec) -> None:
-    """NICs behind the host, or each at the GPUs that use it, through a port no narrower than the NIC."""
-    port = max(cluster.gpu.host_link_bytes_per_s, cluster.nic_bytes_per_s)
-    for gpu in range(cluster.gpu_count):
-        node = gpu // cluster.gpus_per_node
-        host = f"host:{node}" if cluster.nvlink_domain < cluster.gpus_per_node else f"gpu:{gpu}"
-        for nic in nic_shares(cluster, gpu):
-            graph.add_node(f"nic:{node}:{nic}", kind="nic")
-            _link(graph, host, f"nic:{node}:{nic}", "port", port)
-
-
-def _add_leaves(graph: nx.Graph, cluster: ClusterSpec, tier: Tier) -> None:
-    rate = cluster.nic_bytes_per_s / tier.oversubscription
-    for gpu in range(cluster.gpu_count):
-        for nic in nic_shares(cluster, gpu):
-            leaf = leaf_of(cluster, tier, gpu, nic)
-            graph.add_node(leaf, kind="switch", level=tier.name, block=gpu // tier.outside)
-            nic_name = f"nic:{gpu // cluster.gpus_per_node}:{nic}"
-            _link(graph, nic_name, leaf, "network", rate, s=tier.switch_s / 2)
-
-
-def _add_uplinks(graph: nx.Graph, cluster: ClusterSpec, below: Tier, tier: Tier) -> None:
-    """Join the switches of one level to those of the next by as many links as a full block has NICs below."""
-    nics = below.outside // cluster.gpus_per_node * cluster.nics_per_node
-    lower = {name: data["block"] for name, data in graph.nodes(data=True) if data.get("level") == below.name}
-    switches_per_block = sum(block == 0 for block in lower.values())
-    rate, latency_s = cluster.nic_bytes_per_s / tier.oversubscription, (below.switch_s + tier.switch_s) / 2
-    for name, block in lower.items():
-        above = block * below.outside // tier.outside
-        graph.add_node(f"{tier.name}:{above}", kind="switch", level=tier.name, block=above)
-        link_count = nics // switches_per_block
-        _link(graph, name, f"{tier.name}:{above}", "network", rate, count=link_count, s=latency_s)
+def _check_nesting(what: str, gpus: int, other: int) -> None:
+    """Blocks of the larger size consist of whole blocks of the smaller size."""
+    if max(gpus, other) % min(gpus, other):
+        raise input_error(
+            f"{what} joins {gpus} GPUs, which does not nest with blocks of {other}",
+            f"a multiple or a divisor of {other}",
+            key="levels",
+        )

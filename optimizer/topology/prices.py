@@ -15,19 +15,21 @@ from layoutopt.optimizer.topology.closest import (
 )
 from layoutopt.optimizer.topology.collectives import ring_lines, tree_lines
 from layoutopt.optimizer.topology.exchange import exchange_lines, hop_lines, split_lines
+from layoutopt.optimizer.topology.explicit import resolve_graph
 from layoutopt.optimizer.topology.fabric import Fabric, useful_lines
-from layoutopt.optimizer.topology.tiers import cluster_tiers
+from layoutopt.optimizer.topology.graph import cluster_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import networkx as nx
     from numpy.typing import ArrayLike, NDArray
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.topology.fabric import Line
+    from layoutopt.optimizer.topology.graph import Tier
     from layoutopt.optimizer.topology.groups import GroupBatch
     from layoutopt.optimizer.topology.links import LinkConstants
-    from layoutopt.optimizer.topology.tiers import Tier
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
@@ -43,20 +45,19 @@ class Topology:
     few algorithms, latency plus bytes over bandwidth.
     """
 
-    def __init__(self, cluster: ClusterSpec, links: LinkConstants) -> None:
-        if cluster.graph is not None:
-            from layoutopt.optimizer.topology.explicit import resolve_graph  # only graphs need networkx
-
-            cluster = resolve_graph(cluster)
-        self.cluster = cluster
+    def __init__(self, cluster: ClusterSpec, links: LinkConstants, graph: nx.Graph | None = None) -> None:
+        """Price on ``graph``, or on the one that the cluster's levels, or its explicit graph, give."""
+        self.cluster = resolve_graph(cluster)
         self.links = links
-        self._fabric = Fabric(cluster, links, cluster_tiers(cluster))
+        mesh = links.is_mesh(cluster.gpu.architecture)
+        self.graph = graph if graph is not None else cluster_graph(self.cluster, mesh=mesh)
+        self._fabric = Fabric(self.graph, links)
         self._known: dict[tuple[_Pricing, bool, bytes], list[Line]] = {}
 
     @property
     def nvlink_domain(self) -> int:
         """GPUs that reach each other over NVLink."""
-        return self.cluster.nvlink_domain
+        return self._fabric.nvlink.domain
 
     @property
     def tiers(self) -> tuple[Tier, ...]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.topology.graph import read_nvlink
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
+from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
 
 if TYPE_CHECKING:
@@ -92,11 +94,18 @@ def topology_table(
     )
 
 
+def graphml(cluster: ClusterSpec) -> bytes:
+    """Return the graph that prices are read from as GraphML; raises ``InputError`` as ``Topology`` does."""
+    import networkx as nx
+
+    graph = Topology(cluster, load_links(cluster.calibration)).graph
+    return ("\n".join(nx.generate_graphml(graph)) + "\n").encode()
+
+
 def _levels(topology: Topology) -> tuple[LevelRow, ...]:
-    cluster, rows = topology.cluster, []
-    if cluster.nvlink_domain > 1:
-        rate = cluster.gpu.nvlink_bytes_per_s
-        rows.append((NVLINK, cluster.nvlink_domain, 1, rate, 1.0, 0.0))
+    cluster, rows, nvlink = topology.cluster, [], read_nvlink(topology.graph)
+    if nvlink.domain > 1:
+        rows.append((NVLINK, nvlink.domain, 1, nvlink.bytes_per_s, 1.0, 0.0))
     for tier in topology.tiers:
         figures = tier.bytes_per_s, tier.oversubscription, tier.latency_s
         rows.append((tier.name, tier.outside, tier.inside, *figures))

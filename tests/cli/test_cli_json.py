@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import networkx as nx
 import pytest
 
 if TYPE_CHECKING:
@@ -147,6 +148,16 @@ def test_list_keys(ask: Callable[..., dict[str, Any]]) -> None:
     assert set(ask("catalog")) == {"models", "clusters", "gpus"}
     assert set(ask("catalog", "gpus")) == {"gpus"}
     assert ask("schema", "model")["$schema"].startswith("https://json-schema.org/")
+
+
+def test_topology_graph(run: Callable[..., Result], tmp_path: Path) -> None:
+    """``--graph`` writes the folded graph that prices are read from; a bad place is one line and exit code 2."""
+    file = tmp_path / "graph.graphml"
+    assert run("topology", "show", "h100-16384", "--graph", str(file)).exit_code == 0
+    graph = nx.read_graphml(file)
+    assert dict(graph.nodes(data="copies"))["gpu"] == 16384
+    assert graph.edges["pod", "spine"]["bandwidth_bytes_per_s"] == pytest.approx(50e9 / 7)
+    assert run("topology", "show", "h100x8", "--graph", str(tmp_path / "no" / "graph.graphml")).exit_code == 2
 
 
 def test_verify_keys(ask: Callable[..., dict[str, Any]], plan_text: str, tmp_path: Path) -> None:

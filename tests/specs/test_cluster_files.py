@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import gpu_names, load_cluster, load_gpu, reference_cluster
 from layoutopt.optimizer.specs.vocabulary import Precision
-from layoutopt.optimizer.topology.tiers import cluster_tiers
+from layoutopt.optimizer.topology.graph import cluster_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

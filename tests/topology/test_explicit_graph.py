@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import pytest
+from checks.full_graph import full_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.topology.explicit import resolve_graph
-from layoutopt.optimizer.topology.graph import build_graph
+from layoutopt.optimizer.topology.graph import cluster_graph
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
 
@@ -59,7 +60,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 def data_of(cluster: ClusterSpec) -> Data:
     """The built graph as a node-link mapping."""
-    graph = build_graph(cluster)
+    graph = full_graph(cluster_graph(cluster))
     nodes = [{"id": name, **data} for name, data in graph.nodes(data=True)]
     edges = [{"source": one, "target": other, **data} for one, other, data in graph.edges(data=True)]
     return {"nodes": nodes, "edges": edges}
@@ -250,7 +251,8 @@ SMALL = {"leaf": (8, 1.0), "spine": (16, 2.0)}
 
 def test_built_graphs_are_connected_and_complete(make_cluster: MakeCluster) -> None:
     """Every kind of node is there, in the numbers of the specification."""
-    graph = build_graph(make_cluster(64, levels={"leaf": (16, 1.0), "spine": (64, 7.0)}))
+    cluster = make_cluster(64, levels={"leaf": (16, 1.0), "spine": (64, 7.0)})
+    graph = full_graph(cluster_graph(cluster))
     kinds = list(nx.get_node_attributes(graph, "kind").values())
     assert nx.is_connected(graph)
     assert {kind: kinds.count(kind) for kind in ("gpu", "nvswitch", "nic")} == {

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from checks.demands import exchange_demand, hop_demand, ring_demand, tree_demand
+from checks.flows import FlowModel
 
 from layoutopt.optimizer.topology.collectives import tree_lines
-from layoutopt.optimizer.topology.demands import exchange_demand, hop_demand, ring_demand, tree_demand
 from layoutopt.optimizer.topology.fabric import Fabric
-from layoutopt.optimizer.topology.flows import FlowModel
 from layoutopt.optimizer.topology.groups import GroupBatch, group_members
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
@@ -135,7 +135,7 @@ def test_trees_never_cheaper_than_flows(all_cases: list[Case]) -> None:
     """Double binary trees: the price takes the fullest place in a tree, which some node counts never fill."""
     for case in all_cases:
         topology = Topology(case.cluster, LINKS)
-        fabric = Fabric(case.cluster, LINKS, topology.tiers)
+        fabric = Fabric(topology.graph, LINKS)
         price_s = tree_lines(fabric, case.group)[0].s_per_byte[0] * SIZE_BYTES
         domain, node = case.cluster.nvlink_domain, case.cluster.gpus_per_node
         demand = tree_demand(case.members, case.cluster.gpu_count, SIZE_BYTES, domain=domain, node=node)
@@ -153,7 +153,7 @@ def test_two_nodes_halve_a_tree(
         for case in cases(make_cluster(16, in_switch_reduction=True), make_group)
         if case.group.size[0] == 16 // stride and case.group.digits[0].stride[0] == stride
     ]
-    fabric = Fabric(case.cluster, LINKS, Topology(case.cluster, LINKS).tiers)
+    fabric = Fabric(Topology(case.cluster, LINKS).graph, LINKS)
     gain = fabric.in_switch_gain if stride == 1 else 1.0
     demand = tree_demand(case.members, 16, SIZE_BYTES, domain=8, node=8, gain=gain)
     price_s = tree_lines(fabric, case.group)[0].s_per_byte[0] * SIZE_BYTES

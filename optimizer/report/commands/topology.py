@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,7 @@ import click
 from layoutopt.optimizer.report.commands.options import OutputOptions, cluster_argument, output_options
 from layoutopt.optimizer.report.commands.values import COUNT, Quantity
 from layoutopt.optimizer.report.terminal import print_json, print_tables
+from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -32,22 +34,36 @@ def command() -> None:
     "--group", type=COUNT, metavar="RANKS", help="Ranks in a group; default all that fit the stride."
 )
 @click.option("--stride", type=COUNT, metavar="N", help="Distance between neighbours of a group; default 1.")
+@click.option(
+    "--graph", type=click.Path(path_type=Path), metavar="FILE", help="Write the cluster's graph as GraphML."
+)
 @output_options
-def show(cluster: str, size: float, group: int | None, stride: int | None, output: OutputOptions) -> None:
+def show(
+    cluster: str,
+    size: float,
+    group: int | None,
+    stride: int | None,
+    graph: Path | None,
+    output: OutputOptions,
+) -> None:
     """Show the levels of CLUSTER and the time of each collective on groups of ranks.
 
     All groups of the same size and stride communicate at once. Without --group and --stride: the groups that fill each
-    level, and one rank of every node.
+    level, and one rank of every node. The graph is the one that prices are read from: equal parts are one node with the
+    number of its copies, links carry bandwidth, latency and count.
     """
     from layoutopt.optimizer.report.commands.inputs import read_cluster
     from layoutopt.optimizer.topology.links import load_links
-    from layoutopt.optimizer.topology.show import topology_table
+    from layoutopt.optimizer.topology.show import graphml, topology_table
 
+    require_writable(graph, key="--graph")
     machine = read_cluster(cluster, None)
     groups = _groups(machine, group, stride)
     table = topology_table(
         machine, load_links(machine.calibration, alone=True), size_bytes=size, groups=groups
     )
+    if graph is not None:
+        write_file(graph, graphml(machine), key="--graph")
     if output.json:
         from layoutopt.optimizer.report.plain_lists import topology_to_plain
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.topology.graph import build_graph, nic_shares
+from checks.full_graph import full_graph, nic_shares
+from layoutopt.optimizer.topology.graph import NIC, cluster_graph
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -37,8 +38,13 @@ class FlowModel:
 
     @cached_property
     def graph(self) -> nx.Graph:
-        """The cluster's graph."""
-        return build_graph(self.cluster, mesh=self._mesh)
+        """The cluster's graph, every part on its own."""
+        return full_graph(self.folded)
+
+    @cached_property
+    def folded(self) -> nx.Graph:
+        """The graph that prices are read from."""
+        return cluster_graph(self.cluster, mesh=self._mesh)
 
     @property
     def _mesh(self) -> bool:
@@ -100,7 +106,9 @@ class FlowModel:
     @cached_property
     def _shares(self) -> list[dict[int, float]]:
         """Share of each GPU's network traffic on each NIC of its node."""
-        return [nic_shares(self.cluster, gpu) for gpu in range(self.cluster.gpu_count)]
+        if NIC not in self.folded:
+            return []
+        return [nic_shares(self.folded, gpu) for gpu in range(self.cluster.gpu_count)]
 
     def _sender_nics(self, source: int, target_nic: int) -> dict[int, float]:
         """NICs of the sender's node for traffic to a given NIC: the same rail, or the sender's own."""
