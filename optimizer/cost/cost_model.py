@@ -9,6 +9,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.communication import CommContext
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, optimizer_bytes, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
     from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.cost.term_parts import Times
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
@@ -275,9 +277,9 @@ class CostModel:
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         layer_s = units.parts_of("parts_s")
         if dp is not None:
-            layer_s["fsdp"] = np.asarray(sum(fsdp_s(dp, units, held)))
+            layer_s[Component.FSDP] = np.asarray(sum(fsdp_s(dp, units, held)))
         if self.preset.offload_activations and not view.any_set:
-            layer_s["offload"] = np.add(*self._host.block_s(*map(units.blocks_of, OFFLOADED)))
+            layer_s[Component.OFFLOAD] = np.add(*self._host.block_s(*map(units.blocks_of, OFFLOADED)))
         left = self._left_bytes(batch, units, held, whole=not view.any_set)
         memory = memory_parts(self._memory_context(batch, units, held, left), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
@@ -297,13 +299,13 @@ class CostModel:
             recompute_s=_scaled(units.parts_of("recompute_parts_s"), share),
             first_s=_scaled(first_s, share),
             last_s=_scaled(last_s, share),
-            fixed_s=self._fixed(batch, dp, groups, held, stage) | {"bubble": lone_s},
+            fixed_s=self._fixed(batch, dp, groups, held, stage) | {Component.BUBBLE: lone_s},
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
             **memory,
         )
 
-    def _last_parts(self, units: Units) -> dict[str, FloatArray]:
+    def _last_parts(self, units: Units) -> dict[Component, FloatArray]:
         """Seconds of the head and the MTP layers by part."""
         parts = dict(units.head.parts_s)
         for part, value in (units.mtp.parts_s if units.mtp else {}).items():
@@ -374,14 +376,14 @@ class CostModel:
         groups: MeshGroups,
         held: list[RankParameters],
         stage: MeanStage,
-    ) -> dict[str, FloatArray]:
+    ) -> dict[Component, FloatArray]:
         """Seconds per step outside the stages: pipeline transfers, data parallelism, optimizer, host."""
         mean = mean_parameters(self.model, self.preset, batch, held)
         zero = np.zeros(len(batch))
         parts = {
-            "pp": transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
-            "optimizer": zero if self.ideal else self._optimizer_s(batch, mean.fullest),
-            "step": np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
+            Component.PP: transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
+            Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, mean.fullest),
+            Component.STEP: np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
         }
         if dp is not None:
             blocks = float(self.counts.sum())
@@ -394,7 +396,7 @@ class CostModel:
                 stage.cover_backward_s,
                 blocks,
             )
-            parts["dp"] = exposed + self._between_ranks_s(batch, groups, mean.blocks)
+            parts[Component.DP] = exposed + self._between_ranks_s(batch, groups, mean.blocks)
         return parts
 
     def _optimizer_s(self, batch: LayoutBatch, fullest: RankParameters) -> FloatArray:
@@ -424,7 +426,7 @@ class CostModel:
         return np.where(batch.pp > 1, self.topology.p2p_s(self.preset.grad_bytes * size, groups.pp), 0.0)
 
 
-def _scaled(parts: dict[str, FloatArray], factor: float) -> dict[str, FloatArray]:
+def _scaled(parts: Times, factor: float) -> Times:
     return parts if factor == 1.0 else {name: factor * value for name, value in parts.items()}
 
 

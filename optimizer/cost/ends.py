@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import linear, moved, norm_work
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES
 
@@ -26,7 +27,7 @@ class EndUnit:
     ``forward_s`` and ``wgrad_s`` are the shares of all parts that run forward and for weight gradients.
     """
 
-    parts_s: dict[str, FloatArray]
+    parts_s: dict[Component, FloatArray]
     forward_s: FloatArray
     wgrad_s: FloatArray
     activation_bytes: FloatArray
@@ -52,12 +53,17 @@ def embedding_unit(comm: CommContext) -> EndUnit:
     ctx, keys = comm.compute, comm.keys
     elements = keys.tokens * ctx.model.hidden
     work = moved(ctx, 4.0 * elements, 8.0 * elements)
-    parts = {"forward": work.forward_s, "backward": work.dgrad_s, "tp": _boundary_s(comm)}
+    parts = {
+        Component.FORWARD: work.forward_s,
+        Component.BACKWARD: work.dgrad_s,
+        Component.TP: _boundary_s(comm),
+    }
     if ctx.rates.ideal:  # the 6N rule counts the input embedding as a multiplication
         flops = 2.0 * keys.tokens * ctx.model.hidden * vocabulary_rows(comm)
-        parts["forward"], parts["backward"] = (flops * k / ctx.rates.wide_flops_per_s for k in (1, 2))
+        for part, times in ((Component.FORWARD, 1), (Component.BACKWARD, 2)):
+            parts[part] = flops * times / ctx.rates.wide_flops_per_s
     zero = np.zeros_like(keys.tp)
-    forward = parts["forward"] + parts["tp"] / 2
+    forward = parts[Component.FORWARD] + parts[Component.TP] / 2
     return EndUnit(parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero)
 
 
@@ -81,15 +87,15 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     work = logits + loss + norm_work(ctx, keys)
     reductions = 0.0 if ctx.rates.ideal else 3 * comm.topology.all_reduce_s(4.0 * keys.tokens, comm.groups.tp)
     parts = {
-        "forward": passes * work.forward_s,
-        "backward": passes * (work.dgrad_s + work.wgrad_s),
-        "tp": passes * (_boundary_s(comm) + reductions),
+        Component.FORWARD: passes * work.forward_s,
+        Component.BACKWARD: passes * (work.dgrad_s + work.wgrad_s),
+        Component.TP: passes * (_boundary_s(comm) + reductions),
     }
     per_logit_kept = 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes
     kept = per_logit_kept * keys.tokens * rows + 4.0 * keys.local_tokens * ctx.model.hidden
     return EndUnit(
         parts_s=parts,
-        forward_s=parts["forward"] + parts["tp"] / 2,
+        forward_s=parts[Component.FORWARD] + parts[Component.TP] / 2,
         wgrad_s=passes * work.wgrad_s,
         activation_bytes=0.0 * kept if ctx.rates.ideal else kept,
     )
@@ -102,8 +108,8 @@ def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:
     one = np.ones_like(keys.tp)
     work = linear(ctx, keys.local_tokens, one * h, one * 2 * h) + norm_work(ctx, keys)
     parts = dict(block.parts_s)
-    parts["forward"] = parts["forward"] + work.forward_s
-    parts["backward"] = parts["backward"] + work.dgrad_s + work.wgrad_s
+    parts[Component.FORWARD] = parts[Component.FORWARD] + work.forward_s
+    parts[Component.BACKWARD] = parts[Component.BACKWARD] + work.dgrad_s + work.wgrad_s
     return EndUnit(
         parts_s=parts,
         forward_s=block.forward_s + work.forward_s,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.specs.vocabulary import Granularity
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
-
-BREAKDOWN = (
-    "forward", "backward", "recompute", "offload", "host",
-    "tp", "cp", "ep", "fsdp", "pp", "bubble", "dp", "optimizer", "step",
-)  # fmt: skip
-"""Names of the step-time components, in print order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +57,7 @@ class Estimate:
     """The price of one layout. ``breakdown_s`` sums to ``step_time_s``; ``rank_time_s`` is one micro-batch per rank."""
 
     step_time_s: float
-    breakdown_s: dict[str, float]
+    breakdown_s: dict[Component, float]
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
     mfu_causal: float
@@ -111,10 +106,10 @@ def estimate_row(
     rank_time = np.sum(list(ranks.values()), axis=0)
     slowest = int(rank_time.argmax())
     m = int(batch.micro_batches[0])
-    breakdown = dict.fromkeys(BREAKDOWN, 0.0)
+    breakdown = dict.fromkeys(Component, 0.0)
     for name, value in ranks.items():
         breakdown[name] += m * float(value[slowest])
-    breakdown["bubble"] += float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
+    breakdown[Component.BUBBLE] += float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
     for name, value in parts.fixed_s.items():
         breakdown[name] += float(value[0])
     step = fsum(breakdown.values())
@@ -123,9 +118,9 @@ def estimate_row(
     )
 
 
-def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dict[str, FloatArray]:
+def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dict[Component, FloatArray]:
     """Seconds of one micro-batch on every rank, by component."""
-    ranks: dict[str, FloatArray] = {}
+    ranks: dict[Component, FloatArray] = {}
     zero = np.zeros(len(blocks))
     for name, value in parts.layer_s.items():
         ranks[name] = ranks.get(name, zero) + blocks @ value[0]
@@ -180,7 +175,7 @@ def _rates(
     cost: CostModel,
     layout: Layout,
     step: float,
-    breakdown: dict[str, float],
+    breakdown: dict[Component, float],
     memory: MemoryEstimate,
     rank_time: FloatArray,
     recomputed: IntArray,

@@ -14,6 +14,7 @@ from layoutopt.optimizer.cost.communication import (
     expert_parallel,
     tensor_parallel,
 )
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
 from layoutopt.optimizer.cost.presets import CudaGraph
 from layoutopt.optimizer.specs.model import Mlp
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
 
-LAYER_PARTS = ("forward", "backward", "recompute", "host", "tp", "cp", "ep")
-"""Where the time of a layer goes, in the order of a breakdown."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockUnit:
@@ -44,8 +42,8 @@ class BlockUnit:
     ``cover_forward_s`` and ``cover_backward_s`` is compute that data-parallel traffic can run beside.
     """
 
-    parts_s: dict[str, FloatArray]
-    recompute_parts_s: dict[str, FloatArray]
+    parts_s: dict[Component, FloatArray]
+    recompute_parts_s: dict[Component, FloatArray]
     forward_s: FloatArray
     backward_s: FloatArray
     wgrad_s: FloatArray
@@ -99,9 +97,9 @@ def layer_unit(
     norms = [side["norm"] for side in (mixer, mlp) if "norm" in side]
     work = _total([*parts.values(), *norms], keys.tp)
     traffic = {
-        "tp": tensor_parallel(comm, shape, parts),
-        "cp": context_parallel(comm, shape, mixer.get("core_attn")),
-        "ep": expert_parallel(comm, shape, parts),
+        Component.TP: tensor_parallel(comm, shape, parts),
+        Component.CP: context_parallel(comm, shape, mixer.get("core_attn")),
+        Component.EP: expert_parallel(comm, shape, parts),
     }
     modules = {**parts, "layernorm": _total(norms, keys.tp), "moe": _routed(parts, keys.tp)}
     modules[OP_MODULE] = _half_of_multiplications(parts, norms, keys.tp)
@@ -144,22 +142,22 @@ def _half_of_multiplications(parts: dict[str, Work], norms: list[Work], like: Fl
 
 def _selective(
     modules: dict[str, Work],
-    traffic: dict[str, Exposed],
+    traffic: dict[Component, Exposed],
     recompute: IntArray,
     members: dict[str, NDArray[np.bool_]],
 ) -> FloatArray:
     """Seconds of forward work and traffic that the selective modules of each row repeat in backward."""
-    again = np.zeros_like(traffic["tp"].forward_s)
+    again = np.zeros_like(traffic[Component.TP].forward_s)
     for module, chosen in members.items():
         if module not in modules or not chosen.any():
             continue
         cost = modules[module].forward_s
         if module == "core_attn":
-            cost = cost + traffic["cp"].forward_s
+            cost = cost + traffic[Component.CP].forward_s
         elif module == "moe":
-            cost = cost + traffic["ep"].recompute_s
+            cost = cost + traffic[Component.EP].recompute_s
         elif module == "mlp":
-            cost = cost + traffic["tp"].forward_s / 4  # the gather in front of the first matrix
+            cost = cost + traffic[Component.TP].forward_s / 4  # the gather in front of the first matrix
         again = again + chosen[recompute] * cost
     return again
 
@@ -242,7 +240,7 @@ def _assemble(
     comm: CommContext,
     shape: LayerShape,
     work: Work,
-    traffic: dict[str, Exposed],
+    traffic: dict[Component, Exposed],
     again: FloatArray,
     repeated: FloatArray,
     activations: LayerActivations,
@@ -263,16 +261,21 @@ def _assemble(
     idle_f, idle_b = _waiting_s(comm, host_f, device_f), _waiting_s(comm, host_b, device_b)
     idle_again = _waiting_s(comm, host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
-    parts |= {"forward": work.forward_s, "backward": work.dgrad_s + work.wgrad_s, "recompute": again}
-    more = {name: t.recompute_s for name, t in traffic.items()} | {"forward": zero, "backward": zero}
+    parts |= {
+        Component.FORWARD: work.forward_s,
+        Component.BACKWARD: work.dgrad_s + work.wgrad_s,
+        Component.RECOMPUTE: again,
+    }
+    more = {name: t.recompute_s for name, t in traffic.items()}
+    more |= {Component.FORWARD: zero, Component.BACKWARD: zero}
     return BlockUnit(
-        parts_s=parts | {"host": idle_f + idle_b},
-        recompute_parts_s=more | {"recompute": work.forward_s, "host": idle_again},
+        parts_s=parts | {Component.HOST: idle_f + idle_b},
+        recompute_parts_s=more | {Component.RECOMPUTE: work.forward_s, Component.HOST: idle_again},
         forward_s=device_f + idle_f,
         backward_s=device_b + idle_b,
         wgrad_s=work.wgrad_s,
-        hidden_forward_s=zero + traffic["ep"].hidden_forward_s,
-        hidden_backward_s=zero + traffic["ep"].hidden_backward_s,
+        hidden_forward_s=zero + traffic[Component.EP].hidden_forward_s,
+        hidden_backward_s=zero + traffic[Component.EP].hidden_backward_s,
         cover_forward_s=device_f if ctx.rates.ideal else np.maximum(work.forward_s, host_f),
         cover_backward_s=device_b
         if ctx.rates.ideal

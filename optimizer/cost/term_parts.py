@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.components import Component
 
     FloatArray = NDArray[np.float64]
     Named = dict[str, FloatArray]
+    Times = dict[Component, FloatArray]
+
+Name = TypeVar("Name", bound=str)
 
 
-def total(parts: Named, like: FloatArray) -> FloatArray:
+def total(parts: Named | Times, like: FloatArray) -> FloatArray:
     """Sum named arrays, broadcast to the shape of ``like``."""
     result = np.zeros_like(like)
     for value in parts.values():
@@ -26,7 +30,9 @@ def total(parts: Named, like: FloatArray) -> FloatArray:
     return result
 
 
-def placed(first: Named, last: Named, *, folded: bool) -> tuple[Named, Named]:
+def placed(
+    first: dict[Name, FloatArray], last: dict[Name, FloatArray], *, folded: bool
+) -> tuple[dict[Name, FloatArray], dict[Name, FloatArray]]:
     """Return what the first and the last distinct rank carry of the model's two ends."""
     if not folded:
         return first, last
@@ -45,11 +51,11 @@ class TermParts:
     ranks: NDArray[np.int64]
     chunks: NDArray[np.int64]
     folded: bool
-    layer_s: Named
-    recompute_s: Named
-    first_s: Named
-    last_s: Named
-    fixed_s: Named
+    layer_s: Times
+    recompute_s: Times
+    first_s: Times
+    last_s: Times
+    fixed_s: Times
     layer_states: Named
     first_states: Named
     last_states: Named

@@ -13,6 +13,7 @@ from layoutopt.optimizer.cost.pipeline import MeanStage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.cost.components import Component
     from layoutopt.optimizer.cost.ends import EndUnit
     from layoutopt.optimizer.cost.layer_units import BlockUnit
     from layoutopt.optimizer.cost.states import RankParameters
@@ -44,7 +45,7 @@ class Units:
         names = [field.name for field in fields(MeanStage)]
         return MeanStage(**{name: (self.blocks_of(name) * share).sum(axis=1) for name in names})
 
-    def parts_of(self, name: str) -> dict[str, FloatArray]:
+    def parts_of(self, name: str) -> dict[Component, FloatArray]:
         """Gather one dictionary of arrays of every block kind, (n, K) each."""
         first = getattr(self.blocks[0], name)
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.components import Ablation
 from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import (
     ErrorSummary,
@@ -19,6 +20,7 @@ from layoutopt.optimizer.evidence.predict import predict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from layoutopt.optimizer.cost.components import Component
     from layoutopt.optimizer.evidence.case import Case
 
 
@@ -27,14 +29,14 @@ class Term:
     """One term and how to switch it off: leave out breakdown parts, change constants, or change the case."""
 
     name: str
-    parts: tuple[str, ...] = ()
+    parts: tuple[Component, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
     change: Callable[[Case], Case] | None = None
 
     def step_time_s(self, case: Case) -> float:
         """Return predicted seconds without the term."""
         result = predict(self.change(case) if self.change else case, self.values)
-        return result.step_time_s - sum(result.breakdown_s.get(part, 0.0) for part in self.parts)
+        return result.step_time_s - sum(result.breakdown_s[part] for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +70,8 @@ _MEMORY_SPEEDS = tuple(
 TERMS = (
     Term(name="output matrix and loss", change=_without_head),
     Term(name="network below NVLink", change=_one_domain),
-    Term(name="pipeline bubble", parts=("bubble",)),
-    Term(name="tensor-parallel traffic", parts=("tp",)),
-    Term(name="expert traffic", parts=("ep",)),
-    Term(name="data-parallel traffic", parts=("dp", "fsdp")),
-    Term(name="pipeline sends", parts=("pp",)),
-    Term(name="context-parallel traffic", parts=("cp",)),
+    *(Term(name=left_out.value, parts=left_out.components) for left_out in Ablation),
     Term(name="compute slowed by collectives", values={"overlap_slowdown": 0.0}),
-    Term(name="host time", parts=("host", "step")),
-    Term(name="optimizer step", parts=("optimizer",)),
     Term(name="memory-bound kernels", values=dict.fromkeys(_MEMORY_SPEEDS, 1e6)),
     Term(name="gradients added by own kernels", change=_without_adding),
     Term(name="casts to 8 bits", values={"fp8_cast_forward": 0.0, "fp8_cast_backward": 0.0, "fp8_amax": 0.0}),

@@ -12,6 +12,7 @@ from layoutopt.optimizer.cost.presets import calibrated, load_preset
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from layoutopt.optimizer.cost.components import Component
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.evidence.case import Case
@@ -25,7 +26,7 @@ class Prediction:
     """What the cost model says about one case. ``breakdown_s`` sums to ``step_time_s``."""
 
     step_time_s: float
-    breakdown_s: Mapping[str, float]
+    breakdown_s: Mapping[Component, float]
     allocated_bytes: float
     reserved_bytes: float
     device_bytes: float

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
+
+from layoutopt.optimizer.cost.components import Group, in_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,18 +18,6 @@ if TYPE_CHECKING:
     Priced = tuple[Layout, Estimate]
 
 INDISTINCT = "not distinguishable by this model"
-
-_GROUPS = {
-    "compute": ("forward", "backward", "recompute"),
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "ep": ("ep",),
-    "host": ("host", "step"),
-    "offload": ("offload",),
-    "pipeline": ("pp", "bubble"),
-    "data": ("dp", "fsdp", "optimizer"),
-}
-"""Components of a step that one measurement settles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,39 +52,41 @@ def _tie(slower: float, best: Priced, other: Priced, band: Band) -> Tie:
 def separating_measurement(first: Priced, second: Priced) -> str:
     """Name the one measurement that decides between two layouts: of the part of the step that differs most."""
     shares = [_by_group(estimate) for _, estimate in (first, second)]
-    part = max(_GROUPS, key=lambda name: abs(shares[0][name] - shares[1][name]))
-    return _words(part, first[0], second[0])
+    group = max(Group, key=lambda name: abs(shares[0][name] - shares[1][name]))
+    return _words(group, (first[0], second[0]))
 
 
-def _by_group(estimate: Estimate) -> dict[str, float]:
-    return {
-        name: sum(estimate.breakdown_s.get(part, 0.0) for part in parts) for name, parts in _GROUPS.items()
-    }
+def _by_group(estimate: Estimate) -> dict[Group, float]:
+    return {group: sum(estimate.breakdown_s[part] for part in in_group(group)) for group in Group}
 
 
-def _words(part: str, first: Layout, second: Layout) -> str:
+def _words(group: Group, pair: tuple[Layout, Layout]) -> str:
     """Write a measurement that a user can make on the cluster."""
-    pair = (first, second)
-    if part == "tp":
-        return f"all_gather of nccl-tests on {_either(one.tp for one in pair)} GPUs of a node"
-    if part == "cp":
-        return (
-            f"sendrecv of nccl-tests between the {_either(one.cp for one in pair)} ranks of a context group"
-        )
-    if part == "ep":
-        return f"alltoall of nccl-tests on {_either(one.ep for one in pair)} GPUs"
-    if part == "data":
-        ranks = _either(one.dp * one.cp for one in pair)
-        return f"reduce_scatter of nccl-tests over {ranks} data-parallel ranks"
-    if part == "pipeline":
-        depth = min((one.pp for one in pair if one.pp > 1), default=1)
-        return f"ten steps of either layout on {depth} pipeline stages with dp 1 and all its micro-batches"
-    if part == "offload":
-        return "nvbandwidth: copies between a GPU and pinned host memory, all GPUs of a node at once"
-    if part == "host":
-        return "ten steps of one layer of either layout with a profiler: time between kernels"
-    shapes = _either(f"tp {one.tp}, micro-batch {one.micro_batch}" for one in pair)
-    return f"ten steps of one layer on one node with {shapes}"
+    match group:
+        case Group.COMPUTE:
+            shapes = _either(f"tp {one.tp}, micro-batch {one.micro_batch}" for one in pair)
+            return f"ten steps of one layer on one node with {shapes}"
+        case Group.TENSOR:
+            return f"all_gather of nccl-tests on {_either(one.tp for one in pair)} GPUs of a node"
+        case Group.CONTEXT:
+            ranks = _either(one.cp for one in pair)
+            return f"sendrecv of nccl-tests between the {ranks} ranks of a context group"
+        case Group.EXPERT:
+            return f"alltoall of nccl-tests on {_either(one.ep for one in pair)} GPUs"
+        case Group.DATA:
+            ranks = _either(one.dp * one.cp for one in pair)
+            return f"reduce_scatter of nccl-tests over {ranks} data-parallel ranks"
+        case Group.PIPELINE:
+            depth = min((one.pp for one in pair if one.pp > 1), default=1)
+            return (
+                f"ten steps of either layout on {depth} pipeline stages with dp 1 and all its micro-batches"
+            )
+        case Group.OFFLOAD:
+            return "nvbandwidth: copies between a GPU and pinned host memory, all GPUs of a node at once"
+        case Group.HOST:
+            return "ten steps of one layer of either layout with a profiler: time between kernels"
+        case _:
+            assert_never(group)
 
 
 def _either(values: Iterable[object]) -> str:

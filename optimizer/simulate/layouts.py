@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.components import Component, Place
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.schedules import SCHEDULES
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.workload import Workload
 
     FloatArray = NDArray[np.float64]
-
-OUTSIDE = ("dp", "optimizer", "step")
-"""Parts of a step that come before or after the pipeline."""
 
 
 def simulate_workload(
@@ -60,7 +58,7 @@ def simulate_priced(cost: CostModel, layout: Layout) -> LayoutSimulation:
     pipeline = pipeline_of(layout)
     overlap = SCHEDULES[layout.schedule].hops_overlap and cost.preset.pp_overlap
     work = stage_work(pipeline, works, priced, hops_overlap=overlap)
-    outside = sum(priced.breakdown_s[name] for name in OUTSIDE)
+    outside = sum(priced.breakdown_s[part] for part in Component if part.record.place is Place.OUTSIDE)
     return simulate_layout(pipeline, work, fixed_s=outside, analytic_step_s=priced.step_time_s)
 
 

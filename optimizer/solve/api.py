@@ -254,7 +254,8 @@ def verify_plan(
 
     def breakdown(priced: PricedLayout) -> dict[str, float]:
         empty = Layout(precision=priced.batch.codebook.precisions[int(priced.batch.precision[0])])
-        return estimate_row(source.cost, empty, priced.batch, priced.blocks, priced.recomputed).breakdown_s
+        fresh = estimate_row(source.cost, empty, priced.batch, priced.blocks, priced.recomputed)
+        return {str(name): value for name, value in fresh.breakdown_s.items()}
 
     rebuilt = Rebuilt(
         space=source,

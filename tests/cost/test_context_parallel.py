@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.activations import layer_activations
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import core_attention_work, make_keys
 from layoutopt.optimizer.cost.context_parallel import attended_keys, division, held_bytes, method_of
 from layoutopt.optimizer.cost.estimate import batch_of_one, estimate
@@ -123,7 +124,7 @@ def test_gathered_keys_are_held_once_not_per_layer() -> None:
 def test_ring_hides_under_long_sequences_only() -> None:
     """Attention grows with the square of the length, its traffic with the length."""
     exposed = [
-        estimate(cost_of(CpComm.P2P, length=length), layout(32)).breakdown_s["cp"]
+        estimate(cost_of(CpComm.P2P, length=length), layout(32)).breakdown_s[Component.CP]
         for length in (8192, 262144)
     ]
     assert exposed[0] > 0.0
@@ -133,7 +134,7 @@ def test_ring_hides_under_long_sequences_only() -> None:
 def test_hierarchical_spares_the_network() -> None:
     """With cp beyond the node, exchanging heads inside it and passing keys around beats exchanging everywhere."""
     flat, both = (
-        estimate(cost_of(method, length=65536), layout(32)).breakdown_s["cp"]
+        estimate(cost_of(method, length=65536), layout(32)).breakdown_s[Component.CP]
         for method in (CpComm.A2A, CpComm.A2A_P2P)
     )
     assert both < flat

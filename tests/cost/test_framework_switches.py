@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
@@ -36,21 +37,21 @@ def test_gradients_added_by_a_kernel_of_their_own_cost_its_traffic() -> None:
     """Ten bytes per parameter and micro-batch: a 16-bit gradient read, an fp32 one read and written."""
     layout = "tp=8,pp=8,mb=1,zero=1"
     fused, apart = (price(layout, adds_gradients=own) for own in (False, True))
-    added = apart.breakdown_s["backward"] - fused.breakdown_s["backward"]
+    added = apart.breakdown_s[Component.BACKWARD] - fused.breakdown_s[Component.BACKWARD]
     workload = load_workload("llama3-70b")
     matrices = 10 * (8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672) / 8  # ten layers on the fullest rank
     head = 128256 * 8192 / 8
     speed = HBM_BYTES_PER_S * load_constants().of("hbm_fraction", "hopper")
     expected = [workload.training.global_batch * 10 * own / speed for own in (matrices, matrices + head)]
     assert expected[0] * 0.999 <= added <= expected[1] * 1.001
-    assert apart.breakdown_s["forward"] == fused.breakdown_s["forward"]
+    assert apart.breakdown_s[Component.FORWARD] == fused.breakdown_s[Component.FORWARD]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_collectives_of_a_backward_pass_that_are_not_asynchronous_are_exposed(overlap: bool) -> None:
     """Of six collectives per pair of matrices Megatron exposes three, plain autograd four."""
     asynchronous, plain = (
-        price("tp=8,pp=8,mb=1,zero=1", tp_async_backward=own, tp_overlap=overlap).breakdown_s["tp"]
+        price("tp=8,pp=8,mb=1,zero=1", tp_async_backward=own, tp_overlap=overlap).breakdown_s[Component.TP]
         for own in (True, False)
     )
     assert plain / asynchronous == pytest.approx(4 / 3, rel=0.03)

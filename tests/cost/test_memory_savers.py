@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.report.plain import layout_to_plain
@@ -53,7 +54,7 @@ def test_breakdown_sums_to_the_step(savers: tuple[Saver, ...]) -> None:
     """No time that savers take is missing from the breakdown, and none shows without them."""
     result = price(*savers)
     assert fsum(result.breakdown_s.values()) == pytest.approx(result.step_time_s, rel=1e-12)
-    assert (result.breakdown_s["offload"] > 0) == (ACTIVATIONS in savers)
+    assert (result.breakdown_s[Component.OFFLOAD] > 0) == (ACTIVATIONS in savers)
 
 
 def test_short_moments_take_four_bytes_less() -> None:
@@ -69,7 +70,7 @@ def test_offloaded_optimizer_leaves_the_gpu() -> None:
     assert saved.memory.peak_bytes < plain.memory.peak_bytes
     owned = part(plain, "optimizer") / 12
     transfer_s = 6 * owned / load_cluster("h100x16").gpu.host_link_bytes_per_s
-    assert saved.breakdown_s["optimizer"] > plain.breakdown_s["optimizer"] + transfer_s
+    assert saved.breakdown_s[Component.OPTIMIZER] > plain.breakdown_s[Component.OPTIMIZER] + transfer_s
 
 
 def test_offloaded_activations_leave_the_gpu() -> None:
@@ -99,7 +100,7 @@ def test_a_slower_link_costs_more() -> None:
     for link in (16e9, 64e9, 450e9, 1e14):
         machine = replace(cluster, gpu=replace(cluster.gpu, host_link_bytes_per_s=link))
         cost = build_cost_model(WORKLOAD.model, training, machine, framework=Framework.ANY)
-        exposed.append(estimate(cost, layout).breakdown_s["offload"])
+        exposed.append(estimate(cost, layout).breakdown_s[Component.OFFLOAD])
     assert exposed == sorted(exposed, reverse=True)
     assert exposed[0] > 0
     assert exposed[-1] == 0

@@ -7,6 +7,7 @@ from math import sqrt
 
 import pytest
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import Estimate, estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
@@ -126,7 +127,7 @@ def test_rows_12_to_14_zero_stages(zero: int, peak_gb: float) -> None:
 def test_row_15_bubble_of_four_stages() -> None:
     """(p-1)/(m+p-1) = 15.79% with 16 micro-batches, an overhead of 18.75%."""
     parts = price(pp=4).breakdown_s
-    ends = parts["bubble"] / (sum(parts.values()) - parts["bubble"])
+    ends = parts[Component.BUBBLE] / (sum(parts.values()) - parts[Component.BUBBLE])
     assert pytest.approx(0.15789, abs=1e-5) == 3 / 19
     assert ends == pytest.approx(3 / 16, rel=0.05)  # the head makes the last stage longer
 
@@ -138,16 +139,16 @@ def test_rows_16_and_17_data_parallel_traffic_hides() -> None:
     assert 2 * once == pytest.approx(0.70048, abs=1e-5)
     assert (2 * 4 + 1) * once == pytest.approx(3.1522, abs=1e-4)
     assert 3 * 4 * once == pytest.approx(4.2029, abs=1e-4)
-    assert price(zero=1).breakdown_s["dp"] == 0
-    assert price(zero=3).breakdown_s["fsdp"] == 0
+    assert price(zero=1).breakdown_s[Component.DP] == 0
+    assert price(zero=3).breakdown_s[Component.FSDP] == 0
 
 
 def test_row_18_compute_at_55_percent() -> None:
     """3.675 s of compute, 2.450 s of it backward. The claim "roughly 2.6 s" is 6% above what the formula gives."""
     parts = price().breakdown_s
     assert pytest.approx(3.6749, abs=1e-4) == FLOPS_PER_TOKEN * TOKENS_PER_STEP / GPUS / (0.55 * PEAK)
-    assert parts["forward"] + parts["backward"] == pytest.approx(3.6749, rel=2e-3)
-    assert parts["backward"] == pytest.approx(2.450, rel=2e-3)
+    assert parts[Component.FORWARD] + parts[Component.BACKWARD] == pytest.approx(3.6749, rel=2e-3)
+    assert parts[Component.BACKWARD] == pytest.approx(2.450, rel=2e-3)
 
 
 def test_row_19_step_and_mfu() -> None:
@@ -161,7 +162,7 @@ def test_row_19_step_and_mfu() -> None:
     assert 5 * LAYERS * all_reduce_s == pytest.approx(0.8351, abs=1e-4)
     assert 3.6749 + 4 * LAYERS * all_reduce_s == pytest.approx(4.343, abs=1e-3)
     assert pytest.approx(0.4654, abs=1e-4) == 0.55 * 3.6749 / 4.343
-    assert plan.breakdown_s["tp"] == pytest.approx(0.8351, abs=2e-4)
+    assert plan.breakdown_s[Component.TP] == pytest.approx(0.8351, abs=2e-4)
     assert plan.step_time_s == pytest.approx(4.510, rel=2e-3)
     assert plan.mfu_full == pytest.approx(0.4482, abs=2e-3)
 

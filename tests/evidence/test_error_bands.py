@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band
 from layoutopt.optimizer.evidence.case import Family
@@ -100,7 +101,7 @@ def test_ties_follow_the_band(plan: Plan) -> None:
 def test_the_measurement_is_of_the_part_that_differs(plan: Plan) -> None:
     """Only tensor-parallel traffic differs: the measurement is of the tensor-parallel group."""
     assert plan.layout is not None and plan.estimate is not None
-    parts = {**plan.estimate.breakdown_s, "tp": plan.estimate.breakdown_s["tp"] + 1.0}
+    parts = {**plan.estimate.breakdown_s, Component.TP: plan.estimate.breakdown_s[Component.TP] + 1.0}
     other = replace(plan.estimate, breakdown_s=parts)
     text = separating_measurement((plan.layout, plan.estimate), (plan.layout, other))
     assert "all_gather" in text and f"on {plan.layout.tp} GPUs" in text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.evidence.assumptions import built_in, parse_assumptions
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case, build_cases
@@ -137,7 +138,7 @@ def test_values_replace_constants(make_run: Callable[..., MeasuredRun]) -> None:
     case = case_of(make_run())
     base, scaled = predict(case), predict(case, {"time_scale": 1.5})
     assert scaled.step_time_s == pytest.approx(1.5 * base.step_time_s)
-    assert scaled.breakdown_s["forward"] == pytest.approx(1.5 * base.breakdown_s["forward"])
+    assert scaled.breakdown_s[Component.FORWARD] == pytest.approx(1.5 * base.breakdown_s[Component.FORWARD])
     assert predict(case, {"gemm_cap.hopper": 0.5}).step_time_s > base.step_time_s
     assert predict(case, {"host_step_s.megatron": 1.0}).step_time_s > base.step_time_s
     assert predict(case, {"host_step_s.torchtitan": 1.0}).step_time_s == base.step_time_s

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost.estimate import BREAKDOWN
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.report.html.memory import BUFFERS, GROUPS
 from layoutopt.optimizer.report.html.palette import (
     AXES,
@@ -15,7 +15,6 @@ from layoutopt.optimizer.report.html.palette import (
     LIGHT,
     MEMORY,
     SERIES,
-    STEP,
     WALL,
     css_variables,
     variable,
@@ -72,7 +71,14 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 def test_marks_stand_out_from_the_page(theme: dict[str, str]) -> None:
     """Everything that is drawn has a contrast of 3 against the page."""
-    hues = {*SERIES, *STEP.values(), *MEMORY.values(), *AXES.values(), *WALL.values(), *COLOURS.values()}
+    hues = {
+        *SERIES,
+        *(part.record.hue for part in Component),
+        *MEMORY.values(),
+        *AXES.values(),
+        *WALL.values(),
+        *COLOURS.values(),
+    }
     for name in hues:
         assert contrast(theme[name], theme["paper"]) >= GRAPHICS_CONTRAST, name
 
@@ -98,7 +104,7 @@ def test_hues_keep_apart(theme: dict[str, str], vision: str) -> None:
 
 def test_every_component_has_a_colour() -> None:
     """What the cost model reports can be drawn: components of the step, groups of memory."""
-    assert set(STEP) == set(BREAKDOWN)
+    assert {part.record.hue for part in Component} <= set(LIGHT)
     assert set(MEMORY) == {*GROUPS, BUFFERS}
 
 

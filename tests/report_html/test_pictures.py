@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.report.html import raster
-from layoutopt.optimizer.report.html.palette import LIGHT, MEMORY, STEP, WALL
+from layoutopt.optimizer.report.html.palette import LIGHT, MEMORY, WALL
 from layoutopt.optimizer.report.html.picture import solve_picture
 from layoutopt.optimizer.report.html.raster import find_renderer, require_renderer, size_px, to_png
 from layoutopt.optimizer.report.html.series import nice_values, spaced
@@ -74,13 +75,15 @@ def test_step_bars_are_true_to_scale(plan: Plan) -> None:
     root = parsed(solve_picture(plan))
     width = {
         name: max(
-            float(r.get("width", "0")) for r in root.iter(f"{SVG}rect") if r.get("fill") == LIGHT[STEP[name]]
+            float(r.get("width", "0"))
+            for r in root.iter(f"{SVG}rect")
+            if r.get("fill") == LIGHT[name.record.hue]
         )
-        for name in ("forward", "backward")
+        for name in (Component.FORWARD, Component.BACKWARD)
     }
     parts = plan.estimate.breakdown_s
-    assert width["forward"] / width["backward"] == pytest.approx(
-        parts["forward"] / parts["backward"], rel=1e-3
+    assert width[Component.FORWARD] / width[Component.BACKWARD] == pytest.approx(
+        parts[Component.FORWARD] / parts[Component.BACKWARD], rel=1e-3
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.components import TRAFFIC
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -60,25 +62,7 @@ DARK: Theme = {
 SERIES = ("blue", "orange", "green", "plum", "sky", "red", "gold", "grey")
 """Hues of unrelated lines, in the order in which they are given out."""
 
-STEP: Mapping[str, str] = {
-    "forward": "blue",
-    "backward": "sky",
-    "recompute": "plum",
-    "offload": "gold",
-    "host": "slate",
-    "tp": "orange",
-    "cp": "gold",
-    "ep": "red",
-    "fsdp": "green",
-    "pp": "slate",
-    "bubble": "grey",
-    "dp": "green",
-    "optimizer": "green",
-    "step": "slate",
-}
-"""Components of the step time; bars name them, so related ones may share a hue."""
-
-AXES: Mapping[str, str] = {axis: STEP[axis] for axis in ("tp", "cp", "ep", "dp", "pp")} | {
+AXES: Mapping[str, str] = {part.key: part.record.hue for part in TRAFFIC if part.key == part.record.axis} | {
     "etp": "orange",
     "edp": "green",
 }

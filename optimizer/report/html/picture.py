@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.report.html.markup import Markup, joined
 from layoutopt.optimizer.report.html.memory import GB, grouped_bytes, memory_message
-from layoutopt.optimizer.report.html.palette import MEMORY, STEP
+from layoutopt.optimizer.report.html.palette import MEMORY
 from layoutopt.optimizer.report.html.step import SHOWN_SHARE, step_message, step_parts
 from layoutopt.optimizer.report.html.svg import (
     SIZE_PX,
@@ -89,7 +89,7 @@ def step_panel(estimate: Estimate, left: float, right: float, height: float) -> 
         parts.append(words(component, left, y))
         parts.append(words(format_seconds(value), right - SHARE_PX, y, anchor="end", bold=True))
         parts.append(words(f"{value / step:.1%}", right, y, anchor="end"))
-        parts.append(bar(left, y + 4, scale(value) - left, min(row_px * 0.4, 14.0), STEP[name]))
+        parts.append(bar(left, y + 4, scale(value) - left, min(row_px * 0.4, 14.0), name.record.hue))
     return joined(parts)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.components import TRAFFIC, Component, Group, in_group
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
 from layoutopt.optimizer.report.html.markup import Table
-from layoutopt.optimizer.report.html.palette import STEP, variable
-from layoutopt.optimizer.solve.explain.gap import NETWORK, WORDS
+from layoutopt.optimizer.report.html.palette import variable
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -19,12 +19,10 @@ ROW_PX = 40
 SHOWN_SHARE = 1e-4
 """Components below this share of the step are in the table only."""
 
-COMPUTE = ("forward", "backward", "recompute")
 
-
-def step_parts(estimate: Estimate) -> list[tuple[str, str, float]]:
+def step_parts(estimate: Estimate) -> list[tuple[Component, str, float]]:
     """Return name, words and seconds of every component that takes time, in print order."""
-    return [(name, WORDS.get(name, name), value) for name, value in estimate.breakdown_s.items() if value > 0]
+    return [(name, name.words, value) for name, value in estimate.breakdown_s.items() if value > 0]
 
 
 def step_chart(estimate: Estimate) -> Chart:
@@ -52,9 +50,9 @@ def step_message(estimate: Estimate) -> str:
     """Say how the step divides into compute, traffic, bubble and the rest."""
     step, parts = estimate.step_time_s, estimate.breakdown_s
     shares = {
-        "compute": sum(parts[name] for name in COMPUTE) / step,
-        "exposed traffic": sum(parts[name] for name in NETWORK) / step,
-        "the pipeline bubble": parts["bubble"] / step,
+        "compute": sum(parts[name] for name in in_group(Group.COMPUTE)) / step,
+        "exposed traffic": sum(parts[name] for name in TRAFFIC) / step,
+        "the pipeline bubble": parts[Component.BUBBLE] / step,
     }
     shares["the rest"] = 1.0 - sum(shares.values())
     words = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005]
@@ -65,7 +63,7 @@ def _listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _figure(estimate: Estimate, parts: list[tuple[str, str, float]]) -> Figure:
+def _figure(estimate: Estimate, parts: list[tuple[Component, str, float]]) -> Figure:
     shown = [part for part in parts if part[2] >= SHOWN_SHARE * estimate.step_time_s]
     rows = list(range(len(shown)))
     bars = {
@@ -74,7 +72,7 @@ def _figure(estimate: Estimate, parts: list[tuple[str, str, float]]) -> Figure:
         "y": rows,
         "x": [value for _, _, value in shown],
         "width": 0.42,
-        "marker": {"color": [variable(STEP[name]) for name, _, _ in shown]},
+        "marker": {"color": [variable(name.record.hue) for name, _, _ in shown]},
         "hoverinfo": "skip",
     }
     # Names stand above their bars: beside them they would take half of a phone's width.

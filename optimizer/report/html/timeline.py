@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, layout
-from layoutopt.optimizer.report.html.palette import STEP, variable
+from layoutopt.optimizer.report.html.palette import variable
 from layoutopt.optimizer.simulate.orders import Kind
 from layoutopt.optimizer.specs.units import format_seconds
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     BoolArray = NDArray[np.bool_]
 
 COLOURS = {
-    "forward": STEP["forward"],
-    "backward": STEP["backward"],
+    "forward": Component.FORWARD.record.hue,
+    "backward": Component.BACKWARD.record.hue,
     "weight gradient": "green",
     "forward and backward": "plum",
 }

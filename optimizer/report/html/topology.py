@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.components import TRAFFIC
 from layoutopt.optimizer.report.html.chart import Chart
 from layoutopt.optimizer.report.html.markup import Markup, Table, element
 from layoutopt.optimizer.report.html.palette import AXES, variable
@@ -32,9 +33,6 @@ NAMES = {
     "pp": "pipeline parallel",
 }
 """Axes in words."""
-
-TRAFFIC = {"tp": ("tp",), "cp": ("cp",), "ep": ("ep",), "etp": (), "dp": ("dp", "fsdp"), "pp": ("pp",)}
-"""Components of the step time that an axis causes."""
 
 MAX_CELLS = 16
 """GPUs drawn one by one."""
@@ -214,6 +212,6 @@ def _table(levels: Sequence[PlacedLevel], chosen: Layout, estimate: Estimate) ->
             for crossing in level.crossings
             if crossing.axis == axis
         ]
-        exposed = sum(estimate.breakdown_s.get(name, 0.0) for name in TRAFFIC[axis])
+        exposed = sum(estimate.breakdown_s[part] for part in TRAFFIC if part.record.axis == axis)
         rows.append([NAMES[axis], str(getattr(chosen, axis)), ", ".join(where), format_seconds(exposed)])
     return Table(columns=["axis", "degree", "on", "exposed per step"], rows=rows, left=(0, 2))

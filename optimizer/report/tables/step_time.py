@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.report.tables.console import facts, grid
-from layoutopt.optimizer.solve.explain.gap import WORDS
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def breakdown_table(estimate: Estimate) -> Table:
     largest = max((value for _, value in parts), default=1.0)
     rows = [
         (
-            WORDS.get(name, name),
+            name.words,
             format_seconds(value),
             f"{value / step:.1%}",
             "#" * round(_BAR * value / largest),

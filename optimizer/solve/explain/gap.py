@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.components import TRAFFIC, Component
+
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.search.best_first import Found
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.specs.layout import Layout
-
-WORDS = {
-    "forward": "forward compute",
-    "backward": "backward compute",
-    "recompute": "recomputation",
-    "offload": "exposed moves of activations to host memory",
-    "host": "host launches",
-    "tp": "exposed tensor-parallel traffic",
-    "cp": "exposed context-parallel traffic",
-    "ep": "exposed expert traffic",
-    "fsdp": "exposed FSDP gathers",
-    "pp": "exposed pipeline sends",
-    "bubble": "pipeline bubble",
-    "dp": "exposed data-parallel traffic",
-    "optimizer": "optimizer step",
-    "step": "fixed time per step",
-}
-"""The components of a step time in words."""
-
-NETWORK = ("tp", "cp", "ep", "fsdp", "pp", "dp")
 
 LARGE_SHARE = 0.05
 """From this share of the step on, a component counts as binding."""
@@ -44,7 +26,7 @@ def why_slower(layout: Layout, estimate: Estimate, best: Layout, best_estimate: 
     }
     step = best_estimate.step_time_s
     worst = sorted(more.items(), key=lambda item: -item[1])[:2]
-    losses = [f"{WORDS[name]} +{value / step:.1%}" for name, value in worst if value > 1e-4 * step]
+    losses = [f"{name.words} +{value / step:.1%}" for name, value in worst if value > 1e-4 * step]
     return f"{_differences(layout, best)}: {', '.join(losses) or 'the same within rounding'}"
 
 
@@ -81,11 +63,11 @@ def what_binds(source: CostedSpace, found: Found, estimate: Estimate) -> tuple[s
     if memory.peak_bytes > FULL_SHARE * memory.capacity_bytes:
         share = memory.peak_bytes / memory.capacity_bytes
         binds.append(f"memory: the fullest rank uses {share:.0%} of what tensors may use")
-    for name in ("bubble", "recompute", "host"):
-        if estimate.breakdown_s[name] > LARGE_SHARE * step:
-            binds.append(f"{WORDS[name]}: {estimate.breakdown_s[name] / step:.0%} of the step")
-    network = {name: estimate.breakdown_s[name] for name in NETWORK}
+    for name in Component:
+        if name.record.loss and estimate.breakdown_s[name] > LARGE_SHARE * step:
+            binds.append(f"{name.words}: {estimate.breakdown_s[name] / step:.0%} of the step")
+    network = {name: estimate.breakdown_s[name] for name in TRAFFIC}
     if sum(network.values()) > LARGE_SHARE * step:
         largest = max(network, key=network.__getitem__)
-        binds.append(f"network: {sum(network.values()) / step:.0%} of the step, most of it {WORDS[largest]}")
+        binds.append(f"network: {sum(network.values()) / step:.0%} of the step, most of it {largest.words}")
     return tuple(binds) or ("compute: no other component takes 5% of the step",)

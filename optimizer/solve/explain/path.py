@@ -14,7 +14,6 @@ import numpy as np
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import list_changes
-from layoutopt.optimizer.solve.explain.gap import WORDS
 from layoutopt.optimizer.solve.explain.lattice import Lattice, cheapest_path, differing
 from layoutopt.optimizer.solve.explain.records import Gap, GapStep
 from layoutopt.optimizer.solve.model.cp_model import CpModel
@@ -136,7 +135,7 @@ def what_changed(before: Estimate, after: Estimate) -> str:
     change = {name: after.breakdown_s[name] - before.breakdown_s[name] for name in after.breakdown_s}
     largest = sorted(change.items(), key=lambda item: -abs(item[1]))[:2]
     words = [
-        f"{WORDS[name]} {value:+.3g} s"
+        f"{name.words} {value:+.3g} s"
         for name, value in largest
         if abs(value) > WORTH_NAMING * before.step_time_s
     ]
