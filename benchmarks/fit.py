@@ -3,7 +3,7 @@
     python benchmarks/fit.py RUNS.csv... [--plan benchmarks/fit.yaml] [--workers 2] [--write]
 
 Nothing is written without --write, which updates the values in the package's constants.yaml, links.yaml and
-presets.yaml and notes the fit beside each.
+the frameworks' presets and notes the fit beside each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 import yaml
 
 from layoutopt.optimizer.cost.constants import constant_table
-from layoutopt.optimizer.cost.presets import MEASURED
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.fit import (
     errors_by_family,
@@ -32,6 +31,8 @@ from layoutopt.optimizer.evidence.fit_plan import parse_plan
 from layoutopt.optimizer.evidence.fit_text import split_names, with_constants, with_preset
 from layoutopt.optimizer.evidence.pricing import Pricer
 from layoutopt.optimizer.evidence.table import parse_runs
+from layoutopt.optimizer.frameworks.preset import MEASURED
+from layoutopt.optimizer.frameworks.registry import framework_named
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,12 +79,14 @@ def write_values(values: Mapping[str, float], note: str) -> None:
     constants = {name: value for name, value in parts[""].items() if name in constant_table()}
     links = {name: value for name, value in parts[""].items() if name not in constants}
     cost = Path(str(resources.files("layoutopt.optimizer.cost")))
+    presets = Path(str(resources.files("layoutopt.optimizer.frameworks")))
     network = Path(str(resources.files("layoutopt.optimizer.topology")))
     _rewrite(cost / "constants.yaml", lambda text: with_constants(text, constants, note))
     _rewrite(network / "links.yaml", lambda text: with_constants(text, links, note))
     for framework, fields in parts.items():
         if framework:
-            _rewrite(cost / "presets.yaml", lambda text, f=framework, v=fields: with_preset(text, f, v))
+            preset = presets / f"{framework_named(framework).record.folder}.yaml"
+            _rewrite(preset, lambda text, v=fields: with_preset(text, v))
 
 
 def write_result(

@@ -14,7 +14,7 @@ import numpy as np
 from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
 from layoutopt.optimizer.cost.formats import NARROW_BYTES
-from layoutopt.optimizer.cost.presets import EpOverlap
+from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import Precision
 

@@ -14,7 +14,7 @@ import numpy as np
 from layoutopt.optimizer.cost.context_parallel import attended_keys, division
 from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
-from layoutopt.optimizer.cost.presets import CudaGraph
+from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.constants import Constants
     from layoutopt.optimizer.cost.hardware import Rates
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
 
     FloatArray = NDArray[np.float64]

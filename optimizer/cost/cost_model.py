@@ -36,12 +36,12 @@ from layoutopt.optimizer.cost.pipeline import (
     transfers_s,
 )
 from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
-from layoutopt.optimizer.cost.presets import EpOverlap
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.stage_parameters import mean_parameters
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
 from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
+from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.cost.term_parts import Times
     from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
     from layoutopt.optimizer.topology.mesh import MeshGroups

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.constants import Constants
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.cost.states import RankParameters
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.topology.groups import GroupBatch
     from layoutopt.optimizer.topology.mesh import MeshGroups
     from layoutopt.optimizer.topology.prices import Topology

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.cost_model import CostModel
-from layoutopt.optimizer.cost.presets import calibrated, load_preset
-from layoutopt.optimizer.specs.vocabulary import Framework
+from layoutopt.optimizer.frameworks.preset import calibrated, load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.constants import Constants
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.preset import NarrowWeights
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
 
 NARROW_BYTES = {Precision.FP8: 1 + 4 / 128, Precision.MXFP8: 1 + 1 / 32, Precision.NVFP4: 0.5 + 1 / 16}
 """Bytes per element: an fp32 scale per 128 values (DeepSeek-V3 report, section 3.3), an 8-bit one per 32 (OCP MX),
 an 8-bit one per 16 (NVFP4)."""
-
-
-class NarrowWeights(StrEnum):
-    """How a framework keeps the weights that multiply in a narrow format over a step.
-
-    It casts them anew for every multiplication, keeps cast copies beside the 16-bit ones, or keeps and gathers the
-    narrow ones alone (NVIDIA/Megatron-LM --fp8-param-gather).
-    """
-
-    CAST = "cast"
-    COPIES = "copies"
-    ALONE = "alone"
 
 
 def is_narrow(precision: Precision) -> bool:

@@ -16,7 +16,7 @@ from layoutopt.optimizer.cost.communication import (
 )
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
-from layoutopt.optimizer.cost.presets import CudaGraph
+from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, Granularity
 

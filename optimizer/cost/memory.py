@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.constants import Constants
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
     FloatArray = NDArray[np.float64]

@@ -33,7 +33,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost import bubbles, flows
 from layoutopt.optimizer.cost.bubbles import Chain, Pipelines, UnitTimes, least_share, longest_s
-from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -356,43 +356,3 @@ _ENTRIES = (
 )
 SCHEDULES: dict[Schedule, ScheduleModel] = {entry.schedule: entry for entry in _ENTRIES}
 """Every schedule of the vocabulary; a new one is one entry."""
-
-_PYTORCH = (
-    Schedule.NONE,
-    Schedule.GPIPE,
-    Schedule.ONE_F_ONE_B,
-    Schedule.INTERLEAVED,
-    Schedule.ZB_V,
-    Schedule.DUALPIPE_V,
-)
-_MEGATRON = (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
-
-LAUNCHABLE: dict[Framework, tuple[Schedule, ...]] = {
-    Framework.MEGATRON: _MEGATRON,
-    Framework.MEGATRON_BRIDGE: _MEGATRON,
-    Framework.MEGATRON_DEEPSPEED: (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.ZB_H1),
-    Framework.TORCHTITAN: _PYTORCH,
-    Framework.DEEPSPEED: (Schedule.NONE, Schedule.ONE_F_ONE_B),
-    Framework.NANOTRON: (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B),
-    Framework.LLM_FOUNDRY: (Schedule.NONE,),
-    Framework.NEMO_AUTOMODEL: _PYTORCH,
-    Framework.ACCELERATE: (Schedule.NONE,),
-    Framework.META_INTERNAL: (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
-    Framework.DEEPSEEK_INTERNAL: (
-        Schedule.NONE,
-        Schedule.ONE_F_ONE_B,
-        Schedule.ZB_H1,
-        Schedule.DUALPIPE,
-        Schedule.DUALPIPE_V,
-    ),
-    Framework.ANY: tuple(Schedule),
-}
-"""Schedules each framework can launch.
-
-Megatron-LM: 1F1B when vp is 1, interleaved above. Megatron-DeepSpeed: ``--enable-zbh1-pipeline``; its engine
-has no interleaving. torchtitan and NeMo AutoModel (PyTorch's classes): GPipe, 1F1B, Interleaved1F1B,
-ZBVZeroBubble, DualPipeV; their InterleavedZeroBubble, LoopedBFS and schedule files have no model here.
-DeepSpeed's PipelineModule: 1F1B. nanotron ``pp_engine``: 1f1b or afab (GPipe). Llama 3 (arXiv:2407.21783,
-section 3.3.2): from depth-first (interleaved 1F1B) to breadth-first. DeepSeek-V3 (arXiv:2412.19437, table 2):
-1F1B, ZB1P, DualPipe. LLM Foundry and accelerate: no pipeline.
-"""

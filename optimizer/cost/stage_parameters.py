@@ -18,7 +18,7 @@ from layoutopt.optimizer.cost.states import RankParameters, on_rank
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import ModelSpec
 
 

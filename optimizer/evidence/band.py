@@ -8,7 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.cases import family_of
-from layoutopt.optimizer.specs.vocabulary import Framework
+from layoutopt.optimizer.frameworks.registry import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
 
 class Family(StrEnum):

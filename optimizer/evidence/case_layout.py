@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.evidence.case_stages import stages_of
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     OP_MODULE,
     RECOMPUTE_MODULES,
-    Framework,
     Granularity,
     Schedule,
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.cost.presets import CudaGraph, EpOverlap
 from layoutopt.optimizer.evidence.case import SkipRow
-from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework
+from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
+from layoutopt.optimizer.frameworks.registry import Framework, find_framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.notes import NoteFacts
@@ -27,11 +27,10 @@ _FACTS = ("compiled", "fp8_attention", "fused_loss")
 
 def framework_of(run: MeasuredRun) -> Framework:
     """Return the framework of a row by name or alias, or raise SkipRow."""
-    name = (run.framework or "").lower()
-    try:
-        return FRAMEWORK_ALIASES.get(name) or Framework(name)
-    except ValueError:
-        raise SkipRow(f"framework {run.framework!r} has no preset") from None
+    known = find_framework(run.framework or "")
+    if known is None:
+        raise SkipRow(f"framework {run.framework!r} has no preset")
+    return known
 
 
 def check_method(run: MeasuredRun) -> None:

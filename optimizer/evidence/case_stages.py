@@ -8,12 +8,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.case import SkipRow
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.nanotron_split import nanotron_counts
 from layoutopt.optimizer.space.stages import kinds_of, model_order
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import VirtualStage
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from layoutopt.optimizer.evidence.case_preset import check_method, framework_of,
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.recipes import with_recipe
 from layoutopt.optimizer.evidence.releases import release_of
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

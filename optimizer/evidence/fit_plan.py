@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.hardware import EIGHT_BIT
 from layoutopt.optimizer.evidence.parameters import TIME_BOUNDS, Parameter, known_parameters
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

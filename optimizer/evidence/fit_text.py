@@ -30,18 +30,14 @@ def with_constants(text: str, values: Mapping[str, float], fit: str) -> str:
     return text
 
 
-def with_preset(text: str, framework: str, values: Mapping[str, float]) -> str:
-    """Return a presets table with new values of a framework's fields, added where it had none of its own."""
-    match = re.search(rf"^  {re.escape(framework)}:\n(?P<body>(?:    .*\n)+)", text, re.MULTILINE)
-    if match is None:
-        raise input_error(f"framework {framework!r} is no entry of the table", key=framework)
-    body = match["body"]
+def with_preset(text: str, values: Mapping[str, float]) -> str:
+    """Return a framework's preset with new values of its fields, added in front where it had none of its own."""
     for field, value in values.items():
-        line = f"    {field}: {rounded(value)}"
-        body, found = re.subn(rf"^    {re.escape(field)}:.*$", line, body, count=1, flags=re.MULTILINE)
+        line = f"{field}: {rounded(value)}"
+        text, found = re.subn(rf"^{re.escape(field)}:.*$", line, text, count=1, flags=re.MULTILINE)
         if not found:
-            body += line + "\n"
-    return text[: match.start("body")] + body + text[match.end("body") :]
+            text = f"{line}\n{text}"
+    return text
 
 
 def rounded(value: float) -> str:

@@ -8,10 +8,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.constants import constant_table
-from layoutopt.optimizer.cost.presets import MEASURED, load_preset
+from layoutopt.optimizer.frameworks.preset import MEASURED, load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.kinds import nearest
-from layoutopt.optimizer.specs.vocabulary import Framework
 from layoutopt.optimizer.topology.links import link_table
 
 if TYPE_CHECKING:

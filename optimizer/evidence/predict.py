@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.cost.presets import calibrated, load_preset
+from layoutopt.optimizer.frameworks.preset import calibrated, load_preset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.cost.components import Component
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
 
 TIME_SCALE = "time_scale"
 """Constant that multiplies every step time: what a calibration of few runs can tell."""

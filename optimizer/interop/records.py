@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
-    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Framework, Precision
+    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

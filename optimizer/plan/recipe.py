@@ -12,10 +12,10 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.parameters import block_parameters, model_parameters
+from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP, Abilities
+from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
 from layoutopt.optimizer.solve.judge import judge_layout
-from layoutopt.optimizer.space.abilities import PP_BEFORE_DP, Abilities, abilities_of
 from layoutopt.optimizer.space.divisors import divisors
-from layoutopt.optimizer.space.releases import parse_release
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout

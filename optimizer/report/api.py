@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import framework_named
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,7 +107,7 @@ def solve(
     space = options.space
     chosen = replace(
         options,
-        framework=_framework(framework) if framework else options.framework,
+        framework=framework_named(framework) if framework else options.framework,
         time_limit_s=min(options.time_limit_s, time_limit_s),
         space=replace(
             space,
@@ -133,7 +133,7 @@ def evaluate(
     """Price a layout (``"tp=8,pp=4,zero=1"``) and judge whether it can be launched and fits."""
     from layoutopt.optimizer.solve.judge import judge_layout
 
-    chosen = SolveOptions(framework=_framework(framework), space=SpaceOptions(software=software))
+    chosen = SolveOptions(framework=framework_named(framework), space=SpaceOptions(software=software))
     judgement = judge_layout(model, cluster, _layout(layout), framework=chosen.framework, software=software)
     return Verdict(workload=model, cluster=cluster, options=chosen, judgement=judgement)
 
@@ -150,18 +150,9 @@ def explain(
     """Say why a layout is invalid, does not fit or is slow, and what the cheapest changes are."""
     from layoutopt.optimizer.solve.explain.api import explain_layout
 
-    chosen = SolveOptions(framework=_framework(framework), space=SpaceOptions(software=software), top=1)
+    chosen = SolveOptions(framework=framework_named(framework), space=SpaceOptions(software=software), top=1)
     found = explain_layout(model, cluster, _layout(layout), chosen, compare=compare)
     return Reasons(workload=model, cluster=cluster, options=chosen, explanation=found)
-
-
-def _framework(name: str) -> Framework:
-    word = name.lower()
-    if word in FRAMEWORK_ALIASES:
-        return FRAMEWORK_ALIASES[word]
-    if word not in Framework.__members__.values():
-        raise input_error(f"{name!r} is unknown", ", ".join(Framework), key="framework")
-    return Framework(word)
 
 
 def _layout(layout: Layout | PartialLayout | str) -> Layout | PartialLayout:

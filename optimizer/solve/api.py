@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.estimate import estimate_row
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.certificate import build_certificate, relative_gap
 from layoutopt.optimizer.solve.explain.gap import what_binds, why_slower
 from layoutopt.optimizer.solve.explain.infeasible import explain_infeasible
@@ -23,7 +24,7 @@ from layoutopt.optimizer.solve.verify.plan_file import Status
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Layout, Recompute
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
@@ -18,7 +19,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.canonical import cluster_from_plain, to_plain, workload_from_plain
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import Judgement
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
+from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout

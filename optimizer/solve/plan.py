@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.factory import CostKind
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.options import SpaceOptions
-from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.verify.plan_file import Status
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.vocabulary import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.cost.presets import EpOverlap, calibrated, load_preset
+from layoutopt.optimizer.frameworks.preset import EpOverlap, calibrated, load_preset
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
 DEDUPLICATING = ("flex", "deepep", "hybridep", "ncclep")
 """Token dispatchers that send a token once to every NVLink domain it reaches."""

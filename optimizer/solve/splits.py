@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.stage_rule import Split
+from layoutopt.optimizer.frameworks.stage_rule import Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.space.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.schedules import LAUNCHABLE, SCHEDULES
-from layoutopt.optimizer.space.abilities import ALL_ORDERS, abilities_of
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.frameworks.abilities import ALL_ORDERS
+from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
 from layoutopt.optimizer.space.savers import saver_sets
@@ -24,7 +25,7 @@ from layoutopt.optimizer.topology.mesh import dense_axes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from layoutopt.optimizer.space.abilities import Abilities
+    from layoutopt.optimizer.frameworks.abilities import Abilities
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.options import SpaceOptions, Value
     from layoutopt.optimizer.specs.vocabulary import Saver
@@ -239,7 +240,8 @@ def _schedules(ctx: Context, options: SpaceOptions) -> tuple[Schedule, ...]:
     if "schedule" in options.fix:
         return tuple(Schedule(str(name)) for name in options.fix["schedule"])
     listed = options.schedules or DEFAULT_SCHEDULES
-    launchable = [s for s in dict.fromkeys((Schedule.NONE, *listed)) if s in LAUNCHABLE[ctx.framework]]
+    launched = abilities_of(ctx.framework, ctx.release).schedules
+    launchable = [s for s in dict.fromkeys((Schedule.NONE, *listed)) if s in launched]
     return tuple(s for s in launchable if options.allows("schedule", s.value))
 
 

@@ -16,11 +16,11 @@ from layoutopt.optimizer.topology.mesh import dense_axes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.space.context import Context, RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
 _POSITIVE = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches")
 

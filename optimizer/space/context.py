@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.space.releases import NEWEST, Release, parse_release
+from layoutopt.optimizer.frameworks.record import NEWEST, Release
+from layoutopt.optimizer.frameworks.registry import parse_release
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
-    from layoutopt.optimizer.specs.vocabulary import CpComm, Framework
+    from layoutopt.optimizer.specs.vocabulary import CpComm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

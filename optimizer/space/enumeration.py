@@ -20,15 +20,15 @@ from layoutopt.optimizer.space.rules import RULES
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.frameworks.registry import Framework
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.space.axes import Axes
     from layoutopt.optimizer.space.axes_table import AxisRow
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.counting import SpaceCounts
     from layoutopt.optimizer.space.empty import EmptySpace
-    from layoutopt.optimizer.space.stage_rule import StageRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from layoutopt.optimizer.space.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 
 def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, rule: StageRule) -> float:

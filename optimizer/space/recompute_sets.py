@@ -10,7 +10,7 @@ from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Granularity
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.space.abilities import Abilities
+    from layoutopt.optimizer.frameworks.abilities import Abilities
     from layoutopt.optimizer.space.context import Context
 
 WHOLE_LAYERS = Recompute(granularity=Granularity.FULL)

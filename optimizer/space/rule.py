@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.frameworks.record import NEWEST, Family
+from layoutopt.optimizer.frameworks.registry import Framework, of_family
 from layoutopt.optimizer.space.context import Context
-from layoutopt.optimizer.space.releases import NEWEST
 from layoutopt.optimizer.specs.layout import Layout
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from layoutopt.optimizer.space.releases import Release
+    from layoutopt.optimizer.frameworks.record import Release
 
 BoolArray = NDArray[np.bool_]
 Factors = Mapping[str, int | str]
@@ -27,9 +27,9 @@ Detail = Callable[[Layout, Context], tuple[str, Factors]]
 Valid = Callable[["Rule", Layout, Context], Mapping[str, tuple[int, ...]]]
 
 EVERY = frozenset(Framework)
-MEGATRONS = frozenset({Framework.MEGATRON, Framework.MEGATRON_BRIDGE})
-TORCH_PIPELINES = frozenset({Framework.TORCHTITAN, Framework.NEMO_AUTOMODEL})
-FREEST = frozenset({Framework.ANY, Framework.META_INTERNAL, Framework.DEEPSEEK_INTERNAL})
+MEGATRONS = of_family(Family.MEGATRON_CORE)
+TORCH_PIPELINES = of_family(Family.PYTORCH_PIPELINES)
+FREEST = of_family(Family.FREEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

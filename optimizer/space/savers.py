@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.presets import load_preset
-from layoutopt.optimizer.space.abilities import savers_of
+from layoutopt.optimizer.frameworks.preset import load_preset
+from layoutopt.optimizer.frameworks.registry import savers_of
 from layoutopt.optimizer.specs.vocabulary import Saver
 
 if TYPE_CHECKING:

@@ -13,30 +13,6 @@ class Axis(StrEnum):
     PP = "pp"
 
 
-class Framework(StrEnum):
-    """The trainer that has to launch the layout; it decides validity rules and overlap presets."""
-
-    MEGATRON = "megatron"
-    MEGATRON_BRIDGE = "megatron-bridge"
-    MEGATRON_DEEPSPEED = "megatron-deepspeed"
-    TORCHTITAN = "torchtitan"
-    DEEPSPEED = "deepspeed"
-    NANOTRON = "nanotron"
-    LLM_FOUNDRY = "llm-foundry"
-    NEMO_AUTOMODEL = "nemo-automodel"
-    ACCELERATE = "accelerate"
-    META_INTERNAL = "meta-internal"
-    DEEPSEEK_INTERNAL = "deepseek-internal"
-    ANY = "any"
-
-
-FRAMEWORK_ALIASES: dict[str, Framework] = {
-    "megatron-lm": Framework.MEGATRON,
-    "nemo": Framework.MEGATRON_BRIDGE,
-    "deepspeed-zero3": Framework.DEEPSPEED,
-}
-
-
 class Precision(StrEnum):
     """Number format of the linear layers' matrix multiplications."""
 

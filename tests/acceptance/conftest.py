@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.frameworks.registry import Framework, framework_named
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
-from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.cost_model import CostModel
@@ -70,7 +70,7 @@ class Report:
     def framework(self) -> Framework:
         """The report's framework, ``any`` where none is named."""
         name = self.case.get("framework") or "any"
-        return FRAMEWORK_ALIASES.get(name) or Framework(name)
+        return framework_named(name)
 
     @property
     def software(self) -> str | None:

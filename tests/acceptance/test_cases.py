@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.explain.api import explain_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.check import advise_layout
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.loading import load_cluster, parse_layout
-from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
+from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.explain.records import Explanation, MemoryPart

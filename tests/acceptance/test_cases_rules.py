@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from layoutopt.optimizer.interop.bridge.read import import_recipe_command
 from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.interop.megatron_bridge.read import import_recipe_command
 from layoutopt.optimizer.solve.explain.api import explain_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.check import advise_layout

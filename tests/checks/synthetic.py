@@ -14,14 +14,14 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms
-from layoutopt.optimizer.space.stage_rule import MEGATRON
+from layoutopt.optimizer.frameworks.stage_rule import MEGATRON
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray
-    from layoutopt.optimizer.space.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 CODEBOOK = Codebook(
     recomputes=(

@@ -9,11 +9,12 @@ from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.compute import ComputeContext, Keys, make_keys, mixer_work
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, sustained_rates
-from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.frameworks.preset import load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.cluster import GpuSpec
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 H100 = GpuSpec(
     name="h100",

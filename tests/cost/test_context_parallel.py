@@ -15,11 +15,12 @@ from layoutopt.optimizer.cost.context_parallel import attended_keys, division, h
 from layoutopt.optimizer.cost.estimate import batch_of_one, estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import attended_tokens
-from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.frameworks.preset import load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 from layoutopt.optimizer.specs.model import LayerShape
-from layoutopt.optimizer.specs.vocabulary import CpComm, Framework
+from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.compute import Keys

@@ -11,9 +11,9 @@ from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.cost.presets import load_preset
+from layoutopt.optimizer.frameworks.preset import load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate

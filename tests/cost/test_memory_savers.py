@@ -12,6 +12,7 @@ import pytest
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.plain import layout_to_plain
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.memory import divisors
@@ -21,7 +22,7 @@ from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.layout_file import read_layout_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_layout, load_workload
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import Framework, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import Saver, Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.schedules import (
-    LAUNCHABLE,
     SCHEDULES,
     bubble_weight,
     default_group,
@@ -19,7 +18,8 @@ from layoutopt.optimizer.cost.schedules import (
     in_flight,
     rank_of_stage,
 )
-from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,9 +55,9 @@ def chunks_of(schedule: Schedule) -> int:
 def test_every_schedule_and_framework_is_described() -> None:
     """A schedule of the vocabulary without an entry, or a framework without schedules, would fail late."""
     assert set(SCHEDULES) == set(Schedule)
-    assert set(LAUNCHABLE) == set(Framework)
-    assert all(Schedule.NONE in schedules for schedules in LAUNCHABLE.values())
-    assert set(LAUNCHABLE[Framework.ANY]) == set(Schedule)
+    assert all(framework.record.releases for framework in Framework)
+    assert all(Schedule.NONE in abilities_of(framework).schedules for framework in Framework)
+    assert set(abilities_of(Framework.ANY).schedules) == set(Schedule)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_every_schedule_and_framework_is_described() -> None:
 )
 def test_who_launches_what(framework: Framework, schedule: Schedule, launches: bool) -> None:
     """Spot checks of the table against the frameworks' own option lists."""
-    assert (schedule in LAUNCHABLE[framework]) is launches
+    assert (schedule in abilities_of(framework).schedules) is launches
 
 
 @pytest.mark.parametrize(

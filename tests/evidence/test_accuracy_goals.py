@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from layoutopt.optimizer.cost.presets import MEASURED, load_preset
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.experiment import calibration_gain
 from layoutopt.optimizer.evidence.fit import loss_of
@@ -20,7 +19,8 @@ from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.pricing import Pricer
 from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.evidence.validate import ValidationReport, validate
-from layoutopt.optimizer.specs.vocabulary import Framework
+from layoutopt.optimizer.frameworks.preset import MEASURED, load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
 
 ROOT = Path(__file__).parents[2]
 TABLES = sorted((ROOT.parent / "shared" / "evidence").glob("runs_*.csv"))

@@ -187,17 +187,11 @@ def test_constants_are_written_in_place() -> None:
 
 def test_presets_are_written_in_place() -> None:
     """A framework's field is replaced, or added where it came from the base."""
-    text = (
-        "base:\n  host_layer_s: 0.0008\n"
-        "frameworks:\n  megatron:\n    source: x\n  nanotron:\n    host_layer_s: 0.002\n"
-    )
-    changed = yaml.safe_load(with_preset(text, "nanotron", {"host_layer_s": 0.0014}))
-    assert changed["frameworks"]["nanotron"]["host_layer_s"] == 0.0014
-    added = yaml.safe_load(with_preset(text, "megatron", {"host_layer_s": 0.00091}))
-    assert added["frameworks"]["megatron"] == {"source": "x", "host_layer_s": 0.00091}
-    assert added["base"]["host_layer_s"] == 0.0008
-    with pytest.raises(InputError, match="jax"):
-        with_preset(text, "jax", {"host_layer_s": 1.0})
+    text = "source: x  # kept\nhost_layer_s: 0.002\nuntil:\n  v1.0:\n    host_step_s: 0.3\n"
+    changed = with_preset(text, {"host_layer_s": 0.0014})
+    assert changed == text.replace("0.002", "0.0014")
+    added = yaml.safe_load(with_preset(text, {"host_step_s": 0.00091}))
+    assert (added["host_step_s"], added["until"]) == (0.00091, {"v1.0": {"host_step_s": 0.3}})
 
 
 @pytest.mark.parametrize("value", [0.612345, 8e-5, 1.5e-6, 123456.0, 1.0])

@@ -15,10 +15,11 @@ from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.robust_choice import choose_robust, draw_constants
 from layoutopt.optimizer.evidence.ties import find_ties, separating_measurement
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan

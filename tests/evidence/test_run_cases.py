@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from layoutopt.optimizer.cost.presets import CudaGraph, EpOverlap
 from layoutopt.optimizer.evidence.case import Case, Family, Skip
 from layoutopt.optimizer.evidence.cases import build_case
 from layoutopt.optimizer.evidence.run import MeasuredRun, Sharding
+from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.model import MlaSpec, Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Framework, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.evidence.case_stages import ENDS_AS_LAYERS, split_of
 from layoutopt.optimizer.evidence.run import MeasuredRun
-from layoutopt.optimizer.specs.vocabulary import Framework
+from layoutopt.optimizer.frameworks.registry import Framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout_string import StageItems

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.huggingface.config import import_config
 from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.machines.nccl_fit import find_anomalies, fit_collective
 from layoutopt.optimizer.interop.records import GpuTopology, ImportedJob, ImportedModel, MeasuredRun, NodeSet
 from layoutopt.optimizer.interop.sources import Kind, import_path
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 FORMATS = SHARED / "formats"

@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.complete import complete_layout, complete_workload, named_model
 from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import (
-    CpComm,
-    Fp8Recipe,
-    Framework,
-    Granularity,
-    Precision,
-    Schedule,
-)
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.plan.recipe import recipe_layout
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity, Verdict
+from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout

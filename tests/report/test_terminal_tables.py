@@ -12,6 +12,7 @@ from rich.console import Console
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.tables.console import grid, section
 from layoutopt.optimizer.report.tables.layout import grouped_ranks, layout_text, stage_table
 from layoutopt.optimizer.report.tables.memory import divisor_table, divisors, memory_table
@@ -24,12 +25,11 @@ from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.verify.report import Check, VerifyReport
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload

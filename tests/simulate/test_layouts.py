@@ -12,13 +12,14 @@ from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.simulate.compare import EVEN_TOLERANCE, UNEVEN_TOLERANCE
 from layoutopt.optimizer.simulate.layouts import simulate_priced, simulate_workload
 from layoutopt.optimizer.solve.verify.exclusion import even_split
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
-from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.cost_model import CostModel

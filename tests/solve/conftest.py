@@ -13,17 +13,17 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
-from layoutopt.optimizer.solve.certificate import build_certificate
-from layoutopt.optimizer.solve.search.space_size import space_size
-from layoutopt.optimizer.solve.verify.claim import Rebuilt
-from layoutopt.optimizer.space.stage_rule import (
+from layoutopt.optimizer.frameworks.stage_rule import (
     FREE,
     MEGATRON,
-    TORCHTITAN,
+    NEAR_EQUAL,
     Recomputation,
     Split,
     StageRule,
 )
+from layoutopt.optimizer.solve.certificate import build_certificate
+from layoutopt.optimizer.solve.search.space_size import space_size
+from layoutopt.optimizer.solve.verify.claim import Rebuilt
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.model import LayerShape, Run
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
@@ -365,10 +365,10 @@ def infeasible_plan(space: RandomSpace) -> Plan:
 SPACES: dict[str, dict[str, Any]] = {
     "free": {"rule": FREE},
     "megatron": {"rule": MEGATRON, "seed": 1},
-    "torchtitan": {"rule": TORCHTITAN, "seed": 2, "tight": 1.3},
+    "torchtitan": {"rule": NEAR_EQUAL, "seed": 2, "tight": 1.3},
     "two kinds, free": {"rule": FREE, "counts": (2, 3), "seed": 3},
     "two kinds, megatron": {"rule": MEGATRON, "counts": (2, 3), "seed": 4},
-    "three kinds, torchtitan": {"rule": TORCHTITAN, "counts": (1, 3, 2), "seed": 5, "tight": 1.5},
+    "three kinds, torchtitan": {"rule": NEAR_EQUAL, "counts": (1, 3, 2), "seed": 5, "tight": 1.5},
 }
 
 

@@ -11,16 +11,16 @@ import pytest
 from checks.synthetic import SyntheticSource, dense_405b
 
 from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.search.best_first import FAMILY, BestFirst, SearchOptions
 from layoutopt.optimizer.solve.search.source import Refinement
-from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, StageRule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
 
-RULES = {"free": FREE, "megatron": MEGATRON, "torchtitan": TORCHTITAN}
+RULES = {"free": FREE, "megatron": MEGATRON, "torchtitan": NEAR_EQUAL}
 COUNTS = [(5,), (1, 4), (1, 2, 2)]
 
 
@@ -171,7 +171,7 @@ def test_progress_narrows_the_gap() -> None:
 
 def test_seed_and_workers_do_not_change_the_optimum(kit: Any) -> None:
     """The optimum is the same for any seed and number of workers."""
-    space = kit.space(TORCHTITAN, (2, 3), tight=1.2)
+    space = kit.space(NEAR_EQUAL, (2, 3), tight=1.2)
     expected = search(space).best
     assert expected is not None
     for options in ({"seed": 7}, {"workers": 2}):
@@ -184,7 +184,7 @@ def test_rules_grow_freer() -> None:
     """The freest stages are never slower than Megatron's."""
     model = replace(dense_405b(gpus=512, memory_bytes=50e9), longest_cp=1)
     best = []
-    for rule in (FREE, MEGATRON, StageRule(split=MEGATRON.split, recomputation=TORCHTITAN.recomputation)):
+    for rule in (FREE, MEGATRON, StageRule(split=MEGATRON.split, recomputation=NEAR_EQUAL.recomputation)):
         found = search(SyntheticSource(model, rule)).best
         best.append(found.step_time_s if found else np.inf)
     assert best == sorted(best)

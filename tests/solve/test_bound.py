@@ -6,11 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.frameworks.stage_rule import (
+    FREE,
+    MEGATRON,
+    NEAR_EQUAL,
+    Recomputation,
+    Split,
+    StageRule,
+)
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
-from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, Recomputation, Split, StageRule
 
 NEAR_UNIFORM = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT)
-RULES = (FREE, MEGATRON, TORCHTITAN, NEAR_UNIFORM)
+RULES = (FREE, MEGATRON, NEAR_EQUAL, NEAR_UNIFORM)
 
 
 def random_terms(rng: np.random.Generator, pp: int, vp: int, kinds: int) -> StageTerms:

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
-from layoutopt.optimizer.solve.exact.stages import solve_stages
-from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
-from layoutopt.optimizer.solve.search.construct import construct, good_stages
-from layoutopt.optimizer.solve.splits import chunks, fewest_blocks, obeys_near_equal
-from layoutopt.optimizer.space.stage_rule import (
+from layoutopt.optimizer.frameworks.stage_rule import (
     FREE,
     MEGATRON,
-    TORCHTITAN,
+    NEAR_EQUAL,
     Recomputation,
     Split,
     StageRule,
 )
+from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.construct import construct, good_stages
+from layoutopt.optimizer.solve.splits import chunks, fewest_blocks, obeys_near_equal
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 
@@ -188,14 +188,14 @@ def test_optimistic_terms_lower_the_bound() -> None:
         recomputed_activation_bytes=terms.recomputed_activation_bytes * 0.8,
         may_recompute=np.ones(100, dtype=bool),
     )
-    for rule in (FREE, MEGATRON, TORCHTITAN):
+    for rule in (FREE, MEGATRON, NEAR_EQUAL):
         bound = lower_bound(terms, counts, rule)
         assert np.all(lower_bound(better, counts, rule) <= bound * (1 + 1e-9))
         assert np.all(lower_bound(terms, counts, rule, free=True) <= bound * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("memory_bytes", [80e9, 45e9, 30e9])
-@pytest.mark.parametrize("rule", [FREE, MEGATRON, TORCHTITAN], ids=["free", "megatron", "torchtitan"])
+@pytest.mark.parametrize("rule", [FREE, MEGATRON, NEAR_EQUAL], ids=["free", "megatron", "torchtitan"])
 def test_bound_is_tight_on_realistic_terms(memory_bytes: float, rule: StageRule) -> None:
     """126 blocks on 16 ranks: within 3% of the optimum, 1% on average, whether memory is plenty or scarce."""
     model = replace(dense_405b(gpus=4096, memory_bytes=memory_bytes), longest_cp=2)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
+from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.certificate import (
     Certificate,
     build_certificate,
@@ -22,7 +23,6 @@ from layoutopt.optimizer.solve.certificate import (
 )
 from layoutopt.optimizer.solve.exact.stages import boxes
 from layoutopt.optimizer.solve.search.space_size import StageShape, space_size, stage_choices
-from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, StageRule
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
@@ -131,10 +131,10 @@ def test_choices_of_free_stages(ranks: int, chunks: int, blocks: int) -> None:
 
 def test_near_equal_choices_are_few() -> None:
     """Near-equal splits are counted, twice when all blocks may be recomputed; none with too few blocks."""
-    few = stage_choices(StageShape(4, 1, False, False), 10, TORCHTITAN)
+    few = stage_choices(StageShape(4, 1, False, False), 10, NEAR_EQUAL)
     assert 0 < few < stage_choices(StageShape(4, 1, False, False), 10, FREE)
-    assert stage_choices(StageShape(4, 1, False, True), 10, TORCHTITAN) == 2 * few
-    assert stage_choices(StageShape(4, 2, False, False), 5, TORCHTITAN) == 0
+    assert stage_choices(StageShape(4, 1, False, True), 10, NEAR_EQUAL) == 2 * few
+    assert stage_choices(StageShape(4, 2, False, False), 5, NEAR_EQUAL) == 0
 
 
 def test_space_size() -> None:

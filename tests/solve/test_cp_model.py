@@ -10,6 +10,7 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.constraints import ENOUGH_MICRO_BATCHES, MEMORY
@@ -17,7 +18,6 @@ from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus, Solve
 from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound
 from layoutopt.optimizer.solve.search.construct import good_stages
-from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, Recomputation, Split, StageRule
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 BOOK = Codebook(recomputes=(), orders=(), schedules=(), precisions=())

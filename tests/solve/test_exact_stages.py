@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.frameworks.stage_rule import (
+    FREE,
+    MEGATRON,
+    NEAR_EQUAL,
+    Recomputation,
+    Split,
+    StageRule,
+)
 from layoutopt.optimizer.solve.exact.stages import boxes, solve_stages
-from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN, Recomputation, Split, StageRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,7 +242,7 @@ def test_does_not_fit() -> None:
     assert solve_stages(make_terms(capacity_bytes=20.0), [10], FREE) is None
 
 
-@pytest.mark.parametrize("rule", [FREE, MEGATRON, TORCHTITAN])
+@pytest.mark.parametrize("rule", [FREE, MEGATRON, NEAR_EQUAL])
 def test_too_few_blocks(rule: StageRule) -> None:
     """Two chunks on each of three ranks need four blocks: only the ends may be empty."""
     terms = make_terms(pp=3, vp=2, in_flight=[3.0, 2.0, 1.0])

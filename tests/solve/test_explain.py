@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.explain.api import explain_layout, why_not
 from layoutopt.optimizer.solve.explain.lattice import cheapest_path
@@ -18,7 +19,7 @@ from layoutopt.optimizer.solve.judge import BORDERLINE, judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training, parse_layout
-from layoutopt.optimizer.specs.vocabulary import Framework, Verdict
+from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.explain.records import Explanation

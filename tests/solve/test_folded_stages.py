@@ -7,6 +7,7 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
@@ -14,7 +15,6 @@ from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import construct
 from layoutopt.optimizer.solve.verify.exclusion import even_split
 from layoutopt.optimizer.solve.verify.room import may_be_below
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 COUNTS = [[5], [1, 4], [2, 3], [1, 2, 3]]

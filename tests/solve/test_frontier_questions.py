@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from layoutopt.optimizer.evidence.published import references
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
 
 @pytest.mark.parametrize("position", range(4))

@@ -10,14 +10,14 @@ import pytest
 from checks.synthetic import SyntheticSource, dense_405b
 
 from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL
 from layoutopt.optimizer.solve.explain.least_memory import least_memory, peak_floor
 from layoutopt.optimizer.solve.search.source import Refinement
-from layoutopt.optimizer.space.stage_rule import FREE, MEGATRON, TORCHTITAN
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
 
-RULES = {"free": FREE, "megatron": MEGATRON, "torchtitan": TORCHTITAN}
+RULES = {"free": FREE, "megatron": MEGATRON, "torchtitan": NEAR_EQUAL}
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 
 from layoutopt.optimizer.cost.estimate import batch_of_one
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.plain_plan import plan_to_plain
 from layoutopt.optimizer.solve.api import solve_layout, verify_plan
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -17,7 +18,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.stage_split import model_order
-from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
 from layoutopt.optimizer.specs.loading import load_gpu, load_workload
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch

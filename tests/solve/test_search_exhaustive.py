@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions, SearchResult
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.space.options import SpaceOptions
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
 from layoutopt.optimizer.specs.loading import load_gpu
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
-from layoutopt.optimizer.specs.vocabulary import Framework, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
 FRAMEWORKS = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY)

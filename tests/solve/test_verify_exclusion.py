@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.verify import exclusion
 from layoutopt.optimizer.solve.verify.exclusion import even_split, exclude_tuples, unsound_terms
 from layoutopt.optimizer.solve.verify.room import may_be_below
-from layoutopt.optimizer.space.stage_rule import (
-    FREE,
-    MEGATRON,
-    TORCHTITAN,
-    StageRule,
-)
 
 if TYPE_CHECKING:
     Solved = tuple[Any, list[Any]]
@@ -70,7 +65,7 @@ def test_room_leaves_ends_empty(kit: Any) -> None:
     assert not may_be_below(replace(deep, in_flight=flight), space.counts, np.inf)[0]
 
 
-@pytest.mark.parametrize("rule", [FREE, MEGATRON, TORCHTITAN])
+@pytest.mark.parametrize("rule", [FREE, MEGATRON, NEAR_EQUAL])
 @pytest.mark.parametrize("counts", [(6,), (2, 5), (1, 3, 2)])
 def test_room_excludes_nothing_that_exists(kit: Any, rule: StageRule, counts: tuple[int, ...]) -> None:
     """A tuple excluded at sight has no stages below the limit, around its optimum and without any limit."""

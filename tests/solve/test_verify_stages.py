@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.batch import DEGREES
+from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, Split, StageRule
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.verify.layout import Refuted, check_sizes, read_stages
 from layoutopt.optimizer.solve.verify.plan_file import StatedLayout, StatedStage
-from layoutopt.optimizer.space.stage_rule import (
-    FREE,
-    MEGATRON,
-    TORCHTITAN,
-    Split,
-    StageRule,
-)
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.model import ModelSpec
@@ -68,7 +62,7 @@ def test_stages_of_two_kinds(kit: Any) -> None:
     uniform = two_stages((4, {}), (4, {}))
     with pytest.raises(Refuted, match="first 3 blocks"):
         read_stages(two_stages((4, {}), (2, {})), runs, MEGATRON, may_recompute=True)
-    assert read_stages(uniform, runs, TORCHTITAN, may_recompute=True)[1].tolist() == [[2, 1], [0, 2]]
+    assert read_stages(uniform, runs, NEAR_EQUAL, may_recompute=True)[1].tolist() == [[2, 1], [0, 2]]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +78,7 @@ def test_stages_of_two_kinds(kit: Any) -> None:
         (two_stages((1, {"other": 1}), (0, {})), FREE, "don't add up to 1"),
         (two_stages((1, {}), (0, {})), MEGATRON, "first 1 blocks of every stage"),
         (two_stages((2, {"kind1": 2}), (2, {})), MEGATRON, "first 1 blocks of every stage"),
-        (two_stages((1, {}), (2, {})), TORCHTITAN, "all blocks or none"),
+        (two_stages((1, {}), (2, {})), NEAR_EQUAL, "all blocks or none"),
     ],
 )
 def test_stages_that_break_the_rule(kit: Any, layout: StatedLayout, rule: StageRule, message: str) -> None:
@@ -93,7 +87,7 @@ def test_stages_that_break_the_rule(kit: Any, layout: StatedLayout, rule: StageR
         read_stages(layout, kit.space(counts=(2, 3)).runs, rule, may_recompute=True)
 
 
-@pytest.mark.parametrize("rule", [FREE, MEGATRON, TORCHTITAN])
+@pytest.mark.parametrize("rule", [FREE, MEGATRON, NEAR_EQUAL])
 @pytest.mark.parametrize("counts", [(7,), (2, 5), (1, 3, 3)])
 def test_reads_what_the_space_writes(kit: Any, rule: StageRule, counts: tuple[int, ...]) -> None:
     """Optimal stages written as a layout's stage list are read as the same blocks and recomputed blocks."""

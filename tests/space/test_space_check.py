@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.check import advise_layout, check_layout
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.nanotron_split import nanotron_counts
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import LayerShape, Run
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.schedules import distinct_rank_of_entry
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.enumeration import Space, build_space
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.space.stages import chunk_layers, even_blocks, kinds_of, model_order, virtual_stages
 from layoutopt.optimizer.specs.layout import Layout
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.space.abilities import ALL_ORDERS, abilities_of
+from layoutopt.optimizer.frameworks.abilities import ALL_ORDERS
+from layoutopt.optimizer.frameworks.record import NEWEST
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.frameworks.torchtitan import ERA_A, ERA_B, ERA_C
 from layoutopt.optimizer.space.axes import parse_recompute
 from layoutopt.optimizer.space.divisors import divisors, factorisation_text, prime_powers
 from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.space.recompute_sets import recompute_text
-from layoutopt.optimizer.space.releases import ERA_A, ERA_C, NEWEST, parse_release
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.model import MlaSpec
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Framework, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Schedule
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
@@ -222,6 +224,19 @@ def test_delayed_scaling_excludes_discarded_outputs(declare: Callable[..., Space
         (F.DEEPSPEED, "0.16.4", (0, 16, 4)),
         (F.ANY, None, NEWEST),
         (F.MEGATRON, "nightly", NEWEST),
+        (F.MEGATRON, "v2.6", (0, 0, 2, 6)),
+        (F.MEGATRON, "v3.0.2", (0, 0, 3, 0)),
+        (F.MEGATRON, "2020", (0, 0, 1, 0)),  # a date stands for the newest release published by its end
+        (F.MEGATRON, "2021", (0, 0, 2, 6)),
+        (F.MEGATRON, "2022-05-15", (0, 0, 2, 6)),
+        (F.MEGATRON, "2022-05", (0, 0, 3, 0)),
+        (F.MEGATRON, "2024-09", (0, 8)),
+        (F.MEGATRON, "2030", NEWEST),
+        (F.MEGATRON_BRIDGE, "NeMo 25.01", (0, 11)),
+        (F.MEGATRON_BRIDGE, "NeMo 2.1.0", (0, 10)),
+        (F.MEGATRON_BRIDGE, "2024-12", (0, 9)),
+        (F.TORCHTITAN, "2025-12-01", ERA_A),
+        (F.TORCHTITAN, "2026-03", ERA_B),
     ],
 )
 def test_releases(framework: Framework, software: str | None, release: tuple[int, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.check import advise_layout, check_layout
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.rules.flags import padded_vocabulary
@@ -14,7 +15,7 @@ from layoutopt.optimizer.space.rules.layers import uneven_ends
 from layoutopt.optimizer.space.rules.products import valid_micro_batches
 from layoutopt.optimizer.space.rules.sequence import sequence_multiple, ulysses_degrees
 from layoutopt.optimizer.specs.layout import Layout
-from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Schedule
+from layoutopt.optimizer.specs.vocabulary import CpComm, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS
@@ -16,15 +17,7 @@ from layoutopt.optimizer.space.rows import batch_of
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.model import LayerShape, MambaSpec, MlaSpec, MoeSpec, Run
-from layoutopt.optimizer.specs.vocabulary import (
-    CpComm,
-    Fp8Recipe,
-    Framework,
-    Granularity,
-    Precision,
-    Saver,
-    Schedule,
-)
+from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
-from layoutopt.optimizer.specs.vocabulary import Framework
 from layoutopt.optimizer.sweep.families import (
     load_family,
     network_gbit_per_s,

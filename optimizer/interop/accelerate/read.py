@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import (
-    DEFAULT_MESH_ORDER,
-    CpComm,
-    Framework,
-    Granularity,
-    Precision,
-    Schedule,
-)
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity, Precision, Schedule
 
 PREFIX = "parallelism_config_"
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
 
 
-def export_accelerate(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``accelerate.yaml`` and the command with micro-batch and accumulation."""
     layout, preset = target.layout, target.preset
     shard, replicate = degrees(target)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_json
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Precision
 
 if TYPE_CHECKING:
     from typing import Any

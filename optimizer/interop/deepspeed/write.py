@@ -44,7 +44,7 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
     }
 
 
-def export_deepspeed(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``ds_config.json`` for a Hugging Face model and the trainer's command line."""
     layout = target.layout
     config = deepspeed_config(target)

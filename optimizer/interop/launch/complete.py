@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.common import looped_schedule
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import TrainingSpec
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Framework, Granularity, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ def complete_layout(
 
 def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
     """Return the stated memory savers that the framework's release offers; parts of an optimizer are none."""
-    from layoutopt.optimizer.space.abilities import savers_of  # it loads numpy
-    from layoutopt.optimizer.space.releases import parse_release
+    from layoutopt.optimizer.frameworks.registry import (
+        parse_release,
+        savers_of,  # it loads numpy
+    )
 
     stated = {
         Saver.BF16_MOMENTS: job.training.moment_bytes == 2,

@@ -1,32 +1,24 @@
-"""Export a layout: one function for all frameworks."""
+"""Export a layout: one function for all frameworks.
+
+The writer of a framework is ``export`` in ``interop/FOLDER/write.py``; ``require_model`` there refuses what it cannot build.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.expressible import require_expressible
 from layoutopt.optimizer.interop.launch.limits import Context
 from layoutopt.optimizer.interop.launch.target import make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Workload
     from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
-
-_WRITERS = {
-    Framework.MEGATRON: ("megatron", "export_megatron"),
-    Framework.MEGATRON_BRIDGE: ("bridge", "export_bridge"),
-    Framework.TORCHTITAN: ("torchtitan", "export_torchtitan"),
-    Framework.DEEPSPEED: ("deepspeed", "export_deepspeed"),
-    Framework.MEGATRON_DEEPSPEED: ("megatron_deepspeed", "export_megatron_deepspeed"),
-    Framework.NANOTRON: ("nanotron", "export_nanotron"),
-    Framework.ACCELERATE: ("accelerate", "export_accelerate"),
-}
-"""Module and writer of each framework; ``require_model`` in a module refuses what it cannot build."""
 
 
 def export(
@@ -66,11 +58,10 @@ def export(
     """
     target = make_target(layout, workload, cluster, to, version=version, checkpoint=plan)
     framework = _deepspeed_kind(target.framework, target.layout)
-    module_name, write_name = _WRITERS[framework]
-    module = importlib.import_module(f"layoutopt.optimizer.interop.{module_name}.write")
+    module = importlib.import_module(f"layoutopt.optimizer.interop.{framework.record.folder}.write")
     getattr(module, "require_model", require_gpt)(target.model)
     require_expressible(target.layout, Context(model=target.model, release=target.release), framework)
-    job: ExportedJob = getattr(module, write_name)(target)
+    job: ExportedJob = module.export(target)
     return job
 
 

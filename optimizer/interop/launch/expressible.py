@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework, parse_release
+from layoutopt.optimizer.frameworks.torchtitan import ERA_B
 from layoutopt.optimizer.interop.launch import limits
 from layoutopt.optimizer.interop.launch.limits import Context, Finding
 from layoutopt.optimizer.interop.launch.target import framework_named, resolved, version_text
-from layoutopt.optimizer.space.releases import ERA_B, parse_release
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     OP_MODULE,
     RECOMPUTE_MODULES,
-    Framework,
     Granularity,
     Precision,
     Saver,
@@ -22,8 +22,8 @@ from layoutopt.optimizer.specs.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.interop.launch.limits import Limit
-    from layoutopt.optimizer.space.releases import Release
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
 
@@ -146,7 +146,7 @@ def limits_of(framework: Framework, context: Context) -> list[Limit]:
         Framework.NANOTRON: _nanotron,
         Framework.ACCELERATE: _accelerate,
     }
-    from layoutopt.optimizer.space.abilities import savers_of  # it loads numpy
+    from layoutopt.optimizer.frameworks.registry import savers_of  # it loads numpy
 
     kept = savers_of(framework, context.release, context.model)
     lacking = f"this release has {', '.join(kept)} for this model" if kept else "there are no memory savers"

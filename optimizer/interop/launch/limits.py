@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.stage_split import build_stages, kinds_of, model_
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Schedule
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.space.releases import Release
+    from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 

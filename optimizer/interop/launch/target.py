@@ -5,30 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from layoutopt.optimizer.cost.presets import FrameworkPreset, load_preset
+from layoutopt.optimizer.frameworks.preset import FrameworkPreset, load_preset
+from layoutopt.optimizer.frameworks.registry import Framework, find_framework, parse_release
 from layoutopt.optimizer.interop.stages import with_stages
-from layoutopt.optimizer.space.releases import parse_release
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.interop.records import CheckpointSchedule
-    from layoutopt.optimizer.space.releases import Release
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 
-EXPORTED = {
-    Framework.MEGATRON: "core 0.19",
-    Framework.MEGATRON_BRIDGE: "0.6",
-    Framework.TORCHTITAN: "era C",
-    Framework.DEEPSPEED: "0.19.6",
-    Framework.MEGATRON_DEEPSPEED: "2025-07",
-    Framework.NANOTRON: "2026-04",
-    Framework.ACCELERATE: "1.15",
-}
-"""Frameworks with an exporter, and the release written when none is asked for: the newest one checked."""
+EXPORTED = tuple(framework for framework in Framework if framework.record.exports is not None)
+"""Frameworks with an exporter."""
 
 
 class Workload(Protocol):
@@ -86,20 +78,15 @@ class Target:
 
 def framework_named(name: str) -> Framework:
     """Return the framework of a name or alias that can be exported to."""
-    framework = FRAMEWORK_ALIASES.get(name)
-    if framework is None and name in Framework.__members__.values():
-        framework = Framework(name)
+    framework = find_framework(name)
     if framework not in EXPORTED:
-        allowed = ", ".join(
-            ["megatron-lm", *(known.value for known in EXPORTED if known is not Framework.MEGATRON)]
-        )
-        raise input_error(f"no exporter for {name!r}", f"one of {allowed}", key="--to")
+        raise input_error(f"no exporter for {name!r}", f"one of {', '.join(EXPORTED)}", key="--to")
     return framework
 
 
 def version_text(framework: Framework, version: str | None) -> str:
     """Return the release as asked for, the newest where none is; torchtitan's eras may be one letter."""
-    stated = version or EXPORTED[framework]
+    stated = version or framework.record.exports or ""
     letter = framework is Framework.TORCHTITAN and stated.upper() in {"A", "B", "C"}
     return f"era {stated.upper()}" if letter else stated
 

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, split_flags
 from layoutopt.optimizer.interop.launch.shell import parse_script
 from layoutopt.optimizer.interop.megatron.read_layout import (
@@ -17,7 +18,6 @@ from layoutopt.optimizer.interop.megatron.read_model import megatron_model
 from layoutopt.optimizer.interop.reading import Fields, importer
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

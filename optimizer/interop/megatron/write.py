@@ -33,7 +33,7 @@ OFFLOAD_MODULES = (
 PRE_BLACKWELL = ("volta", "ampere", "hopper", "ada")
 
 
-def export_megatron(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``launch.sh``."""
     notes: list[str] = []
     sections = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, split_flags
 from layoutopt.optimizer.interop.launch.shell import parse_script
 from layoutopt.optimizer.interop.megatron.read import find_command, missing_values
@@ -18,7 +19,7 @@ from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, sh
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import CpComm, Framework, Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.shell import Script

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Flags = list[tuple[str, Any]]
 
 
-def export_megatron_deepspeed(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``launch.sh`` and ``ds_config.json``."""
     notes: list[str] = []
     sections = [_model_flags(target), _layout_flags(target), _run_flags(target)]

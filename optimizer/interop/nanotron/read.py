@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
@@ -11,14 +12,7 @@ from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Norm
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import (
-    DEFAULT_MESH_ORDER,
-    CpComm,
-    Framework,
-    Granularity,
-    Precision,
-    Schedule,
-)
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity, Precision, Schedule
 
 ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}

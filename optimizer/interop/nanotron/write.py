@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
 
 
-def export_nanotron(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``config.yaml``."""
     layout, ckpt = target.layout, target.checkpoint
     notes = []

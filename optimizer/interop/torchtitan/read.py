@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
@@ -21,7 +22,6 @@ from layoutopt.optimizer.specs.vocabulary import (
     OP_MODULE,
     CpComm,
     Fp8Recipe,
-    Framework,
     Granularity,
     Precision,
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C
 from layoutopt.optimizer.interop.launch.limits import stage_counts
 from layoutopt.optimizer.interop.launch.text import WIDTH, header
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
-from layoutopt.optimizer.space.releases import ERA_B, ERA_C
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
 
@@ -28,7 +28,7 @@ SCHEDULE_NAMES = {
 RESHARD = {2: "never", 3: "always"}
 
 
-def export_torchtitan(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``torchtitan.toml`` or ``layoutopt_config.py``, by the era asked for."""
     notes: list[str] = []
     family, flavor, known = flavor_of(target.model, notes)

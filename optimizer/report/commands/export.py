@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     OutputOptions,
@@ -24,16 +25,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
 
 TARGETS = Word(
-    (
-        "megatron-lm",
-        "megatron-bridge",
-        "torchtitan",
-        "deepspeed",
-        "megatron-deepspeed",
-        "nanotron",
-        "accelerate",
-    ),
-    {"megatron": "megatron-lm", "nemo": "megatron-bridge"},
+    (framework for framework in Framework if framework.record.exports is not None),
+    FRAMEWORK_ALIASES,
     metavar="TRAINER",
 )
 NO_CHECKPOINTS = 0

@@ -13,7 +13,8 @@ from layoutopt.optimizer.report.terminal import say
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.interop.records import (
         ImportedJob,
         ImportedModel,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
-    from layoutopt.optimizer.specs.vocabulary import Framework
     from layoutopt.optimizer.specs.workload import Workload
 
 OWN_MODEL = re.compile(r'^\s*"?architecture"?\s*:', re.MULTILINE)
@@ -158,8 +158,8 @@ def read_job(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOption
     Beside a launch file ``--from`` takes a model configuration, a node list and an error log. Options that were given
     win over what files state. Raises ``InputError`` with what is missing.
     """
+    from layoutopt.optimizer.frameworks.registry import framework_named
     from layoutopt.optimizer.report.commands.inputs import read_layout, read_question
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
     if given.files and given.layout is None:
         return _launched(given, asked, trainer)
@@ -174,7 +174,7 @@ def read_job(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOption
         workload=workload,
         cluster=machine,
         layout=read_layout(given.layout),
-        framework=Framework(trainer.framework),
+        framework=framework_named(trainer.framework),
         software=trainer.software,
         died=found.died,
     )
@@ -196,9 +196,9 @@ def _places(given: JobChoices, *, needs_model: bool) -> tuple[str | None, str]:
 
 def _launched(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptions) -> Job:
     """Read a launch file and what is given along."""
+    from layoutopt.optimizer.frameworks.registry import framework_named
     from layoutopt.optimizer.interop.launch.complete import complete_layout
     from layoutopt.optimizer.report.commands.inputs import read_model
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
     model, cluster = _places(given, needs_model=False)
     found = _collect(given.files)
@@ -209,7 +209,7 @@ def _launched(given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptio
     workload = _job_workload(job, asked, spec)
     machine = _machine(cluster, asked, job, found.nodes)
     layout = complete_layout(_resized(job, workload, machine), model=workload.model, gpus=machine.gpu_count)
-    framework = Framework(trainer.framework) if is_given("framework") else job.framework
+    framework = framework_named(trainer.framework) if is_given("framework") else job.framework
     software = trainer.software or (job.version if framework is job.framework else None)
     return Job(
         workload=workload,
@@ -313,7 +313,7 @@ def _preset(
     framework: Framework, software: str | None, cluster: ClusterSpec, options: JobOptions
 ) -> FrameworkPreset:
     """Return the framework's preset with the switches that the file states."""
-    from layoutopt.optimizer.cost.presets import EpOverlap, calibrated, load_preset
+    from layoutopt.optimizer.frameworks.preset import EpOverlap, calibrated, load_preset
 
     stated: dict[str, Any] = dict(options.preset_overrides())
     if "ep_overlap" in stated:

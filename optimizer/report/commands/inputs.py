@@ -122,12 +122,12 @@ def solve_options(
 ) -> SolveOptions:
     """Collect everything beside workload and cluster that decides the answer."""
     from layoutopt.optimizer.cost.factory import CostKind
+    from layoutopt.optimizer.frameworks.registry import framework_named
     from layoutopt.optimizer.solve.plan import SolveOptions
-    from layoutopt.optimizer.specs.vocabulary import Framework
 
     near_ties = SolveOptions()
     return SolveOptions(
-        framework=Framework(trainer.framework),
+        framework=framework_named(trainer.framework),
         space=space_options(space, trainer.software, precisions),
         cost=CostKind(trainer.cost_model),
         top=search.top or near_ties.top,

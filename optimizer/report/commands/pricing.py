@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.factory import CostKind
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.vocabulary import Framework
     from layoutopt.optimizer.specs.workload import Workload
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.vocabulary import FRAMEWORK_ALIASES, Framework, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -148,6 +149,9 @@ class Number(Value):
         return number
 
 
+_RELEASE = r"\d{1,6}(\.\d{1,6})+|\bera\s*[abc]\b|\b(19|20)\d\d\b"
+
+
 class Release(Value):
     """A release of a trainer; what cannot be compared with others is refused instead of taken for the newest."""
 
@@ -158,10 +162,10 @@ class Release(Value):
         return "RELEASE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raises ``InputError`` if it holds neither numbers nor an era."""
+        """Return the text; raises ``InputError`` if it holds no numbers, no date and no era."""
         text = str(value)
-        if len(text) > 60 or not re.search(r"\d{1,6}(\.\d{1,6})+|\bera\s*[abc]\b", text.lower()):
-            examples = '"0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C"'
+        if len(text) > 60 or not re.search(_RELEASE, text.lower()):
+            examples = '"0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C", or a date: "2022", "2022-05"'
             raise option_problem(param, f"{text[:60]!r} is no release", examples)
         return text
 

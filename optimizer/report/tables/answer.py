@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload

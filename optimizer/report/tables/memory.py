@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.layout import Layout
 
 COLUMNS = {

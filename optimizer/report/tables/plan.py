@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
     from layoutopt.optimizer.evidence.honesty import Honesty
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload

@@ -14,7 +14,7 @@ from layoutopt.optimizer.specs.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from layoutopt.optimizer.cost.presets import FrameworkPreset
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Judgement
     from layoutopt.optimizer.solve.verify.report import VerifyReport
     from layoutopt.optimizer.specs.cluster import ClusterSpec

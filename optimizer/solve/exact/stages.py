@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.exact.graph import build_graph
 from layoutopt.optimizer.solve.exact.options import stage_options
 from layoutopt.optimizer.solve.exact.row import (
@@ -28,7 +29,6 @@ from layoutopt.optimizer.solve.exact.row import (
     quickest_floors,
     time_floors,
 )
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

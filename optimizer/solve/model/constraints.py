@@ -8,10 +8,10 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.model.slices import Goal
 from layoutopt.optimizer.solve.splits import fewest_blocks
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.bound import most_blocks
 from layoutopt.optimizer.solve.search.cases import stage_cases
-from layoutopt.optimizer.space.stage_rule import Recomputation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

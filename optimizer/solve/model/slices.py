@@ -13,8 +13,8 @@ from layoutopt.optimizer.solve.model.coefficients import PER_SECOND, coefficient
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.model.coefficients import Coefficients
-    from layoutopt.optimizer.space.stage_rule import StageRule
 
 
 class Goal(StrEnum):

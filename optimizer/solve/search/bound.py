@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.capacity import SLACK, TINY, RankCapacity, at_most, mixes
 from layoutopt.optimizer.solve.search.cases import Cases, free_cases, stage_cases
 from layoutopt.optimizer.solve.splits import fewest_in
-from layoutopt.optimizer.space.stage_rule import Recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
-    from layoutopt.optimizer.space.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 CELLS = 1 << 16  # rank states handled at once: they should stay in a core's cache
 HALVINGS = 12  # of the bracket around the bottleneck; the last step to the next whole block is exact

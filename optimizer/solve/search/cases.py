@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, StageRule
 from layoutopt.optimizer.solve.splits import split_ranges
-from layoutopt.optimizer.space.stage_rule import Recomputation, StageRule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

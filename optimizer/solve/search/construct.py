@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, stage_units
 from layoutopt.optimizer.solve.search.cases import stage_cases
 from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, obeys_near_equal
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.search.cases import Cases
-    from layoutopt.optimizer.space.stage_rule import StageRule
 
 RELAXATIONS = (
     1.0,

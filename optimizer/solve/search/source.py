@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.space.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.exact.stages import boxes
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:

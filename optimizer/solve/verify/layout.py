@@ -9,7 +9,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
-from layoutopt.optimizer.space.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule

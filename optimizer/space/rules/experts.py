@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.space.releases import ERA_C
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.torchtitan import ERA_C
 from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, Rule, everywhere, varying
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere
 from layoutopt.optimizer.space.rules.recompute import per_entry
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

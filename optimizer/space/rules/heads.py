@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.rule import (
     EVERY,
     FREEST,
@@ -15,7 +16,6 @@ from layoutopt.optimizer.space.rule import (
     everywhere,
     varying,
 )
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

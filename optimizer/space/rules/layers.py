@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.orders import same_order
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
 from layoutopt.optimizer.space.rules.experts import expert_dp

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.abilities import abilities_of, savers_of
+from layoutopt.optimizer.frameworks.registry import abilities_of, savers_of
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
 from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.specs.vocabulary import Precision

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.rule import EVERY, Rule, varying
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.rule import EVERY, FREEST, MEGATRONS, TORCH_PIPELINES, Rule
 from layoutopt.optimizer.specs.model import Mlp
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Framework, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import LAUNCHABLE, SCHEDULES
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.rule import MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
-from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ def _micro_batch_bounds(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -
 
 
 def _launchable(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return np.full(len(rows), model.schedule in LAUNCHABLE[ctx.framework])
+    return np.full(len(rows), model.schedule in abilities_of(ctx.framework, ctx.release).schedules)
 
 
 def schedule_of(layout: Layout) -> ScheduleModel:
@@ -155,7 +156,7 @@ def _schedule_batches_detail(layout: Layout, ctx: Context) -> tuple[str, Factors
 
 def _launchable_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     schedule = schedule_of(layout).schedule
-    known = ", ".join(LAUNCHABLE[ctx.framework])
+    known = ", ".join(abilities_of(ctx.framework, ctx.release).schedules)
     return f"{ctx.framework} has no schedule {schedule}; valid: {known}", {"schedule": schedule.value}
 
 
@@ -250,7 +251,7 @@ _SCHEDULE_RULES = (
         name="schedule_supported",
         formula="schedule in the framework's list",
         reason="the framework has to implement the schedule",
-        source="layoutopt.optimizer.cost.schedules.LAUNCHABLE",
+        source="the schedules of layoutopt.optimizer.frameworks",
         reads=frozenset({"pp", "schedule"}),
         holds=_per_schedule(_launchable),
         detail=_launchable_detail,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.releases import ERA_C
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.torchtitan import ERA_C
 from layoutopt.optimizer.space.rule import (
     EVERY,
     FREEST,
@@ -16,7 +17,7 @@ from layoutopt.optimizer.space.rule import (
     everywhere,
     varying,
 )
-from layoutopt.optimizer.specs.vocabulary import CpComm, Framework
+from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch

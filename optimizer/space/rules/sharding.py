@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.abilities import abilities_of
-from layoutopt.optimizer.space.releases import ERA_B
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.frameworks.torchtitan import ERA_B
 from layoutopt.optimizer.space.rule import (
     EVERY,
     FREEST,
@@ -18,7 +18,7 @@ from layoutopt.optimizer.space.rule import (
     varying,
 )
 from layoutopt.optimizer.space.rules.experts import expert_dp
-from layoutopt.optimizer.specs.vocabulary import Axis, Framework, Precision
+from layoutopt.optimizer.specs.vocabulary import Axis, Precision
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:

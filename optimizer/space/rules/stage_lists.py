@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.space.abilities import abilities_of
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.space.nanotron_split import nanotron_counts
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, BrokenRule
-from layoutopt.optimizer.space.stage_rule import Recomputation
 from layoutopt.optimizer.space.stages import block_count, model_order, rank_totals
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.vocabulary import Framework, Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

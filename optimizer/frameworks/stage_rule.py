@@ -46,4 +46,4 @@ class StageRule:
 
 FREE = StageRule(split=Split.FREE, recomputation=Recomputation.PER_RANK)
 MEGATRON = StageRule(split=Split.FREE, recomputation=Recomputation.UNIFORM_COUNT)
-TORCHTITAN = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.ALL_OR_NONE)
+NEAR_EQUAL = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.ALL_OR_NONE)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.cost.formats import NarrowWeights
+from layoutopt.optimizer.frameworks.registry import framework_named, parse_release
 from layoutopt.optimizer.specs.vocabulary import CpComm, Saver
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.model import TrainingSpec
-    from layoutopt.optimizer.specs.vocabulary import Framework
+
+
+class NarrowWeights(StrEnum):
+    """How a framework keeps the weights that multiply in a narrow format over a step.
+
+    It casts them anew for every multiplication, keeps cast copies beside the 16-bit ones, or keeps and gathers the
+    narrow ones alone (NVIDIA/Megatron-LM --fp8-param-gather).
+    """
+
+    CAST = "cast"
+    COPIES = "copies"
+    ALONE = "alone"
 
 
 class EpOverlap(StrEnum):
@@ -157,7 +169,10 @@ def calibrated(
     return replace(preset, **own)
 
 
-_ENUMS = {
+LIKE, UNTIL = "like", "until"
+"""Keys of a preset file: the framework whose preset it builds on, and what differed up to older releases."""
+
+_ENUMS: Mapping[str, Callable[[Any], Any]] = {
     "ep_overlap": EpOverlap,
     "cp_comm": CpComm,
     "cuda_graph": CudaGraph,
@@ -166,40 +181,33 @@ _ENUMS = {
 
 
 @cache
-def _preset_file() -> Mapping[str, Any]:
+def _table(folder: str) -> Mapping[str, Any]:
+    """Read a framework's preset file, or ``base``."""
     import yaml
 
-    text = resources.files("layoutopt.optimizer.cost").joinpath("presets.yaml").read_text(encoding="utf-8")
+    file = resources.files("layoutopt.optimizer.frameworks").joinpath(f"{folder}.yaml")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table: Mapping[str, Any] = yaml.load(text, Loader=loader)
+    table: Mapping[str, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=loader)
     return table
 
 
-def releases(framework: Framework) -> tuple[str, ...]:
-    """Name the software releases with a preset of their own, oldest first."""
-    return tuple(_preset_file()["frameworks"][framework.value].get("releases", {}))
-
-
+@cache
 def load_preset(framework: Framework, software: str | None = None) -> FrameworkPreset:
-    """Return a framework's preset; ``software`` picks a release (its longest listed prefix), else the default."""
-    table = _preset_file()
-    entry = table["frameworks"][framework.value]
-    values = {**table["base"], **_settings(table, entry)}
-    matches = [name for name in entry.get("releases", {}) if software and software.startswith(name)]
-    if matches:
-        values |= entry["releases"][max(matches, key=len)]
-    known = {field.name for field in fields(FrameworkPreset)}
-    values = {
-        name: _ENUMS[name](value) if name in _ENUMS else value
-        for name, value in values.items()
-        if name in known
-    }
-    return FrameworkPreset(**values)
+    """Return the preset of a framework's release, see ``read_release``."""
+    values = {**_table("base"), **_settings(framework)}
+    release = parse_release(framework, software)
+    for last, own in _table(framework.record.folder).get(UNTIL, {}).items():
+        if release <= parse_release(framework, last):
+            values |= own
+    return FrameworkPreset(**{name: _ENUMS.get(name, _as_it_is)(value) for name, value in values.items()})
 
 
-def _settings(table: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(framework: Framework) -> dict[str, Any]:
     """Collect an entry's own settings over those of the preset it builds on."""
-    parent = entry.get("like")
-    inherited = _settings(table, table["frameworks"][parent]) if parent else {}
-    own = {name: value for name, value in entry.items() if name not in ("like", "releases", "source")}
-    return inherited | own
+    table = _table(framework.record.folder)
+    inherited = _settings(framework_named(table[LIKE])) if LIKE in table else {}
+    return inherited | {name: value for name, value in table.items() if name not in (LIKE, UNTIL, "source")}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

@@ -59,7 +59,7 @@ FP8_MIXED = {
 }
 
 
-def export_bridge(target: Target) -> ExportedJob:
+def export(target: Target) -> ExportedJob:
     """Write ``launch.sh``."""
     notes: list[str] = []
     recipe = recipe_of(target.model, notes)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, scalar
 from layoutopt.optimizer.interop.megatron.read import missing_values, training_command
 from layoutopt.optimizer.interop.megatron.read_layout import (
@@ -18,7 +19,6 @@ from layoutopt.optimizer.interop.megatron.read_model import megatron_model
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import InputError, input_error
-from layoutopt.optimizer.specs.vocabulary import Framework
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,1 @@
+"""Trainers as data: one record per framework, one registry."""

@@ -1,0 +1,24 @@
+"""huggingface/nanotron under its YAML configuration."""
+
+from __future__ import annotations
+
+from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT, WHOLE_LAYERS, Abilities
+from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
+_NEWEST = Abilities(
+    schedules=(Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B),  # pp_engine afab and 1f1b
+    fixed_axes=("vp", "ep", "etp"),
+    zero=(0, 1),
+    granularities=WHOLE_LAYERS,
+    precisions=SIXTEEN_BIT,
+    stage_rule=NEAR_EQUAL,
+)
+
+RECORD = FrameworkRecord(
+    name="nanotron",
+    family=Family.NANOTRON,
+    releases=(PublishedRelease(number=NEWEST, date="", abilities=_NEWEST),),
+    exports="2026-04",
+)

@@ -1,0 +1,13 @@
+"""NVIDIA-NeMo/Automodel: Hugging Face models under FSDP2 and PyTorch's pipelines."""
+
+from __future__ import annotations
+
+from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.torchtitan import PYTORCH
+
+RECORD = FrameworkRecord(
+    name="nemo-automodel",
+    family=Family.PYTORCH_PIPELINES,
+    releases=(PublishedRelease(number=NEWEST, date="", abilities=PYTORCH),),
+    exports=None,
+)

@@ -1,0 +1,78 @@
+"""One framework as a record: everything that the rooms above know of it, but for its rules and its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.frameworks.abilities import Abilities
+
+Release = tuple[int, ...]
+"""A release as numbers, comparable: megatron-core's for the Megatron frameworks, eras for torchtitan, else its own."""
+
+NEWEST: Release = (9999,)
+
+
+class Family(StrEnum):
+    """Frameworks that run the same code of parallelism and share its validity rules."""
+
+    MEGATRON_CORE = "megatron-core"
+    PYTORCH_PIPELINES = "pytorch-pipelines"
+    DEEPSPEED_ENGINE = "deepspeed-engine"
+    PLAIN_FSDP = "plain-fsdp"
+    NANOTRON = "nanotron"
+    FREEST = "freest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRelease:
+    """A release: its number, the day from which it could be had (``2024-10``, ``2021-08-10``), what it can launch."""
+
+    number: Release
+    date: str
+    abilities: Abilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbering:
+    """A numbering that people use beside the framework's own, such as that of containers.
+
+    ``inside`` maps its releases to the framework's, and reads versions whose first number is at least ``first``,
+    unless the string they stand in holds the word ``unless``.
+    """
+
+    first: int
+    inside: Mapping[Release, Release]
+    unless: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkRecord:
+    """A trainer.
+
+    ``releases`` go from the oldest to the newest. ``names`` are words for releases (``era a``), ``numberings`` the
+    other ways to count them, tried in order. ``exports`` is the release that its exporter writes for when none is
+    asked for, the newest one checked; None: it has no exporter in ``interop``.
+    """
+
+    name: str
+    family: Family
+    releases: tuple[PublishedRelease, ...]
+    exports: str | None
+    aliases: tuple[str, ...] = ()
+    names: Mapping[str, Release] = field(default_factory=dict)
+    numberings: tuple[Numbering, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Name of its files: ``frameworks/FOLDER.py`` and ``.yaml``, ``interop/FOLDER/``, ``space/rules/FOLDER.py``."""
+        return self.name.replace("-", "_")
+
+    def abilities(self, release: Release = NEWEST) -> Abilities:
+        """Return what a release can launch: what the newest one up to it can, of older ones the oldest."""
+        had = [one for one in self.releases if one.number <= release]
+        return (had[-1] if had else self.releases[0]).abilities

@@ -1,0 +1,52 @@
+"""pytorch/torchtitan, counted in releases and, where none is numbered yet, in eras of its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, Abilities
+from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease, Release
+from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
+
+ERA_A: Release = (0, 2)
+ERA_B: Release = (0, 3)
+ERA_C: Release = (0, 4)
+"""Configuration eras: A up to v0.2.2 (TOML), B from 2026-02-23 (dataclasses), C from 2026-08-20 (batches in
+tokens). B and C have no numbered release yet, so they stand as the next minor numbers.
+"""
+
+PYTORCH = Abilities(
+    # PyTorch's schedule classes; InterleavedZeroBubble, LoopedBFS and schedule files have no model here.
+    schedules=(
+        Schedule.NONE,
+        Schedule.GPIPE,
+        Schedule.ONE_F_ONE_B,
+        Schedule.INTERLEAVED,
+        Schedule.ZB_V,
+        Schedule.DUALPIPE_V,
+    ),
+    zero=(0, 2, 3),
+    hsdp_zero=(2, 3),
+    etp=False,
+    savers=HOST_OPTIMIZER,  # training.enable_cpu_offload
+    modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
+    stage_rule=NEAR_EQUAL,
+)
+# The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
+_TOML = replace(PYTORCH, etp=True)
+
+RECORD = FrameworkRecord(
+    name="torchtitan",
+    family=Family.PYTORCH_PIPELINES,
+    releases=(
+        PublishedRelease(number=(0, 1), date="2025-06-17", abilities=_TOML),
+        PublishedRelease(number=ERA_A, date="2025-10-17", abilities=_TOML),
+        PublishedRelease(number=(0, 2, 1), date="2025-12-26", abilities=_TOML),
+        PublishedRelease(number=(0, 2, 2), date="2026-02-20", abilities=_TOML),
+        PublishedRelease(number=ERA_B, date="2026-02-23", abilities=PYTORCH),
+        PublishedRelease(number=ERA_C, date="2026-08-20", abilities=PYTORCH),
+    ),
+    exports="era C",
+    names={"era a": ERA_A, "era b": ERA_B, "era c": ERA_C},
+)
