@@ -423,7 +423,7 @@ def test_batch_must_be_the_layouts() -> None:
 
 def test_unknown_framework() -> None:
     """The exporters there are are listed."""
-    with pytest.raises(InputError, match="no exporter for 'colossal' \\(one of megatron-lm, megatron-bridge"):
+    with pytest.raises(InputError, match="no exporter for 'colossal' \\(one of megatron, megatron-bridge"):
         run(Layout(dp=8), LLAMA, "colossal")
 
 
