@@ -31,7 +31,9 @@ from checks.pipeline_programs import (
     zb_v,
 )
 from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
-from layoutopt.optimizer.specs.vocabulary import Framework, Schedule
+from layoutopt.optimizer.cost.components import Place as When
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,8 +60,6 @@ PROGRAMS: dict[Schedule, dict[str, Program]] = {
 
 OF_TORCH = (Framework.TORCHTITAN, Framework.NEMO_AUTOMODEL)
 OF_MEGATRON = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.META_INTERNAL)
-OUTSIDE = ("dp", "optimizer", "step")
-"""Parts of a step's fixed seconds that come before or after its pipeline."""
 TOLERANCE = 0.005
 """Relative difference up to which a price agrees with its judgement."""
 
@@ -179,7 +179,8 @@ def job_of(cost: CostModel, layout: Layout) -> Job:
 def outside_s(cost: CostModel, layout: Layout) -> float:
     """Return the seconds of a step outside its pipeline."""
     ((_, parts),) = cost.parts(_row(layout))
-    return sum(float(parts.fixed_s[name][0]) for name in OUTSIDE if name in parts.fixed_s)
+    once = [part for name, part in parts.fixed_s.items() if name.record.place is When.OUTSIDE]
+    return sum(float(part[0]) for part in once)
 
 
 def _row(layout: Layout) -> LayoutBatch:
