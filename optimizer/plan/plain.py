@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.specs.canonical import to_plain
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.plan.budget import Budget
+    from layoutopt.optimizer.cost.budget import Budget
     from layoutopt.optimizer.plan.fault_plan import CheckpointSchedule, FaultPlan
     from layoutopt.optimizer.plan.recipe import Recipe
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.budget import DAY_S, training_budget
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
 from layoutopt.optimizer.cost.parameters import model_parameters
-from layoutopt.optimizer.plan.budget import training_budget
 from layoutopt.optimizer.plan.fault_plan import plan_faults
-from layoutopt.optimizer.plan.options import DAY_S, PlanOptions
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
@@ -25,6 +24,7 @@ from layoutopt.optimizer.specs.loading import override_training
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload

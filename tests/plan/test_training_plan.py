@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.plan.budget import training_budget
+from layoutopt.optimizer.cost.budget import training_budget
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.plan.plain import training_plan_to_plain
 from layoutopt.optimizer.plan.training_plan import make_training_plan, phase_workloads

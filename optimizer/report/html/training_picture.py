@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.report.html.markup import Markup, joined
 from layoutopt.optimizer.report.html.palette import WALL
 from layoutopt.optimizer.report.html.picture import (
@@ -28,7 +29,7 @@ from layoutopt.optimizer.report.html.svg import (
     ticks,
     words,
 )
-from layoutopt.optimizer.report.html.wall import DAY_S, goodput_message, wall_days, wall_message
+from layoutopt.optimizer.report.html.wall import goodput_message, wall_days, wall_message
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.plan.fault_plan import FaultPlan

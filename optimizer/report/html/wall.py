@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import WALL, variable
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
     from layoutopt.optimizer.sweep.inverse import MarginalValue, SizeAnswer
 
-DAY_S = 86_400.0
 ROW_PX = 56
 
 

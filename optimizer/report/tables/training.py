@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.specs.units import format_bytes, format_count, format_rate, format_seconds
@@ -14,13 +15,12 @@ from layoutopt.optimizer.specs.units import format_bytes, format_count, format_r
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from layoutopt.optimizer.plan.budget import Budget
+    from layoutopt.optimizer.cost.budget import Budget
     from layoutopt.optimizer.plan.fault_plan import FaultPlan
     from layoutopt.optimizer.plan.monte_carlo import RunQuantiles
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
     from layoutopt.optimizer.plan.watch import WatchList
 
-DAY_S = 86_400.0
 GOODPUT_COLUMNS = ("GPUs", "interrupted every", "save every", "goodput")
 
 

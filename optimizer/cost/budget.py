@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 
 DAY_S = 86_400.0
+HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,22 @@ class Budget:
         return Budget(cost=cost, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
+def steps_of_run(training: TrainingSpec) -> float:
+    """Return the optimizer steps of a run; raises InputError when the workload names no token count."""
+    if not training.total_tokens:
+        raise input_error(
+            "a training plan needs the number of tokens",
+            "training.total_tokens, e.g. 15.6e12",
+            key="training",
+        )
+    return training.total_tokens / training.tokens_per_step
+
+
+def gpu_power_w(cluster: ClusterSpec) -> float:
+    """Return what a GPU takes from the grid at its power limit, the facility's overhead included."""
+    return cluster.gpu.tdp_w * cluster.pue
+
+
 def training_budget(
     model: ModelSpec,
     training: TrainingSpec,
@@ -51,24 +68,18 @@ def training_budget(
     gpu_hour_cost: float | None = None,
 ) -> Budget:
     """Total a phase up from its step time; raises InputError when the workload names no token count."""
-    if not training.total_tokens:
-        raise input_error(
-            "a training plan needs the number of tokens",
-            "training.total_tokens, e.g. 15.6e12",
-            key="training",
-        )
-    steps = training.total_tokens / training.tokens_per_step
+    steps = steps_of_run(training)
+    tokens = training.total_tokens or 0.0
     seconds = steps * step_time_s
-    gpu_hours = seconds * gpus / 3600
+    gpu_hours = seconds * gpus / HOUR_S
     return Budget(
-        tokens=training.total_tokens,
+        tokens=tokens,
         steps=steps,
-        total_flops=model_flops_per_token(model, training.sequence_length, causal=False)
-        * training.total_tokens,
+        total_flops=model_flops_per_token(model, training.sequence_length, causal=False) * tokens,
         days=seconds / DAY_S,
         days_low=seconds * (1 - relative_error) / DAY_S,
         days_high=seconds * (1 + relative_error) / DAY_S,
         gpu_hours=gpu_hours,
-        energy_kwh=gpu_hours * cluster.gpu.tdp_w / 1000 * cluster.pue,
+        energy_kwh=gpu_hours * gpu_power_w(cluster) / 1e3,
         cost=None if gpu_hour_cost is None else gpu_hours * gpu_hour_cost,
     )
