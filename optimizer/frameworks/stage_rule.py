@@ -22,6 +22,15 @@ class Recomputation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageLimit:
+    """Fewest and most blocks of one rank (from the last where negative) that a question asks for."""
+
+    rank: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageRule:
     """The stage choices of one framework.
 
@@ -38,10 +47,12 @@ class StageRule:
     required: with several kinds, r_sk is free for each kind). uniform_count: one number N for all virtual
     stages, of which each recomputes its first min(N, blocks) blocks (Megatron-LM ``--recompute-method
     block``). all_or_none: every block or none.
+    ``limits`` come from the question: bounds know them, and the solver's model holds them exactly.
     """
 
     split: Split
     recomputation: Recomputation
+    limits: tuple[StageLimit, ...] = ()
 
 
 FREE = StageRule(split=Split.FREE, recomputation=Recomputation.PER_RANK)

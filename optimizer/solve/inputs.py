@@ -8,11 +8,15 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+from layoutopt.optimizer.solve.search.demands import Demands
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import SpaceOptions
@@ -62,7 +66,23 @@ class Question:
             kind=self.options.cost,
             preset=preset_of_run(framework, space.software, self.cluster, space.run),
         )
-        return CostedSpace(space=build_space(model, training, self.cluster, framework, space), cost=cost)
+        return CostedSpace(
+            space=build_space(model, training, self.cluster, framework, space),
+            cost=cost,
+            demands=self._demands(),
+        )
+
+    def _demands(self) -> Demands:
+        """Return what is demanded of stages; axes alone are the space's."""
+        model, space = self.workload.model, self.options.space
+        return Demands(
+            facts=RunFacts(
+                training=self.workload.training, cluster=self.cluster, gpu_hour_cost=space.gpu_hour_cost
+            ),
+            layers=np.array([len(run.block) for run in model.runs], dtype=np.int64),
+            requirements=tuple(wanted for wanted in space.requirements if wanted.of_stages),
+            constrain=self.options.constrain,
+        )
 
 
 def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question:
@@ -97,6 +117,8 @@ def _space_to_plain(options: SpaceOptions) -> dict[str, Any]:
         "allow": list(options.allow),
         "run": {name: value for name, value in asdict(options.run).items() if value not in (None, False)},
     }
+    if options.require:
+        plain |= {"require": list(options.require), "gpu_hour_cost": options.gpu_hour_cost}
     for name in _LISTS:
         values = getattr(options, name)
         plain[name] = None if values is None else list(values)
@@ -128,6 +150,8 @@ def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
         recomputes=sets,
         allow=tuple(Saver(name) for name in plain.get("allow", ())),
         run=RunOptions(**run),
+        require=tuple(plain.get("require", ())),
+        gpu_hour_cost=plain.get("gpu_hour_cost"),
         **lists,
     )
 

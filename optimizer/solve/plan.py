@@ -12,6 +12,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate
+    from layoutopt.optimizer.solve.search.demands import Constrain
     from layoutopt.optimizer.solve.verify.plan_file import Status
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.layout import Layout
@@ -24,7 +25,8 @@ class SolveOptions:
 
     ``top`` is how many layouts to report, ``near`` how far from the best they may be (relative; None: however far).
     ``gap`` stops the search when the answer is proven within it. ``one_model`` puts every tuple into one CP-SAT model.
-    ``warm_start_s`` is a step time that some layout of the space is known to reach.
+    ``warm_start_s`` is a step time that some layout of the space is known to reach. ``constrain`` is a function of (model,
+    view) that adds constraints to every slice: ``lambda model, v: model.add(v.tp * v.cp <= 8)``.
     """
 
     framework: Framework = Framework.MEGATRON
@@ -38,6 +40,7 @@ class SolveOptions:
     seed: int = 0
     one_model: bool = False
     warm_start_s: float = float("inf")
+    constrain: Constrain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,14 @@ import numpy as np
 from layoutopt.optimizer.frameworks.stage_rule import Split
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +72,42 @@ def split_ranges(terms: StageTerms, blocks: int, rule: StageRule) -> SplitRange:
     row = np.arange(len(terms))
     if rule.split is Split.FREE:
         others = fewest.sum(axis=1, keepdims=True) - fewest
-        return SplitRange(row=row, fewest=fewest, most=(blocks - others) * _real(terms.pp, ranks))
-    return _near_equal_ranges(terms, ranks, blocks, fewest)
+        found = SplitRange(row=row, fewest=fewest, most=(blocks - others) * _real(terms.pp, ranks))
+    else:
+        found = _near_equal_ranges(terms, ranks, blocks, fewest)
+    return _limited(found, terms, rule) if rule.limits else found
+
+
+def _limited(ranges: SplitRange, terms: StageTerms, rule: StageRule) -> SplitRange:
+    """Narrow ranges to the limits that the question sets; an empty range is a rank that nothing fits."""
+    fewest, most = ranges.fewest.copy(), ranges.most.copy()
+    for index, rank, limit in limited_ranks(terms, rule):
+        concerned = np.zeros(len(terms), dtype=bool)
+        concerned[index] = True
+        place = np.flatnonzero(concerned[ranges.row])
+        column = rank[ranges.row[place]]
+        fewest[place, column] = np.maximum(fewest[place, column], limit.fewest)
+        most[place, column] = np.minimum(most[place, column], limit.most)
+    return SplitRange(row=ranges.row, fewest=fewest, most=most)
+
+
+def limited_ranks(terms: StageTerms, rule: StageRule) -> Iterator[tuple[IntArray, IntArray, StageLimit]]:
+    """Yield for each limit the layouts it concerns, the rank (n,) it means in each layout, and the limit.
+
+    Folded pipelines may hold every stage twice, which terms don't tell: there no limit is claimed.
+    """
+    for limit in rule.limits:
+        rank = np.where(limit.rank >= 0, limit.rank, terms.pp + limit.rank)
+        yield np.flatnonzero((rank >= 0) & (rank < terms.pp) & ~terms.folded), rank, limit
+
+
+def within_limits(totals: IntArray, terms: StageTerms, rule: StageRule) -> NDArray[np.bool_]:
+    """Tell where the blocks of each rank, (n, P), keep to the limits that the question sets."""
+    within = np.ones(len(totals), dtype=bool)
+    for index, rank, limit in limited_ranks(terms, rule):
+        held = totals[index, rank[index]]
+        within[index] &= (limit.fewest <= held) & (held <= limit.most)
+    return within
 
 
 def _real(pp: IntArray, ranks: int) -> NDArray[np.bool_]:

@@ -53,6 +53,8 @@ class SpaceBuilder:
         folds["fold"] = np.arange(len(folds["tp"]), dtype=np.int64)
         batches = self._apply(2, self._expand_batches(folds))
         rows = self._apply(3, self._expand_chunks(batches))
+        if self.modifiers.by_row:
+            folds, rows["fold"] = rows, np.arange(len(rows["tp"]), dtype=np.int64)
         return count_modifiers(
             self.modifiers, self.tally, self._batch(folds), self._batch(rows), rows["fold"]
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.space.axes import declare_axes
 from layoutopt.optimizer.space.axes_table import axes_table
 from layoutopt.optimizer.space.builder import SpaceBuilder
@@ -15,6 +16,7 @@ from layoutopt.optimizer.space.empty import explain_empty
 from layoutopt.optimizer.space.joint import log10_assignments
 from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS, Modifiers
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.space.requirement import axis_rules
 from layoutopt.optimizer.space.rule import search_rules
 from layoutopt.optimizer.space.rules import RULES
 
@@ -109,7 +111,8 @@ def build_space(
     run = options.run if options.allow_idle is None else replace(options.run, idle_gpus=True)
     ctx = make_context(model, training, cluster, framework, options.software, run)
     axes = declare_axes(ctx, options)
-    rules = search_rules(RULES, ctx)
+    facts = RunFacts(training=training, cluster=cluster, gpu_hour_cost=options.gpu_hour_cost)
+    rules = (*search_rules(RULES, ctx), *axis_rules(options.requirements, facts))
     modifiers = Modifiers(
         ctx=ctx,
         zero=axes.zero,

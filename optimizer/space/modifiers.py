@@ -77,6 +77,15 @@ class Modifiers:
             savers=self.savers,
         )
 
+    @property
+    def by_row(self) -> bool:
+        """Whether some rule ties ZeRO or mesh order to what rows of one (tp, cp, pp, dp, ep, etp) differ in."""
+        return any(
+            rule.reads & {"zero", "hsdp_shard", "order"}
+            and rule.reads & {"vp", "micro_batch", "micro_batches"}
+            for rule in self.rules
+        )
+
     def masks(self, modifier: str, rows: LayoutBatch) -> Masks:
         """List (rule name, choices still valid after it) for zero, order, schedule or precision.
 

@@ -7,12 +7,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.space.context import RunOptions
+from layoutopt.optimizer.space.requirement import parse_requirement
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from layoutopt.optimizer.space.requirement import Requirement
     from layoutopt.optimizer.specs.layout import Recompute
 
 Value = int | str
@@ -34,7 +36,8 @@ class SpaceOptions:
     names joined by ``+``. ``allow_idle`` is the share of GPUs, 0 to 1, that may stay unused; None uses all.
     ``precisions`` defaults to the workload's own, ``schedules`` to 1F1B and interleaved, ``recomputes`` to
     the useful sets of the model; ``allow`` names memory savers, of which every set is
-    then tried. ``software`` is the framework's release, ``run`` its stated flags.
+    then tried. ``software`` is the framework's release, ``run`` its stated flags. ``require`` are comparisons that the
+    layout has to meet, as text (``parse_requirement``); ``gpu_hour_cost`` is what a GPU hour costs in those about cost.
     """
 
     fix: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -49,9 +52,11 @@ class SpaceOptions:
     recomputes: tuple[Recompute, ...] | None = None
     software: str | None = None
     run: RunOptions = field(default_factory=RunOptions)
+    require: tuple[str, ...] = ()
+    gpu_hour_cost: float | None = None
 
     def __post_init__(self) -> None:
-        problems = [*self._unknown_axes(), *self._bad_values()]
+        problems = [*self._unknown_axes(), *self._bad_values(), *self._bad_requirements()]
         if self.allow_idle is not None and not 0 <= self.allow_idle < 1:
             problems.append(
                 _problem("allow_idle", f"{self.allow_idle} is no share of GPUs", "0 up to below 1")
@@ -83,6 +88,20 @@ class SpaceOptions:
                     near = get_close_matches(axis, known, n=1)
                     hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
                     yield _problem(option, f"no axis {axis!r}", hint)
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """The parsed requirements."""
+        return tuple(map(parse_requirement, self.require))
+
+    def _bad_requirements(self) -> Iterator[Problem]:
+        for text in self.require:
+            try:
+                parse_requirement(text)
+            except InputError as error:
+                yield from error.problems
+        if self.gpu_hour_cost is not None and not 0 <= self.gpu_hour_cost < float("inf"):
+            yield _problem("gpu_hour_cost", f"{self.gpu_hour_cost} is no price", "0 or more")
 
     def _bad_values(self) -> Iterator[Problem]:
         for option, given in (("fix", self.fix), ("forbid", self.forbid)):

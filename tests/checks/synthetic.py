@@ -15,6 +15,8 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON
+from layoutopt.optimizer.solve.search.demands import NO_DEMANDS
+from layoutopt.optimizer.frameworks.stage_rule import MEGATRON
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
 
@@ -111,6 +113,7 @@ class SyntheticSource:
     def __init__(self, model: SyntheticModel, rule: StageRule = MEGATRON) -> None:
         self.model = model
         self.rule = rule
+        self.demands = NO_DEMANDS
         self.degrees = degree_table(model)
         self.counts: IntArray = np.array(model.blocks)
 

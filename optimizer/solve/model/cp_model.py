@@ -21,14 +21,17 @@ from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.model.constraints import ENOUGH_MICRO_BATCHES, MEMORY, Constraints
 from layoutopt.optimizer.solve.model.cuts import Cuts
 from layoutopt.optimizer.solve.model.objective import Objective
+from layoutopt.optimizer.solve.model.posting import post_demands
 from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice
 from layoutopt.optimizer.solve.model.variables import Variables
+from layoutopt.optimizer.solve.search.demands import NO_DEMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import StageCosts
+    from layoutopt.optimizer.solve.search.demands import Demands
 
 POLL_S = 0.05  # how soon a stop flag is noticed
 
@@ -94,7 +97,7 @@ class CpModel:
     ``model`` and ``variables`` are public: add any constraint over the variables before ``solve``. ``fixed`` columns
     must take their value. With ``conditional`` the memory, m >= pp and fixed-column families hold under assumption
     literals, for ``conflict``. With ``track_peak`` the variable ``peak_kib`` means something where step time is
-    minimised, too.
+    minimised, too. ``demands`` are posted, and an answer that misses one by rounding is forbidden.
     """
 
     def __init__(
@@ -104,8 +107,9 @@ class CpModel:
         fixed: Mapping[str, int] | None = None,
         conditional: bool = False,
         track_peak: bool = False,
+        demands: Demands = NO_DEMANDS,
     ) -> None:
-        self.data = data
+        self.data, self.demands = data, demands
         self.model = cp_model.CpModel()
         self.variables = Variables(self.model, data)
         fixed = dict(fixed or {})
@@ -113,8 +117,10 @@ class CpModel:
         self.conditions = {name: self.model.new_bool_var(name) for name in names} if conditional else {}
         constraints = Constraints(self.model, data, self.variables, self.conditions, fixed)
         constraints.add_constraints()
-        if track_peak and data.goal is Goal.STEP_TIME:
+        if (track_peak or demands.needs_peak) and data.goal is Goal.STEP_TIME:
             constraints.add_peak_memory()
+        if demands.any:
+            post_demands(self.model, data, self.variables, demands)
         if not conditional:
             Objective(self.model, data, self.variables).add_objective()
             if len(data) == 1 and data.goal is Goal.STEP_TIME:
@@ -144,9 +150,12 @@ class CpModel:
             position, blocks, recomputed = self._read(solver)
             costs = self._price(position, blocks, recomputed)
             overfull = self._overfull(position, costs)
-            if not overfull:
+            if not overfull and self._meets_demands(position, blocks, recomputed, costs):
                 break
-            self._forbid(position, overfull, blocks, recomputed)
+            if overfull:
+                self._forbid(position, overfull, blocks, recomputed)
+            else:
+                self._forbid_whole(position, blocks, recomputed)
             run.corrections += 1
         bound = solver.best_objective_bound
         timed = self.data.goal is Goal.STEP_TIME
@@ -247,6 +256,22 @@ class CpModel:
             return []
         capacity = self.data.terms.capacity_bytes[position]
         return [int(s) for s in np.flatnonzero(costs.rank_bytes[0] > capacity)]
+
+    def _meets_demands(
+        self, position: int, blocks: IntArray, recomputed: IntArray, costs: StageCosts
+    ) -> bool:
+        """Judge an answer by what is demanded, in floats."""
+        one, ranks = self.data.batch.take(np.array([position])), int(self.data.terms.pp[position])
+        return bool(self.demands.met(one, ranks, blocks[None], recomputed[None], costs)[0])
+
+    def _forbid_whole(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
+        variables, real = self.variables, range(int(self.data.terms.pp[position]))
+        columns = [
+            variables.row,
+            *(v for s in real for v in (*variables.blocks[s], *variables.recomputed[s])),
+        ]
+        values = [position, *(int(v) for s in real for v in (*blocks[s], *recomputed[s]))]
+        self.model.add_forbidden_assignments(columns, [tuple(values)])
 
     def _forbid(self, position: int, ranks: Iterable[int], blocks: IntArray, recomputed: IntArray) -> None:
         variables = self.variables

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from layoutopt.optimizer.solve.model.coefficients import PER_SECOND, coefficients, rounding_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
@@ -87,6 +89,18 @@ class TupleSlice:
         terms = self.terms
         same = (terms.pp == shape.pp) & (terms.vp == shape.vp) & (terms.folded == shape.folded)
         return [int(i) for i in np.flatnonzero(same)]
+
+
+def stack_terms(parts: Sequence[StageTerms]) -> StageTerms:
+    """Stack terms; pipelines of fewer ranks hold nothing on the ranks they lack."""
+    ranks = max(part.in_flight.shape[1] for part in parts)
+    columns: dict[str, Any] = {}
+    for field in fields(parts[0]):
+        values = [getattr(part, field.name) for part in parts]
+        if field.name == "in_flight":
+            values = [np.pad(value, ((0, 0), (0, ranks - value.shape[1]))) for value in values]
+        columns[field.name] = np.concatenate(values)
+    return replace(parts[0], **columns)
 
 
 def tuple_slice(

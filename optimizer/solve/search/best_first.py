@@ -18,7 +18,7 @@ from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, SliceStatus, SolverLimits
-from layoutopt.optimizer.solve.model.slices import tuple_slice
+from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import good_stages
 
@@ -44,6 +44,9 @@ OVERTIME_STEPS = 8
 
 FIRST_CHOICES, CHOICES = 16, 1_024
 """Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
+
+MOST_IN_SLICE = 32
+"""Tuples of one model at most: more of them solve no faster together than apart."""
 
 FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
 """Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
@@ -163,15 +166,17 @@ class BestFirst:
         self._best_of: dict[tuple[int, ...], Found] = {}
         self._aside: list[_Partial] = []
         self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
+        self._loose = source.demands.any and source.demands.loose
 
     def run(self) -> SearchResult:
         """Search until the answer is proven, the time is up or a stop is asked for."""
         if self.options.one_model:
             return self._solve_whole()
         quick = self._quick_bounds()
+        self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
+        quick = self.source.demands.kept(quick, self.source.degrees, exact=False)
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
-        self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
         start, size = 0, FIRST_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
@@ -190,7 +195,7 @@ class BestFirst:
         if not len(batch):
             return self._result()
         data = tuple_slice(batch, self.source.terms(batch), self.source.counts, self.source.rule)
-        result = CpModel(data).solve(self._limits())
+        result = CpModel(data, demands=self.source.demands).solve(self._limits())
         self._rounding_s, self._solved = data.rounding_ns / 1e9, len(batch)
         none = result.status is SliceStatus.NO_BETTER
         self._left_bound_s = np.inf if none else result.bound_s
@@ -266,6 +271,7 @@ class BestFirst:
         weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
         bound = self._bounds(step.terms(batch), free=free)
         self._by_memory += int(weight[np.isinf(bound)].sum())
+        bound = self.source.demands.kept(bound, batch, exact=False)
         return _Partial(batch, weight, bound).take(np.flatnonzero(bound < self._wanted_s()))
 
     def _descend(self, partial: _Partial, steps: list[Refinement]) -> None:
@@ -310,6 +316,7 @@ class BestFirst:
         terms = last.terms(batch)
         bound = self._bounds(terms)
         self._by_memory += int(weight[np.isinf(bound)].sum())
+        bound = self.source.demands.kept(bound, batch)
         for index in np.flatnonzero(bound < self._wanted_s()):
             self._serial += 1
             heapq.heappush(self._heap, self._waiting(batch, terms, float(bound[index]), int(index)))
@@ -330,9 +337,53 @@ class BestFirst:
 
     def _solve_waiting(self, left: int) -> None:
         """Solve tuples in order of their bound while one may beat the best layout."""
+        size = 1
         while self._heap and self._heap[0].bound_s < self._limit_s() and not self._stopped():
-            self._solve(heapq.heappop(self._heap), self._limit_s())
+            if size == 1:
+                better = self._solve(heapq.heappop(self._heap), self._limit_s())
+            else:
+                better = self._solve_slice(size, self._limit_s())
+            # Alone, tuples are solved fastest; where bounds miss what is demanded there are many that have nothing.
+            size = 1 if better or not self._loose else min(size * 2, MOST_IN_SLICE)
             self._report(left)
+
+    def _solve_slice(self, size: int, upper_s: float) -> bool:
+        """Solve the tuples of the least bounds as one model; tell whether it holds a layout better than the best."""
+        items = []
+        while self._heap and len(items) < size and self._heap[0].bound_s < upper_s:
+            items.append(heapq.heappop(self._heap))
+        items = [item for item in items if item.layout.table().tobytes() not in self._settled]
+        if not items:
+            return False
+        data = tuple_slice(
+            LayoutBatch.concat([item.layout for item in items]),
+            stack_terms([item.terms for item in items]),
+            self.source.counts, self.source.rule, lower_s=items[0].bound_s, upper_s=upper_s,
+        )  # fmt: skip
+        self._rounding_s = max(self._rounding_s, data.rounding_ns / 1e9)
+        result = CpModel(data, demands=self.source.demands).solve(self._limits())
+        if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
+            for item in items:
+                heapq.heappush(self._heap, item)
+        else:
+            self._settle(items, result, upper_s)
+        if result.blocks is not None:
+            self._keep(items[result.position], result)
+        return result.blocks is not None
+
+    def _settle(self, items: list[_Waiting], result: SliceResult, upper_s: float) -> None:
+        """Book a solved slice: its best tuple is solved, the others reach no less than the slice does."""
+        found = result.status is SliceStatus.OPTIMAL
+        if found and self.options.gap > 0:
+            self._left_open_s = min(self._left_open_s, result.bound_s)
+        reached_s = result.step_time_s if found else upper_s
+        for position, item in enumerate(items):
+            if not np.isfinite(reached_s) or (found and position == result.position):
+                self._settled.add(item.layout.table().tobytes())
+                self._solved += 1
+            elif reached_s < self._wanted_s():
+                item.bound_s = max(item.bound_s, reached_s * (1 - 1e-12))
+                heapq.heappush(self._heap, item)
 
     def _solve_runners_up(self) -> None:
         """Solve tuples of further families, as many as wanted and as near as wanted."""
@@ -348,20 +399,23 @@ class BestFirst:
         """Layouts found that are as near to the best as wanted."""
         return [item for item in self._best_of.values() if item.step_time_s <= self._wanted_s()]
 
-    def _solve(self, item: _Waiting, upper_s: float) -> None:
-        """Find the best stages of one tuple with CP-SAT, unless that was done when it was reached greedily."""
+    def _solve(self, item: _Waiting, upper_s: float) -> bool:
+        """Find the best stages of one tuple with CP-SAT, unless that was done when it was reached greedily.
+
+        Tell whether there are any below ``upper_s``.
+        """
         key = item.layout.table().tobytes()
         if key in self._settled:
-            return
+            return False
         counts, rule = self.source.counts, self.source.rule
         near = good_stages(item.terms, counts, rule, upper_s)
-        known = bool(near.step_time_s[0] < upper_s)
+        known = bool(near.step_time_s[0] < upper_s) and self._meets_demands(item, near)
         if known:
             # The model must still admit the stages that it gets as a hint.
             upper_s = float(near.step_time_s[0]) + 2 * rounding_s(counts)
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
         self._rounding_s = max(self._rounding_s, rounding_s(counts))
-        model = CpModel(data)
+        model = CpModel(data, demands=self.source.demands)
         if known:
             model.hint(0, near.blocks[0], near.recomputed[0])
         result = model.solve(self._limits())
@@ -377,6 +431,18 @@ class BestFirst:
             self._left_open_s = min(self._left_open_s, result.bound_s)
         if result.blocks is not None:
             self._keep(item, result)
+        return result.blocks is not None
+
+    def _meets_demands(self, item: _Waiting, near: Stages) -> bool:
+        """Whether constructed stages are an answer to the question."""
+        demands = self.source.demands
+        if not demands.any:
+            return True
+        if not demands.judged_outside:
+            return False
+        costs = price_stages(item.terms, near.blocks, near.recomputed)
+        ranks = int(item.terms.pp[0])
+        return bool(demands.met(item.layout, ranks, near.blocks, near.recomputed, costs)[0])
 
     def _keep(self, item: _Waiting, result: SliceResult) -> None:
         """Remember a layout if it is the best of its family."""

@@ -11,7 +11,8 @@ from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, stage_units
 from layoutopt.optimizer.solve.search.cases import stage_cases
-from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, obeys_near_equal
+from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, obeys_near_equal, within_limits
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +56,8 @@ def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageR
     else:
         recomputed, costs = _least_shared(terms, cut, blocks, counts, rule)
     allowed = costs.fits & (totals >= fewest_blocks(terms, totals.shape[1])).all(axis=1)
+    if rule.limits:
+        allowed &= within_limits(totals, terms, rule)
     if rule.split is Split.NEAR_EQUAL:
         allowed &= obeys_near_equal(cut.size, terms)
     step = np.where(allowed, costs.step_time_s, NONE_FITS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.relaxed import Relaxation, relaxed_terms
+from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Demands
 from layoutopt.optimizer.solve.search.source import Refinement
 from layoutopt.optimizer.solve.search.space_size import stage_shape
 from layoutopt.optimizer.space.modifiers import ALL_MODIFIERS
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.search.space_size import StageShape
     from layoutopt.optimizer.space.enumeration import Space
+    from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
 
 
 SHAPE_LIMITS = (1 << 8, 1 << 20, 1 << 20)
@@ -38,6 +40,7 @@ class CostedSpace:
 
     space: Space
     cost: CostModel
+    demands: Demands = NO_DEMANDS
 
     @cached_property
     def _scheduled(self) -> tuple[LayoutBatch, IntArray, IntArray]:
@@ -62,8 +65,13 @@ class CostedSpace:
 
     @property
     def rule(self) -> StageRule:
-        """Which stage splits and recomputation the framework can launch."""
-        return self.space.stage_rule
+        """Which stage splits and recomputation the framework can launch and the question wants."""
+        limits = self._stage_limits
+        return replace(self.space.stage_rule, limits=limits) if limits else self.space.stage_rule
+
+    @cached_property
+    def _stage_limits(self) -> tuple[StageLimit, ...]:
+        return self.demands.stage_limits()
 
     @property
     def tuples(self) -> IntArray:
@@ -101,11 +109,12 @@ class CostedSpace:
 
     def _terms_of_any_set(self, rows: LayoutBatch) -> StageTerms:
         """Terms with the rows' own sharding, optimistic over everything else."""
-        return relaxed_terms(self.cost, rows, self._relaxation(rows), any_sharding=False)
+        terms = relaxed_terms(self.cost, rows, self._relaxation(rows), any_sharding=False)
+        return self._within_memory(rows, terms, exact=False)
 
     def relaxed(self, rows: LayoutBatch) -> StageTerms:
         """Return terms that are optimistic over all modifiers of each degree row."""
-        return relaxed_terms(self.cost, rows, self._relaxation(rows))
+        return self._within_memory(rows, relaxed_terms(self.cost, rows, self._relaxation(rows)), exact=False)
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
         """Return every tuple of the degree rows and the row each belongs to."""
@@ -113,8 +122,14 @@ class CostedSpace:
         return self.space.modifiers.expand(rows, over=over)
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
-        """Return the exact terms of tuples."""
-        return self.cost.terms(batch)
+        """Return the exact terms of tuples, with the memory that the question lets them use."""
+        return self._within_memory(batch, self.cost.terms(batch), exact=True)
+
+    def _within_memory(self, rows: LayoutBatch, terms: StageTerms, *, exact: bool) -> StageTerms:
+        if not self.demands.any:
+            return terms
+        most = self.demands.capacity_bytes(rows, exact=exact)
+        return replace(terms, capacity_bytes=np.minimum(terms.capacity_bytes, most))
 
     def _relaxation(self, rows: LayoutBatch) -> Relaxation:
         modifiers = self.space.modifiers

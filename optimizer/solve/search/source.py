@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
+    from layoutopt.optimizer.solve.search.demands import Demands
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,10 @@ class TermsSource(Protocol):
     @property
     def rule(self) -> StageRule:
         """Which splits and which recomputation the framework can launch."""
+
+    @property
+    def demands(self) -> Demands:
+        """What the question demands of stages, memory and time."""
 
     @property
     def tuples(self) -> IntArray:

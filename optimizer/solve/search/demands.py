@@ -1,0 +1,236 @@
+"""What a question demands of stages, memory and time: limits for the bounds, and a judge of finished layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, floor
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Part, Relation
+from layoutopt.optimizer.space.requirement import NotKnownYet, View
+from layoutopt.optimizer.frameworks.stage_rule import StageLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.quantities import RunFacts
+    from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageCosts
+    from layoutopt.optimizer.space.expression import Atom
+    from layoutopt.optimizer.space.requirement import Requirement
+
+    Constrain = Callable[[Any, Any], None]
+
+MOST_LAYERS = 1 << 40
+"""More layers than any model has, where a side of a limit is open."""
+
+
+class NeedsSolver(LookupError):
+    """A user's function asks for variables of the solver: what it demands is only known inside a model."""
+
+
+class Recorder:
+    """Stands for the model while a user's function is asked what it compares."""
+
+    def __init__(self) -> None:
+        self.found: list[Comparison] = []
+
+    def add(self, comparison: Comparison | bool) -> None:
+        """Note a comparison."""
+        if not isinstance(comparison, Comparison):
+            raise NeedsSolver("a constraint over solver variables")
+        self.found.append(comparison)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NeedsSolver(name)
+
+
+class RecordedView(View):
+    """The view that a user's function gets outside of a model."""
+
+    @property
+    def variables(self) -> NoReturn:
+        """Variables exist inside of models alone."""
+        raise NeedsSolver("variables")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """Requirements that stages decide, and a user's function of (model, view), over one workload and cluster.
+
+    ``layers`` (K,) are the layers of a block of each kind.
+    """
+
+    facts: RunFacts | None = None
+    layers: IntArray = field(default_factory=lambda: np.ones(1, dtype=np.int64))
+    requirements: tuple[Requirement, ...] = ()
+    constrain: Constrain | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is demanded."""
+        return bool(self.requirements) or self.constrain is not None
+
+    @property
+    def judged_outside(self) -> bool:
+        """Whether finished layouts can be judged without the solver."""
+        return self.constrain is None or self._recorded(_one_row(), exact=True) is not None
+
+    @property
+    def needs_peak(self) -> bool:
+        """Whether the memory of the fullest rank stands beside something else in a comparison."""
+        return self.any and any(
+            atom.part is Part.PEAK_BYTES and comparison.most_of(Part.PEAK_BYTES) is None
+            for comparison in self.comparisons(_one_row())
+            for atom in comparison.difference.terms
+        )
+
+    @property
+    def loose(self) -> bool:
+        """Whether bounds do not know everything that is demanded, so that many tuples may have to be solved."""
+        if not self.judged_outside:
+            return True
+        comparisons = self.comparisons(_one_row())
+        return any(
+            comparison.difference.terms and not (_is_limit(comparison) or _layers_alone(comparison))
+            for comparison in comparisons
+        )
+
+    def comparisons(self, batch: LayoutBatch, *, exact: bool = True) -> list[Comparison]:
+        """Compare for every tuple of a batch; what the rows or the function don't tell is left out."""
+        assert self.facts is not None
+        found: list[Comparison] = []
+        view = View(batch, self.facts, exact=exact)
+        for requirement in self.requirements:
+            try:
+                found += requirement.comparisons(view)
+            except NotKnownYet:
+                continue
+        return found + (self._recorded(batch, exact=exact) or [])
+
+    def _recorded(self, batch: LayoutBatch, *, exact: bool) -> list[Comparison] | None:
+        """Ask the user's function; None where only a model can tell."""
+        if self.constrain is None:
+            return []
+        assert self.facts is not None
+        recorder = Recorder()
+        try:
+            self.constrain(recorder, RecordedView(batch, self.facts, exact=exact))
+        except (NeedsSolver, NotKnownYet):
+            return None
+        return recorder.found
+
+    def limit_s(self, batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
+        """Return the most seconds (n,) that a step may take; minus infinity where axes alone break a demand."""
+        most = np.full(len(batch), np.inf)
+        for comparison in self.comparisons(batch, exact=exact) if self.any else ():
+            limit = comparison.most_of(Part.STEP_S)
+            if limit is not None:
+                most = np.minimum(most, limit)
+            elif not comparison.difference.terms:
+                most = np.where(comparison.holds(_nothing_open), most, -np.inf)
+        return most
+
+    def capacity_bytes(self, batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
+        """Return the most bytes (n,) that a rank may hold."""
+        most = np.full(len(batch), np.inf)
+        for comparison in self.comparisons(batch, exact=exact) if self.any else ():
+            limit = comparison.most_of(Part.PEAK_BYTES)
+            most = most if limit is None else np.minimum(most, limit)
+        return np.maximum(most, 0.0)
+
+    def kept(self, bound_s: FloatArray, batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
+        """Return bounds, infinite where a row's bound is above what it may take."""
+        if not self.any:
+            return bound_s
+        limit = self.limit_s(batch, exact=exact)
+        return np.where(bound_s <= limit * (1 + TOLERANCE), bound_s, np.inf)
+
+    def stage_limits(self) -> tuple[StageLimit, ...]:
+        """Return the limits on the layers of single ranks that hold for every tuple alike."""
+        if not self.any:
+            return ()
+        found = []
+        for comparison in self.comparisons(_one_row()):
+            if _layers_alone(comparison):
+                found.append(_stage_limit(comparison, self.layers))
+        return tuple(found)
+
+    def met(
+        self, batch: LayoutBatch, ranks: int, blocks: IntArray, recomputed: IntArray, costs: StageCosts
+    ) -> NDArray[np.bool_]:
+        """Tell which finished layouts (n,) meet everything that can be judged outside a model.
+
+        ``blocks`` and ``recomputed`` are (n, P, K), ``ranks`` the distinct ranks of all of them.
+        """
+        result = np.ones(len(batch), dtype=bool)
+
+        def of(atom: Atom) -> FloatArray:
+            if atom.part is Part.STEP_S:
+                return costs.step_time_s
+            if atom.part is Part.PEAK_BYTES:
+                return costs.peak_bytes
+            held = (blocks if atom.part is Part.LAYERS else recomputed) @ self.layers
+            rank = rank_of(atom.rank, int(batch.pp[0]), ranks)
+            return np.zeros(len(batch)) if rank is None else held[:, rank].astype(np.float64)
+
+        for comparison in self.comparisons(batch) if self.any else ():
+            result &= comparison.holds(of)
+        return result
+
+
+NO_DEMANDS = Demands()
+
+
+def rank_of(rank: int, pp: int, distinct: int) -> int | None:
+    """Return which distinct rank a rank of a pipeline is: where stages lie twice, the second half mirrors the first."""
+    place = rank if rank >= 0 else pp + rank
+    if not 0 <= place < pp:
+        return None
+    return place if place < distinct else pp - 1 - place
+
+
+def _is_limit(comparison: Comparison) -> bool:
+    return any(comparison.most_of(part) is not None for part in (Part.STEP_S, Part.PEAK_BYTES))
+
+
+def _layers_alone(comparison: Comparison) -> bool:
+    """Whether a comparison limits the layers of one rank alike in every tuple: literals have no dimension."""
+    terms = comparison.difference.terms
+    values = [comparison.difference.constant, *terms.values()]
+    return (
+        [atom.part for atom in terms] == [Part.LAYERS]
+        and comparison.relation is not Relation.DIFFERENT
+        and all(np.ndim(value) == 0 for value in values)
+        and bool(terms[next(iter(terms))])
+    )
+
+
+def _stage_limit(comparison: Comparison, layers: IntArray) -> StageLimit:
+    ((atom, factor),) = comparison.difference.terms.items()
+    edge = -float(comparison.difference.constant) / float(factor)
+    strict = comparison.relation is Relation.BELOW
+    upper = comparison.relation is Relation.EQUAL or factor > 0
+    lower = comparison.relation is Relation.EQUAL or factor < 0
+    slack = TOLERANCE * max(abs(edge), 1.0)
+    most = (ceil(edge - slack) - 1 if strict else floor(edge + slack)) if upper else MOST_LAYERS
+    least = (floor(edge + slack) + 1 if strict else ceil(edge - slack)) if lower else 0
+    return StageLimit(
+        rank=atom.rank, fewest=max(-(-least // int(layers.max())), 0), most=most // int(layers.min())
+    )
+
+
+def _nothing_open(atom: Atom) -> FloatArray:
+    raise AssertionError(f"{atom} is decided by stages")
+
+
+def _one_row() -> LayoutBatch:
+    """A tuple of ones: what is asked of it is the form of comparisons, not their numbers."""
+    from layoutopt.optimizer.space.rows import batch_of
+    from layoutopt.optimizer.specs.layout import Layout
+
+    return batch_of(Layout())
