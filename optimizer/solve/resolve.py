@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.batch import DEGREES, LayoutBatch
+from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.certificate import relative_gap
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
-from layoutopt.optimizer.solve.search.best_first import RELAXED_ROWS, Found
-from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.best_first import Found
+from layoutopt.optimizer.solve.search.near import near_tuples
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.cost.terms import FloatArray
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.model.cp_model import SolverLimits
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
@@ -32,9 +32,6 @@ TUPLES = 16
 
 WITHIN = 1.05
 """Tuples whose bound is within this factor of the optimum are compared; the others count as reaching it."""
-
-ROWS = 2_048
-"""Rows refined at once, so that memory stays flat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,45 +100,18 @@ def open_model(question: Question, best: Layout, best_s: float, *, tuples: int =
     """
     source = question.costed_space()
     limit_s = best_s * WITHIN
-    batch, bounds = _near_tuples(source, limit_s)
+    batch, bounds = near_tuples(source, limit_s)
     own = np.flatnonzero(_same_tuple(batch, best))
     ranked = [i for i in np.argsort(bounds, kind="stable").tolist() if i not in own]
     chosen = np.sort(np.array([*own[:1], *ranked[: tuples - len(own[:1])]], dtype=np.int64))
     others = np.delete(bounds, chosen)
     rows = batch.take(chosen)
-    model = CpModel(tuple_slice(rows, source.terms(rows), source.counts, source.rule), track_peak=True)
+    model = CpModel(
+        tuple_slice(rows, source.terms(rows), source.counts, source.rule),
+        track_peak=True,
+        demands=source.demands,
+    )
     return OpenModel(source=source, model=model, others_s=float(min(others.min(initial=np.inf), limit_s)))
-
-
-def _near_tuples(source: CostedSpace, limit_s: float) -> tuple[LayoutBatch, FloatArray]:
-    """Return every tuple whose bound is below a step time, and its bound."""
-    batches, bounds = [], []
-    for start in range(0, len(source.degrees), RELAXED_ROWS):
-        rows = source.degrees.take(np.arange(start, min(start + RELAXED_ROWS, len(source.degrees))))
-        quick = quick_bound(source.relaxed(rows), source.counts)
-        rows = rows.take(np.flatnonzero(quick < limit_s))
-        for first in range(0, len(rows), ROWS):
-            batch, bound = _refined(
-                source, rows.take(np.arange(first, min(first + ROWS, len(rows)))), limit_s
-            )
-            batches.append(batch)
-            bounds.append(bound)
-    return LayoutBatch.concat(batches), np.concatenate(bounds)
-
-
-def _refined(source: CostedSpace, rows: LayoutBatch, limit_s: float) -> tuple[LayoutBatch, FloatArray]:
-    """Choose modifiers step by step, as the search does, and keep what is below the limit."""
-    bound = lower_bound(source.relaxed(rows), source.counts, source.rule, limit_s, free=True)
-    kept = np.flatnonzero(bound < limit_s)
-    rows, bound = rows.take(kept), bound[kept]
-    for step in source.refinements:
-        if not len(rows):
-            break
-        rows, _ = step.expand(rows)
-        bound = lower_bound(step.terms(rows), source.counts, source.rule, limit_s)
-        kept = np.flatnonzero(bound < limit_s)
-        rows, bound = rows.take(kept), bound[kept]
-    return rows, bound
 
 
 def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:
