@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.report.plain import Plain, estimate_to_plain, layout_to_plain
@@ -35,6 +36,9 @@ def _plan_to_plain(plan: Plan) -> Plain:
             "step_time_s": estimate.step_time_s if estimate else None,
             "bound_s": plan.bound_s,
             "gap": plan.gap,
+            "name": "time",
+            "value": estimate.step_time_s if estimate else None,
+            **({"then": asdict(plan.then)} if plan.then else {}),
         },
         "verdict": plan.verdict.value if plan.verdict else None,
         "reasons": [plan.infeasibility.message] if plan.infeasibility else [],

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.estimate import estimate_row
+from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.certificate import build_certificate, relative_gap
 from layoutopt.optimizer.solve.explain.gap import what_binds, why_slower
 from layoutopt.optimizer.solve.explain.infeasible import explain_infeasible
 from layoutopt.optimizer.solve.inputs import Question, cost_model_digest, question_from_plain
 from layoutopt.optimizer.solve.judge import memory_verdict
+from layoutopt.optimizer.solve.model.cp_model import SolverLimits
 from layoutopt.optimizer.solve.plan import Alternative, Infeasibility, Plan, SolveOptions
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.second import choose_second
 from layoutopt.optimizer.solve.search.space_size import size_of_shapes
 from layoutopt.optimizer.solve.verify.claim import Rebuilt
 from layoutopt.optimizer.solve.verify.claim import verify_plan as check_plan
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.certificate import Certificate
     from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.solve.verify.layout import PricedLayout
     from layoutopt.optimizer.solve.verify.report import VerifyReport
     from layoutopt.optimizer.space.enumeration import Space
@@ -58,10 +62,27 @@ def solve_layout(
     start = time.perf_counter()
     question = Question(workload=workload, cluster=cluster, options=options or SolveOptions())
     source = question.costed_space()
-    result = _search(source, question.options, on_progress=on_progress, should_stop=should_stop)
+    asked = question.options
+    result = _search(source, asked, on_progress=on_progress, should_stop=should_stop)
+    second: Second | None = None
+    if asked.then is not None and result.complete and result.found:
+        limits = _solver_limits(asked, start, should_stop)
+        result, second = choose_second(source, GOALS[asked.then], result, limits, within=asked.within)
     certificate = _certificate(question, source, result)
     plan = _answer(question, source, result, certificate)
-    return replace(plan, solve_time_s=time.perf_counter() - start)
+    return replace(plan, then=second, solve_time_s=time.perf_counter() - start)
+
+
+def _solver_limits(
+    options: SolveOptions, start: float, should_stop: Callable[[], bool] | None
+) -> Callable[[], SolverLimits]:
+    """Return what gives the limits of one solve at the time that it begins."""
+    return lambda: SolverLimits(
+        time_limit_s=options.time_limit_s - (time.perf_counter() - start),
+        workers=options.workers,
+        seed=options.seed,
+        should_stop=should_stop,
+    )
 
 
 def describe_space(workload: Workload, cluster: ClusterSpec, options: SolveOptions | None = None) -> Space:
@@ -152,7 +173,7 @@ def _certificate(question: Question, source: CostedSpace, result: SearchResult) 
         removed_by_memory=result.by_memory,
         solved=result.solved,
         removed_by_rule={count.rule: count.tuples for count in space.counts.removed},
-        gap_target=question.options.gap,
+        gap_target=max(question.options.gap, question.options.within),
         rounding_s=result.rounding_s,
     )
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
-from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.cost.quantities import RunFacts
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
@@ -45,13 +45,19 @@ class Question:
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain data; the options that only steer the search are left out."""
-        return {
+        options = self.options
+        plain = {
             "workload": to_plain(self.workload),
             "cluster": to_plain(self.cluster),
-            "framework": self.options.framework.value,
-            "cost": self.options.cost.value,
-            "space": _space_to_plain(self.options.space),
+            "framework": options.framework.value,
+            "cost": options.cost.value,
+            "space": _space_to_plain(options.space),
         }
+        if options.then is not None:
+            plain["then"] = {"goal": options.then, "within": options.within}
+        if options.constrain is not None:
+            plain["constrain"] = getattr(options.constrain, "__name__", type(options.constrain).__name__)
+        return plain
 
     def costed_space(self) -> CostedSpace:
         """Enumerate the declared space and build its prices."""
@@ -98,8 +104,13 @@ def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question
     return Question(
         workload=workload_from_plain(plain["workload"], file=file, path=("inputs", "workload")),
         cluster=cluster_from_plain(plain["cluster"], file=file, path=("inputs", "cluster")),
-        options=SolveOptions(framework=framework, cost=cost, space=space),
+        options=SolveOptions(framework=framework, cost=cost, space=space, **_goals_from_plain(plain)),
     )
+
+
+def _goals_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
+    then = plain.get("then")
+    return {} if not isinstance(then, dict) else {"then": then.get("goal"), "within": then.get("within", 0.0)}
 
 
 _LISTS = {"precisions": Precision, "schedules": Schedule, "micro_batches": int}

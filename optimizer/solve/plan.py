@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.factory import CostKind
+from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate
     from layoutopt.optimizer.solve.search.demands import Constrain
+    from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.solve.verify.plan_file import Status
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.layout import Layout
@@ -26,7 +30,8 @@ class SolveOptions:
     ``top`` is how many layouts to report, ``near`` how far from the best they may be (relative; None: however far).
     ``gap`` stops the search when the answer is proven within it. ``one_model`` puts every tuple into one CP-SAT model.
     ``warm_start_s`` is a step time that some layout of the space is known to reach. ``constrain`` is a function of (model,
-    view) that adds constraints to every slice: ``lambda model, v: model.add(v.tp * v.cp <= 8)``.
+    view) that adds constraints to every slice: ``lambda model, v: model.add(v.tp * v.cp <= 8)``. ``then`` names a goal
+    (``GOALS``) in which the answer is the best of all layouts as fast as the fastest, or up to ``within`` slower.
     """
 
     framework: Framework = Framework.MEGATRON
@@ -41,6 +46,16 @@ class SolveOptions:
     one_model: bool = False
     warm_start_s: float = float("inf")
     constrain: Constrain | None = None
+    then: str | None = None
+    within: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.then is not None and self.then not in GOALS:
+            near = get_close_matches(self.then, GOALS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(GOALS)}"
+            raise input_error(f"no goal {self.then[:40]!r}", hint, key="then")
+        if not 0 <= self.within < 1:
+            raise input_error(f"{self.within} is no share", "0 up to below 1", key="within")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +91,7 @@ class Plan:
 
     ``bound_s`` is proven for every layout of the space; ``gap`` is (step - bound) / step. ``binds`` names what
     limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
-    (relative), None when not asked. ``inputs`` is the plain form of everything that decides the answer.
+    (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for. ``inputs`` is the plain form of everything that decides the answer.
     """
 
     status: Status
@@ -94,6 +109,7 @@ class Plan:
     warnings: tuple[str, ...]
     solve_time_s: float
     freer_gain: float | None = None
+    then: Second | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

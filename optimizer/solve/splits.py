@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
 
 

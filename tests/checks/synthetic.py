@@ -16,7 +16,6 @@ from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS
-from layoutopt.optimizer.frameworks.stage_rule import MEGATRON
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
 

@@ -12,7 +12,6 @@ from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, stage_units
 from layoutopt.optimizer.solve.search.cases import stage_cases
 from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, obeys_near_equal, within_limits
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.frameworks.stage_rule import StageRule
+    from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
     from layoutopt.optimizer.solve.search.space_size import StageShape
     from layoutopt.optimizer.space.enumeration import Space
-    from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
 
 
 SHAPE_LIMITS = (1 << 8, 1 << 20, 1 << 20)

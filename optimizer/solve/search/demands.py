@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.stage_rule import StageLimit
 from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Part, Relation
 from layoutopt.optimizer.space.requirement import NotKnownYet, View
-from layoutopt.optimizer.frameworks.stage_rule import StageLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

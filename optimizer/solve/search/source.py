@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.search.demands import Demands
-    from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
