@@ -91,7 +91,8 @@ class Plan:
 
     ``bound_s`` is proven for every layout of the space; ``gap`` is (step - bound) / step. ``binds`` names what
     limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
-    (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for. ``inputs`` is the plain form of everything that decides the answer.
+    (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for.
+    ``inputs`` is the plain form of everything that decides the answer.
     """
 
     status: Status

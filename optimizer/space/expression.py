@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import FloatArray
 
     BoolArray = NDArray[np.bool_]
-    Operand = "Expression | float | int"
+    Operand: TypeAlias = "Expression | float"
 
 TOLERANCE = 1e-9
 """Relative to the largest term: sums of floats in another order are not told apart."""
@@ -67,7 +67,7 @@ class Expression:
         right = _expression(other)
         terms = dict(self.terms)
         for atom, value in right.terms.items():
-            terms[atom] = terms.get(atom, np.float64(0.0)) + sign * value
+            terms[atom] = terms.get(atom, literal(0.0)) + sign * value
         return Expression(self.constant + sign * right.constant, terms)
 
     def __add__(self, other: Operand) -> Expression:
@@ -148,8 +148,13 @@ class Expression:
         return total
 
 
+def literal(value: float) -> FloatArray:
+    """Return a number that is the same for all layouts: an array without dimensions."""
+    return np.asarray(value, dtype=np.float64)
+
+
 def _expression(value: Operand) -> Expression:
-    return value if isinstance(value, Expression) else Expression(np.float64(value))
+    return value if isinstance(value, Expression) else Expression(literal(value))
 
 
 def _known(side: Expression, operator: str) -> Expression:

@@ -12,7 +12,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
 from layoutopt.optimizer.cost.quantities import BY_NAME
-from layoutopt.optimizer.space.expression import Atom, Comparison, Expression, Part
+from layoutopt.optimizer.space.expression import Atom, Comparison, Expression, Part, literal
 from layoutopt.optimizer.space.rows import batch_of
 from layoutopt.optimizer.space.rule import BrokenRule, Rule
 from layoutopt.optimizer.specs.errors import InputError, input_error
@@ -33,7 +33,6 @@ NAMED = ("recompute", "mesh_order", "schedule", "precision", "savers")
 STAGES = (Part.LAYERS.value, Part.RECOMPUTED.value)
 NAMES = (*AXES, *BY_NAME, *STAGES)
 GPU_AXES = ("tp", "cp", "pp", "dp")
-OPEN = (Part.STEP_S, Part.PEAK_BYTES)
 MOST_TEXT, MOST_NUMBER = 300, 1e15
 EXAMPLES = "tp*cp <= 8, layers[0] <= 5 or peak_gb <= 70"
 
@@ -58,7 +57,7 @@ class OfRanks:
     part: Part
 
     def __getitem__(self, rank: int) -> Expression:
-        return Expression(np.float64(0.0), {Atom(self.part, rank): np.float64(1.0)})
+        return Expression(literal(0.0), {Atom(self.part, rank): literal(1.0)})
 
 
 class View:
@@ -149,7 +148,7 @@ def _evaluate(node: ast.expr, view: View) -> Expression:
     """Evaluate a checked tree."""
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int | float)
-        return Expression(np.float64(node.value))
+        return Expression(literal(node.value))
     if isinstance(node, ast.Name):
         value: Expression = getattr(view, _name(node))
         return value

@@ -22,6 +22,7 @@ from layoutopt.optimizer.frameworks.stage_rule import (
     StageRule,
 )
 from layoutopt.optimizer.solve.certificate import build_certificate
+from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Demands
 from layoutopt.optimizer.solve.search.space_size import space_size
 from layoutopt.optimizer.solve.verify.claim import Rebuilt
 from layoutopt.optimizer.specs.layout import Recompute
@@ -57,6 +58,7 @@ class RandomSpace:
     seed: int = 0
     tight: float = 1.0
     rows: int = 6
+    demands: Demands = NO_DEMANDS
 
     @cached_property
     def counts(self) -> IntArray:

@@ -349,7 +349,7 @@ class BestFirst:
 
     def _solve_slice(self, size: int, upper_s: float) -> bool:
         """Solve the tuples of the least bounds as one model; tell whether it holds a layout better than the best."""
-        items = []
+        items: list[_Waiting] = []
         while self._heap and len(items) < size and self._heap[0].bound_s < upper_s:
             items.append(heapq.heappop(self._heap))
         items = [item for item in items if item.layout.table().tobytes() not in self._settled]

@@ -141,14 +141,16 @@ class Demands:
         for comparison in self.comparisons(batch, exact=exact) if self.any else ():
             limit = comparison.most_of(Part.PEAK_BYTES)
             most = most if limit is None else np.minimum(most, limit)
-        return np.maximum(most, 0.0)
+        least: FloatArray = np.maximum(most, 0.0)
+        return least
 
     def kept(self, bound_s: FloatArray, batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
         """Return bounds, infinite where a row's bound is above what it may take."""
         if not self.any:
             return bound_s
         limit = self.limit_s(batch, exact=exact)
-        return np.where(bound_s <= limit * (1 + TOLERANCE), bound_s, np.inf)
+        kept: FloatArray = np.where(bound_s <= limit * (1 + TOLERANCE), bound_s, np.inf)
+        return kept
 
     def stage_limits(self) -> tuple[StageLimit, ...]:
         """Return the limits on the layers of single ranks that hold for every tuple alike."""
