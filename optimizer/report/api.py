@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.interop.records import ExportedJob
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
@@ -50,36 +51,67 @@ def load_model(
     *,
     sequence_length: int | None = None,
     global_batch: int | None = None,
+    batch_tokens: float | None = None,
     precision: str | None = None,
+    notes: list[str] | None = None,
 ) -> Workload:
-    """Load a model with its training run: a built-in name, a model file, or another tool's file.
+    """Load a model with its training run: a built-in name, a model file, another tool's file, or ``-`` for standard input.
 
-    Of a Hugging Face ``config.json`` the run is not known: give ``global_batch`` and, where the file does not suggest one,
-    ``sequence_length``. Raises InputError with one line for each problem.
+    Of a Hugging Face ``config.json`` the run is not known: give ``global_batch`` (sequences) or ``batch_tokens`` and, where
+    the file does not suggest one, ``sequence_length``. ``notes`` receives what was assumed while reading. Raises InputError
+    with one line for each problem.
     """
-    from layoutopt.optimizer.report.commands.imports import foreign_workload, is_foreign_model
-    from layoutopt.optimizer.report.commands.options import WorkloadOptions
-    from layoutopt.optimizer.specs.loading import load_workload, override_training
+    from layoutopt.optimizer.ask.load import load_model as load
+    from layoutopt.optimizer.ask.records import RunChoices
 
-    asked = WorkloadOptions(
-        batch=global_batch,
-        batch_tokens=None,
-        seq=sequence_length,
+    run = RunChoices(
+        sequence_length=sequence_length,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
         precision=(precision,) if precision else (),
-        gpus=None,
     )
-    foreign = is_foreign_model(str(source))
-    workload = foreign_workload(str(source), asked) if foreign else load_workload(source)
-    return override_training(
-        workload, sequence_length=sequence_length, global_batch=global_batch, precision=precision
-    )
+    found = load(source, run)
+    if notes is not None:
+        notes.extend(found.notes)
+    return found.value
 
 
 def load_cluster(source: str | Path, *, gpus: int | None = None) -> ClusterSpec:
     """Load a cluster: a built-in name, ``h100x4096``, a cluster file, or ``h100@FILE``; ``gpus`` takes the first ones."""
-    from layoutopt.optimizer.report.commands.inputs import read_cluster
+    from layoutopt.optimizer.ask.load import load_cluster as load
 
-    return read_cluster(str(source), gpus)
+    return load(source, gpus=gpus)
+
+
+def load_job(
+    *files: str | Path,
+    cluster: str | Path,
+    model: str | Path | None = None,
+    layout: str | None = None,
+    framework: str | None = None,
+    software: str | None = None,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
+    gpus: int | None = None,
+) -> Job:
+    """Load somebody's launch: a launch file with what lies beside it (config.json, node list, error log), on a cluster.
+
+    Without files ``model`` and ``layout`` say what is trained and how. ``job.workload``, ``job.cluster`` and ``job.layout``
+    go to ``evaluate`` and ``explain``; ``job.notes`` say what was assumed. Raises InputError with what is missing.
+    """
+    from layoutopt.optimizer.ask.job import load_job as load
+    from layoutopt.optimizer.ask.records import JobRequest, RunChoices
+
+    request = JobRequest(
+        cluster=str(cluster),
+        model=None if model is None else str(model),
+        layout=layout,
+        files=tuple(map(str, files)),
+        framework=framework_named(framework) if framework else None,
+        software=software,
+    )
+    run = RunChoices(sequence_length=sequence_length, global_batch=global_batch, gpus=gpus)
+    return load(request, run)
 
 
 def solve(
@@ -156,9 +188,9 @@ def explain(
 
 
 def _layout(layout: Layout | PartialLayout | str) -> Layout | PartialLayout:
-    from layoutopt.optimizer.report.commands.inputs import read_layout
+    from layoutopt.optimizer.ask.load import load_layout
 
-    return read_layout(layout) if isinstance(layout, str) else layout
+    return load_layout(layout) if isinstance(layout, str) else layout
 
 
 def _tuples(given: Mapping[str, Any] | None) -> dict[str, tuple[Value, ...]]:

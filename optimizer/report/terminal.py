@@ -28,6 +28,12 @@ def note(text: str, output: OutputOptions) -> None:
         say(text)
 
 
+def notes(texts: tuple[str, ...], output: OutputOptions) -> None:
+    """Print notes to stderr unless the user wants quiet."""
+    for text in texts:
+        note(text, output)
+
+
 def say_lines(text: str) -> None:
     """Print lines to stderr."""
     click.echo(printable(text, lines=True), err=True)

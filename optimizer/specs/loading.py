@@ -61,10 +61,20 @@ def load_workload(source: str | Path) -> Workload:
     InputError
         With one line for each problem: file, line, key, what is wrong, what is allowed.
     """
+    return _workload(*_open(source, "layoutopt.models", "model"))
+
+
+def parse_workload(text: str, file: str) -> Workload:
+    """Read the text of a model file that messages call ``file``; errors as in ``load_workload``."""
+    from layoutopt.optimizer.specs.document import parse_document
+
+    return _workload(parse_document(text, file), "model")
+
+
+def _workload(document: Document, name: str) -> Workload:
     from layoutopt.optimizer.specs.file_model import validate
     from layoutopt.optimizer.specs.model_file import ModelFile
 
-    document, name = _open(source, "layoutopt.models", "model")
     return validate(ModelFile, document).workload(name)
 
 
@@ -82,10 +92,20 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     reference = split_reference(str(source))
     if reference is not None and not exists(Path(source)):
         return reference_cluster(*reference)
+    return _cluster(*_open(source, "layoutopt.topologies", "cluster"))
+
+
+def parse_cluster(text: str, file: str) -> ClusterSpec:
+    """Read the text of a cluster file that messages call ``file``; errors as in ``load_cluster``."""
+    from layoutopt.optimizer.specs.document import parse_document
+
+    return _cluster(parse_document(text, file), "cluster")
+
+
+def _cluster(document: Document, name: str) -> ClusterSpec:
     from layoutopt.optimizer.specs.cluster_file import ClusterFile
     from layoutopt.optimizer.specs.file_model import validate
 
-    document, name = _open(source, "layoutopt.topologies", "cluster")
     return validate(ClusterFile, document).cluster(name, document)
 
 

@@ -1,7 +1,7 @@
 """layoutopt: the fastest parallel layout for a model on a GPU cluster, with a proof.
 
-Everything a script needs is here: ``load_model``, ``load_cluster``, ``solve``, ``evaluate``, ``explain``. Names are imported
-when they are used, so that ``import layoutopt`` costs nothing.
+Everything a script needs is here: ``load_model``, ``load_cluster``, ``load_job``, ``solve``, ``evaluate``, ``explain``.
+Names are imported when they are used, so that ``import layoutopt`` costs nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         evaluate,
         explain,
         load_cluster,
+        load_job,
         load_model,
         solve,
     )
@@ -28,7 +29,18 @@ __version__ = "0.1.0"
 _API = "layoutopt.optimizer.report.api"
 _HOMES = {
     **dict.fromkeys(
-        ("Reasons", "Result", "Verdict", "evaluate", "explain", "load_cluster", "load_model", "solve"), _API
+        (
+            "Reasons",
+            "Result",
+            "Verdict",
+            "evaluate",
+            "explain",
+            "load_cluster",
+            "load_job",
+            "load_model",
+            "solve",
+        ),
+        _API,
     ),
     "SolveOptions": "layoutopt.optimizer.solve.plan",
     "SpaceOptions": "layoutopt.optimizer.space.options",
@@ -46,6 +58,7 @@ __all__ = [
     "evaluate",
     "explain",
     "load_cluster",
+    "load_job",
     "load_model",
     "solve",
 ]

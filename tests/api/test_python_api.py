@@ -148,6 +148,6 @@ def test_models_of_other_tools() -> None:
     """A config.json with a batch is a model; without one the error says what to give."""
     model = load_model(CONFIG, global_batch=32, sequence_length=1024)
     assert (model.model.hidden, model.training.global_batch) == (768, 32)
-    with pytest.raises(InputError, match="--batch"):
+    with pytest.raises(InputError, match=r"give a global batch \(global_batch\)"):
         load_model(CONFIG)
     assert load_cluster("h100-256", gpus=64).gpu_count == 64

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.ask.load import load_cluster
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import read_cluster
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     OutputOptions,
@@ -55,7 +55,7 @@ def command(
     from layoutopt.optimizer.evidence.cluster_text import calibrated_cluster_text
 
     require_writable(file, key=OUTPUT)
-    runs, machine = read_tables(tables), read_cluster(cluster, None)
+    runs, machine = read_tables(tables), load_cluster(cluster)
     given = _measured(nccl, machine, output)
     found = calibrate(_cases(runs), machine, given=given)
     name = f"{machine.name}-calibrated"

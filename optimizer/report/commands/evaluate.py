@@ -11,7 +11,6 @@ from layoutopt.optimizer.report.commands.job_options import job_arguments
 from layoutopt.optimizer.report.commands.options import (
     FrameworkOptions,
     OutputOptions,
-    WorkloadOptions,
     framework_options,
     output_options,
     workload_options,
@@ -19,7 +18,8 @@ from layoutopt.optimizer.report.commands.options import (
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.report.commands.imports import Job
+    from layoutopt.optimizer.ask.job import Job
+    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.report.commands.job_options import JobChoices
     from layoutopt.optimizer.solve.plan import Judgement
 
@@ -37,7 +37,7 @@ CODES = {
 @framework_options
 @output_options
 def command(
-    given: JobChoices, asked: WorkloadOptions, trainer: FrameworkOptions, output: OutputOptions
+    given: JobChoices, asked: RunChoices, trainer: FrameworkOptions, output: OutputOptions
 ) -> ExitCode:
     """Price a layout of MODEL on CLUSTER and judge whether it can be launched and fits.
 
@@ -45,10 +45,10 @@ def command(
     a launch file says what is trained in which layout: layoutopt evaluate --from train.sh --cluster h100-256.
     """
     from layoutopt.optimizer.cost.factory import CostKind
-    from layoutopt.optimizer.report.commands.imports import read_job
+    from layoutopt.optimizer.report.commands.inputs import read_job
     from layoutopt.optimizer.solve.judge import judge_layout
 
-    job = read_job(given, asked, trainer)
+    job = read_job(given, asked, trainer, output)
     judgement = judge_layout(
         job.workload,
         job.cluster,

@@ -12,7 +12,6 @@ from layoutopt.optimizer.report.commands.job_options import job_arguments
 from layoutopt.optimizer.report.commands.options import (
     FrameworkOptions,
     OutputOptions,
-    WorkloadOptions,
     framework_options,
     output_options,
     workload_options,
@@ -20,7 +19,8 @@ from layoutopt.optimizer.report.commands.options import (
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.report.commands.imports import Job
+    from layoutopt.optimizer.ask.job import Job
+    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.report.commands.job_options import JobChoices
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
     from layoutopt.optimizer.solve.plan import SolveOptions
@@ -47,7 +47,7 @@ def command(
     given: JobChoices,
     wishes: tuple[str, ...],
     no_compare: bool,
-    asked: WorkloadOptions,
+    asked: RunChoices,
     trainer: FrameworkOptions,
     output: OutputOptions,
 ) -> ExitCode:
@@ -57,11 +57,10 @@ def command(
     slow-down. The gap to the optimum is split into single changes. --from takes a launch file, and beside it the error
     log of a job that ran out of memory.
     """
-    from layoutopt.optimizer.report.commands.imports import read_job
-    from layoutopt.optimizer.report.commands.inputs import axis_values
+    from layoutopt.optimizer.report.commands.inputs import axis_values, read_job
 
     fixed = [axis_values("--why-not", (wish,)) for wish in wishes]
-    job = read_job(given, asked, trainer)
+    job = read_job(given, asked, trainer, output)
     options = _options(job, trainer)
     explanation = _explain(job, options, output, compare=not no_compare)
     answers = [_wish(job, values, options, explanation) for values in fixed]

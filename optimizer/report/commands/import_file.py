@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layoutopt.optimizer.report.commands.imports import remark
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
 from layoutopt.optimizer.report.commands.values import Word
-from layoutopt.optimizer.report.terminal import print_document, print_json
+from layoutopt.optimizer.report.terminal import notes, print_document, print_json
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ def command(
         found = import_path(
             file, kind, **{name: value for name, value in options.items() if value is not None}
         )
-    for text in notes_of(found):
-        remark(text)
+    notes(notes_of(found), output)
     plain = _plain(found, file, part, cluster)
     if output.json:
         print_json(plain)
@@ -73,9 +71,9 @@ def _plain(found: Imported, file: str, part: str | None, cluster: str | None) ->
     if cluster is not None:
         if found.kind is not Kind.NCCL_TESTS:
             raise input_error(f"is {found.kind}", "only with nccl-tests logs", key="--cluster", file=file)
-        from layoutopt.optimizer.report.commands.inputs import read_cluster
+        from layoutopt.optimizer.ask.load import load_cluster
 
-        return calibration_to_plain(suggest_calibration(found.value, read_cluster(cluster, None)))
+        return calibration_to_plain(suggest_calibration(found.value, load_cluster(cluster)))
     plain = imported_to_plain(found)
     if part is None:
         return plain

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.report.commands.values import MAX_COUNT
-from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+import click
+
+from layoutopt.optimizer.ask.records import JobRequest, Names
+from layoutopt.optimizer.report.terminal import notes
+from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.ask.job import Job
+    from layoutopt.optimizer.ask.records import RunChoices
+    from layoutopt.optimizer.report.commands.job_options import JobChoices
     from layoutopt.optimizer.report.commands.options import (
         FrameworkOptions,
+        OutputOptions,
         SearchChoices,
         SpaceChoices,
-        WorkloadOptions,
     )
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.space.options import SpaceOptions, Value
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.vocabulary import Saver
     from layoutopt.optimizer.specs.workload import Workload
+
+OPTIONS = Names(
+    sequence_length="--seq",
+    global_batch="--batch",
+    batch_tokens="--batch-tokens",
+    precision="--precision",
+    gpus="--gpus",
+    layout="--layout",
+    files="--from",
+    layout_or_files="--layout tp=8,pp=16,... or --from FILE",
+)
+"""What the command line calls what is given."""
 
 _SWITCH = {"on": 1, "true": 1, "yes": 1, "off": 0, "false": 0, "no": 0}
 
@@ -39,82 +55,55 @@ def named(**options: str) -> Iterator[None]:
         raise InputError(*problems) from None
 
 
-def read_question(model: str, cluster: str, asked: WorkloadOptions) -> tuple[Workload, ClusterSpec]:
-    """Load a workload and a cluster and apply what the command line replaces.
+def read_question(
+    model: str, cluster: str, asked: RunChoices, output: OutputOptions
+) -> tuple[Workload, ClusterSpec]:
+    """Load a workload and a cluster and say what was assumed; raises ``InputError`` with the problems of both."""
+    from layoutopt.optimizer.ask.load import load_question
 
-    Raises ``InputError`` with the problems of both.
-    """
-    problems: list[Problem] = []
-    workload, machine = None, None
-    try:
-        workload = read_model(model, asked)
-    except InputError as error:
-        problems.extend(error.problems)
-    try:
-        machine = read_cluster(cluster, asked.gpus)
-    except InputError as error:
-        problems.extend(error.problems)
-    if workload is None or machine is None:
-        raise InputError(*problems)
-    return workload, machine
+    found, machine = load_question(model, cluster, asked, names=OPTIONS)
+    notes(found.notes, output)
+    return found.value, machine
 
 
-def read_model(model: str, asked: WorkloadOptions) -> Workload:
-    """Load a model file or built-in name, or what another tool's file says of a model."""
-    from layoutopt.optimizer.report.commands.imports import foreign_workload, is_foreign_model
-    from layoutopt.optimizer.specs.loading import load_workload, override_training
+def read_job(given: JobChoices, asked: RunChoices, trainer: FrameworkOptions, output: OutputOptions) -> Job:
+    """Read a layout with what it trains and where and say what was assumed; options win over what files state."""
+    from layoutopt.optimizer.ask.job import load_job
+    from layoutopt.optimizer.frameworks.registry import framework_named
 
-    workload = foreign_workload(model, asked) if is_foreign_model(model) else load_workload(model)
-    length = asked.seq or workload.training.sequence_length
-    return override_training(
-        workload,
-        sequence_length=asked.seq,
-        global_batch=batch_sequences(asked, length),
-        precision=asked.precision[0] if asked.precision else None,
+    launched = bool(given.files) and given.layout is None
+    model, cluster = _places(given, needs_model=not launched)
+    request = JobRequest(
+        model=model,
+        cluster=cluster,
+        layout=given.layout,
+        files=given.files,
+        framework=framework_named(trainer.framework) if _is_given("framework") else None,
+        software=trainer.software,
     )
+    job = load_job(request, asked, names=OPTIONS)
+    notes(job.notes, output)
+    return job
 
 
-def batch_sequences(asked: WorkloadOptions, length: int) -> int | None:
-    """Return the global batch in sequences."""
-    if asked.batch_tokens is None:
-        return asked.batch
-    if asked.batch is not None:
-        raise input_error("is given together with --batch", "one of the two", key="--batch-tokens")
-    if asked.batch_tokens > MAX_COUNT * length:
-        what = f"{asked.batch_tokens:.6g} tokens are out of range"
-        raise input_error(what, f"up to {MAX_COUNT:,} sequences", key="--batch-tokens")
-    sequences, rest = divmod(asked.batch_tokens, length)
-    if rest or not sequences:
-        near = max(round(asked.batch_tokens / length), 1)
-        what = f"{asked.batch_tokens:,.12g} tokens are no whole sequences of {length:,}"
-        unit = "sequence" if near == 1 else "sequences"
-        raise input_error(what, f"nearest {near * length:,} = {near:,} {unit}", key="--batch-tokens")
-    return int(sequences)
+def _places(given: JobChoices, *, needs_model: bool) -> tuple[str | None, str]:
+    """Tell MODEL from CLUSTER: a single argument is the model with ``--cluster`` and the cluster with a launch file."""
+    names = [name for name in (given.model, given.cluster) if name is not None]
+    if given.where is not None and len(names) > 1:
+        raise input_error("is given twice", "CLUSTER or --cluster", key="--cluster")
+    places = [*names, *([given.where] if given.where is not None else [])]
+    if len(places) < 1 + needs_model:
+        missing = "MODEL and CLUSTER" if not places and needs_model else "CLUSTER"
+        raise input_error(
+            f"missing {missing}", "MODEL CLUSTER --layout TEXT, or --from FILE --cluster CLUSTER"
+        )
+    return (places[0] if len(places) > 1 else None), places[-1]
 
 
-def read_cluster(name: str, gpus: int | None) -> ClusterSpec:
-    """Load a cluster file, built-in name, ``NAMExN`` or ``GPU@FILE``; only its first ``gpus`` where given."""
-    from layoutopt.optimizer.report.commands.imports import foreign_cluster
-    from layoutopt.optimizer.specs.cluster_part import first_gpus
-    from layoutopt.optimizer.specs.loading import load_cluster
-
-    cluster = foreign_cluster(name) or load_cluster(name)
-    if cluster.calibration:
-        from layoutopt.optimizer.evidence.parameters import check_names
-
-        check_names(cluster.calibration, file=name)
-    return cluster if gpus is None else first_gpus(cluster, gpus, key="--gpus")
-
-
-def read_layout(text: str) -> PartialLayout:
-    """Read a layout given as text (``tp=8,pp=16``) or as a layout file or plan."""
-    from layoutopt.optimizer.specs.document import exists
-    from layoutopt.optimizer.specs.loading import SUFFIXES, load_layout, parse_layout
-
-    if not text.strip():
-        raise input_error("is empty", "tp=8,pp=16,..., a layout file or a plan", key="--layout")
-    is_file = exists(Path(text)) or text.endswith(SUFFIXES)
-    return load_layout(text) if is_file else parse_layout(text)
+def _is_given(name: str) -> bool:
+    """Tell whether an option of the running command was given, and not left at its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not click.core.ParameterSource.DEFAULT
 
 
 def solve_options(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from layoutopt.optimizer.ask.records import RunChoices
 from layoutopt.optimizer.report.commands.completion import complete_cluster, complete_model
 from layoutopt.optimizer.report.commands.values import (
     COST_KINDS,
@@ -32,20 +33,6 @@ if TYPE_CHECKING:
 _Record = TypeVar("_Record")
 IDLE_BY_DEFAULT = "10%"
 OUTPUT = "--output"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOptions:
-    """What replaces training numbers of the model file, and the number of GPUs.
-
-    The first precision replaces the file's; the others are alternatives.
-    """
-
-    batch: int | None
-    batch_tokens: float | None
-    seq: int | None
-    precision: tuple[str, ...]
-    gpus: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +126,14 @@ cluster_argument = click.argument("cluster", metavar="CLUSTER", shell_complete=c
 
 workload_options = _grouped(
     "asked",
-    WorkloadOptions,
-    click.option("--batch", type=COUNT, metavar="SEQUENCES", help="Global batch in sequences."),
+    RunChoices,
+    click.option(
+        "--batch", "global_batch", type=COUNT, metavar="SEQUENCES", help="Global batch in sequences."
+    ),
     click.option(
         "--batch-tokens", type=Quantity("TOKENS", "TOKENS"), help='Global batch in tokens, e.g. "16M".'
     ),
-    click.option("--seq", type=COUNT, metavar="TOKENS", help="Sequence length."),
+    click.option("--seq", "sequence_length", type=COUNT, metavar="TOKENS", help="Sequence length."),
     click.option(
         "--precision",
         type=PRECISIONS,

@@ -19,7 +19,6 @@ from layoutopt.optimizer.report.commands.options import (
     SearchChoices,
     SpaceChoices,
     SpaceCommand,
-    WorkloadOptions,
     cluster_argument,
     drawing_options,
     framework_options,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.plan.training_plan import TrainingPlan
     from layoutopt.optimizer.solve.plan import Plan
@@ -108,7 +108,7 @@ def command(
     largest_batch: bool,
     marginal: bool,
     file: Path | None,
-    asked: WorkloadOptions,
+    asked: RunChoices,
     trainer: FrameworkOptions,
     space: SpaceChoices,
     search: SearchChoices,
@@ -124,7 +124,7 @@ def command(
 
     require_writable(file, key=OUTPUT)
     require_drawing(drawing)
-    workload, machine = read_question(model, cluster, asked)
+    workload, machine = read_question(model, cluster, asked, output)
     workload = _with_tokens(workload, tokens)
     options = PlanOptions(
         gpu_hour_cost=gpu_hour_cost,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.ask.load import load_layout
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import read_layout
+from layoutopt.optimizer.report.commands.inputs import OPTIONS
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
 from layoutopt.optimizer.report.commands.verify import read_plan_file
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
@@ -78,7 +79,7 @@ def _simulated(plan: Path, stated: str | None) -> LayoutSimulation:
     return simulate_workload(
         question.workload,
         question.cluster,
-        read_layout(str(plan) if stated is None else stated),
+        load_layout(str(plan) if stated is None else stated, names=OPTIONS),
         framework=options.framework,
         software=options.space.software,
         run_options=options.space.run,

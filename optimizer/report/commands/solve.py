@@ -19,7 +19,6 @@ from layoutopt.optimizer.report.commands.options import (
     SearchChoices,
     SpaceChoices,
     SpaceCommand,
-    WorkloadOptions,
     cluster_argument,
     drawing_options,
     framework_options,
@@ -33,6 +32,7 @@ from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -67,7 +67,7 @@ CODES = {"optimal": ExitCode.OK, "stopped": ExitCode.STOPPED, "infeasible": Exit
 def command(
     model: str,
     cluster: str,
-    asked: WorkloadOptions,
+    asked: RunChoices,
     trainer: FrameworkOptions,
     space: SpaceChoices,
     search: SearchChoices,
@@ -85,7 +85,7 @@ def command(
     """
     require_writable(file, key=OUTPUT)
     require_drawing(drawing)
-    workload, machine = read_question(model, cluster, asked)
+    workload, machine = read_question(model, cluster, asked, output)
     options = solve_options(space, search, trainer, asked.precision)
     if only_space:
         return _print_space(workload, machine, options, output)

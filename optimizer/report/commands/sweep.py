@@ -12,7 +12,7 @@ import click
 from layoutopt.optimizer.report.commands.completion import complete_source
 from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import named, solve_options
+from layoutopt.optimizer.report.commands.inputs import OPTIONS, named, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     DrawingOptions,
@@ -28,16 +28,15 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
 )
 from layoutopt.optimizer.report.commands.values import Number, Whole
-from layoutopt.optimizer.report.terminal import note, print_document, print_json, print_tables, say
-from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.report.terminal import note, notes, print_document, print_json, print_tables, say
+from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.ask.sources import Sources
     from layoutopt.optimizer.solve.plan import SolveOptions
-    from layoutopt.optimizer.specs.workload import Workload
     from layoutopt.optimizer.sweep.executors.seam import Executor
-    from layoutopt.optimizer.sweep.families import ClusterFamily
     from layoutopt.optimizer.sweep.points import SweepPoint
     from layoutopt.optimizer.sweep.rows import Row
     from layoutopt.optimizer.sweep.run import SweepResult
@@ -121,8 +120,13 @@ def sweep(
     """
     require_drawing(drawing)
     _require_name(store)
-    models, families = split_sources(sources, _first(batch, "--batch"), _first(seq, "--seq"))
-    points = _points(models, families, (gpus, batch, seq, network), solve_options(space, search, trainer))
+    from layoutopt.optimizer.ask.records import RunChoices
+    from layoutopt.optimizer.ask.sources import load_sources
+
+    first = RunChoices(global_batch=_first(batch, "--batch"), sequence_length=_first(seq, "--seq"))
+    found = load_sources(sources, first, names=OPTIONS)
+    notes(found.notes, output)
+    points = _points(found, (gpus, batch, seq, network), solve_options(space, search, trainer))
     with named(scheduler="--scheduler"):
         result = _run(
             points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
@@ -191,63 +195,8 @@ def _first(text: str | None, key: str) -> int | None:
     return parse_counts(text, key=key)[0] if text is not None else None
 
 
-def split_sources(
-    sources: Sequence[str], batch: int | None = None, seq: int | None = None
-) -> tuple[list[Workload], list[ClusterFamily]]:
-    """Tell models from clusters and load both; raises ``InputError`` with the problems of all.
-
-    ``batch`` and ``seq`` complete models of other tools' files, which don't describe a run.
-    """
-    from layoutopt.optimizer.report.commands.imports import foreign_cluster
-    from layoutopt.optimizer.report.commands.inputs import read_model
-    from layoutopt.optimizer.report.commands.options import WorkloadOptions
-    from layoutopt.optimizer.sweep.families import ClusterFamily, load_family
-
-    asked = WorkloadOptions(batch=batch, batch_tokens=None, seq=seq, precision=(), gpus=None)
-
-    problems: list[Problem] = []
-    models, families = [], []
-    for source in sources:
-        try:
-            if _is_model(source):
-                models.append(read_model(source, asked))
-            elif (machine := foreign_cluster(source)) is not None:
-                families.append(ClusterFamily(name=machine.name, base=machine))
-            else:
-                families.append(load_family(source))
-        except InputError as error:
-            problems.extend(error.problems)
-    if not problems:
-        missing = "a MODEL" if not models else "a CLUSTER" if not families else ""
-        if missing:
-            what = f"{' '.join(sources)[:60]}: {missing} is missing"
-            problems.append(
-                Problem(key="sweep", what=what, allowed="MODEL... CLUSTER..., e.g. llama3-70b h100x1024")
-            )
-    if problems:
-        raise InputError(*problems)
-    return models, families
-
-
-def _is_model(source: str) -> bool:
-    """Tell whether a source is a built-in model, or a file that describes an architecture."""
-    from layoutopt.optimizer.report.commands.imports import is_foreign_model
-    from layoutopt.optimizer.specs.document import exists, parse_document, read_text
-    from layoutopt.optimizer.specs.loading import model_names
-
-    if source in model_names():
-        return True
-    if not exists(Path(source)):
-        return False
-    if is_foreign_model(source):
-        return True
-    data = parse_document(read_text(Path(source)), source).data
-    return isinstance(data, dict) and "architecture" in data
-
-
 def _points(
-    models: list[Workload],
-    families: list[ClusterFamily],
+    found: Sources,
     lists: tuple[str | None, ...],
     options: SolveOptions,
 ) -> tuple[SweepPoint, ...]:
@@ -256,8 +205,8 @@ def _points(
 
     gpus, batch, seq, network = lists
     return SweepGrid(
-        workloads=models,
-        families=families,
+        workloads=found.models,
+        families=found.families,
         gpus=parse_counts(gpus, key="--gpus") if gpus is not None else (),
         global_batches=parse_counts(batch, key="--batch") if batch is not None else (),
         sequence_lengths=parse_counts(seq, key="--seq") if seq is not None else (),

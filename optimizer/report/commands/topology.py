@@ -52,12 +52,12 @@ def show(
     level, and one rank of every node. The graph is the one that prices are read from: equal parts are one node with the
     number of its copies, links carry bandwidth, latency and count.
     """
-    from layoutopt.optimizer.report.commands.inputs import read_cluster
+    from layoutopt.optimizer.ask.load import load_cluster
     from layoutopt.optimizer.topology.links import load_links
     from layoutopt.optimizer.topology.show import graphml, topology_table
 
     require_writable(graph, key="--graph")
-    machine = read_cluster(cluster, None)
+    machine = load_cluster(cluster)
     groups = _groups(machine, group, stride)
     table = topology_table(
         machine, load_links(machine.calibration, alone=True), size_bytes=size, groups=groups

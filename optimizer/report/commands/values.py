@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.ask.records import MAX_COUNT
 from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     Value = click.ParamType[Any]
 else:
     Value = click.ParamType  # generic for type checkers only: click 8.2 can't subscript it
-
-MAX_COUNT = 1_000_000_000
-"""Largest batch, sequence and GPU count: their divisors are listed, and larger ones have no use."""
 
 
 def near_hint(text: str, known: Iterable[str]) -> str:

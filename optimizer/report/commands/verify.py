@@ -23,7 +23,7 @@ def command(plan: Path, model: str | None, cluster: str | None, output: OutputOp
 
     Exit code 3 if any check fails.
     """
-    from layoutopt.optimizer.report.commands.inputs import read_cluster
+    from layoutopt.optimizer.ask.load import load_cluster
     from layoutopt.optimizer.solve.api import verify_plan
     from layoutopt.optimizer.specs.loading import load_workload
 
@@ -32,7 +32,7 @@ def command(plan: Path, model: str | None, cluster: str | None, output: OutputOp
         plain,
         file=str(plan),
         workload=load_workload(model) if model else None,
-        cluster=read_cluster(cluster, None) if cluster else None,
+        cluster=load_cluster(cluster) if cluster else None,
     )
     if output.json:
         print_json(report.to_plain())

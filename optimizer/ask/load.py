@@ -1,0 +1,246 @@
+"""Load a model, a cluster or a layout from whatever a user names it by."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.ask.records import AS_STATED, MAX_COUNT, PYTHON, Loaded, Names, RunChoices
+from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel
+    from layoutopt.optimizer.interop.sources import Imported
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.workload import Workload
+
+STDIN = "-"
+
+OWN_MODEL = re.compile(r'^\s*"?architecture"?\s*:', re.MULTILINE)
+"""The key by which this tool's model files are told from those of other tools."""
+
+WITH_MODEL = ("hf-", "megatron-", "bridge-", "torchtitan-", "deepspeed-", "nanotron-", "accelerate-")
+"""Kinds of files that describe or name a model, and logs, which are then refused by name."""
+
+FROM_CLUSTER = re.compile(r"([\w.\-]{1,60})@(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Text that can be read only once: standard input or a pipe, and what messages call it."""
+
+    text: str
+    name: str
+
+
+def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names = PYTHON) -> Loaded[Workload]:
+    """Load a model with its training run: a built-in name, a model file, another tool's file, ``-`` for standard input.
+
+    Raises ``InputError`` with one line for each problem, also for a run that neither the file nor ``run`` describes.
+    """
+    from layoutopt.optimizer.specs.loading import load_workload, override_training, parse_workload
+
+    stream = _stream(source)
+    notes: tuple[str, ...] = ()
+    if is_foreign_model(stream or source):
+        found = _foreign_workload(stream or source, run, names)
+        workload, notes = found.value, found.notes
+    else:
+        workload = parse_workload(stream.text, stream.name) if stream else load_workload(source)
+    length = run.sequence_length or workload.training.sequence_length
+    with names.used():
+        changed = override_training(
+            workload,
+            sequence_length=run.sequence_length,
+            global_batch=batch_sequences(run, length, names),
+            precision=run.precision[0] if run.precision else None,
+        )
+    return Loaded(value=changed, notes=notes)
+
+
+def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = PYTHON) -> ClusterSpec:
+    """Load a built-in cluster, ``h100x4096``, a file, ``-`` or ``h100@FILE``; only its first ``gpus`` where given."""
+    from layoutopt.optimizer.specs import loading
+    from layoutopt.optimizer.specs.cluster_part import first_gpus
+
+    text = str(source)
+    stream = _stream(source)
+    if stream is not None:
+        cluster = loading.parse_cluster(stream.text, stream.name)
+    else:
+        cluster = foreign_cluster(text) or loading.load_cluster(source)
+    if cluster.calibration:
+        from layoutopt.optimizer.evidence.parameters import check_names
+
+        check_names(cluster.calibration, file=text)
+    return cluster if gpus is None else first_gpus(cluster, gpus, key=names.gpus)
+
+
+def load_question(
+    model: str | Path, cluster: str | Path, run: RunChoices = AS_STATED, *, names: Names = PYTHON
+) -> tuple[Loaded[Workload], ClusterSpec]:
+    """Load a model and a cluster; raises ``InputError`` with the problems of both."""
+    problems: list[Problem] = []
+    workload, machine = None, None
+    try:
+        workload = load_model(model, run, names=names)
+    except InputError as error:
+        problems.extend(error.problems)
+    try:
+        machine = load_cluster(cluster, gpus=run.gpus, names=names)
+    except InputError as error:
+        problems.extend(error.problems)
+    if workload is None or machine is None:
+        raise InputError(*problems)
+    return workload, machine
+
+
+def load_layout(text: str, *, names: Names = PYTHON) -> PartialLayout:
+    """Read a layout given as text (``tp=8,pp=16``), as a layout file or plan, or ``-`` for standard input."""
+    from layoutopt.optimizer.specs import loading
+    from layoutopt.optimizer.specs.document import exists, parse_document
+    from layoutopt.optimizer.specs.layout_file import read_layout
+
+    if not text.strip():
+        raise input_error("is empty", "tp=8,pp=16,..., a layout file or a plan", key=names.layout)
+    stream = _stream(text)
+    if stream is not None:
+        return read_layout(parse_document(stream.text, stream.name))
+    is_file = exists(Path(text)) or text.endswith(loading.SUFFIXES)
+    return loading.load_layout(text) if is_file else loading.parse_layout(text)
+
+
+def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int | None:
+    """Return the global batch in sequences, None where none is given; raises ``InputError`` for parts of sequences."""
+    if run.batch_tokens is None:
+        return run.global_batch
+    if run.global_batch is not None:
+        what = f"is given together with {names.global_batch}"
+        raise input_error(what, "one of the two", key=names.batch_tokens)
+    if run.batch_tokens > MAX_COUNT * length:
+        what = f"{run.batch_tokens:.6g} tokens are out of range"
+        raise input_error(what, f"up to {MAX_COUNT:,} sequences", key=names.batch_tokens)
+    sequences, rest = divmod(run.batch_tokens, length)
+    if rest or not sequences:
+        near = max(round(run.batch_tokens / length), 1)
+        what = f"{run.batch_tokens:,.12g} tokens are no whole sequences of {length:,}"
+        unit = "sequence" if near == 1 else "sequences"
+        raise input_error(what, f"nearest {near * length:,} = {near:,} {unit}", key=names.batch_tokens)
+    return int(sequences)
+
+
+def is_foreign_model(source: str | Path | Stream) -> bool:
+    """Tell whether a model is named by a file or folder of another tool."""
+    from layoutopt.optimizer.interop.sources import detect_kind, read_text
+    from layoutopt.optimizer.specs.document import exists
+
+    if isinstance(source, Stream):
+        text, name = source.text, ""
+    else:
+        place = Path(source)
+        if not str(source).strip() or not exists(place):
+            return False
+        if place.is_dir():
+            return exists(place / "config.json")
+        text, name = read_text(place), place.name
+    if OWN_MODEL.search(text):
+        return False
+    try:
+        return detect_kind(text, name).value.startswith(WITH_MODEL)
+    except InputError:
+        return bool(name) and Path(name).suffix not in (".yaml", ".yml", ".json")
+
+
+def foreign_cluster(source: str) -> ClusterSpec | None:
+    """Read ``GPU@FILE``: a node list, topology or graph of GPUs of the catalog; None where it is something else."""
+    match = FROM_CLUSTER.fullmatch(source)
+    if match is None:
+        return None
+    from layoutopt.optimizer.interop.machines.fabric import cluster_from
+    from layoutopt.optimizer.specs.loading import load_gpu
+
+    load_gpu(match[1])  # an unknown GPU is named before the file is read
+    return cluster_from(match[1], import_given(match[2]).value, source)
+
+
+def import_given(source: str | Path | Stream) -> Imported:
+    """Import a file of another tool, or what standard input or a pipe holds."""
+    from layoutopt.optimizer.interop.sources import import_path, import_text
+
+    stream = source if isinstance(source, Stream) else _stream(source)
+    return import_text(stream.text, stream.name) if stream else import_path(str(source))
+
+
+def notes_on(source: str | Path, notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Put the name of a file in front of what is to be said of it."""
+    return tuple(f"{Path(source).name}: {text}" for text in notes)
+
+
+def _foreign_workload(source: str | Path | Stream, run: RunChoices, names: Names) -> Loaded[Workload]:
+    """Read the model of a Hugging Face configuration or a launch file; the run's numbers come from ``run``."""
+    from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel
+
+    found = import_given(source)
+    name = source.name if isinstance(source, Stream) else str(source)
+    if isinstance(found.value, ImportedModel):
+        return _with_training(found.value, name, run, names)
+    if isinstance(found.value, ImportedJob):
+        workload = job_workload(found.value, run, None, names)
+        return Loaded(value=workload, notes=notes_on(name, found.value.notes))
+    raise input_error(f"is {found.kind}, no model", "a model file, config.json or a launch file", file=name)
+
+
+def job_workload(
+    job: ImportedJob, run: RunChoices, model: ModelSpec | None, names: Names = PYTHON
+) -> Workload:
+    """Return what a launch file trains, with what is asked for in place of its own numbers."""
+    from layoutopt.optimizer.interop.launch.complete import complete_workload, named_model
+    from layoutopt.optimizer.specs.loading import override_training
+
+    length = run.sequence_length or job.training.sequence_length
+    batch = batch_sequences(run, length, names) if length else run.global_batch
+    training = replace(job.training, sequence_length=length, global_batch=batch or job.training.global_batch)
+    workload = complete_workload(replace(job, training=training, model=model or named_model(job)))
+    with names.used():
+        return override_training(workload, precision=run.precision[0] if run.precision else None)
+
+
+def _with_training(found: ImportedModel, source: str, run: RunChoices, names: Names) -> Loaded[Workload]:
+    """Give a model that describes no run the run that is asked for."""
+    from layoutopt.optimizer.specs.model import TrainingSpec
+    from layoutopt.optimizer.specs.vocabulary import Precision
+    from layoutopt.optimizer.specs.workload import Workload
+
+    length = run.sequence_length or found.sequence_length
+    batch = batch_sequences(run, length, names) if length else run.global_batch
+    if length is None or batch is None:
+        needed = (
+            (f"a sequence length ({names.sequence_length})", length),
+            (f"a global batch ({names.global_batch})", batch),
+        )
+        lacking = [words for words, value in needed if value is None]
+        raise input_error("describes no training run", f"give {' and '.join(lacking)}", file=source)
+    notes = notes_on(source, found.notes)
+    if run.sequence_length is None:
+        own = f"sequences of {length:,} tokens, the model's own length; {names.sequence_length} sets another"
+        notes = (*notes, f"{source}: {own}")
+    precision = found.precision or Precision.BF16
+    training = TrainingSpec(sequence_length=length, global_batch=batch, precision=precision)
+    return Loaded(value=Workload(model=found.model, training=training), notes=notes)
+
+
+def _stream(source: str | Path) -> Stream | None:
+    """Read what can be read only once: standard input (``-``) or a pipe; None for names and files."""
+    from layoutopt.optimizer.specs.document import decode, exists, read_text
+
+    if str(source) == STDIN:
+        return Stream(text=decode(sys.stdin.buffer.read(), STDIN), name=STDIN)
+    place = Path(source)
+    if not str(source).strip() or not exists(place) or place.is_file() or place.is_dir():
+        return None
+    return Stream(text=read_text(place), name=str(source))
