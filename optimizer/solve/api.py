@@ -11,34 +11,36 @@ import numpy as np
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.solve.certificate import build_certificate, relative_gap
+from layoutopt.optimizer.solve.certificate import (
+    Status,
+    build_certificate,
+    proven_status,
+    relative_gap,
+    solver_word,
+)
 from layoutopt.optimizer.solve.explain.gap import what_binds, why_slower
 from layoutopt.optimizer.solve.explain.infeasible import explain_infeasible
-from layoutopt.optimizer.solve.inputs import Question, cost_model_digest, question_from_plain
+from layoutopt.optimizer.solve.inputs import Question, cost_model_digest
 from layoutopt.optimizer.solve.judge import memory_verdict
+from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import SolverLimits
-from layoutopt.optimizer.solve.plan import Alternative, Infeasibility, Plan, SolveOptions
+from layoutopt.optimizer.solve.plan import Alternative, Plan, SolveOptions
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.search.second import choose_second
 from layoutopt.optimizer.solve.search.space_size import size_of_shapes
-from layoutopt.optimizer.solve.verify.claim import Rebuilt
-from layoutopt.optimizer.solve.verify.claim import verify_plan as check_plan
-from layoutopt.optimizer.solve.verify.plan_file import Status
 from layoutopt.optimizer.space.stages import virtual_stages
-from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate
     from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.solve.search.second import Second
-    from layoutopt.optimizer.solve.verify.layout import PricedLayout
-    from layoutopt.optimizer.solve.verify.report import VerifyReport
+    from layoutopt.optimizer.solve.search.space_size import SpaceSize
     from layoutopt.optimizer.space.enumeration import Space
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
@@ -105,7 +107,7 @@ def freer_gain(
     """
     asked = replace(options, framework=Framework.ANY, top=1)
     free = solve_layout(workload, cluster, asked, should_stop=should_stop)
-    if plan.estimate is None or free.estimate is None or free.status is not Status.OPTIMAL:
+    if plan.estimate is None or free.estimate is None or free.status is Status.STOPPED:
         return None
     return 1.0 - free.estimate.step_time_s / plan.estimate.step_time_s
 
@@ -147,35 +149,47 @@ def _search_options(options: SolveOptions, near: float) -> SearchOptions:
     )
 
 
-def _status(result: SearchResult) -> Status:
-    if not result.complete:
-        return Status.STOPPED
-    return Status.OPTIMAL if result.best else Status.INFEASIBLE
+def gap_target(options: SolveOptions) -> float:
+    """Return how far above the fastest layout the answer may be: as asked of the search, or for a second goal."""
+    return max(options.gap, options.within)
+
+
+def _status(source: CostedSpace, result: SearchResult, target: float) -> Status:
+    """Say what a search proved of its answer."""
+    if result.best is None:
+        return Status.INFEASIBLE if result.complete else Status.STOPPED
+    return proven_status(
+        _priced(source, result.best)[1].step_time_s,
+        _stated_bound_s(source, result) or 0.0,
+        rounding_s=rounding_s(source.counts),
+        gap_target=target,
+    )
 
 
 def _certificate(question: Question, source: CostedSpace, result: SearchResult) -> Certificate:
     """Write down the space, what excluded each tuple, and what was proven."""
-    space, status = source.space, _status(result)
-    blocks = int(np.sum(source.counts))
-    size = size_of_shapes(source.tuples_by_shape(), len(source.degrees), blocks, space.stage_rule)
-    best = result.best
-    solver = {Status.OPTIMAL: "OPTIMAL", Status.INFEASIBLE: "INFEASIBLE"}.get(
-        status, "FEASIBLE" if best else "UNKNOWN"
-    )
+    space, best = source.space, result.best
+    status = _status(source, result, gap_target(question.options))
     return build_certificate(
         source,
-        size,
+        closed_form_size(source),
         inputs=question.to_plain(),
         cost_model=cost_model_digest(),
-        solver_status=solver,
-        step_time_s=best.step_time_s if best else None,
+        solver_status=solver_word(status, answered=best is not None),
+        step_time_s=_priced(source, best)[1].step_time_s if best else None,
         bound_s=_stated_bound_s(source, result),
         removed_by_memory=result.by_memory,
         solved=result.solved,
         removed_by_rule={count.rule: count.tuples for count in space.counts.removed},
-        gap_target=max(question.options.gap, question.options.within),
+        gap_target=gap_target(question.options),
         rounding_s=result.rounding_s,
     )
+
+
+def closed_form_size(source: CostedSpace) -> SpaceSize:
+    """Count a space without expanding it."""
+    blocks = int(np.sum(source.counts))
+    return size_of_shapes(source.tuples_by_shape(), len(source.degrees), blocks, source.rule)
 
 
 def _stated_bound_s(source: CostedSpace, result: SearchResult) -> float | None:
@@ -192,14 +206,27 @@ def _stated_bound_s(source: CostedSpace, result: SearchResult) -> float | None:
 
 def _answer(question: Question, source: CostedSpace, result: SearchResult, certificate: Certificate) -> Plan:
     """Turn what the search found into a plan."""
-    priced = [_priced(source, found) for found in result.found]
+    status = _status(source, result, gap_target(question.options))
+    plan = plan_of(question, source, result.found, status=status, certificate=certificate)
+    if status is not Status.INFEASIBLE:
+        return plan
+    return replace(plan, infeasibility=explain_infeasible(question, source))
+
+
+def plan_of(
+    question: Question,
+    source: CostedSpace,
+    layouts: Sequence[Found],
+    *,
+    status: Status,
+    certificate: Certificate,
+) -> Plan:
+    """Write down all that follows from layouts, the answer first, and from what was proven of them."""
+    priced = [_priced(source, found) for found in layouts]
     layout, estimate = priced[0] if priced else (None, None)
-    infeasibility: Infeasibility | None = None
-    if _status(result) is Status.INFEASIBLE:
-        infeasibility = explain_infeasible(question, source)
     used = layout.gpus if layout else question.cluster.gpu_count
     return Plan(
-        status=_status(result),
+        status=status,
         layout=layout,
         estimate=estimate,
         verdict=memory_verdict(estimate.memory) if estimate else None,
@@ -207,8 +234,8 @@ def _answer(question: Question, source: CostedSpace, result: SearchResult, certi
         gap=relative_gap(estimate.step_time_s if estimate else None, certificate.bound_s),
         alternatives=tuple(_alternative(pair, priced[0]) for pair in priced[1:]),
         certificate=certificate,
-        infeasibility=infeasibility,
-        binds=what_binds(source, result.found[0], estimate) if estimate else (),
+        infeasibility=None,
+        binds=what_binds(estimate) if estimate else (),
         idle_gpus=question.cluster.gpu_count - used,
         inputs=question.to_plain(),
         warnings=(),
@@ -257,34 +284,3 @@ def layout_of(source: CostedSpace, found: Found) -> Layout:
 
 
 _DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")
-
-
-def verify_plan(
-    plain: object, *, file: str = "", workload: Workload | None = None, cluster: ClusterSpec | None = None
-) -> VerifyReport:
-    """Check a plan against a space rebuilt from its own inputs, or from a given workload and cluster.
-
-    Raises InputError when the plan is malformed.
-    """
-    if not isinstance(plain, dict) or not isinstance(plain.get("inputs"), dict):
-        raise input_error(
-            "a plan is a mapping with inputs", "what solve --json wrote", key="inputs", file=file
-        )
-    question = question_from_plain(plain["inputs"], file=file)
-    question = replace(question, workload=workload or question.workload, cluster=cluster or question.cluster)
-    source = question.costed_space()
-
-    def breakdown(priced: PricedLayout) -> dict[str, float]:
-        empty = Layout(precision=priced.batch.codebook.precisions[int(priced.batch.precision[0])])
-        fresh = estimate_row(source.cost, empty, priced.batch, priced.blocks, priced.recomputed)
-        return {str(name): value for name, value in fresh.breakdown_s.items()}
-
-    rebuilt = Rebuilt(
-        space=source,
-        runs=question.workload.model.runs,
-        cost_model=cost_model_digest(),
-        inputs=question.to_plain(),
-        removed_by_rule={count.rule: count.tuples for count in source.space.counts.removed},
-        breakdown=breakdown,
-    )
-    return check_plan(plain, rebuilt, file=file)

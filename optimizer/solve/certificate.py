@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,14 +23,50 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.search.space_size import Space, SpaceSize
 
 
+class Status(StrEnum):
+    """What a plan claims: proven best, proven as near the best as was asked, best so far, or that nothing fits."""
+
+    OPTIMAL = "optimal"
+    WITHIN_GAP = "within_gap"
+    STOPPED = "stopped"
+    INFEASIBLE = "infeasible"
+
+
+SAME = 1e-10
+"""Relative difference of two prices of one layout: sums of floats in another order agree to about 1e-12."""
+
+
+def proven_status(step_time_s: float, bound_s: float, *, rounding_s: float, gap_target: float) -> Status:
+    """Return what a step time and a proven bound under every step time amount to.
+
+    Optimal leaves no gap but the solver's rounding, ``rounding_s``; ``gap_target`` is relative to the step time.
+    """
+    open_s = step_time_s - bound_s
+    if open_s <= rounding_s + SAME * step_time_s:
+        return Status.OPTIMAL
+    within = open_s <= (gap_target + SAME) * step_time_s
+    return Status.WITHIN_GAP if within else Status.STOPPED
+
+
+def solver_word(status: Status, *, answered: bool) -> str:
+    """Return the solver's word for an outcome; ``answered`` tells whether there is a layout."""
+    proven = {Status.OPTIMAL: "OPTIMAL", Status.INFEASIBLE: "INFEASIBLE"}
+    return proven.get(status, "FEASIBLE" if answered else "UNKNOWN")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """Versions of what computed. ``cost_model`` is a digest of the cost model's code and constants."""
+    """Versions of what computed, and on what.
+
+    ``machine`` names the processor family and its widest vector instructions, by which last bits may differ;
+    ``cost_model`` is a digest of all code and constants that decide an answer.
+    """
 
     layoutopt: str
     python: str
     numpy: str
     ortools: str
+    machine: str
     cost_model: str
 
     @classmethod
@@ -40,8 +77,15 @@ class Versions:
             python=platform.python_version(),
             numpy=np.__version__,
             ortools=version("ortools"),
+            machine=_machine(),
             cost_model=cost_model,
         )
+
+
+def _machine() -> str:
+    config: Any = np.show_config(mode="dicts")
+    vectors = config.get("SIMD Extensions", {}).get("found", [])
+    return " ".join([platform.machine(), *vectors[-1:]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +99,8 @@ class Certificate:
     ``table_sha256`` is ``table_digest``, ``inputs_sha256`` is ``inputs_digest``. ``bound_s`` is a proven
     floor under every step time, ``gap`` how far the answer is above it, relative to the answer (or None).
     ``gap_target`` is the relative gap at which the search was allowed to stop, ``rounding_s`` how much the
-    solver's whole numbers may have rounded the step time down.
+    solver's whole numbers may have rounded the step time down. ``record_sha256`` is the digest of all other fields:
+    what is changed in passing no longer agrees with it.
     """
 
     declared_tuples: int
@@ -75,6 +120,15 @@ class Certificate:
     gap_target: float
     rounding_s: float
     versions: Versions
+    record_sha256: str = ""
+
+    def sealed(self) -> Certificate:
+        """Return the record with the digest of its other fields."""
+        return replace(self, record_sha256=self.digest())
+
+    def digest(self) -> str:
+        """Return the sha256 of all fields but the digest itself."""
+        return inputs_digest({name: value for name, value in asdict(self).items() if name != "record_sha256"})
 
     def to_plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -109,6 +163,7 @@ class Certificate:
             gap_target=reader.number("gap_target"),
             rounding_s=reader.number("rounding_s"),
             versions=Versions(**{f.name: reader.text(f"versions.{f.name}") for f in fields(Versions)}),
+            record_sha256=reader.text("record_sha256"),
         )
 
 
@@ -155,7 +210,7 @@ def build_certificate(
         gap_target=gap_target,
         rounding_s=rounding_s,
         versions=Versions.current(cost_model),
-    )
+    ).sealed()
 
 
 def relative_gap(step_time_s: float | None, bound_s: float | None) -> float | None:

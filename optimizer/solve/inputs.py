@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import resources
+from math import inf, isinf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +28,16 @@ from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Precision,
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from importlib.resources.abc import Traversable
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
-ROOMS = ("cost", "topology")
-"""Packages whose code and constants decide a price."""
+ROOMS = ("specs", "topology", "frameworks", "cost", "space", "solve")
+"""Packages whose code and constants decide an answer: what is read, launched, priced, declared and searched."""
+
+DECIDE_NOTHING = ("solve/verify", "solve/explain")
+"""Folders of those rooms that judge and explain answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class Question:
     options: SolveOptions
 
     def to_plain(self) -> dict[str, Any]:
-        """Return plain data; the options that only steer the search are left out."""
+        """Return plain data of all that decides the answer and how it was searched, but for the time limit."""
         options = self.options
         plain = {
             "workload": to_plain(self.workload),
@@ -52,6 +57,7 @@ class Question:
             "framework": options.framework.value,
             "cost": options.cost.value,
             "space": _space_to_plain(options.space),
+            "search": _search_to_plain(options),
         }
         if options.then is not None:
             plain["then"] = {"goal": options.then, "within": options.within}
@@ -99,18 +105,64 @@ def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question
     try:
         framework, cost = Framework(plain["framework"]), CostKind(plain["cost"])
         space = _space_from_plain(plain["space"])
+        search, goals = _search_from_plain(plain.get("search", {})), _goals_from_plain(plain)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise input_error(f"unreadable options: {error}", key="inputs", file=file) from None
     return Question(
         workload=workload_from_plain(plain["workload"], file=file, path=("inputs", "workload")),
         cluster=cluster_from_plain(plain["cluster"], file=file, path=("inputs", "cluster")),
-        options=SolveOptions(framework=framework, cost=cost, space=space, **_goals_from_plain(plain)),
+        options=SolveOptions(framework=framework, cost=cost, space=space, **search, **goals),
     )
 
 
 def _goals_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
     then = plain.get("then")
-    return {} if not isinstance(then, dict) else {"then": then.get("goal"), "within": then.get("within", 0.0)}
+    if then is None:
+        return {}
+    goal, within = then["goal"], then.get("within", 0.0)
+    if not isinstance(goal, str) or isinstance(within, bool) or not isinstance(within, int | float):
+        raise ValueError(f"then can't be {then!r:.60}")
+    return {"then": goal, "within": within}
+
+
+def _search_to_plain(options: SolveOptions) -> dict[str, Any]:
+    """Write what steers the search: with it the search can be repeated. JSON has no infinity."""
+    return {
+        "gap": float(options.gap),
+        "top": options.top,
+        "near": None if options.near is None else float(options.near),
+        "one_model": options.one_model,
+        "workers": options.workers,
+        "seed": options.seed,
+        "warm_start_s": None if isinf(options.warm_start_s) else float(options.warm_start_s),
+    }
+
+
+def _search_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what ``_search_to_plain`` wrote; options that a plan of another release leaves out are the default."""
+    values = {}
+    for name, (kinds, low, high) in _SEARCH.items():
+        value = plain.get(name, getattr(SolveOptions(), name))
+        if name in ("near", "warm_start_s") and value is None:
+            value = inf if name == "warm_start_s" else None
+        elif isinstance(value, bool) is not (kinds is bool) or not isinstance(value, kinds):
+            raise ValueError(f"search.{name} can't be {value!r}")
+        elif not low <= value <= high:
+            raise ValueError(f"search.{name} {value:.3g} is not between {low} and {high}")
+        values[name] = value
+    return values
+
+
+_SEARCH: dict[str, tuple[Any, float, float]] = {
+    "gap": (int | float, 0, 1),
+    "top": (int, 0, 10_000),
+    "near": (int | float, 0, 1e6),
+    "one_model": (bool, 0, 1),
+    "workers": (int, 0, 10_000),
+    "seed": (int, 0, 2**63 - 1),
+    "warm_start_s": (int | float, 0, inf),
+}
+"""Options that steer the search, with their type, least and largest value."""
 
 
 _LISTS = {"precisions": Precision, "schedules": Schedule, "micro_batches": int}
@@ -169,12 +221,25 @@ def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
 
 @cache
 def cost_model_digest() -> str:
-    """Return the sha256 of the cost model's code and constants in this installation."""
+    """Return the sha256 of all code and constants of this installation that decide an answer."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        files = resources.files(f"layoutopt.optimizer.{room}").iterdir()
-        for entry in sorted(files, key=lambda item: item.name):
-            if entry.name.endswith((".py", ".yaml")):
-                digest.update(entry.name.encode())
-                digest.update(entry.read_bytes())
+    for path, entry in sorted(deciding_files().items()):
+        content = entry.read_bytes()
+        digest.update(f"{path} {len(content)}\n".encode())
+        digest.update(content)
     return digest.hexdigest()
+
+
+def deciding_files() -> dict[str, Traversable]:
+    """Return the files of the rooms that decide an answer, sub-folders too, by their path in the package."""
+    found: dict[str, Traversable] = {}
+    folders = [(room, resources.files("layoutopt.optimizer").joinpath(room)) for room in ROOMS]
+    while folders:
+        path, folder = folders.pop()
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            below = f"{path}/{entry.name}"
+            if entry.is_dir() and below not in DECIDE_NOTHING:
+                folders.append((below, entry))
+            elif entry.name.endswith((".py", ".yaml")):
+                found[below] = entry
+    return found

@@ -14,10 +14,9 @@ from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.solve.certificate import Certificate
+    from layoutopt.optimizer.solve.certificate import Certificate, Status
     from layoutopt.optimizer.solve.search.demands import Constrain
     from layoutopt.optimizer.solve.search.second import Second
-    from layoutopt.optimizer.solve.verify.plan_file import Status
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.vocabulary import Verdict

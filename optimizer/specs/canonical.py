@@ -92,13 +92,18 @@ def cluster_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Clus
     return _rebuild(ClusterSpec, data, file, path)
 
 
-def layout_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Layout:
-    """Rebuild a ``Layout`` from the ``layout`` of a plan; errors as in ``workload_from_plain``."""
-    return _rebuild(Layout, data, file, path)
+def layout_from_plain(
+    data: Any, *, file: str = "", path: KeyPath = (), unknown_allowed: bool = False
+) -> Layout:
+    """Rebuild a ``Layout`` from the ``layout`` of a plan; errors as in ``workload_from_plain``.
+
+    With ``unknown_allowed`` keys that a layout doesn't have are passed over.
+    """
+    return _rebuild(Layout, data, file, path, unknown_allowed=unknown_allowed)
 
 
-def _rebuild(kind: type[T], data: Any, file: str, path: KeyPath) -> T:
-    reader = _Reader(file)
+def _rebuild(kind: type[T], data: Any, file: str, path: KeyPath, *, unknown_allowed: bool = False) -> T:
+    reader = _Reader(file, unknown_allowed=unknown_allowed)
     result = reader.read(kind, data, path)
     if reader.problems:
         raise InputError(*reader.problems)
@@ -122,8 +127,8 @@ _ZERO_ALLOWED = {
 class _Reader:
     """Builds values by type, collecting problems instead of stopping at the first."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self, file: str, *, unknown_allowed: bool = False) -> None:
+        self.file, self.unknown_allowed = file, unknown_allowed
         self.problems: list[Problem] = []
 
     def read(self, hint: Any, value: Any, path: KeyPath) -> Any:
@@ -148,7 +153,7 @@ class _Reader:
         if not isinstance(value, dict):
             return self._note(path, value, "an object")
         known = {field.name: field for field in fields(kind)}
-        for name in sorted(map(str, value.keys() - known.keys())):
+        for name in () if self.unknown_allowed else sorted(map(str, value.keys() - known.keys())):
             self._problem((*path, name), "unknown key", ", ".join(known))
         missing = [
             name

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import cost_model_digest
-from layoutopt.optimizer.solve.verify.plan_file import Status
 from layoutopt.optimizer.sweep.owners import new_owner
 from layoutopt.optimizer.sweep.store import SweepStore
 from layoutopt.optimizer.sweep.work import SolveWork, Task

@@ -7,8 +7,8 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import cost_model_digest
-from layoutopt.optimizer.solve.verify.plan_file import Status
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.sweep.rows import Outcome, answer_columns, failed_outcome, pack_plan
 from layoutopt.optimizer.sweep.warm_start import warm_start_s

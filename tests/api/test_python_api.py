@@ -11,7 +11,7 @@ import pytest
 
 import layoutopt
 from layoutopt import InputError, SolveOptions, evaluate, explain, load_cluster, load_model, solve
-from layoutopt.optimizer.solve.verify.plan_file import Status
+from layoutopt.optimizer.solve.certificate import Status
 
 CONFIG = Path(__file__).parents[1] / "interop" / "samples" / "hf_llama.json"
 

@@ -24,16 +24,17 @@ from layoutopt.optimizer.frameworks.stage_rule import (
 from layoutopt.optimizer.solve.certificate import build_certificate
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Demands
 from layoutopt.optimizer.solve.search.space_size import space_size
-from layoutopt.optimizer.solve.verify.claim import Rebuilt
+from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.model import LayerShape, Run
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray
     from layoutopt.optimizer.solve.verify.layout import PricedLayout
+    from layoutopt.optimizer.solve.verify.plan_file import StatedPlan
 
     Plan = dict[str, Any]
 
@@ -326,8 +327,17 @@ def breakdown(
 def rebuilt(space: RandomSpace, **changes: Any) -> Rebuilt:
     """What the command line rebuilds from a plan's inputs."""
 
-    def price(priced: PricedLayout) -> dict[str, float]:
-        return breakdown(space, priced.blocks, priced.batch, priced.step_time_s)
+    def restate(_: StatedPlan, priced: Sequence[PricedLayout]) -> Plan:
+        if not priced:
+            return {}
+        best = priced[0]
+        estimate = {
+            "step_time_s": best.step_time_s,
+            "memory": {"peak_bytes": float(best.costs.peak_bytes[0]), "capacity_bytes": best.capacity_bytes},
+            "breakdown_s": breakdown(space, best.blocks, best.batch, best.step_time_s),
+        }
+        others = [{"step_time_s": one.step_time_s} for one in priced[1:]]
+        return {"estimate": estimate, "alternatives": others, "inputs": INPUTS}
 
     values: dict[str, Any] = {
         "space": space,
@@ -335,7 +345,7 @@ def rebuilt(space: RandomSpace, **changes: Any) -> Rebuilt:
         "cost_model": COST_MODEL,
         "inputs": INPUTS,
         "removed_by_rule": {"pp divides nothing": 2},
-        "breakdown": price,
+        "restate": restate,
     }
     return Rebuilt(**values | changes)
 

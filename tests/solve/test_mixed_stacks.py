@@ -12,7 +12,8 @@ from layoutopt.optimizer.cost.estimate import batch_of_one
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.plain_plan import plan_to_plain
-from layoutopt.optimizer.solve.api import solve_layout, verify_plan
+from layoutopt.optimizer.report.verification import verify_plan
+from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.layout import Layout

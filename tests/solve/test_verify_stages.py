@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, Split, StageRule
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.verify.layout import Refuted, check_sizes, read_stages
-from layoutopt.optimizer.solve.verify.plan_file import StatedLayout, StatedStage
 from layoutopt.optimizer.space.stages import virtual_stages
-from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.layout import Layout, VirtualStage
 from layoutopt.optimizer.specs.model import ModelSpec
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
-def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] = (4, 4)) -> StatedLayout:
+def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] = (4, 4)) -> Layout:
     """Two blocks of one layer, then three of two layers, on two ranks: 1 + 1 + 2 and 2 + 2 layers."""
     kinds = ({"kind0": 2, "kind1": layers[0] - 2}, {"kind1": layers[1], "kind0": 0})
     again = recomputed or ((0, {}), (0, {}))
     stages = tuple(
-        StatedStage(
+        VirtualStage(
             rank=rank,
             chunk=0,
             layers=layers[rank],
@@ -35,18 +34,7 @@ def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] 
         )
         for rank in range(2)
     )
-    return StatedLayout(
-        degrees=dict.fromkeys(DEGREES, 1) | {"pp": 2},
-        sp=False,
-        zero=0,
-        hsdp_shard=0,
-        recompute=Recompute(),
-        schedule="1f1b",
-        mesh_order="tp-cp-ep-dp-pp",
-        precision=None,
-        savers=(),
-        stages=stages,
-    )
+    return Layout(pp=2, schedule=Schedule.ONE_F_ONE_B, stages=stages)
 
 
 def test_stages_of_two_kinds(kit: Any) -> None:
@@ -81,7 +69,7 @@ def test_stages_of_two_kinds(kit: Any) -> None:
         (two_stages((1, {}), (2, {})), NEAR_EQUAL, "all blocks or none"),
     ],
 )
-def test_stages_that_break_the_rule(kit: Any, layout: StatedLayout, rule: StageRule, message: str) -> None:
+def test_stages_that_break_the_rule(kit: Any, layout: Layout, rule: StageRule, message: str) -> None:
     """Each statement that isn't possible is named."""
     with pytest.raises(Refuted, match=message):
         read_stages(layout, kit.space(counts=(2, 3)).runs, rule, may_recompute=True)
@@ -102,11 +90,7 @@ def test_reads_what_the_space_writes(kit: Any, rule: StageRule, counts: tuple[in
             continue
         pp, vp = int(batch.pp[row]), int(batch.vp[row])
         listed = virtual_stages(model, pp, vp, best.blocks, best.recomputed)
-        stages = tuple(
-            StatedStage(**{f.name: getattr(stage, f.name) for f in fields(StatedStage)}) for stage in listed
-        )
-        degrees = dict.fromkeys(DEGREES, 1) | {"pp": pp, "vp": vp}
-        layout = replace(two_stages(), degrees=degrees, stages=stages)
+        layout = replace(two_stages(), pp=pp, vp=vp, stages=listed)
         blocks, recomputed = read_stages(layout, space.runs, rule, may_recompute=True)
         assert blocks.tolist() == best.blocks.tolist()
         assert recomputed.tolist() == best.recomputed.tolist()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from layoutopt.optimizer.report.plain_plan import plan_to_plain
-from layoutopt.optimizer.solve.api import verify_plan
+from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
 from layoutopt.optimizer.sweep.owners import new_owner
 from layoutopt.optimizer.sweep.rows import Outcome

@@ -224,7 +224,7 @@ def _print_plan(
         from layoutopt.optimizer.report.tables.training import training_tables
 
         print_tables(Group(training_tables(training), *(part.table for part in extra)))
-    proven = all(phase.plan.status.value == "optimal" for phase in training.phases)
+    proven = all(phase.plan.status.value in ("optimal", "within_gap") for phase in training.phases)
     return ExitCode.OK if proven else ExitCode.STOPPED
 
 

@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 ROBUST_TOP = 12
 """Layouts compared by --robust at least: the search solves as many runners-up."""
 
-CODES = {"optimal": ExitCode.OK, "stopped": ExitCode.STOPPED, "infeasible": ExitCode.REJECTED}
+CODES = {
+    "optimal": ExitCode.OK,
+    "within_gap": ExitCode.OK,
+    "stopped": ExitCode.STOPPED,
+    "infeasible": ExitCode.REJECTED,
+}
 
 
 @click.command(cls=SpaceCommand)

@@ -24,7 +24,7 @@ def command(plan: Path, model: str | None, cluster: str | None, output: OutputOp
     Exit code 3 if any check fails.
     """
     from layoutopt.optimizer.ask.load import load_cluster
-    from layoutopt.optimizer.solve.api import verify_plan
+    from layoutopt.optimizer.report.verification import verify_plan
     from layoutopt.optimizer.specs.loading import load_workload
 
     plain = read_plan_file(plan)
@@ -44,16 +44,36 @@ def command(plan: Path, model: str | None, cluster: str | None, output: OutputOp
 
 
 def read_plan_file(path: Path) -> object:
-    """Parse a plan; raises ``InputError`` for a file that cannot be read or is no JSON."""
+    """Parse a plan; raises ``InputError`` for a file that cannot be read, is no JSON, or means two things."""
     from layoutopt.optimizer.specs.document import read_text
     from layoutopt.optimizer.specs.loading import MAX_PLAN_BYTES
 
     text = read_text(path, max_bytes=MAX_PLAN_BYTES)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_without_twins, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise input_error(
             f"not JSON: {error.msg}", "what solve -o wrote", file=str(path), line=error.lineno
         ) from None
+    except _Ambiguous as error:
+        raise input_error(f"not JSON: {error}", "what solve -o wrote", file=str(path)) from None
     except (RecursionError, ValueError):
         raise input_error("not JSON that can be read", "what solve -o wrote", file=str(path)) from None
+
+
+class _Ambiguous(Exception):
+    """JSON that readers understand differently."""
+
+
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse keys that stand twice: one reader takes the first, another the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Ambiguous(f"the key {twice[:40]!r} stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise _Ambiguous(f"{name} is no number of JSON")

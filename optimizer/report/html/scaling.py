@@ -140,7 +140,7 @@ def _traces(found: Lines, value: Value, hover: str) -> list[Figure]:
 
 
 def _trace(line: Line, along: str, value: Value, hover: str) -> Figure:
-    symbols = [line.symbol if row["status"] == "optimal" else line.symbol + UNPROVEN for row in line.rows]
+    symbols = [line.symbol + UNPROVEN if row["status"] == "stopped" else line.symbol for row in line.rows]
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -210,7 +210,7 @@ def _seconds(traces: list[Figure]) -> Figure:
 
 
 def _open_note(found: Lines) -> str:
-    unproven = any(row["status"] != "optimal" for row in _answered(found))
+    unproven = any(row["status"] == "stopped" for row in _answered(found))
     return "Hollow: the search was stopped before the proof." if unproven else ""
 
 

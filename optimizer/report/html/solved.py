@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan
     from layoutopt.optimizer.specs.layout import Layout
 
-TONES = {"optimal": "good", "stopped": "warn", "infeasible": "bad"}
+TONES = {"optimal": "good", "within_gap": "good", "stopped": "warn", "infeasible": "bad"}
 """Colour of each status."""
 
 

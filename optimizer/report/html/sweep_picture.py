@@ -131,7 +131,7 @@ def _perfect(found: Lines, x: Scale, y: Scale) -> Markup:
 def _line(line: Line, along: str, x: Scale, y: Scale, value: Callable[[Row], float]) -> Markup:
     points = [(x(row[along]), y(value(row))) for row in line.rows]
     dots = [
-        dot(px, py, line.colour, hollow=row["status"] != "optimal")
+        dot(px, py, line.colour, hollow=row["status"] == "stopped")
         for (px, py), row in zip(points, line.rows, strict=True)
     ]
     return joined([stroke(points, line.colour, stroke_dasharray=DASHES[line.dash]), *dots])

@@ -123,7 +123,7 @@ def _answer(row: Row) -> list[str]:
     ]
     if row["step_time_s"] is None:
         return [*asked, "-", "-", "-", row["status"]]
-    proven = "" if row["status"] == "optimal" else " (not proven)"
+    proven = " (not proven)" if row["status"] == "stopped" else ""
     return [
         *asked,
         f"{row['step_time_s']:.5g}",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 STYLES = {
     "optimal": "bold green",
+    "within_gap": "bold green",
     "fits": "bold green",
     "accepted": "bold green",
     "borderline": "bold yellow",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MEANING = {
     "optimal": "No layout of the declared space is faster under this cost model.",
+    "within_gap": "No layout of the declared space is faster by more than the gap that was asked for.",
     "stopped": "The search was stopped before the proof.",
     "infeasible": "No layout of the declared space runs.",
 }

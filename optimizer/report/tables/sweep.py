@@ -84,7 +84,7 @@ def _row(row: Row, varied: Sequence[str], nested: bool) -> list[str]:
         ]
     else:
         cells += [
-            f"{row['step_time_s']:.5g}" + ("" if row["status"] == "optimal" else "*"),
+            f"{row['step_time_s']:.5g}" + ("*" if row["status"] == "stopped" else ""),
             f"{row['tokens_per_s_per_gpu'] or 0:,.0f}",
             f"{row['mfu_causal'] or 0:.1%}",
             f"{(row['peak_bytes'] or 0) / 1e9:.0f}",

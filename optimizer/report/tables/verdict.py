@@ -71,4 +71,9 @@ def verify_tables(report: VerifyReport, file: str) -> RenderableType:
         ("stages solved", f"{report.solved_exactly:,} exactly"),
         ("time", format_seconds(report.seconds)),
     ]
-    return Group(outcome, section("Checks", checks), section("Work done", facts(done)))
+    parts: list[RenderableType] = [outcome, section("Checks", checks)]
+    if report.restrictions:
+        parts.append(section("The claim is restricted to", bullets(report.restrictions)))
+    if report.not_checked:
+        parts.append(section("Not checked", bullets([f"not checked: {text}" for text in report.not_checked])))
+    return Group(*parts, section("Work done", facts(done)))

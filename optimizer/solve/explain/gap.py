@@ -8,8 +8,6 @@ from layoutopt.optimizer.cost.components import TRAFFIC, Component
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.solve.search.best_first import Found
-    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.specs.layout import Layout
 
 LARGE_SHARE = 0.05
@@ -56,7 +54,7 @@ def _differences(layout: Layout, best: Layout) -> str:
     return ", ".join(changed) or "other stages"
 
 
-def what_binds(source: CostedSpace, found: Found, estimate: Estimate) -> tuple[str, ...]:
+def what_binds(estimate: Estimate) -> tuple[str, ...]:
     """Name what limits the optimum: memory when it is nearly full, and the large losses beside compute."""
     binds = []
     memory, step = estimate.memory, estimate.step_time_s

@@ -1,58 +1,45 @@
 """Decide whether a plan's claim holds, without the solver and without the bounds that made it.
 
-The caller rebuilds the space from ``plan["inputs"]``. What the plan states is then compared with it: the
-digests of inputs, cost model and tuple table, the counts, the layout and its price, and the claim itself:
-that no layout of the space takes less than the stated bound (``verify_exclusion``).
+The caller rebuilds the space from ``plan["inputs"]``. Everything that the plan states is then rebuilt from its layouts
+and compared: digests, counts, price, memory, runners-up, words. Then comes the claim itself: that no layout of the
+space takes less than the stated bound (``exclusion``), and last what only a second search can tell (``again``).
+What was not rebuilt is named.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.solve.certificate import inputs_digest, relative_gap, table_digest
-from layoutopt.optimizer.solve.search.space_size import space_size
-from layoutopt.optimizer.solve.verify.exclusion import Exclusion, PricedSpace, Witness, exclude_tuples
+from layoutopt.optimizer.solve.certificate import SAME, Status, inputs_digest, proven_status
+from layoutopt.optimizer.solve.model.coefficients import rounding_s
+from layoutopt.optimizer.solve.verify.again import check_again, check_freer
+from layoutopt.optimizer.solve.verify.exclusion import Exclusion, Witness, exclude_tuples
 from layoutopt.optimizer.solve.verify.layout import PricedLayout, Refuted, price_stated
-from layoutopt.optimizer.solve.verify.plan_file import StatedEstimate, StatedPlan, Status, read_plan
+from layoutopt.optimizer.solve.verify.plain_reader import short
+from layoutopt.optimizer.solve.verify.plan_file import StatedPlan, read_plan
+from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt, Tree, estimated_tuples, rebuild_tree
 from layoutopt.optimizer.solve.verify.report import Check, VerifyReport
+from layoutopt.optimizer.solve.verify.statements import (
+    TOLERANCE,
+    compare_statements,
+    differences,
+    merged,
+    not_checked,
+    not_rebuilt,
+    told,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from layoutopt.optimizer.specs.model import Run
+    from layoutopt.optimizer.specs.layout import Layout
 
-    Breakdown = Callable[[PricedLayout], Mapping[str, float]]
-
-# Relative agreement demanded of stated numbers: sums of floats in another order agree to about 1e-12.
-TOLERANCE = 1e-9
 # Tuples that are priced one by one before optimistic terms may exclude degree rows: about half a minute.
 MAX_TUPLES = 6_000_000
-_SOLVER_STATUS = {
-    Status.OPTIMAL: ("OPTIMAL",),
-    Status.STOPPED: ("OPTIMAL", "FEASIBLE", "UNKNOWN"),
-    Status.INFEASIBLE: ("INFEASIBLE",),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebuilt:
-    """What the caller rebuilt from the plan's inputs.
-
-    ``runs`` are the model's, ``cost_model`` the digest of the cost model in use, ``inputs`` what the plan
-    is expected to answer (None: whatever it states), ``removed_by_rule`` the numbers of candidates that each
-    rule removes, ``breakdown`` prices the parts of a layout's step time (None: not compared).
-    """
-
-    space: PricedSpace
-    runs: Sequence[Run]
-    cost_model: str
-    inputs: Mapping[str, object] | None = None
-    removed_by_rule: Mapping[str, int] | None = None
-    breakdown: Breakdown | None = None
 
 
 def verify_plan(
@@ -72,26 +59,23 @@ def verify_plan(
     """
     start = perf_counter()
     stated = read_plan(plan, file=file)
-    every_tuple = _estimated_tuples(rebuilt.space) <= max_tuples
-    checks = [
-        _check_inputs(stated, rebuilt),
-        _check_cost_model(stated, rebuilt),
-        _check_table(stated, rebuilt),
-        _check_counts(stated, rebuilt, every_tuple),
-        *_check_answer(stated, rebuilt),
-        _check_claim(stated, int(np.sum(rebuilt.space.counts))),
-        _check_alternatives(stated, rebuilt),
-    ]
-    exclusion = Exclusion()
-    below_s = _below_s(stated)
-    if all(check.passed for check in checks) and below_s is not None:
+    every_tuple = estimated_tuples(rebuilt.space) <= max_tuples
+    tree, checks = _check_statements(stated, rebuilt, every_tuple=every_tuple)
+    exclusion, below_s = Exclusion(), _below_s(stated)
+    if below_s is not None and _all_passed(checks):
         exclusion = exclude_tuples(
             rebuilt.space, below_s, every_tuple=every_tuple, audit_rows=audit_rows, progress=progress
         )
     checks.append(_check_exclusion(stated, rebuilt, exclusion, checks))
+    if _all_passed(checks):
+        repeated, more = check_again(stated, rebuilt)
+        tree = merged(tree, repeated)
+        checks += [*more, *check_freer(stated, rebuilt, max_tuples=max_tuples, audit_rows=audit_rows)]
     return VerifyReport(
-        accepted=all(check.passed for check in checks),
+        accepted=_all_passed(checks),
         checks=tuple(checks),
+        not_checked=not_checked(stated.plain, tree) if tree else (),
+        restrictions=rebuilt.restrictions,
         degree_rows=len(rebuilt.space.degrees),
         tuples=exclusion.tuples,
         even_layouts=exclusion.even,
@@ -101,212 +85,158 @@ def verify_plan(
     )
 
 
-def _estimated_tuples(space: PricedSpace) -> float:
-    """Estimate the number of tuples from 256 evenly spaced degree rows."""
-    total = len(space.degrees)
-    if not total:
-        return 0.0
-    sample = np.unique(np.linspace(0, total - 1, 256).astype(np.int64))
-    return len(space.expand(space.degrees.take(sample))[0]) / len(sample) * total
+def _all_passed(checks: Sequence[Check]) -> bool:
+    return all(check.passed for check in checks)
 
 
 def _below_s(stated: StatedPlan) -> float | None:
     """Return the step time no layout may undercut: inf if nothing may fit, None if nothing is claimed."""
     if stated.status == Status.INFEASIBLE:
         return float(np.inf)
-    return None if stated.bound_s is None else stated.bound_s * (1 - TOLERANCE)
+    return None if stated.bound_s is None else stated.bound_s * (1 - SAME)
 
 
-def _close(left: float | None, right: float | None, scale: float | None = None) -> bool:
-    if left is None or right is None:
-        return left is right
-    return abs(left - right) <= TOLERANCE * (max(abs(left), abs(right)) if scale is None else scale)
+def _check_statements(stated: StatedPlan, rebuilt: Rebuilt, *, every_tuple: bool) -> tuple[Tree, list[Check]]:
+    """Compare what can be rebuilt at once; return the rebuilt plan too, empty where there is nothing to rebuild from."""
+    wrong = _wrong_inputs(stated, rebuilt)
+    if wrong:
+        return {}, [Check(name="inputs", passed=False, reason=wrong)]
+    priced, refuted = _price_layouts(stated, rebuilt)
+    if refuted:
+        return {}, refuted
+    tree = rebuild_tree(stated, rebuilt, priced, every_tuple=every_tuple)
+    also = {
+        "claim": _wrong_claim(stated, rebuilt, priced),
+        "counts": _wrong_sum(stated),
+        "alternatives": _wrong_order(rebuilt, priced),
+    }
+    return tree, compare_statements(stated.plain, tree, also, _right(stated, rebuilt, priced))
 
 
-def _check_inputs(stated: StatedPlan, rebuilt: Rebuilt) -> Check:
-    name, digest = "inputs", inputs_digest(stated.inputs)
+def _right(stated: StatedPlan, rebuilt: Rebuilt, priced: Sequence[PricedLayout]) -> dict[str, str]:
+    """Say in words what was found right."""
+    record, words = stated.certificate, {"claim": _claim(stated)}
+    words["inputs"] = f"sha256 {record.inputs_sha256[:12]}"
+    words["cost model"] = rebuilt.cost_model[:12]
+    words["tuple table"] = f"{len(rebuilt.space.degrees):,} degree rows, sha256 {record.table_sha256[:12]}"
+    words["counts"] = f"{record.tuples:,} tuples"
+    if priced:
+        best = priced[0]
+        words["step time"] = f"{best.step_time_s:.6g} s"
+        words["memory"] = f"{float(best.costs.peak_bytes[0]) / 1e9:.2f} of {best.capacity_bytes / 1e9:.2f} GB"
+        words["alternatives"] = f"{len(priced) - 1} priced again, none faster"
+    return words
+
+
+def _wrong_inputs(stated: StatedPlan, rebuilt: Rebuilt) -> str:
+    digest = inputs_digest(stated.inputs)
     if digest != stated.certificate.inputs_sha256:
-        return Check(name=name, passed=False, reason="the plan's inputs are not those of its certificate")
-    if rebuilt.inputs is not None and digest != inputs_digest(rebuilt.inputs):
-        return Check(name=name, passed=False, reason="the plan answers other inputs than the given ones")
-    return Check(name=name, passed=True, reason=f"sha256 {digest[:12]}")
-
-
-def _check_cost_model(stated: StatedPlan, rebuilt: Rebuilt) -> Check:
-    made = stated.certificate.versions
-    if made.cost_model != rebuilt.cost_model:
-        made_with = f"{made.cost_model[:12]} of layoutopt {made.layoutopt}"
-        reason = f"made with {made_with}, this is {rebuilt.cost_model[:12]}"
-        return Check(name="cost model", passed=False, reason=reason)
-    return Check(name="cost model", passed=True, reason=made.cost_model[:12])
-
-
-def _check_table(stated: StatedPlan, rebuilt: Rebuilt) -> Check:
-    record, digest = stated.certificate, table_digest(rebuilt.space)
-    rows = len(rebuilt.space.degrees)
-    if (record.degree_tuples, record.table_sha256) == (rows, digest):
-        return Check(name="tuple table", passed=True, reason=f"{rows:,} degree rows, sha256 {digest[:12]}")
-    reason = (
-        f"{record.degree_tuples} degree rows with sha256 {record.table_sha256[:12]} stated, "
-        f"a fresh enumeration has {rows} with {digest[:12]}"
+        return "the plan's inputs are not those of its certificate"
+    if rebuilt.inputs is None or digest == inputs_digest(rebuilt.inputs):
+        return ""
+    others = told(differences(stated.inputs, dict(rebuilt.inputs), "inputs"))
+    others = others or told(
+        f"{path} is unknown" for path, _ in not_rebuilt(stated.inputs, dict(rebuilt.inputs))
     )
-    return Check(name="tuple table", passed=False, reason=reason)
+    return f"the plan answers other inputs: {others or 'some are written in another way'}"
 
 
-def _check_counts(stated: StatedPlan, rebuilt: Rebuilt, every_tuple: bool) -> Check:
-    record = stated.certificate
-    parts = record.removed_by_memory + record.removed_by_bound + record.solved
-    wrong = []
-    if parts != record.tuples:
-        wrong.append(f"excluded and solved tuples sum to {parts}, not {record.tuples}")
-    removed = sum(record.removed_by_rule.values()) + record.removed_by_equivalence
-    if record.declared_tuples != record.tuples + removed:
-        wrong.append(
-            f"{record.tuples} tuples and {removed} removed are not {record.declared_tuples} declared"
-        )
-    if rebuilt.removed_by_rule is not None and record.removed_by_rule != dict(rebuilt.removed_by_rule):
-        wrong.append("the candidates removed by each rule differ from a fresh enumeration")
-    if every_tuple:
-        size = space_size(rebuilt.space)
-        if (record.tuples, record.joint_assignments) != (size.tuples, size.joint_assignments):
-            wrong.append(
-                f"{record.tuples} tuples with {record.joint_assignments:.3g} layouts stated, "
-                f"counted {size.tuples} with {size.joint_assignments:.3g}"
-            )
-    counted = "" if every_tuple else " (too many to count again)"
-    return Check(
-        name="counts", passed=not wrong, reason="; ".join(wrong) or f"{record.tuples:,} tuples{counted}"
-    )
+def _price_layouts(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[list[PricedLayout], list[Check]]:
+    """Find the answer and its runners-up in the space and price them: all else is rebuilt from them.
+
+    Return what was priced, and the checks of layouts that are not in the space or do not fit.
+    """
+    priced, checks = [], []
+    for where, layout in _layouts(stated):
+        try:
+            one = price_stated(rebuilt.space, layout, rebuilt.runs)
+        except Refuted as refuted:
+            checks.append(Check(name=where.partition("[")[0], passed=False, reason=f"{where}: {refuted}"))
+            continue
+        priced.append(one)
+        peak, capacity = float(one.costs.peak_bytes[0]) / 1e9, one.capacity_bytes / 1e9
+        if not one.costs.fits[0]:
+            reason = f"{where}: {peak:.9g} GB don't fit in {capacity:.9g}"
+            checks.append(Check(name="memory", passed=False, reason=reason))
+    return priced, checks
 
 
-def _check_answer(stated: StatedPlan, rebuilt: Rebuilt) -> Iterator[Check]:
-    if stated.layout is None or stated.estimate is None or stated.step_time_s is None:
-        claims_one = stated.status == Status.OPTIMAL
-        yield Check(name="layout", passed=not claims_one, reason=f"none stated, status {stated.status}")
-        return
-    try:
-        priced = price_stated(rebuilt.space, stated.layout, rebuilt.runs)
-    except Refuted as refuted:
-        yield Check(name="layout", passed=False, reason=str(refuted))
-        return
-    yield Check(name="layout", passed=True, reason="one of the space")
-    yield _check_step_time(stated.step_time_s, stated.estimate, priced)
-    yield _check_memory(stated.estimate, priced)
-    yield _check_breakdown(stated.estimate, rebuilt, priced)
+def _layouts(stated: StatedPlan) -> Iterator[tuple[str, Layout]]:
+    if stated.layout is not None:
+        yield "layout", stated.layout
+    for number, layout in enumerate(stated.alternatives):
+        yield f"alternatives[{number}]", layout
 
 
-def _check_step_time(objective_s: float, estimate: StatedEstimate, priced: PricedLayout) -> Check:
-    times = {"objective": objective_s, "estimate": estimate.step_time_s}
-    wrong = [
-        f"{where} states {time:.9g} s, priced {priced.step_time_s:.9g} s"
-        for where, time in times.items()
-        if not _close(time, priced.step_time_s)
-    ]
-    return Check(name="step time", passed=not wrong, reason="; ".join(wrong) or f"{priced.step_time_s:.6g} s")
-
-
-def _check_memory(estimate: StatedEstimate, priced: PricedLayout) -> Check:
-    peak, capacity = float(priced.costs.peak_bytes[0]), priced.capacity_bytes
-    wrong = []
-    if not priced.costs.fits[0]:
-        wrong.append(f"{peak / 1e9:.9g} GB don't fit in {capacity / 1e9:.9g}")
-    if not _close(estimate.peak_bytes, peak):
-        wrong.append(f"a peak of {estimate.peak_bytes / 1e9:.9g} GB is stated, priced {peak / 1e9:.9g}")
-    if not _close(estimate.capacity_bytes, capacity):
-        wrong.append(
-            f"a capacity of {estimate.capacity_bytes / 1e9:.9g} GB is stated, not {capacity / 1e9:.9g}"
-        )
-    return Check(
-        name="memory",
-        passed=not wrong,
-        reason="; ".join(wrong) or f"{peak / 1e9:.2f} of {capacity / 1e9:.2f} GB",
-    )
-
-
-def _check_breakdown(estimate: StatedEstimate, rebuilt: Rebuilt, priced: PricedLayout) -> Check:
-    parts, step = estimate.breakdown_s, priced.step_time_s
-    wrong = []
-    if not _close(sum(parts.values()), step, step):
-        wrong.append(f"parts sum to {sum(parts.values()):.9g} s, not {step:.9g} s")
-    if rebuilt.breakdown is not None:
-        fresh = rebuilt.breakdown(priced)
-        different = [key for key in {*parts, *fresh} if not _close(parts.get(key), fresh.get(key), step)]
-        wrong += [f"{key} differs from its price" for key in sorted(different)]
-    return Check(
-        name="breakdown", passed=not wrong, reason="; ".join(wrong) or f"{len(parts)} parts sum to it"
-    )
-
-
-def _check_claim(stated: StatedPlan, blocks: int) -> Check:
-    """Compare status, bound and gap with each other and with the certificate."""
-    record = stated.certificate
+def _wrong_claim(stated: StatedPlan, rebuilt: Rebuilt, priced: Sequence[PricedLayout]) -> str:
+    """Compare the status with what the step time, priced again, and the stated bound amount to."""
     try:
         status = Status(stated.status)
     except ValueError:
-        reason = f"status {stated.status!r} is none of {', '.join(Status)}"
-        return Check(name="claim", passed=False, reason=reason)
-    wrong = []
-    if record.solver_status not in _SOLVER_STATUS[status]:
-        wrong.append(f"status {status}, but the solver ended {record.solver_status}")
-    if not _close(stated.bound_s, record.bound_s) or not _close(stated.gap, record.gap, 1.0):
-        wrong.append("bound or gap of the objective are not those of the certificate")
-    if not _close(stated.gap, relative_gap(stated.step_time_s, stated.bound_s), 1.0):
-        wrong.append(f"gap {stated.gap} doesn't follow from step time and bound")
-    wrong += _wrong_bound(stated, status, blocks)
-    return Check(name="claim", passed=not wrong, reason="; ".join(wrong) or _claim(stated, status))
+        return f"status {stated.status[:40]!r} is none of {', '.join(Status)}"
+    if stated.layout is None:
+        return _wrong_without_layout(stated, status)
+    return _wrong_status(stated.bound_s, status, rebuilt, priced[0].step_time_s)
 
 
-def _claim(stated: StatedPlan, status: Status) -> str:
-    if status is Status.INFEASIBLE:
+def _wrong_without_layout(stated: StatedPlan, status: Status) -> str:
+    if stated.alternatives:
+        return "runners-up are stated, but no layout"
+    if status in (Status.OPTIMAL, Status.WITHIN_GAP):
+        return f"status {status}, but no layout is stated"
+    if status is Status.INFEASIBLE and stated.bound_s is not None:
+        return "an infeasible plan has no bound"
+    return ""
+
+
+def _wrong_status(bound_s: float | None, status: Status, rebuilt: Rebuilt, step_s: float) -> str:
+    if bound_s is None:
+        return "" if status is Status.STOPPED else f"status {status}, but no bound is stated"
+    if not 0 <= bound_s <= step_s * (1 + SAME):
+        return f"the bound {bound_s:.9g} s is not between 0 and the step time {step_s:.9g} s"
+    rounding = rounding_s(np.asarray(rebuilt.space.counts))
+    proven = proven_status(step_s, bound_s, rounding_s=rounding, gap_target=rebuilt.gap_target)
+    if proven is status:
+        return ""
+    open_ = f"step time {step_s:.9g} s and bound {bound_s:.9g} s, gap target {rebuilt.gap_target:.4g}"
+    return f"status {status}, but {open_} amount to {proven}"
+
+
+def _claim(stated: StatedPlan) -> str:
+    if stated.status == Status.INFEASIBLE:
         return "no layout fits"
-    return f"{status}, no layout below {stated.bound_s:.9g} s"
+    if stated.bound_s is None:
+        return f"{stated.status}, no bound"
+    return f"{stated.status}, no layout below {stated.bound_s:.9g} s"
 
 
-def _wrong_bound(stated: StatedPlan, status: Status, blocks: int) -> Iterator[str]:
-    step, bound = stated.step_time_s, stated.bound_s
-    if status is Status.INFEASIBLE:
-        if step is not None or bound is not None:
-            yield "an infeasible plan has neither step time nor bound"
-        return
-    if step is None or bound is None or stated.layout is None:
-        if status is Status.OPTIMAL:
-            yield "an optimal plan has a layout, a step time and a bound"
-        return
+def _wrong_sum(stated: StatedPlan) -> str:
+    """Every tuple was excluded or solved."""
     record = stated.certificate
-    # One microsecond for each whole-number term of the slowest rank, m times, and of the sum over ranks once.
-    rounding = 1e-6 * (stated.layout.degrees["micro_batches"] + 1) * (2 * blocks + 3)
-    if not 0 <= record.rounding_s <= rounding or not 0 <= record.gap_target < 1:
-        yield f"a rounding of {record.rounding_s} s or a gap target of {record.gap_target} is out of range"
-    if bound > step * (1 + TOLERANCE):
-        yield f"the bound {bound} s is above the step time {step} s"
-    proven = step - bound <= max(record.rounding_s, record.gap_target * step) + TOLERANCE * step
-    if proven != (status is Status.OPTIMAL):
-        yield f"status {status}, but step time {step} s and bound {bound} s say otherwise"
+    parts = record.removed_by_memory + record.removed_by_bound + record.solved
+    right = parts == record.tuples
+    return "" if right else f"excluded and solved tuples sum to {short(parts)}, not {short(record.tuples)}"
 
 
-def _check_alternatives(stated: StatedPlan, rebuilt: Rebuilt) -> Check:
-    wrong = []
-    for number, alternative in enumerate(stated.alternatives):
-        try:
-            priced = price_stated(rebuilt.space, alternative.layout, rebuilt.runs)
-        except Refuted as refuted:
-            wrong.append(f"alternative {number}: {refuted}")
-            continue
-        if not _close(alternative.step_time_s, priced.step_time_s):
-            wrong.append(
-                f"alternative {number} takes {priced.step_time_s:.9g} s, not {alternative.step_time_s:.9g} s"
-            )
-        if not priced.costs.fits[0]:
-            wrong.append(f"alternative {number} does not fit in memory")
-        if stated.step_time_s is not None and priced.step_time_s < stated.step_time_s * (1 - TOLERANCE):
-            wrong.append(f"alternative {number} is faster than the answer")
-    reason = "; ".join(wrong) or f"{len(stated.alternatives)} priced again, none faster"
-    return Check(name="alternatives", passed=not wrong, reason=reason)
+def _wrong_order(rebuilt: Rebuilt, priced: Sequence[PricedLayout]) -> str:
+    """Runners-up are other layouts than the answer, slower in turn, and no more and no slower than was asked for."""
+    times = [one.step_time_s for one in priced]
+    if any(later < earlier * (1 - TOLERANCE) for earlier, later in pairwise(times)):
+        return "one is faster than what stands before it"
+    if len({one.key for one in priced}) < len(priced):
+        return "a layout is stated twice"
+    if rebuilt.top is not None and len(priced) > max(rebuilt.top, 1):
+        return f"{len(priced)} layouts are stated, {rebuilt.top} were asked for"
+    if rebuilt.near is not None and times and times[-1] > times[0] * (1 + rebuilt.near + TOLERANCE):
+        return f"one is more than {rebuilt.near:.3%} slower than the answer"
+    return ""
 
 
-def _check_exclusion(stated: StatedPlan, rebuilt: Rebuilt, found: Exclusion, earlier: list[Check]) -> Check:
+def _check_exclusion(
+    stated: StatedPlan, rebuilt: Rebuilt, found: Exclusion, earlier: Sequence[Check]
+) -> Check:
     name = "no faster layout"
-    if not all(check.passed for check in earlier):
+    if not _all_passed(earlier):
         return Check(name=name, passed=False, reason="not examined: an earlier check failed")
     if found.unsound:
         return Check(name=name, passed=False, reason=f"the cost model is out of range: {found.unsound}")

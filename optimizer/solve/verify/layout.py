@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray
     from layoutopt.optimizer.solve.verify.exclusion import PricedSpace
-    from layoutopt.optimizer.solve.verify.plan_file import StatedLayout, StatedStage
+    from layoutopt.optimizer.specs.layout import Layout, VirtualStage
     from layoutopt.optimizer.specs.model import Run
 
-    _Modifier = tuple[str, Sequence[object], list[object]]
+    _Modifier = tuple[str, Sequence[object] | None, list[object]]
 
 
 class Refuted(Exception):
@@ -45,8 +48,13 @@ class PricedLayout:
         """Seconds per step."""
         return float(self.costs.step_time_s[0])
 
+    @property
+    def key(self) -> bytes:
+        """What is the same for the same layout only: its tuple and its stages."""
+        return self.batch.table().tobytes() + self.blocks.tobytes() + self.recomputed.tobytes()
 
-def price_stated(space: PricedSpace, layout: StatedLayout, runs: Sequence[Run]) -> PricedLayout:
+
+def price_stated(space: PricedSpace, layout: Layout, runs: Sequence[Run]) -> PricedLayout:
     """Price a stated layout of a model with ``runs``; raise ``Refuted`` where it isn't one of the space."""
     batch = find_tuple(space, layout)
     terms = space.terms(batch)
@@ -64,11 +72,12 @@ def price_stated(space: PricedSpace, layout: StatedLayout, runs: Sequence[Run]) 
     )
 
 
-def find_tuple(space: PricedSpace, layout: StatedLayout) -> LayoutBatch:
+def find_tuple(space: PricedSpace, layout: Layout) -> LayoutBatch:
     """Return the tuple of a stated layout as a batch of one; raise ``Refuted`` if the space has none."""
     rows = space.degrees
     same = np.ones(len(rows), dtype=bool)
-    for name, value in layout.degrees.items():
+    for name in DEGREES:
+        value = getattr(layout, name)
         same &= getattr(rows, name) == value
         if not same.any():
             raise Refuted(f"{name} {value} with the degrees before it is not in the space")
@@ -76,47 +85,46 @@ def find_tuple(space: PricedSpace, layout: StatedLayout) -> LayoutBatch:
     same = np.ones(len(batch), dtype=bool)
     for name, meanings, preferred in _modifiers(batch, layout):
         column = getattr(batch, name)
-        choices = [same & np.isin(column, _codes(meanings, stated)) for stated in preferred]
+        choices = [same & _means(column, meanings, stated) for stated in preferred]
         found = next((choice for choice in choices if choice.any()), None)
         if found is None:
             raise Refuted(f"{name} {preferred[0]} with these degrees and modifiers is not in the space")
         same = found
     if same.sum() > 1:
-        raise Refuted("the layout leaves open which of several tuples it means (precision is not stated)")
+        raise Refuted("the layout leaves open which of several tuples it means")
     return batch.take(np.flatnonzero(same))
 
 
-def _codes(meanings: Sequence[object], stated: object) -> list[int]:
-    return [code for code, meaning in enumerate(meanings) if meaning == stated]
+def _means(column: IntArray, meanings: Sequence[object] | None, stated: object) -> NDArray[np.bool_]:
+    """Tell which entries of a column mean what is stated; without ``meanings`` they are numbers."""
+    if meanings is None:
+        return np.asarray(column == stated)
+    return np.isin(column, [code for code, meaning in enumerate(meanings) if meaning == stated])
 
 
-def _modifiers(batch: LayoutBatch, layout: StatedLayout) -> list[_Modifier]:
+def _modifiers(batch: LayoutBatch, layout: Layout) -> list[_Modifier]:
     """List each code column, what its codes mean, and the stated meanings in order of preference."""
     book = batch.codebook
-    plain = range(1 + max(layout.zero, layout.hsdp_shard, 1))
     recomputes: list[object] = [layout.recompute]
     if layout.recompute == Recompute() and not any(stage.recomputed for stage in layout.stages):
         # Whole layers, any number of them, includes none of them: a space may hold both or only this.
         recomputes.append(Recompute(granularity=Granularity.FULL))
-    listed: list[_Modifier] = [
-        ("sp", plain, [int(layout.sp)]),
-        ("zero", plain, [layout.zero]),
-        ("hsdp_shard", plain, [layout.hsdp_shard]),
+    return [
+        ("sp", None, [int(layout.sp)]),
+        ("zero", None, [layout.zero]),
+        ("hsdp_shard", None, [layout.hsdp_shard or 0]),
         ("recompute", book.recomputes, recomputes),
         ("order", book.orders, [layout.mesh_order]),
-        ("schedule", [str(value) for value in book.schedules], [layout.schedule]),
+        ("schedule", book.schedules, [layout.schedule]),
+        ("precision", book.formats, [(layout.precision, layout.savers)]),
     ]
-    named = layout.precision is not None
-    formats = [(str(one) if named else None, tuple(map(str, savers))) for one, savers in book.formats]
-    listed.append(("precision", formats, [(layout.precision, layout.savers)]))
-    return listed
 
 
 def read_stages(
-    layout: StatedLayout, runs: Sequence[Run], rule: StageRule, *, may_recompute: bool
+    layout: Layout, runs: Sequence[Run], rule: StageRule, *, may_recompute: bool
 ) -> tuple[IntArray, IntArray]:
     """Return blocks and recomputed blocks (P, K) of the distinct ranks; raise ``Refuted`` where stages break a rule."""
-    ranks, chunks, schedule = layout.degrees["pp"], layout.degrees["vp"], Schedule(layout.schedule)
+    ranks, chunks, schedule = layout.pp, layout.vp, layout.schedule
     if len(layout.stages) != ranks * chunks:
         raise Refuted(f"{len(layout.stages)} stages stated, pp * vp is {ranks * chunks}")
     kinds = [kind for kind, run in enumerate(runs) for _ in range(run.count)]
@@ -145,7 +153,7 @@ def read_stages(
     return by_rank[0], by_rank[1]
 
 
-def _check_place(j: int, stage: StatedStage, ranks: int, *, first: bool, last: bool) -> None:
+def _check_place(j: int, stage: VirtualStage, ranks: int, *, first: bool, last: bool) -> None:
     if (stage.rank, stage.chunk) != (j % ranks, j // ranks):
         raise Refuted(
             f"stage {j} is on rank {j % ranks}, chunk {j // ranks}, not {stage.rank}, {stage.chunk}"
@@ -179,7 +187,7 @@ def _by_name(blocks: IntArray, runs: Sequence[Run]) -> dict[str, int]:
     return layers
 
 
-def _recomputed(stage: StatedStage, held: list[int], runs: Sequence[Run], where: str) -> IntArray:
+def _recomputed(stage: VirtualStage, held: list[int], runs: Sequence[Run], where: str) -> IntArray:
     """Return the recomputed blocks (K,): the stage's first ones, unless it says of which kinds."""
     if not stage.recomputed_kinds:
         first = _take_layers(stage.recomputed, held, runs, f"{where}, recomputed")

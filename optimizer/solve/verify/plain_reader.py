@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _T = TypeVar("_T")
 _MISSING = object()
@@ -21,8 +24,8 @@ class PlainReader:
     def __init__(
         self, data: object, *, file: str = "", prefix: str = "", problems: list[Problem] | None = None
     ) -> None:
+        self.file = file
         self._data = data
-        self._file = file
         self._prefix = prefix
         self._problems = [] if problems is None else problems
         if not isinstance(data, dict):
@@ -97,18 +100,27 @@ class PlainReader:
         """Return a reader of a nested object."""
         return self._nested(path, self.mapping(path))
 
+    def read_with(self, read: Callable[[object], _T], path: str) -> _T | None:
+        """Let ``read`` make something of a value; its problems join the others, and None is returned."""
+        value = self._need(path, "an object")
+        try:
+            return None if value is _MISSING else read(value)
+        except InputError as error:
+            self._problems.extend(problem for problem in error.problems if problem not in self._problems)
+            return None
+
     def entries(self, path: str) -> list[PlainReader]:
         """Return a reader for each object of a list."""
         return [self._nested(f"{path}[{index}]", item) for index, item in enumerate(self.items(path))]
 
     def _nested(self, path: str, data: object) -> PlainReader:
-        return PlainReader(data, file=self._file, prefix=self._key(path), problems=self._problems)
+        return PlainReader(data, file=self.file, prefix=self._key(path), problems=self._problems)
 
     def _key(self, path: str) -> str:
         return ".".join(part for part in (self._prefix, path) if part)
 
     def _note(self, path: str, what: str, allowed: str) -> None:
-        problem = Problem(what=what, allowed=allowed, file=self._file, key=self._key(path))
+        problem = Problem(what=what, allowed=allowed, file=self.file, key=self._key(path))
         if problem not in self._problems:
             self._problems.append(problem)
 
@@ -127,7 +139,7 @@ class PlainReader:
         return value
 
     def _as_number(self, path: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
             return self._wrong(path, value, "a finite number", 0.0)
         return float(value)
 
@@ -138,10 +150,22 @@ class PlainReader:
 
     def _wrong(self, path: str, value: object, allowed: str, neutral: _T) -> _T:
         if value is not _MISSING:
-            self._note(path, f"{_short(value)} is not valid", allowed)
+            self._note(path, f"{short(value)} is not valid", allowed)
         return neutral
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def _is_finite(value: float) -> bool:
+    """Whether a number is one that arithmetic can take; whole numbers may be too large for a float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def short(value: object) -> str:
+    """Write any value of parsed JSON on one line of at most 40 characters; whole numbers may have any length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python refuses to print more than 4,300 digits, or to go too deep
+        return "a huge number" if isinstance(value, int) else f"a huge {type(value).__name__}"
     return text if len(text) <= 40 else text[:37] + "..."

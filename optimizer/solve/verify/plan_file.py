@@ -1,153 +1,66 @@
-"""A plan as ``layoutopt solve --json`` writes it, read into typed records."""
+"""A plan as ``layoutopt solve --json`` writes it: what verification has to read before it can rebuild the rest."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.solve.certificate import Certificate
 from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
-from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.specs.canonical import layout_from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
-class Status(StrEnum):
-    """What a plan claims: proven best, best so far, or that nothing fits."""
-
-    OPTIMAL = "optimal"
-    STOPPED = "stopped"
-    INFEASIBLE = "infeasible"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedStage:
-    """One entry of ``layout.stages``; layers by kind, as written."""
-
-    rank: int
-    chunk: int
-    layers: int
-    kinds: dict[str, int]
-    recomputed: int
-    recomputed_kinds: dict[str, int]
-    embedding: bool
-    head: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedLayout:
-    """A layout as written: degrees by name, modifiers by word. ``hsdp_shard`` 0 is the whole group."""
-
-    degrees: dict[str, int]
-    sp: bool
-    zero: int
-    hsdp_shard: int
-    recompute: Recompute
-    schedule: str
-    mesh_order: str
-    precision: str | None
-    savers: tuple[str, ...]
-    stages: tuple[StatedStage, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedEstimate:
-    """What the plan says its layout costs."""
-
-    step_time_s: float
-    breakdown_s: dict[str, float]
-    peak_bytes: float
-    capacity_bytes: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedAlternative:
-    """Another layout of the plan and its step time."""
-
-    layout: StatedLayout
-    step_time_s: float
+    from layoutopt.optimizer.specs.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedPlan:
-    """A whole plan. Without a layout (nothing fits, or stopped before one was found) the answer is None."""
+    """A whole plan. Without a layout (nothing fits, or stopped before one was found) the answer is None.
+
+    ``alternatives`` are the layouts of the runners-up, ``plain`` is all that the plan states.
+    """
 
     status: str
     step_time_s: float | None
     bound_s: float | None
     gap: float | None
-    layout: StatedLayout | None
-    estimate: StatedEstimate | None
-    alternatives: tuple[StatedAlternative, ...] = field(default=())
+    layout: Layout | None
+    alternatives: tuple[Layout, ...]
     certificate: Certificate
+    freer_gain: float | None
     inputs: Mapping[str, object]
+    plain: dict[str, object]
 
 
 def read_plan(plain: object, *, file: str = "") -> StatedPlan:
     """Read parsed JSON; ``InputError`` has one problem for each key that is missing or wrong."""
     reader = PlainReader(plain, file=file)
     answered = reader.has("layout")
+    alternatives = [
+        _layout(entry, "alternatives", index) for index, entry in enumerate(reader.entries("alternatives"))
+    ]
     plan = StatedPlan(
         status=reader.text("status"),
         step_time_s=reader.number("objective.step_time_s") if answered else None,
         bound_s=reader.optional_number("objective.bound_s"),
         gap=reader.number("objective.gap") if answered else None,
-        layout=_layout(reader.under("layout")) if answered else None,
-        estimate=_estimate(reader.under("estimate")) if answered else None,
-        alternatives=tuple(_alternative(entry) for entry in reader.entries("alternatives")),
+        layout=_layout(reader) if answered else None,
+        alternatives=tuple(layout for layout in alternatives if layout is not None),
         certificate=Certificate.read(reader.under("certificate")),
+        freer_gain=reader.optional_number("freer_gain"),
         inputs=reader.mapping("inputs"),
+        plain=plain if isinstance(plain, dict) else {},
     )
     reader.finish()
     return plan
 
 
-def _layout(reader: PlainReader) -> StatedLayout:
-    return StatedLayout(
-        degrees={name: reader.integer(name) for name in DEGREES},
-        sp=reader.flag("sp"),
-        zero=reader.integer("zero"),
-        hsdp_shard=reader.integer("hsdp_shard") if reader.has("hsdp_shard") else 0,
-        recompute=_recompute(reader),
-        schedule=reader.text("schedule"),
-        mesh_order=reader.text("mesh_order"),
-        precision=reader.text("precision") if reader.has("precision") else None,
-        savers=tuple(sorted(reader.texts("savers"))) if reader.has("savers") else (),
-        stages=tuple(_stage(entry) for entry in reader.entries("stages")),
+def _layout(reader: PlainReader, *where: str | int) -> Layout | None:
+    """Read a layout; keys that a layout doesn't have state nothing."""
+    path = (*where, "layout")
+    return reader.read_with(
+        partial(layout_from_plain, file=reader.file, path=path, unknown_allowed=True), "layout"
     )
-
-
-def _recompute(reader: PlainReader) -> Recompute:
-    modules = tuple(sorted(reader.texts("recompute.modules")))
-    granularity = reader.choice("recompute.granularity", [str(value) for value in Granularity])
-    return Recompute(granularity=Granularity(granularity), modules=modules)
-
-
-def _stage(reader: PlainReader) -> StatedStage:
-    return StatedStage(
-        rank=reader.integer("rank"),
-        chunk=reader.integer("chunk"),
-        layers=reader.integer("layers"),
-        kinds=reader.integers("kinds"),
-        recomputed=reader.integer("recomputed"),
-        recomputed_kinds=reader.integers("recomputed_kinds") if reader.has("recomputed_kinds") else {},
-        embedding=reader.flag("embedding"),
-        head=reader.flag("head"),
-    )
-
-
-def _estimate(reader: PlainReader) -> StatedEstimate:
-    return StatedEstimate(
-        step_time_s=reader.number("step_time_s"),
-        breakdown_s=reader.numbers("breakdown_s"),
-        peak_bytes=reader.number("memory.peak_bytes"),
-        capacity_bytes=reader.number("memory.capacity_bytes"),
-    )
-
-
-def _alternative(reader: PlainReader) -> StatedAlternative:
-    return StatedAlternative(layout=_layout(reader.under("layout")), step_time_s=reader.number("step_time_s"))

@@ -18,6 +18,7 @@ class Check:
 class VerifyReport:
     """Whether a plan is accepted, and why.
 
+    ``not_checked`` names what the plan states and was not rebuilt, ``restrictions`` what the claim is restricted to.
     ``tuples`` were priced anew, ``even_layouts`` of their even layouts too, ``solved_exactly`` had their
     stages solved; ``rows_by_optimistic_terms`` degree rows were excluded without pricing each of their
     tuples (0 when every tuple was priced).
@@ -25,6 +26,8 @@ class VerifyReport:
 
     accepted: bool
     checks: tuple[Check, ...]
+    not_checked: tuple[str, ...] = ()
+    restrictions: tuple[str, ...] = ()
     degree_rows: int
     tuples: int
     even_layouts: int
@@ -44,4 +47,6 @@ class VerifyReport:
     def __str__(self) -> str:
         words = {True: "ok  ", False: "FAIL"}
         lines = [f"{words[check.passed]} {check.name}: {check.reason}" for check in self.checks]
+        lines += [f"restricted to {text}" for text in self.restrictions]
+        lines += [f"not checked: {text}" for text in self.not_checked]
         return "\n".join([*lines, "accepted" if self.accepted else "rejected"])

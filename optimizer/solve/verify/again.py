@@ -1,0 +1,112 @@
+"""Compare what only a second search can tell: how tuples were excluded, which runners-up there are, why nothing fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.solve.certificate import Status
+from layoutopt.optimizer.solve.model.coefficients import rounding_s
+from layoutopt.optimizer.solve.verify.exclusion import exclude_tuples
+from layoutopt.optimizer.solve.verify.rebuilt import estimated_tuples
+from layoutopt.optimizer.solve.verify.report import Check
+from layoutopt.optimizer.solve.verify.statements import TOLERANCE, differences, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from layoutopt.optimizer.solve.verify.plan_file import StatedPlan
+    from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt, Tree
+
+COUNTS = ("removed_by_memory", "removed_by_bound", "solved")
+"""How a search excluded its tuples."""
+
+WHY = ("infeasibility", "reasons")
+"""Why nothing fits."""
+
+
+def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]]:
+    """Search again; return what could be rebuilt by that, and the checks.
+
+    A stopped search ends elsewhere each time. Another layout within a gap has runners-up and counts of its own, and the
+    course of a search may differ between machines, versions and threads: then it is not compared.
+    """
+    if rebuilt.again is None or stated.status == Status.STOPPED:
+        return {}, []
+    found = rebuilt.again()
+    if stated.status == Status.INFEASIBLE:
+        tree = {name: found.get(name) for name in WHY}
+        tree |= _counted(stated, rebuilt, found)
+        return tree, [_compared("why nothing fits", stated, tree)]
+    slack = 2 * rounding_s(np.asarray(rebuilt.space.counts))
+    mine, theirs = _times_s(stated.plain), _times_s(found)
+    if abs(mine[0] - theirs[0]) > slack + TOLERANCE * mine[0]:
+        return {}, []
+    if len(mine) != len(theirs) or not np.allclose(mine, theirs, rtol=TOLERANCE, atol=slack):
+        words = " and ".join(_listed(times[1:]) for times in (mine, theirs))
+        reason = f"runners-up stated and found by a second search differ: {words}"
+        return {}, [Check(name="second search", passed=False, reason=reason)]
+    tree = _counted(stated, rebuilt, found) | _second_goal(stated, found)
+    return tree, [_compared("second search", stated, tree)]
+
+
+def _second_goal(stated: StatedPlan, found: Tree) -> Tree:
+    """Return the outcome for a second goal, where one is stated or found."""
+    outcomes = [_objective(plain).get("then") for plain in (stated.plain, found)]
+    return {} if outcomes == [None, None] else {"objective": {"then": outcomes[1]}}
+
+
+def _objective(plain: Tree) -> Tree:
+    objective = plain["objective"]
+    assert isinstance(objective, dict)
+    return objective
+
+
+def _compared(name: str, stated: StatedPlan, tree: Tree) -> Check:
+    wrong = told(differences(stated.plain, tree))
+    return Check(name=name, passed=not wrong, reason=wrong or "a second search says the same")
+
+
+def _counted(stated: StatedPlan, rebuilt: Rebuilt, found: Tree) -> Tree:
+    """Return the counts of a second search, where it took the same course."""
+    made, here = stated.plain["certificate"], found["certificate"]
+    assert isinstance(made, dict)
+    assert isinstance(here, dict)
+    if not rebuilt.repeatable or made["versions"] != here["versions"]:
+        return {}
+    return {"certificate": {name: here[name] for name in COUNTS}}
+
+
+def _times_s(plain: Tree) -> list[float]:
+    """Return the step times of a written plan's layouts, the answer first."""
+    others = plain["alternatives"]
+    assert isinstance(others, list)
+    return [float(entry["step_time_s"] or 0.0) for entry in (_objective(plain), *others)]
+
+
+def _listed(times_s: Sequence[float]) -> str:
+    return ", ".join(f"{time:.6g} s" for time in times_s) or "none"
+
+
+def check_freer(stated: StatedPlan, rebuilt: Rebuilt, *, max_tuples: int, audit_rows: int) -> Iterator[Check]:
+    """Check that the fastest layout of a trainer without rules is as much faster as stated, no more and no less."""
+    gain, step_s = stated.freer_gain, stated.step_time_s
+    if gain is None or step_s is None or rebuilt.freer is None:
+        return
+    best_s = (1 - gain) * step_s
+    space = rebuilt.freer()
+    every_tuple = estimated_tuples(space) <= max_tuples
+    least_s = best_s * (1 - TOLERANCE) * (1 - rebuilt.gap_target) - rounding_s(np.asarray(space.counts))
+    name = "gain of the freest trainer"
+    for below_s, reached in ((least_s, False), (best_s * (1 + TOLERANCE), True)):
+        found = exclude_tuples(space, below_s, every_tuple=every_tuple, audit_rows=audit_rows)
+        if (found.witness is not None) is not reached:
+            time = (
+                f"none below {below_s:.9g} s"
+                if found.witness is None
+                else f"{found.witness.step_time_s:.9g} s"
+            )
+            yield Check(name=name, passed=False, reason=f"{gain:.4%} stated, the fastest takes {time}")
+            return
+    yield Check(name=name, passed=True, reason=f"{best_s:.6g} s, {gain:.4%} less")

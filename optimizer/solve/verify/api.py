@@ -1,0 +1,120 @@
+"""Verify a plan file: rebuild the question that it answers, its space and its prices, and compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.solve.api import closed_form_size, gap_target, plan_of, solve_layout
+from layoutopt.optimizer.solve.certificate import Status
+from layoutopt.optimizer.solve.inputs import cost_model_digest, question_from_plain
+from layoutopt.optimizer.solve.search.best_first import Found
+from layoutopt.optimizer.solve.verify.claim import verify_plan
+from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt
+from layoutopt.optimizer.solve.verify.restrictions import restrictions
+from layoutopt.optimizer.specs.errors import InputError, input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.verify.layout import PricedLayout
+    from layoutopt.optimizer.solve.verify.plan_file import StatedPlan
+    from layoutopt.optimizer.solve.verify.rebuilt import Tree
+    from layoutopt.optimizer.solve.verify.report import VerifyReport
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+    Writer = Callable[[Plan, Question, Tree], Tree]
+
+
+def verify_written(
+    plain: object,
+    write: Writer,
+    *,
+    file: str = "",
+    workload: Workload | None = None,
+    cluster: ClusterSpec | None = None,
+) -> VerifyReport:
+    """Check a plan against a space rebuilt from its own inputs, or from a given workload and cluster.
+
+    ``write`` writes a plan of a question as parsed JSON, with those of the optional parts that a stated plan, its last
+    argument, has. Raises InputError when the plan is malformed.
+    """
+    if not isinstance(plain, dict) or not isinstance(plain.get("inputs"), dict):
+        raise input_error(
+            "a plan is a mapping with inputs", "what solve --json wrote", key="inputs", file=file
+        )
+    question = question_from_plain(plain["inputs"], file=file)
+    question = replace(question, workload=workload or question.workload, cluster=cluster or question.cluster)
+    return verify_plan(plain, rebuild(question, write, file=file), file=file)
+
+
+def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
+    """Rebuild what a plan that answers ``question`` is compared with.
+
+    Raises InputError where inputs that can be read are beyond what can be priced.
+    """
+    try:
+        source = question.costed_space()
+        size = closed_form_size(source)
+    except InputError:
+        raise
+    except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+        # A plan's inputs were checked before they were solved; a forger's were not.
+        raise input_error(f"inputs that no plan has: {error}", key="inputs", file=file) from None
+
+    def restate(stated: StatedPlan, priced: Sequence[PricedLayout]) -> Tree:
+        written = write(_restated(question, source, stated, priced), question, stated.plain)
+        left_out = _OF_A_SEARCH if stated.status == Status.INFEASIBLE else _OF_A_RUN
+        return {key: value for key, value in written.items() if key not in left_out}
+
+    @cache
+    def again() -> Tree:
+        return write(solve_layout(question.workload, question.cluster, question.options), question, {})
+
+    options = question.options
+    return Rebuilt(
+        space=source,
+        runs=question.workload.model.runs,
+        cost_model=cost_model_digest(),
+        inputs=question.to_plain(),
+        removed_by_rule={count.rule: count.tuples for count in source.space.counts.removed},
+        size=size,
+        gap_target=gap_target(options),
+        top=options.top,
+        near=options.near,
+        repeatable=options.workers == 1,
+        restate=restate,
+        again=again,
+        freer=replace(question, options=replace(options, framework=Framework.ANY)).costed_space,
+        restrictions=restrictions(question),
+    )
+
+
+_OF_A_RUN = ("solve_time_s",)
+_OF_A_SEARCH = (*_OF_A_RUN, "infeasibility", "reasons")
+"""What does not follow from layouts and a bound."""
+
+
+def _restated(
+    question: Question, source: CostedSpace, stated: StatedPlan, priced: Sequence[PricedLayout]
+) -> Plan:
+    """Return the plan that follows from layouts that were priced again."""
+    found = [
+        Found(
+            layout=one.batch,
+            blocks=one.blocks,
+            recomputed=one.recomputed,
+            step_time_s=one.step_time_s,
+            peak_bytes=float(one.costs.peak_bytes[0]),
+        )
+        for one in priced
+    ]
+    status = next((word for word in Status if word == stated.status), Status.STOPPED)
+    plan = plan_of(question, source, found, status=status, certificate=stated.certificate)
+    return replace(plan, freer_gain=stated.freer_gain)
