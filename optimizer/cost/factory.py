@@ -54,7 +54,7 @@ def build_cost_model(
         preset, constants, links = _simple_preset(preset), _simple_constants(constants), links.ideal()
     return CostModel(
         model=model,
-        training=training,
+        training=preset.runs(training),
         cluster=cluster,
         preset=preset,
         constants=constants,

@@ -160,7 +160,11 @@ def distance(
 def _question(case: Case, time_limit_s: float, workers: int) -> Question:
     options = SolveOptions(
         framework=case.framework,
-        space=SpaceOptions(precisions=(case.layout.precision,), schedules=_schedules(case.layout.schedule)),
+        space=SpaceOptions(
+            software=case.software,
+            precisions=(case.layout.precision,),
+            schedules=_schedules(case.layout.schedule),
+        ),
         top=1,
         time_limit_s=time_limit_s,
         workers=workers,

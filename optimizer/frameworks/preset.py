@@ -71,8 +71,9 @@ class FrameworkPreset:
     ``drains_queue``: tensor-parallel collectives wait for the host in every layer, so that its time adds instead
     of running ahead.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one on Hopper (the first ones ran
-    Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``flash_attention_2`` says that its
-    attention kernels are FlashAttention-2's, ``fp8_attention`` that they multiply in 8 bits.
+    Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``fused_attention`` says that it has
+    attention kernels that keep no scores, ``flash_attention_2`` that these are FlashAttention-2's, ``fp8_attention``
+    that they multiply in 8 bits.
     ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
     micro-batch's compute.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
@@ -118,6 +119,7 @@ class FrameworkPreset:
     borderline_share: float
     hopper_gemm_speed: float
     hopper_attention_speed: float
+    fused_attention: bool
     flash_attention_2: bool
     fp8_attention: bool
     partitioned_sends: bool
@@ -135,6 +137,10 @@ class FrameworkPreset:
         if "grad_bytes" in own:
             own["grad_comm_bytes"] = own["grad_bytes"]
         return replace(self, **own)
+
+    def runs(self, training: TrainingSpec) -> TrainingSpec:
+        """Return a run as the release trains it: with materialised scores where it has no fused attention."""
+        return replace(training, flash=training.flash and self.fused_attention)
 
     def saving(self, savers: tuple[Saver, ...]) -> FrameworkPreset:
         """Apply memory savers."""

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.abilities import Abilities
 
 Release = tuple[int, ...]
-"""A release as numbers, comparable: megatron-core's for the Megatron frameworks, eras for torchtitan, else its own."""
+"""A release as numbers, comparable: megatron-core's for the Megatron frameworks, eras for torchtitan, else its own, or
+year and month."""
 
 NEWEST: Release = (9999,)
 
@@ -55,8 +56,9 @@ class FrameworkRecord:
     """A trainer.
 
     ``releases`` go from the oldest to the newest. ``names`` are words for releases (``era a``), ``numberings`` the
-    other ways to count them, tried in order. ``exports`` is the release that its exporter writes for when none is
-    asked for, the newest one checked; None: it has no exporter in ``interop``.
+    other ways to count them, tried in order. ``dated``: releases are months, and other numbers say nothing.
+    ``exports`` is the release that its exporter writes for when none is asked for, the newest one checked; None: it has
+    no exporter in ``interop``.
     """
 
     name: str
@@ -66,6 +68,7 @@ class FrameworkRecord:
     aliases: tuple[str, ...] = ()
     names: Mapping[str, Release] = field(default_factory=dict)
     numberings: tuple[Numbering, ...] = ()
+    dated: bool = False
 
     @property
     def folder(self) -> str:

@@ -36,7 +36,7 @@ def read_release(record: FrameworkRecord, software: str | None) -> Release:
         if re.search(rf"\b{re.escape(name)}\b", text):
             return release
     found = [tuple(int(part) for part in match.split(".")) for match in _NUMBERS.findall(text)]
-    if found:
+    if found and not record.dated:
         return _own_number(record, max(found), text)
     date = _DATE.search(text)
     return _published_by(record, date[0]) if date else NEWEST

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
-from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
 from layoutopt.optimizer.solve.plan import Judgement
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout
@@ -15,6 +16,7 @@ from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
+    from layoutopt.optimizer.frameworks.abilities import Abilities
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -49,7 +51,7 @@ def judge_layout(
 
     Raises InputError when the layout's degrees don't multiply to the GPUs or the batch.
     """
-    whole = layout.complete(workload, cluster, strict=False) if isinstance(layout, PartialLayout) else layout
+    whole = _whole(layout, workload, cluster, abilities_of(framework, parse_release(framework, software)))
     model, training = workload.model, workload.training
     automatic = isinstance(layout, PartialLayout) and not layout.split and not layout.stages
     broken = check_layout(
@@ -76,6 +78,17 @@ def judge_layout(
         estimate=priced,
         warnings=tuple(str(rule) for rule in advice),
     )
+
+
+def _whole(
+    layout: PartialLayout | Layout, workload: Workload, cluster: ClusterSpec, abilities: Abilities
+) -> Layout:
+    """Fill in what a layout leaves open; a release without sequence parallelism has it off unless it is asked for."""
+    if not isinstance(layout, PartialLayout):
+        return layout
+    if layout.sp is None and not abilities.sp:
+        layout = replace(layout, sp=False)
+    return layout.complete(workload, cluster, strict=False)
 
 
 def _memory_reasons(verdict: Verdict, memory: MemoryEstimate) -> tuple[str, ...]:

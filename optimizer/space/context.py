@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.record import NEWEST, Release
 from layoutopt.optimizer.frameworks.registry import parse_release
 from layoutopt.optimizer.specs.model import Mixer, Mlp
@@ -113,7 +114,7 @@ def make_context(
     """Bundle a question; ``software`` is read by ``parse_release``."""
     return Context(
         model=model,
-        training=training,
+        training=load_preset(framework, software).runs(training),
         cluster=cluster,
         framework=framework,
         release=parse_release(framework, software),

@@ -64,7 +64,8 @@ ERRORS: dict[tuple[str, ...], str] = {
     ("plan", "llama3-8b", "h100x8", "--tokens", "1e40"): "--tokens: 1e+40 is out of range (above 0)",
     ("solve", "", "h100x8"): "MODEL: is empty (a model file or a built-in name)",
     ("export", "plan.json", "--to", "megatron-lm", "--release", "foo"): (
-        '--release: \'foo\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C", or a date: "2022", "2022-05")'
+        '--release: \'foo\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C"'
+        ', or a date: "2022", "2022-05")'
     ),
     ("export", "plan.json"): "layoutopt export: missing --to (usage: layoutopt export [OPTIONS] PLAN)",
     ("import", "/"): "/: a folder without config.json",
@@ -90,7 +91,8 @@ ERRORS: dict[tuple[str, ...], str] = {
     (*BASE, "--fix", "tp=0"): "--fix: tp can't be 0 (integers from 1)",
     (*BASE, "--fix", "tp=99999999999"): "--fix: tp can't be 99999999999 (at most 10000000)",
     (*BASE, "--software", "newest"): (
-        '--software: \'newest\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C", or a date: "2022", "2022-05")'
+        '--software: \'newest\' is no release ("0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C"'
+        ', or a date: "2022", "2022-05")'
     ),
     (*BASE, "-o", "no/such/folder/plan.json"): (
         "no/such/folder/plan.json: --output: cannot be written (a file in a folder that exists)"
