@@ -1,0 +1,168 @@
+"""Conditions of a script, three-valued: true, false, or open because only the outside knows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.shell.syntax import text_of
+from layoutopt.optimizer.interop.shell.values import glob_matches, has_hole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tree_sitter import Node
+
+    from layoutopt.optimizer.interop.shell.expand import Expander
+
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": int.__eq__, "-ne": int.__ne__, "-lt": int.__lt__, "-le": int.__le__, "-gt": int.__gt__, "-ge": int.__ge__,
+}  # fmt: skip
+_TEXTS = ("=", "==", "!=", "=~", "<", ">")
+_UNARY = re.compile(r"-[a-zA-Z]")
+_OPERANDS = (
+    "word", "string", "raw_string", "ansi_c_string", "translated_string", "simple_expansion", "expansion", "number",
+    "concatenation", "command_substitution", "arithmetic_expansion", "extglob_pattern", "regex", "command_name",
+    "variable_name", "process_substitution",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a test: an operator, or an operand with its text and whether all of it stood in quotes."""
+
+    text: str
+    operand: bool
+    quoted: bool = False
+
+
+def test_node(node: Node, expander: Expander) -> bool | None:
+    """Judge ``[ ... ]`` or ``[[ ... ]]``."""
+    double = text_of(node.children[0]).strip() == "[["
+    tokens = [token for child in node.children[1:-1] for token in _tokens(child, expander, double=double)]
+    return _Judge(tokens, double=double).whole()
+
+
+def test_words(words: list[str]) -> bool | None:
+    """Judge the arguments of ``test`` or ``[``."""
+    known = (*_NUMBERS, *_TEXTS, "-a", "-o", "!", "(", ")")
+    tokens = [Token(word, operand=not (word in known or _UNARY.fullmatch(word)), quoted=True) for word in words]
+    return _Judge(tokens, double=False).whole()
+
+
+def _tokens(node: Node, expander: Expander, *, double: bool) -> list[Token]:
+    kind = node.type
+    if kind in _OPERANDS:
+        quoted = kind in ("string", "raw_string", "ansi_c_string")
+        if double:
+            return [Token(expander.text(node), True, quoted)]
+        return [Token(word, True, quoted) for word in expander.words(node)]
+    if node.children:
+        return [token for child in node.children for token in _tokens(child, expander, double=double)]
+    text = text_of(node).strip()
+    return [Token(text, operand=False)] if text else []
+
+
+class _Judge:
+    """Recursive descent: ``||`` binds least, then ``&&``, then ``!``."""
+
+    def __init__(self, tokens: list[Token], *, double: bool) -> None:
+        self.tokens, self.double, self.at = tokens, double, 0
+
+    def whole(self) -> bool | None:
+        """Judge all tokens; none is false, and what is not understood is open."""
+        if not self.tokens:
+            return False
+        result = self.either()
+        return result if self.at == len(self.tokens) else None
+
+    def either(self) -> bool | None:
+        """Read alternatives."""
+        result = self.both()
+        while self.take("||", "-o"):
+            other = self.both()
+            result = True if result or other else None if result is None or other is None else False
+        return result
+
+    def both(self) -> bool | None:
+        """Read conditions that have to hold together."""
+        result = self.negated()
+        while self.take("&&", "-a"):
+            other = self.negated()
+            result = False if result is False or other is False else None if result is None or other is None else True
+        return result
+
+    def negated(self) -> bool | None:
+        """Read ``!`` and parentheses."""
+        if self.take("!"):
+            result = self.negated()
+            return None if result is None else not result
+        if self.take("("):
+            result = self.either()
+            return result if self.take(")") else None
+        return self.primary()
+
+    def take(self, *marks: str) -> bool:
+        """Step over an operator if it is next."""
+        if self.at < len(self.tokens) and not self.tokens[self.at].operand and self.tokens[self.at].text in marks:
+            self.at += 1
+            return True
+        return False
+
+    def next(self) -> Token | None:
+        """Return the next token and step over it."""
+        self.at += 1
+        return self.tokens[self.at - 1] if self.at <= len(self.tokens) else None
+
+    def primary(self) -> bool | None:
+        """Read one comparison, one question about a text, or a text that must not be empty."""
+        first = self.next()
+        if first is None:
+            return False
+        following = self.tokens[self.at] if self.at < len(self.tokens) else None
+        if _UNARY.fullmatch(first.text) and not first.quoted and following and following.operand:
+            self.at += 1
+            return _question(first.text, following.text)
+        if _UNARY.fullmatch(first.text) and not first.operand and following is None:
+            return {"-z": True, "-n": False}.get(first.text)  # [ -n $EMPTY ] is [ -n ], a text
+        if following and (following.text in _NUMBERS or following.text in _TEXTS) and self.at + 1 < len(self.tokens):
+            self.at += 2
+            return _compare(first.text, following.text, self.tokens[self.at - 1])
+        return None if has_hole(first.text) and not re.sub("\ue000[^\ue001]*\ue001", "", first.text) else first.text != ""
+
+
+def _question(mark: str, text: str) -> bool | None:
+    """``-z`` and ``-n`` ask for a text; files and all else only the machine knows."""
+    if mark not in ("-z", "-n"):
+        return None
+    outside = re.sub("\ue000[^\ue001]*\ue001", "", text)
+    if has_hole(text) and not outside:
+        return None
+    return (outside == "") == (mark == "-z")
+
+
+def _compare(left: str, mark: str, right: Token) -> bool | None:
+    if has_hole(left) or has_hole(right.text):
+        return None
+    if mark in _NUMBERS:
+        try:
+            return _NUMBERS[mark](int(left or 0), int(right.text or 0))
+        except ValueError:
+            return None
+    if mark == "=~":
+        return _searches(left, right.text)
+    if mark in ("<", ">"):
+        return left < right.text if mark == "<" else left > right.text
+    equal = left == right.text if right.quoted else glob_matches(left, right.text)
+    return equal if mark != "!=" else not equal
+
+
+def _searches(text: str, pattern: str) -> bool | None:
+    """Search a pattern that cannot run away: repeated groups stay open."""
+    if re.search(r"\)[*+{?]|[*+}][*+{]", pattern) or len(pattern) > 200 or len(text) > 2_000:
+        return None
+    try:
+        return re.search(pattern.replace("[[:digit:]]", r"\d").replace("[[:space:]]", r"\s"), text) is not None
+    except re.error:
+        return None

@@ -1,0 +1,139 @@
+"""Read a script: the commands it would start, in every way that its open conditions allow."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.shell.record import MAX_SPENT, Choice, Outside, Record
+from layoutopt.optimizer.interop.shell.run import Leave, Shell
+from layoutopt.optimizer.interop.shell.syntax import first_error, parse
+from layoutopt.optimizer.interop.shell.values import show, without_private
+from layoutopt.optimizer.specs.errors import InputError, input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_READINGS = 200
+"""Ways through open conditions that are tried."""
+
+_Decisions = dict[tuple[int, tuple[str, ...]], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One way through a script.
+
+    ``commands`` are word tuples in order, holes shown as private characters (``shell.values``); ``files`` what it writes;
+    ``missing`` the variables that only the outside sets, by line; ``unread`` the files that it sources and that were not
+    found; ``assumptions`` in words; ``choices`` the open conditions on the way.
+    """
+
+    commands: tuple[tuple[str, ...], ...]
+    files: Mapping[str, str]
+    missing: Mapping[str, int]
+    unread: Mapping[str, int]
+    assumptions: tuple[str, ...]
+    choices: tuple[Choice, ...]
+
+
+def parse_script(text: str, file: str = "", outside: Outside | None = None) -> Script:
+    """Read a script along the first branch of every open condition."""
+    return _read(without_private(text.replace("\r\n", "\n")), file, outside or Outside(), {}, [MAX_SPENT])
+
+
+def read_command(
+    text: str,
+    pick: Callable[[Script], tuple[str, ...] | None],
+    file: str = "",
+    outside: Outside | None = None,
+) -> tuple[Script, tuple[str, ...] | None]:
+    """Return the command that ``pick`` finds in a script, and the way through the script that leads to it.
+
+    Every open condition is tried both ways. Those that change the command are an ``InputError`` that names their line,
+    their branches, and how to decide them; None if no way leads to a command.
+    """
+    text, outside = without_private(text.replace("\r\n", "\n")), outside or Outside()
+    found: list[tuple[_Decisions, Script, tuple[str, ...]]] = []
+    first: Script | None = None
+    budget = [MAX_SPENT]
+    waiting: list[_Decisions] = [{}]
+    seen: set[tuple[tuple[tuple[int, tuple[str, ...]], int], ...]] = set()
+    while waiting and len(seen) < MAX_READINGS:
+        decisions = waiting.pop(0)
+        mark = tuple(sorted(decisions.items()))
+        if mark in seen:
+            continue
+        seen.add(mark)
+        script = _read(text, file, outside, decisions, budget)
+        first = first or script
+        words = pick(script)
+        known = any(words == other for _, _, other in found)
+        if words is not None and not known:
+            found.append((decisions, script, words))
+        if not known:  # a way that changes nothing is not followed further
+            waiting += _flips(script, decisions)
+    assert first is not None
+    if not found:
+        return first, None
+    if len(found) > 1:
+        raise _ambiguous(found, file)
+    return found[0][1], found[0][2]
+
+
+def _flips(script: Script, decisions: _Decisions) -> list[_Decisions]:
+    """Return the ways that differ in one open condition."""
+    return [
+        {**decisions, choice.key: other}
+        for choice in script.choices
+        if choice.key not in decisions
+        for other in range(len(choice.labels))
+        if other != choice.taken
+    ]
+
+
+def _ambiguous(found: list[tuple[_Decisions, Script, tuple[str, ...]]], file: str) -> InputError:
+    """Say which condition is open, what it changes, and how to decide it."""
+    taken: dict[tuple[int, tuple[str, ...]], set[int]] = {}
+    choices = {choice.key: choice for _, script, _ in found for choice in script.choices}
+    for _, script, _ in found:
+        for choice in script.choices:
+            taken.setdefault(choice.key, set()).add(choice.taken)
+    deciding = [key for key, ways in taken.items() if len(ways) > 1]
+    choice = choices[deciding[0] if deciding else next(iter(choices))]
+    names = list(dict.fromkeys(choice.names))
+    changes = ", ".join(choice.changes) or "the command"
+    ways = " | ".join(show(label) for label in choice.labels)
+    what = f"{changes} set in one of several branches ({ways})"
+    return input_error(what, f"decide it with {how_to_give(names)}", file=file, line=choice.line)
+
+
+def how_to_give(names: list[str]) -> str:
+    """Say by which options values come from outside."""
+    shown = [
+        f"--arg {name if name.isdigit() else 1}=..." if name.isdigit() or name in "#@*" else f"--set {name}=..."
+        for name in names
+        if re.fullmatch(r"\w+|[#@*]", name)
+    ]
+    return " or ".join(dict.fromkeys(shown)) or "--set NAME=VALUE or --arg N=VALUE"
+
+
+def _read(text: str, file: str, outside: Outside, decisions: _Decisions, budget: list[int]) -> Script:
+    record = Record(file=file, outside=outside, decisions=decisions, budget=budget)
+    shell = Shell(record)
+    root = parse(text, file)
+    wrong = first_error(root)
+    with suppress(Leave):  # exit, or a return outside of a function
+        shell.block(root)
+    if wrong is not None and not record.commands:
+        raise input_error("not understood as a shell script", file=file, line=wrong)
+    return Script(
+        commands=tuple(command.words for command in record.commands),
+        files=record.files,
+        missing=record.missing,
+        unread=record.unread,
+        assumptions=tuple(record.notes),
+        choices=tuple(record.choices.values()),
+    )

@@ -1,0 +1,76 @@
+"""Bash syntax trees, by tree-sitter's bash grammar."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tree_sitter import Node, Parser
+
+MAX_BYTES = 2_000_000
+"""Longest script that is read; launch scripts have a few thousand."""
+
+
+@cache
+def _parser() -> Parser:
+    """Build the parser when the first script is read: importing the grammar costs more than most commands."""
+    import tree_sitter
+    import tree_sitter_bash
+
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+def parse(text: str, file: str = "") -> Node:
+    """Return the tree of a script; one that is too long raises ``InputError``."""
+    source = text.encode()
+    if len(source) > MAX_BYTES:
+        raise input_error("script is too long", f"up to {MAX_BYTES:,} bytes", file=file)
+    return _parser().parse(source).root_node
+
+
+def text_of(node: Node) -> str:
+    """Return the source of a node."""
+    return (node.text or b"").decode()
+
+
+def line_of(node: Node) -> int:
+    """Return the line, from 1, that a node starts on; blanks that the grammar counts to a node are passed over."""
+    text = text_of(node)
+    return int(node.start_point[0]) + 1 + text[: len(text) - len(text.lstrip())].count("\n")
+
+
+def parts_of(node: Node, start: int, end: int) -> Iterator[Node | str]:
+    """Yield the children of a node between two bytes of the file, and the text between them."""
+    source, base, at = node.text or b"", node.start_byte, start
+    for child in node.children:
+        if child.start_byte < start or child.end_byte > end:
+            continue
+        if child.start_byte > at:
+            yield source[at - base : child.start_byte - base].decode()
+        yield child
+        at = child.end_byte
+    if at < end:
+        yield source[at - base : end - base].decode()
+
+
+def child_of(node: Node, field: str) -> Node | None:
+    """Return the child in a field, None without one."""
+    return node.child_by_field_name(field)
+
+
+def first_error(node: Node) -> int | None:
+    """Return the line of the first place that the grammar does not understand, None without one."""
+    if not node.has_error:
+        return None
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current.is_error or current.is_missing:
+            return line_of(current)
+        waiting.extend(reversed([child for child in current.children if child.has_error or child.is_missing]))
+    return None
