@@ -13,8 +13,8 @@ import yaml
 
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
-from layoutopt.optimizer.interop.launch.shell import parse_script
 from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
+from layoutopt.optimizer.interop.shell.scripts import parse_script
 from layoutopt.optimizer.interop.sources import Kind, import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.errors import InputError
@@ -135,7 +135,7 @@ def flat(text: str) -> str:
 
 def flags(script: str) -> list[str]:
     """Words of the training command."""
-    return max(parse_script(script).commands, key=len)
+    return max((list(words) for words in parse_script(script).commands), key=len)
 
 
 def test_megatron_interleaved_layout() -> None:

@@ -33,8 +33,8 @@ _INNERMOST = ("python", "torchrun")
 
 def scripts() -> dict[str, str]:
     """Return the corpus by name."""
-    parts = CORPUS.read_text().split("### ")[1:]
-    return dict(part.split("\n", 1) for part in parts)  # type: ignore[misc]
+    parts = [part.partition("\n") for part in CORPUS.read_text().split("### ")[1:]]
+    return {name: text for name, _, text in parts}
 
 
 def recorded(text: str, folder: Path) -> list[list[str]]:

@@ -6,16 +6,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.reading import Fields, shorten
+from layoutopt.optimizer.interop.shell.scripts import how_to_give
+from layoutopt.optimizer.interop.shell.values import has_hole, holes, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 _REAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d{1,3})?")
-_LAUNCHER = dict.fromkeys(("nnodes", "num_nodes", "nodes", "num_machines"), "nodes")
-_LAUNCHER |= dict.fromkeys(("nproc_per_node", "num_gpus", "ntasks_per_node", "gpus_per_node"), "per_node")
-_LAUNCHER |= {"num_processes": "processes"}
-_SBATCH = re.compile(r"^#SBATCH\s+(?:--([a-z-]+)[= ]|-(N)\s*)(\S+)", re.MULTILINE)
 
 
 def split_flags(words: Iterable[str]) -> dict[str, Any]:
@@ -51,19 +49,32 @@ def scalar(text: str) -> Any:
 
 
 class ArgFields(Fields):
-    """Fields of a command line: a value that comes from outside the script is reported by its name."""
+    """Fields of a command line: a value that comes from outside the script is reported by its name.
+
+    ``unsaid`` says where flags may be that the script itself does not hold, empty where there can be none.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Any], *, file: str = "", prefix: str = "", unsaid: str = ""
+    ) -> None:
+        super().__init__(data, file=file, prefix=prefix)
+        self.unsaid = unsaid
 
     def find(self, *keys: str) -> tuple[str, Any]:
         """Return the first flag present; refuse one whose value is not in the script."""
         key, value = super().find(*keys)
         for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, str) and part.startswith("$"):
-                raise self.fail(key, self.unresolved(part), "state the value")
+            if isinstance(part, str) and has_hole(part):
+                raise self.fail(key, self.unresolved(part), self.remedy(part))
         return key, value
 
     def unresolved(self, value: str) -> str:
         """Say where a value would have to come from."""
-        return f"comes from {shorten(value)}, which the script does not set"
+        return f"comes from {shorten(show(value))}, which the script does not set"
+
+    def remedy(self, value: str) -> str:
+        """Say how such a value can be given."""
+        return how_to_give(holes(value))
 
     def flag(self, *keys: str) -> bool | None:
         """Read a switch: there or not; words behind it belong to somebody else."""
@@ -83,25 +94,3 @@ class ArgFields(Fields):
         if value is None or isinstance(value, list):
             return value
         return [] if value is True else [value]
-
-
-def launched_gpus(words: Sequence[str], text: str = "") -> int | None:
-    """Processes that torchrun, deepspeed, accelerate or ``#SBATCH`` lines start, None if not stated."""
-    found: dict[str, int] = {}
-    for name, short, value in _SBATCH.findall(text):
-        key = "nodes" if short else _LAUNCHER.get(name.replace("-", "_"))
-        # --gpus-per-node=h100:8 names the type in front
-        number = scalar(value.split(":")[-1])
-        if key and type(number) is int and number > 0:
-            found[key] = number
-    # the command line comes after the batch system's lines and wins
-    for flag, value in split_flags(words).items():
-        key = _LAUNCHER.get(flag)
-        number = value[0] if isinstance(value, list) else value
-        if key and type(number) is int and 0 < number <= 10**7:
-            found[key] = number
-    if "processes" in found:
-        return found["processes"]
-    if "nodes" in found and "per_node" in found:
-        return found["nodes"] * found["per_node"]
-    return None

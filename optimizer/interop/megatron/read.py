@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, split_flags
-from layoutopt.optimizer.interop.launch.shell import parse_script
+from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.megatron.read_layout import (
+    LAYOUT_KEY,
     megatron_layout,
     megatron_options,
     megatron_training,
@@ -20,10 +21,9 @@ from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from layoutopt.optimizer.interop.launch.shell import Script
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.records import JobTraining
+    from layoutopt.optimizer.interop.shell.record import Outside
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
@@ -33,43 +33,44 @@ OWN_FLAGS = (
     "--num-layers",
     "--micro-batch-size",
 )
+AXIS_FLAGS = {
+    "tp": ("tensor_model_parallel_size",),
+    "cp": ("context_parallel_size", "ds_sequence_parallel_size"),
+    "pp": ("pipeline_model_parallel_size",),
+    "vp": ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", LAYOUT_KEY),
+    "ep": ("expert_model_parallel_size", "moe_expert_parallel_size"),
+    "zero": (
+        "use_distributed_optimizer",
+        "use_megatron_fsdp",
+        "use_custom_fsdp",
+        "use_torch_fsdp2",
+        "zero_stage",
+    ),
+    "micro_batch": ("micro_batch_size",),
+    "recompute": ("recompute_granularity", "recompute_activations", "checkpoint_activations"),
+}
+"""Layout fields that mean something when no flag states them, and the flags that do."""
+
 _DUMP_LINE = re.compile(r"^(?:\S+:\s*)?\s*([A-Za-z_]\w*) \.{2,} (.*)$")
 _HEADER = re.compile(r"([a-z -]+) size: (\[[^\]]*\]|\w+)")
 _PADDED = re.compile(r"> padded vocab \(size: (\d{1,12})\)")
 
 
 @importer
-def import_arguments(text: str, file: str = "") -> ImportedJob:
+def import_arguments(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
     """Read a shell script or a bare argument list that starts Megatron-LM's ``pretrain_gpt.py``."""
-    words = training_command(text, OWN_FLAGS, file)
-    fields = ArgFields(split_flags(words), file=file)
-    return job_from_arguments(fields, launched_gpus(words, text), command_line=True)
 
+    def build(command: LaunchCommand) -> ImportedJob:
+        return job_from_arguments(command.fields(file=file), command.gpus, command_line=True)
 
-def training_command(text: str, flags: Sequence[str], file: str = "") -> list[str]:
-    """Return the words of the script's command that has most of the given flags."""
-    return find_command(parse_script(text, file), flags, file)
-
-
-def find_command(script: Script, flags: Sequence[str], file: str = "") -> list[str]:
-    """Return the words of a parsed script's command that has most of the given flags."""
-    best = max(script.commands, key=lambda words: _hits(words, flags), default=[])
-    if not _hits(best, flags):
-        allowed = f"one with {', '.join(flags[:2])} or the like"
-        raise input_error("no training command found", allowed, file=file)
-    return best
-
-
-def _hits(words: Sequence[str], flags: Sequence[str]) -> int:
-    names = {word.partition("=")[0] for word in words}
-    return sum(flag in names for flag in flags)
+    return read_launch(text, OWN_FLAGS, build, file, outside)
 
 
 def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) -> ImportedJob:
     """Build the job from a namespace of Megatron-LM arguments."""
     notes: list[str] = []
     model = megatron_model(fields, notes, command_line=command_line)
-    layout = megatron_layout(fields, model, gpus, notes)
+    layout = left_open(megatron_layout(fields, model, gpus, notes), fields)
     fp8_key, fp4_key = ("fp8_format", "fp4_format") if command_line else ("fp8", "fp4")
     training = megatron_training(fields, layout, fp8_key=fp8_key, fp4_key=fp4_key)
     return ImportedJob(
@@ -99,7 +100,23 @@ def missing_values(
     if model is None:
         sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
         missing += [fields.path(key) for key in sizes if fields.data.get(key) is None]
+    unsaid = getattr(fields, "unsaid", "")
+    if unsaid:
+        axes = [axis for axis in AXIS_FLAGS if getattr(layout, axis) is None]
+        missing.append(f"{', '.join(axes)}: {unsaid}")
     return tuple(missing)
+
+
+def left_open(layout: PartialLayout, fields: Fields) -> PartialLayout:
+    """Leave axes open that no flag states where flags may come from outside of the script."""
+    if not getattr(fields, "unsaid", ""):
+        return layout
+    unsaid = {
+        axis: None
+        for axis, flags in AXIS_FLAGS.items()
+        if all(fields.data.get(flag) is None for flag in flags)
+    }
+    return replace(layout, **unsaid)
 
 
 @importer

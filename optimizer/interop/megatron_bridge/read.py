@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, scalar
-from layoutopt.optimizer.interop.megatron.read import missing_values, training_command
+from layoutopt.optimizer.interop.launch.command import read_launch
+from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar
+from layoutopt.optimizer.interop.megatron.read import missing_values
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
     megatron_options,
@@ -18,10 +19,14 @@ from layoutopt.optimizer.interop.megatron.read_layout import (
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
+from layoutopt.optimizer.interop.shell.values import has_hole
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.shell.record import Outside
 
 SHORT_FLAGS = {
     "-tp": "model.tensor_model_parallel_size",
@@ -156,9 +161,14 @@ def _check_lengths(data: Mapping[str, Any], file: str) -> None:
 
 
 @importer
-def import_recipe_command(text: str, file: str = "") -> ImportedJob:
+def import_recipe_command(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
     """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides."""
-    words = training_command(text, ("--recipe", "-tp", "-pp", "-gb", "-mb", "-ep"), file)
+    flags = ("--recipe", "-tp", "-pp", "-gb", "-mb", "-ep")
+    return read_launch(text, flags, lambda command: _of_command(command, file), file, outside)
+
+
+def _of_command(command: LaunchCommand, file: str) -> ImportedJob:
+    words = command.words
     sections: dict[str, dict[str, Any]] = {}
     recipe = _option(words, "--recipe")
     for key, value in [*_short_flags(words), *_overrides(words, file)]:
@@ -171,7 +181,7 @@ def import_recipe_command(text: str, file: str = "") -> ImportedJob:
     if not merged.get("fp16"):
         merged.setdefault("bf16", True)
     fields = ArgFields(merged, file=file)
-    return _job(fields, launched_gpus(words, text), notes, recipe)
+    return _job(fields, command.gpus, notes, recipe)
 
 
 def _option(words: Sequence[str], flag: str) -> str | None:
@@ -198,7 +208,7 @@ def _overrides(words: Sequence[str], file: str) -> list[tuple[str, Any]]:
 
 def _override_value(text: str, key: str, file: str) -> Any:
     try:
-        return parse_yaml_value(text.strip("'")) if not text.startswith("$") else text
+        return parse_yaml_value(text.strip("'")) if not has_hole(text) else text
     except InputError:
         raise input_error(f"cannot read {shorten(text)!r}", "a YAML value", key=key, file=file) from None
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.flags import ArgFields, launched_gpus, split_flags
-from layoutopt.optimizer.interop.launch.shell import parse_script
-from layoutopt.optimizer.interop.megatron.read import find_command, missing_values
+from layoutopt.optimizer.interop.launch.command import read_launch
+from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
+from layoutopt.optimizer.interop.megatron.read import left_open, missing_values
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
     megatron_options,
@@ -22,7 +22,10 @@ from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Schedule
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.launch.shell import Script
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.shell.record import Outside
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 MARKS = (
@@ -35,21 +38,24 @@ MARKS = (
 
 
 @importer
-def import_megatron_deepspeed(text: str, file: str = "") -> ImportedJob:
+def import_megatron_deepspeed(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
     """Read a script that starts Megatron-DeepSpeed's ``pretrain_gpt.py``.
 
     The ZeRO stage is ``--zero-stage``; a JSON that the script itself writes must agree, or states it alone.
     """
-    script = parse_script(text, file)
-    words = find_command(script, (*MARKS, "--tensor-model-parallel-size", "--num-layers"), file)
-    data = split_flags(words)
-    _read_embedded_json(data, script, file)
+    flags = (*MARKS, "--tensor-model-parallel-size", "--num-layers")
+    return read_launch(text, flags, lambda command: _job(command, file), file, outside)
+
+
+def _job(command: LaunchCommand, file: str) -> ImportedJob:
+    data = split_flags(command.words)
+    _read_embedded_json(data, command.script.files, file)
     notes: list[str] = []
-    fields = ArgFields(_as_megatron(data, notes, file), file=file)
-    gpus = launched_gpus(words, text)
+    fields = command.fields(file=file, data=_as_megatron(data, notes, file))
+    gpus = command.gpus
     model = megatron_model(fields, notes, command_line=True)
     layout = megatron_layout(fields, model, gpus, notes, etp_default="1")
-    layout = _with_deepspeed_axes(layout, fields, model is not None and model.is_moe)
+    layout = left_open(_with_deepspeed_axes(layout, fields, model is not None and model.is_moe), fields)
     training = replace(
         megatron_training(fields, layout, fp8_key="fp8_format", fp4_key="fp4_format"),
         grad_bytes=None,
@@ -73,9 +79,9 @@ def import_megatron_deepspeed(text: str, file: str = "") -> ImportedJob:
     )
 
 
-def _read_embedded_json(data: dict[str, Any], script: Script, file: str) -> None:
+def _read_embedded_json(data: dict[str, Any], files: Mapping[str, str], file: str) -> None:
     """Take the ZeRO stage from a JSON that the script writes with a here-document."""
-    text = script.heredocs.get(str(data.get("deepspeed_config")))
+    text = files.get(str(data.get("deepspeed_config")).removeprefix("./"))
     if text is None:
         return
     settings = Fields(parse_json(text, file), file=file)

@@ -26,7 +26,9 @@ class NotArithmetic(ValueError):
     """The text is no arithmetic expression."""
 
 
-def evaluate(text: str, look_up: Callable[[str], int | None], assign: Callable[[str, int | None], None]) -> int | None:
+def evaluate(
+    text: str, look_up: Callable[[str], int | None], assign: Callable[[str, int | None], None]
+) -> int | None:
     """Return the value of an expression, None when it depends on what ``look_up`` does not know.
 
     Raises ``NotArithmetic`` where bash would complain.
@@ -101,14 +103,23 @@ class _Parser:
             return self.step(self.peek(), 1 if mark == "++" else -1, after=False)
         if mark in ("+", "-", "!", "~"):
             value = self.unary()
-            return None if value is None else {"+": value, "-": -value, "!": int(not value), "~": ~value}[mark]
+            return (
+                None if value is None else {"+": value, "-": -value, "!": int(not value), "~": ~value}[mark]
+            )
         if mark == "(":
             value = self.ternary()
             if not self.take(")"):
                 raise NotArithmetic("(")
             return value
         if mark[:1].isdigit():
-            return int(mark, 16 if mark[1:2] in ("x", "X") else 8 if mark[0] == "0" and mark.strip("01234567") == "" else 10)
+            return int(
+                mark,
+                16
+                if mark[1:2] in ("x", "X")
+                else 8
+                if mark[0] == "0" and mark.strip("01234567") == ""
+                else 10,
+            )
         if not (mark[:1].isalpha() or mark[:1] == "_"):
             raise NotArithmetic(mark)
         if self.peek() in ("++", "--"):

@@ -80,7 +80,9 @@ def _of_shell(shell: Shell, words: list[str], place: int) -> tuple[int, str, lis
     return None
 
 
-def _named_file(shell: Shell, words: list[str], at: int, *, start: int | None = None) -> tuple[int, str, list[str]] | None:
+def _named_file(
+    shell: Shell, words: list[str], at: int, *, start: int | None = None
+) -> tuple[int, str, list[str]] | None:
     """Read a script by its name: one that this script wrote, or one beside it."""
     for place in range(at, len(words)):
         if words[place].startswith("-"):
@@ -204,10 +206,14 @@ def _formatted(form: str, values: list[str]) -> str:
     result, left = "", list(values)
     while True:
         taken, left = left[:slots], left[slots:]
-        parts = iter(taken)
-        result += re.sub(r"%(%|[-0-9.]*[sdiqf])", lambda match: "%" if match[1] == "%" else next(parts, ""), form)  # noqa: B023
+        result += _filled(form, taken)
         if not left or not slots:
             return result
+
+
+def _filled(form: str, values: list[str]) -> str:
+    parts = iter(values)
+    return re.sub(r"%(%|[-0-9.]*[sdiqf])", lambda match: "%" if match[1] == "%" else next(parts, ""), form)
 
 
 def _read(shell: Shell, words: list[str], strings: list[str], name: str) -> Status:
@@ -257,11 +263,15 @@ def redirected(shell: Shell, body: Node, redirects: list[Node]) -> Status:
             document = _document(shell, node)
             inner = [child for child in node.children if child.type == "file_redirect"]
             target, append = _target(shell, inner) or (target, append)
-            following = next((child for child in node.children if child.type in ("pipeline", "command")), None)
+            following = next(
+                (child for child in node.children if child.type in ("pipeline", "command")), None
+            )
     target, append = _target(shell, redirects) or (target, append)
     kept = shell.printed
     shell.printed = ""
-    texts = [shell.expander.text(node.children[-1]) for node in redirects if node.type == "herestring_redirect"]
+    texts = [
+        shell.expander.text(node.children[-1]) for node in redirects if node.type == "herestring_redirect"
+    ]
     status = _with_input(shell, body, document, texts)
     printed, shell.printed = shell.printed, kept
     if following is not None:
@@ -289,17 +299,28 @@ def _with_input(shell: Shell, body: Node, document: str | None, texts: list[str]
             shell.record.files[target.removeprefix("./")] = given
         return True
     if name in ("read", "mapfile", "readarray"):
-        words = [word for node in body.children_by_field_name("argument") for word in shell.expander.words(node)]
+        words = [
+            word for node in body.children_by_field_name("argument") for word in shell.expander.words(node)
+        ]
         # without a delimiter the whole document is one value
         whole = document is not None and "-d" in words
-        words = [word for place, word in enumerate(words) if word != "-d" and (place == 0 or words[place - 1] != "-d")]
+        words = [
+            word
+            for place, word in enumerate(words)
+            if word != "-d" and (place == 0 or words[place - 1] != "-d")
+        ]
         if whole:
             names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
             shell.assign(names[-1], given.strip()) if names else None
             return True
         return _read(shell, words, [given.rstrip("\n")], name)
     if PurePosixPath(name).name in SHELLS or name in ("ssh", "sbatch", "srun"):
-        _start(shell, [*shell.prefix, *shell.expander.words(body)[:1]] if name == "srun" else shell.prefix, given, [])
+        _start(
+            shell,
+            [*shell.prefix, *shell.expander.words(body)[:1]] if name == "srun" else shell.prefix,
+            given,
+            [],
+        )
         return True
     return shell.statement(body)
 
@@ -343,7 +364,11 @@ def prints(node: Node, shell: Shell) -> bool:
         redirects = [child for child in node.children if "redirect" in child.type]
         body = child_of(node, "body")
         if body is None or text_of(body).split(maxsplit=1)[:1] != ["cat"]:
-            return body is not None and all(text_of(child).strip().startswith("2>") for child in redirects) and prints(body, shell)
+            return (
+                body is not None
+                and all(text_of(child).strip().startswith("2>") for child in redirects)
+                and prints(body, shell)
+            )
         redirected(shell, body, redirects)
         return True
     if node.type != "command":
@@ -362,7 +387,9 @@ def prints(node: Node, shell: Shell) -> bool:
 def _command_words(node: Node, shell: Shell) -> list[str]:
     named = child_of(node, "name")
     words = shell.expander.words(named) if named is not None else []
-    return words + [word for part in node.children_by_field_name("argument") for word in shell.expander.words(part)]
+    return words + [
+        word for part in node.children_by_field_name("argument") for word in shell.expander.words(part)
+    ]
 
 
 def _pipeline_prints(node: Node, shell: Shell) -> bool:
@@ -380,7 +407,7 @@ def _pipeline_prints(node: Node, shell: Shell) -> bool:
 
 def _known_output(words: list[str], given: str | None, shell: Shell) -> str | None:
     """Return what a program prints where its arguments decide it, None else."""
-    if not words or any(map(has_hole, words[1:])) and words[0] not in ("echo", "printf"):
+    if not words or (any(map(has_hole, words[1:])) and words[0] not in ("echo", "printf")):
         return None
     name, arguments = words[0], words[1:]
     if name in ("echo", "printf") and given is None:
@@ -458,7 +485,9 @@ def _cut(arguments: list[str], given: str | None, shell: Shell) -> str | None:
         return None
     mark, place = match[1] or match[4], int(match[2] or match[3])
     lines = given.rstrip("\n").split("\n")
-    return "".join(("".join(line.split(mark)[place - 1 : place]) if mark in line else line) + "\n" for line in lines)
+    return "".join(
+        ("".join(line.split(mark)[place - 1 : place]) if mark in line else line) + "\n" for line in lines
+    )
 
 
 _OUTPUTS: dict[str, Callable[[list[str], str | None, Shell], str | None]] = {

@@ -47,7 +47,9 @@ def test_node(node: Node, expander: Expander) -> bool | None:
 def test_words(words: list[str]) -> bool | None:
     """Judge the arguments of ``test`` or ``[``."""
     known = (*_NUMBERS, *_TEXTS, "-a", "-o", "!", "(", ")")
-    tokens = [Token(word, operand=not (word in known or _UNARY.fullmatch(word)), quoted=True) for word in words]
+    tokens = [
+        Token(word, operand=not (word in known or _UNARY.fullmatch(word)), quoted=True) for word in words
+    ]
     return _Judge(tokens, double=False).whole()
 
 
@@ -90,7 +92,13 @@ class _Judge:
         result = self.negated()
         while self.take("&&", "-a"):
             other = self.negated()
-            result = False if result is False or other is False else None if result is None or other is None else True
+            result = (
+                False
+                if result is False or other is False
+                else None
+                if result is None or other is None
+                else True
+            )
         return result
 
     def negated(self) -> bool | None:
@@ -105,7 +113,11 @@ class _Judge:
 
     def take(self, *marks: str) -> bool:
         """Step over an operator if it is next."""
-        if self.at < len(self.tokens) and not self.tokens[self.at].operand and self.tokens[self.at].text in marks:
+        if (
+            self.at < len(self.tokens)
+            and not self.tokens[self.at].operand
+            and self.tokens[self.at].text in marks
+        ):
             self.at += 1
             return True
         return False
@@ -126,10 +138,18 @@ class _Judge:
             return _question(first.text, following.text)
         if _UNARY.fullmatch(first.text) and not first.operand and following is None:
             return {"-z": True, "-n": False}.get(first.text)  # [ -n $EMPTY ] is [ -n ], a text
-        if following and (following.text in _NUMBERS or following.text in _TEXTS) and self.at + 1 < len(self.tokens):
+        if (
+            following
+            and (following.text in _NUMBERS or following.text in _TEXTS)
+            and self.at + 1 < len(self.tokens)
+        ):
             self.at += 2
             return _compare(first.text, following.text, self.tokens[self.at - 1])
-        return None if has_hole(first.text) and not re.sub("\ue000[^\ue001]*\ue001", "", first.text) else first.text != ""
+        return (
+            None
+            if has_hole(first.text) and not re.sub("\ue000[^\ue001]*\ue001", "", first.text)
+            else first.text != ""
+        )
 
 
 def _question(mark: str, text: str) -> bool | None:
@@ -163,6 +183,8 @@ def _searches(text: str, pattern: str) -> bool | None:
     if re.search(r"\)[*+{?]|[*+}][*+{]", pattern) or len(pattern) > 200 or len(text) > 2_000:
         return None
     try:
-        return re.search(pattern.replace("[[:digit:]]", r"\d").replace("[[:space:]]", r"\s"), text) is not None
+        return (
+            re.search(pattern.replace("[[:digit:]]", r"\d").replace("[[:space:]]", r"\s"), text) is not None
+        )
     except re.error:
         return None

@@ -140,7 +140,9 @@ class Expander:
         text = text_of(part)
         blank = text[: len(text) - len(text.lstrip())]
         found = self.fields(part, quoted=quoted)
-        if quoted and blank and part.type in _EXPANSIONS:  # blanks before an expansion in a string belong to the string
+        if (
+            quoted and blank and part.type in _EXPANSIONS
+        ):  # blanks before an expansion in a string belong to the string
             return [[Piece(blank, True), *found[0]], *found[1:]] if found else [[Piece(blank, True)]]
         return found
 
@@ -173,7 +175,13 @@ class Expander:
 
     def _arithmetic_part(self, node: Node) -> str:
         """Return the source of an arithmetic operand with its ``$`` expanded."""
-        if node.type in ("simple_expansion", "expansion", "command_substitution", "string", "arithmetic_expansion"):
+        if node.type in (
+            "simple_expansion",
+            "expansion",
+            "command_substitution",
+            "string",
+            "arithmetic_expansion",
+        ):
             return self.text(node)
         if not node.children:
             return text_of(node)
@@ -361,7 +369,9 @@ class Expander:
             if start is None:
                 return hole("slice")
             start = start if start >= 0 else max(len(value) + start, 0)
-            return value[start:] if length is None else value[start : start + length if length >= 0 else length]
+            return (
+                value[start:] if length is None else value[start : start + length if length >= 0 else length]
+            )
         if operator in ("^", "^^", ",", ",,"):
             change = str.upper if operator[0] == "^" else str.lower
             return change(value) if len(operator) == 2 else change(value[:1]) + value[1:]

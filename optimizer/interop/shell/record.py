@@ -61,7 +61,9 @@ class Record:
     commands: list[Command] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
-    emptied: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    """Variables that the script sets somewhere."""
+
     notes: dict[str, None] = field(default_factory=dict)
     choices: dict[tuple[int, tuple[str, ...]], Choice] = field(default_factory=dict)
     unread: dict[str, int] = field(default_factory=dict)

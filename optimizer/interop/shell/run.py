@@ -53,7 +53,6 @@ class Shell:
         """Variables of the shell around this one that it did not export."""
         self.printed = ""
         self.line = 1
-        self.assigning = ""
         self.expander = Expander(self)
 
     # --- what expansion asks for
@@ -95,13 +94,15 @@ class Shell:
             value = array
         elif append and before is not None:
             value = _appended(before, value)
-        self.record.spend(len(value) if isinstance(value, str) else sum(map(len, value.values())) + len(value))
+        self.record.spend(
+            len(value) if isinstance(value, str) else sum(map(len, value.values())) + len(value)
+        )
         self.variables[name] = value
 
     def unset(self, name: str) -> str:
         """Note a variable that only the outside sets."""
         bare = name.lstrip("#").partition("[")[0]
-        if bare == self.assigning:  # A="$A more" begins with nothing unless the outside sets A
+        if bare in self.record.own:  # a branch that is not taken sets it, or A="$A more" begins it
             self.assume_unset(bare, "")
             return ""
         if bare in self.record.given:
@@ -113,17 +114,27 @@ class Shell:
         """Note a default that holds as long as the outside sets nothing."""
         if not has_hole(instead):
             shown = f"${name}" if name.isdigit() else name
-            self.record.assume(f"{shown} is not set outside: {instead!r}" if instead else f"{shown} is not set outside")
+            self.record.assume(
+                f"{shown} is not set outside: {instead!r}" if instead else f"{shown} is not set outside"
+            )
 
     def substitute(self, node: Node) -> str:
         """Return what ``$(...)`` prints, as far as its commands are known by heart."""
         inner = Shell(self.record, arguments=self.arguments, depth=self.depth + 1)
-        inner.variables, inner.functions, inner.exported = dict(self.variables), self.functions, set(self.exported)
+        inner.variables, inner.functions, inner.exported = (
+            dict(self.variables),
+            self.functions,
+            set(self.exported),
+        )
         kept = len(self.record.commands)
         body = [child for child in node.named_children if child.type != "comment"]
         known = self.depth < MAX_DEPTH and all(shell_builtins.prints(child, inner) for child in body)
         del self.record.commands[kept:]
-        return inner.printed.rstrip("\n") if known and node.type == "command_substitution" else hole(text_of(node).strip())
+        return (
+            inner.printed.rstrip("\n")
+            if known and node.type == "command_substitution"
+            else hole(text_of(node).strip())
+        )
 
     # --- statements
 
@@ -133,9 +144,14 @@ class Shell:
             return None
         self.depth += 1
         try:
-            return self.block(parse(text, self.record.file))
+            return self.run(parse(text, self.record.file))
         finally:
             self.depth -= 1
+
+    def run(self, root: Node) -> Status:
+        """Run a whole text; what it sets anywhere is its own, not the outside's."""
+        self.record.own.update(assigned_in(root))
+        return self.block(root)
 
     def block(self, node: Node) -> Status:
         """Run the statements of a node in turn."""
@@ -202,7 +218,9 @@ class Shell:
         body = child_of(node, "body")
         if body is None:
             return True
-        return shell_builtins.redirected(self, body, [child for child in node.children if "redirect" in child.type])
+        return shell_builtins.redirected(
+            self, body, [child for child in node.children if "redirect" in child.type]
+        )
 
     def _test_command(self, node: Node) -> Status:
         if text_of(node.children[0]).strip() == "((":
@@ -254,7 +272,9 @@ class Shell:
         subject = child_of(node, "value")
         value = self.expander.text(subject)
         items = [child for child in node.named_children if child.type == "case_item"]
-        patterns = [[text_of(part).strip() for part in item.children_by_field_name("value")] for item in items]
+        patterns = [
+            [text_of(part).strip() for part in item.children_by_field_name("value")] for item in items
+        ]
         chosen = self._chosen_item(node, subject, value, items, patterns)
         return self.block_of_item(items[chosen]) if chosen is not None else True
 
@@ -277,11 +297,15 @@ class Shell:
     def block_of_item(self, item: Node) -> Status:
         """Run the statements of a case's branch."""
         values = {part.id for part in item.children_by_field_name("value")}
-        return self._each([child for child in item.named_children if child.id not in values and child.type != "comment"])
+        return self._each(
+            [child for child in item.named_children if child.id not in values and child.type != "comment"]
+        )
 
     def _for_statement(self, node: Node) -> Status:
         name, body = child_of(node, "variable"), child_of(node, "body")
-        values = [word for child in node.children_by_field_name("value") for word in self.expander.words(child)]
+        values = [
+            word for child in node.children_by_field_name("value") for word in self.expander.words(child)
+        ]
         if name is None or body is None:
             return True
         return self._loop(body, lambda turn: self._set_turn(text_of(name), values, turn))
@@ -386,12 +410,10 @@ class Shell:
             named = child_of(target, "name")
             name = text_of(named) if named else name
             key = self.expander.key(name, child_of(target, "index"))
-        before, self.assigning = self.assigning, name
         if value is not None and value.type == "array":
             self.assign(name, self._array(value, name), append=append)
         else:
             self.assign(name, self.expander.text(value), key=key, append=append)
-        self.assigning = before
         return name
 
     def _array(self, node: Node, name: str) -> Array:
@@ -443,7 +465,6 @@ class Shell:
     def _unset_command(self, node: Node) -> Status:
         for child in node.named_children:
             self.variables.pop(text_of(child), None)
-            self.record.emptied.add(text_of(child))
         return True
 
     # --- commands
@@ -481,7 +502,11 @@ class Shell:
     def _hole_names(self, node: Node) -> list[str]:
         """Return what a condition's open parts are called, seen through the variables that hold them."""
         kept = dict(self.record.missing)
-        text = self.expander.text(node) if node.type in ("simple_expansion", "expansion", "string", "concatenation") else ""
+        text = (
+            self.expander.text(node)
+            if node.type in ("simple_expansion", "expansion", "string", "concatenation")
+            else ""
+        )
         names = [*holes(text), *self._expansions_in(node)]
         self.record.missing.clear()
         self.record.missing.update(kept)
@@ -492,7 +517,10 @@ class Shell:
         for inner in walk(node):
             if inner.type in ("simple_expansion", "expansion"):
                 names += [name for name in holes(self.expander.text(inner)) if name]
-                target = next((c for c in inner.named_children if c.type in ("variable_name", "special_variable_name")), None)
+                target = next(
+                    (c for c in inner.named_children if c.type in ("variable_name", "special_variable_name")),
+                    None,
+                )
                 if target is not None and has_hole(self.expander.text(inner)):
                     names.append(text_of(target))
         return names

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.record import MAX_SPENT, Choice, Outside, Record
 from layoutopt.optimizer.interop.shell.run import Leave, Shell
-from layoutopt.optimizer.interop.shell.syntax import first_error, parse
+from layoutopt.optimizer.interop.shell.syntax import first_error, line_of, parse, text_of
 from layoutopt.optimizer.interop.shell.values import show, without_private
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from tree_sitter import Node
 
 MAX_READINGS = 200
 """Ways through open conditions that are tried."""
@@ -44,20 +46,18 @@ def parse_script(text: str, file: str = "", outside: Outside | None = None) -> S
     return _read(without_private(text.replace("\r\n", "\n")), file, outside or Outside(), {}, [MAX_SPENT])
 
 
-def read_command(
+def read_commands(
     text: str,
     pick: Callable[[Script], tuple[str, ...] | None],
     file: str = "",
     outside: Outside | None = None,
-) -> tuple[Script, tuple[str, ...] | None]:
-    """Return the command that ``pick`` finds in a script, and the way through the script that leads to it.
+) -> list[tuple[Script, tuple[str, ...]]]:
+    """Return every command that ``pick`` finds in a script, with the way through the script that leads to it.
 
-    Every open condition is tried both ways. Those that change the command are an ``InputError`` that names their line,
-    their branches, and how to decide them; None if no way leads to a command.
+    Every open condition is tried both ways. Empty if no way leads to a command.
     """
     text, outside = without_private(text.replace("\r\n", "\n")), outside or Outside()
-    found: list[tuple[_Decisions, Script, tuple[str, ...]]] = []
-    first: Script | None = None
+    found: list[tuple[Script, tuple[str, ...]]] = []
     budget = [MAX_SPENT]
     waiting: list[_Decisions] = [{}]
     seen: set[tuple[tuple[tuple[int, tuple[str, ...]], int], ...]] = set()
@@ -68,19 +68,23 @@ def read_command(
             continue
         seen.add(mark)
         script = _read(text, file, outside, decisions, budget)
-        first = first or script
         words = pick(script)
-        known = any(words == other for _, _, other in found)
+        known = any(words == other for _, other in found)
         if words is not None and not known:
-            found.append((decisions, script, words))
+            found.append((script, words))
         if not known:  # a way that changes nothing is not followed further
             waiting += _flips(script, decisions)
-    assert first is not None
-    if not found:
-        return first, None
-    if len(found) > 1:
-        raise _ambiguous(found, file)
-    return found[0][1], found[0][2]
+    return found
+
+
+def _require_sense(wrong: Node, record: Record) -> None:
+    """Refuse what bash refuses too; what only the grammar does not know is passed over if commands were found."""
+    start = text_of(wrong).strip()[:1]
+    if start in ("'", '"', "`"):
+        raise input_error(f"quote {start} is never closed", file=record.file, line=line_of(wrong))
+    if not record.commands:
+        raise input_error("not understood as a shell script", file=record.file, line=line_of(wrong))
+    record.assume(f"line {line_of(wrong)} changes nothing, which is not understood")
 
 
 def _flips(script: Script, decisions: _Decisions) -> list[_Decisions]:
@@ -94,11 +98,11 @@ def _flips(script: Script, decisions: _Decisions) -> list[_Decisions]:
     ]
 
 
-def _ambiguous(found: list[tuple[_Decisions, Script, tuple[str, ...]]], file: str) -> InputError:
-    """Say which condition is open, what it changes, and how to decide it."""
+def ambiguous(scripts: list[Script], file: str) -> InputError:
+    """Say which open condition tells ways through a script apart, what it changes, and how to decide it."""
     taken: dict[tuple[int, tuple[str, ...]], set[int]] = {}
-    choices = {choice.key: choice for _, script, _ in found for choice in script.choices}
-    for _, script, _ in found:
+    choices = {choice.key: choice for script in scripts for choice in script.choices}
+    for script in scripts:
         for choice in script.choices:
             taken.setdefault(choice.key, set()).add(choice.taken)
     deciding = [key for key, ways in taken.items() if len(ways) > 1]
@@ -113,7 +117,9 @@ def _ambiguous(found: list[tuple[_Decisions, Script, tuple[str, ...]]], file: st
 def how_to_give(names: list[str]) -> str:
     """Say by which options values come from outside."""
     shown = [
-        f"--arg {name if name.isdigit() else 1}=..." if name.isdigit() or name in "#@*" else f"--set {name}=..."
+        f"--arg {name if name.isdigit() else 1}=..."
+        if name.isdigit() or name in "#@*"
+        else f"--set {name}=..."
         for name in names
         if re.fullmatch(r"\w+|[#@*]", name)
     ]
@@ -126,9 +132,9 @@ def _read(text: str, file: str, outside: Outside, decisions: _Decisions, budget:
     root = parse(text, file)
     wrong = first_error(root)
     with suppress(Leave):  # exit, or a return outside of a function
-        shell.block(root)
-    if wrong is not None and not record.commands:
-        raise input_error("not understood as a shell script", file=file, line=wrong)
+        shell.run(root)
+    if wrong is not None:
+        _require_sense(wrong, record)
     return Script(
         commands=tuple(command.words for command in record.commands),
         files=record.files,

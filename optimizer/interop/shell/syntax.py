@@ -63,14 +63,12 @@ def child_of(node: Node, field: str) -> Node | None:
     return node.child_by_field_name(field)
 
 
-def first_error(node: Node) -> int | None:
-    """Return the line of the first place that the grammar does not understand, None without one."""
-    if not node.has_error:
-        return None
-    waiting = [node]
+def first_error(node: Node) -> Node | None:
+    """Return the first place that the grammar does not understand, None without one."""
+    waiting = [node] if node.has_error else []
     while waiting:
         current = waiting.pop()
         if current.is_error or current.is_missing:
-            return line_of(current)
+            return current
         waiting.extend(reversed([child for child in current.children if child.has_error or child.is_missing]))
     return None

@@ -10,6 +10,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
+from layoutopt.optimizer.interop.shell.values import show
 from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.interop.torchtitan.read_batch import TOKENS_KEY, Batch, read_batch
 from layoutopt.optimizer.interop.torchtitan.read_python import read_python_config
@@ -64,7 +65,7 @@ def import_python(text: str, file: str = "", function: str | None = None) -> Imp
 
 
 class _Section(ArgFields):
-    """A section whose messages show dotted keys, and whose ``$`` values are reported when read."""
+    """A section whose messages show dotted keys, and whose computed values are reported when read."""
 
     def path(self, key: str) -> str:
         """Return the full name of a key."""
@@ -72,7 +73,11 @@ class _Section(ArgFields):
 
     def unresolved(self, value: str) -> str:
         """Say that a value is computed where nothing is run."""
-        return f"is computed by {shorten(value[1:])}, and nothing is run"
+        return f"is computed by {shorten(show(value)[1:])}, and nothing is run"
+
+    def remedy(self, value: str) -> str:
+        """Only the file itself can say it."""
+        return "state the value"
 
     def flag(self, *keys: str) -> bool | None:
         """Read a switch."""

@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.shell.values import hole
 from layoutopt.optimizer.specs.errors import input_error
 
 SECTION_CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training", "CompileConfig": "compile"}
@@ -120,7 +121,7 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     """Evaluate constants, lists and whole-number arithmetic; anything else is its source behind a ``$``."""
     if isinstance(node, ast.Constant):
         return (
-            node.value if isinstance(node.value, str | int | float | bool | None) else "$" + repr(node.value)
+            node.value if isinstance(node.value, str | int | float | bool | None) else hole(repr(node.value))
         )
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(item, names) for item in node.elts]
@@ -128,18 +129,20 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
         return names[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = _value(node.operand, names)
-        return -inner if isinstance(inner, int | float) and not isinstance(inner, bool) else "$expression"
+        return (
+            -inner if isinstance(inner, int | float) and not isinstance(inner, bool) else hole("expression")
+        )
     if isinstance(node, ast.BinOp):
         return _arithmetic(node, names)
     if isinstance(node, ast.Call):
-        return "$" + _dotted(node.func) + "(...)"
-    return "$expression"
+        return hole(_dotted(node.func) + "(...)")
+    return hole("expression")
 
 
 def _arithmetic(node: ast.BinOp, names: dict[str, Any]) -> Any:
     left, right = _value(node.left, names), _value(node.right, names)
     if type(left) is not int or type(right) is not int or max(abs(left), abs(right)) > 10**15:
-        return "$expression"
+        return hole("expression")
     if isinstance(node.op, ast.Mult):
         return left * right
     if isinstance(node.op, ast.Add):
@@ -148,4 +151,4 @@ def _arithmetic(node: ast.BinOp, names: dict[str, Any]) -> Any:
         return left - right
     if isinstance(node.op, ast.FloorDiv) and right:
         return left // right
-    return "$expression"
+    return hole("expression")
