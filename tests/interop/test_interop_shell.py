@@ -7,12 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.shell.scripts import parse_script
+from layoutopt.optimizer.interop.sources import Kind, import_text
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.vocabulary import Precision
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
 
 CORPUS = Path(__file__).parent / "shell" / "corpus.txt"
 BASH = shutil.which("bash")
@@ -69,3 +78,120 @@ def test_arguments_are_those_that_bash_passes(name: str, tmp_path: Path) -> None
         if first is not None:
             read.append(list(words[first:]))
     assert read == started
+
+
+BASE = (
+    "pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 --bf16 "
+    "--vocab-size 128256 --micro-batch-size 1 --global-batch-size 128"
+)
+
+
+def job(text: str, **outside: Any) -> ImportedJob:
+    """Read a launch script of Megatron-LM."""
+    value: ImportedJob = import_text(text, "run.sh", Kind.MEGATRON_ARGS, outside=Outside(**outside)).value
+    return value
+
+
+def test_one_element_may_hold_a_flag_and_its_value() -> None:
+    """An unquoted array is split, a quoted one is not."""
+    got = job(f'A=("--fp8-format hybrid" "--tensor-model-parallel-size 2")\ntorchrun {BASE} ${{A[@]}}')
+    assert got.training.precision is Precision.FP8 and got.layout.tp == 2
+
+
+def test_an_array_set_elsewhere_leaves_the_axes_open() -> None:
+    """It may hold any degree: named, with its line and the option that gives it, and no degree is made up."""
+    text = f"source ./parallel.env\ntorchrun --nproc-per-node 8 {BASE} ${{PARALLEL_ARGS[@]}}"
+    got = job(text)
+    assert (got.layout.tp, got.layout.pp, got.layout.zero) == (None, None, None)
+    assert got.layout.micro_batch == 1
+    last = got.missing[-1]
+    assert "$PARALLEL_ARGS (line 2)" in last and "./parallel.env was not found" in last
+    assert "tp" in last and "zero" in last and "--set PARALLEL_ARGS=..." in last
+    given = job(
+        text, variables={"PARALLEL_ARGS": "--tensor-model-parallel-size 4 --use-distributed-optimizer"}
+    )
+    assert (given.layout.tp, given.layout.pp, given.layout.zero, given.missing) == (4, 1, 1, ())
+    beside = job(text, beside={"./parallel.env": "PARALLEL_ARGS=(--pipeline-model-parallel-size 4)"}.get)
+    assert (beside.layout.tp, beside.layout.pp) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gpus"),
+    [
+        ("mpirun -np 64 --map-by ppr:8:node python", 64),
+        ("mpiexec -n 16 python", 16),
+        ("torchrun --nproc_per_node 8", 8),
+        ("python -m torch.distributed.launch --nproc_per_node=4", 4),
+        ("torchrun --nproc_per_node 8 --nnodes=2", 16),
+        ("deepspeed --num_gpus 8 --num_nodes 4", 32),
+        ("accelerate launch --num_processes 24", 24),
+        ("srun -N 2 --ntasks-per-node=8 python", 16),
+        ("srun -n48 python -u", 48),
+        ("python", None),
+    ],
+)
+def test_launchers_say_how_many_gpus(launcher: str, gpus: int | None) -> None:
+    """Each in its own words; torchrun alone means one node."""
+    assert job(f"{launcher} {BASE}").gpus == gpus
+
+
+def test_a_command_in_a_string_run_by_another_shell() -> None:
+    """SBATCH lines count the nodes, and what Slurm sets from them is known."""
+    head = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n"
+    got = job(
+        f'{head}opts="{BASE} --tensor-model-parallel-size 2"\ncmd="python -u $opts"\nsrun -l sh -c "$cmd"'
+    )
+    assert (got.gpus, got.layout.tp, got.layout.micro_batch) == (32, 2, 1)
+    got = job(f"{head}srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_NTASKS_PER_NODE {BASE}")
+    assert got.gpus == 32
+
+
+def test_branches_that_change_the_job_are_offered_and_not_merged() -> None:
+    """The line, the branches and the way to decide; given that, the right one holds."""
+    sizes = "case $SIZE in\n 8B) TP=1;;\n 70B) TP=8;;\nesac\n"
+    text = f"SIZE=$1\n{sizes}torchrun {BASE} --tensor-model-parallel-size $TP"
+    with pytest.raises(InputError) as caught:
+        job(text)
+    line = str(caught.value)
+    assert line.startswith("run.sh:2: TP set in one of several branches ($1 is 8B | $1 is 70B)")
+    assert "--arg 1=..." in line and "--set SIZE=..." in line
+    assert job(text, arguments={1: "70B"}).layout.tp == 8
+    assert job(text, variables={"SIZE": "8B"}).layout.tp == 1
+
+
+def test_branches_that_change_nothing_are_no_question() -> None:
+    """Where a log interval hangs on a variable from outside, the job is the same."""
+    text = f'if [ -n "$DEBUG" ]; then EXTRA="--log-interval 1"; fi\ntorchrun --nproc-per-node 8 {BASE} $EXTRA "$@"'
+    got = job(text)
+    assert got.layout.tp == 1 and not got.missing
+    assert any("$@" in note for note in got.notes)
+
+
+def test_defaults_hold_and_are_said() -> None:
+    """``${TP:-4}`` is 4 as long as nothing else is given."""
+    text = f"TP=${{TP:-4}}; MBS=${{1:-2}}\ntorchrun {BASE} --micro-batch-size $MBS --tensor-model-parallel-size $TP"
+    got = job(text)
+    assert (got.layout.tp, got.layout.micro_batch) == (4, 2)
+    assert any("TP is not set outside" in note for note in got.notes)
+    assert job(text, variables={"TP": "8"}).layout.tp == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=1; while true; do x=$x$x; done",
+        "f(){ f; f; }; f",
+        "python {1..10000}{1..10000}",
+        "x=" + "a" * 5000 + "; y=${x//a*a*a*a*b/c}; z=${x%%*a*a*a*b}",
+        "(" * 5000,
+        "case x in" * 500,
+        "\n" * 100_000,
+        "A=(" + "x " * 50_000 + ")",
+    ],
+)
+def test_bombs_end_soon(text: str) -> None:
+    """Whatever they hold, reading takes a bounded number of steps and raises nothing but ``InputError``."""
+    before = time.process_time()
+    with suppress(InputError):
+        parse_script(text, "bomb.sh")
+    assert time.process_time() - before < 10

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar, split_flags
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.shell.scripts import ambiguous, read_commands
-from layoutopt.optimizer.interop.shell.values import holes
+from layoutopt.optimizer.interop.shell.values import hole, holes
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -54,9 +54,14 @@ class LaunchCommand:
     gpus: int | None
     open_words: tuple[str, ...]
 
-    def fields(self, *, file: str, data: Mapping[str, object] | None = None) -> ArgFields:
+    def fields(self, *, file: str, data: Mapping[str, Any] | None = None) -> ArgFields:
         """Return the flags as typed fields."""
-        return ArgFields(split_flags(self.words) if data is None else data, file=file, unsaid=self.unsaid)
+        return ArgFields(self.flags if data is None else data, file=file, unsaid=self.unsaid)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags that the script holds, without the words that only the outside knows."""
+        return split_flags(word for word in self.words if not _is_open(word, self.open_words))
 
     @property
     def unsaid(self) -> str:
@@ -123,12 +128,16 @@ def _hits(words: Sequence[str], flags: Sequence[str]) -> int:
     return sum(flag in names for flag in flags)
 
 
+def _is_open(word: str, names: tuple[str, ...]) -> bool:
+    return any(word in (hole(name), hole(f"{name}[@]")) for name in names)
+
+
 def _open_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return the variables from outside that stand where flags stand."""
     found = []
     for before, word in zip(("", *words), words, strict=False):
         names = holes(word)
-        if len(names) != 1 or word != f"\ue000{names[0]}\ue001":
+        if len(names) != 1 or word != hole(names[0]):
             continue
         name, array, _ = names[0].partition("[@]")
         if array or _BAGS.search(name) or not before.startswith("-"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
-from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
+from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.megatron.read import left_open, missing_values
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
@@ -48,7 +48,7 @@ def import_megatron_deepspeed(text: str, file: str = "", outside: Outside | None
 
 
 def _job(command: LaunchCommand, file: str) -> ImportedJob:
-    data = split_flags(command.words)
+    data = command.flags
     _read_embedded_json(data, command.script.files, file)
     notes: list[str] = []
     fields = command.fields(file=file, data=_as_megatron(data, notes, file))
