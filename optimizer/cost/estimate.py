@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
-from layoutopt.optimizer.cost.stage_counts import rank_blocks
+from layoutopt.optimizer.cost.stage_counts import cuts_blocks, rank_blocks
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -91,8 +92,14 @@ def batch_of_one(layout: Layout) -> LayoutBatch:
     )
 
 
+def for_layout(cost: CostModel, layout: Layout) -> CostModel:
+    """Return the prices for a layout: by single layers where a stage ends inside a repeating block."""
+    return replace(cost, model=by_layer(cost.model)) if cuts_blocks(layout, cost.model) else cost
+
+
 def estimate(cost: CostModel, layout: Layout) -> Estimate:
     """Price a layout with explicit stages."""
+    cost = for_layout(cost, layout)
     blocks, recomputed = rank_blocks(layout, cost.model)
     return estimate_row(cost, layout, batch_of_one(layout), blocks, recomputed)
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from layoutopt.optimizer.cost.schedules import distinct_rank_of_entry
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.stage_split import model_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.specs.errors import InputError
     from layoutopt.optimizer.specs.layout import Layout, VirtualStage
     from layoutopt.optimizer.specs.model import ModelSpec
 
@@ -34,51 +36,76 @@ def rank_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
 def stage_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
     """Return (blocks, recomputed blocks) of every entry of the stage list, each (pp*vp, K).
 
-    Raises InputError when a stage cuts a block or names an unknown kind.
+    Stages hold the model's layers one after another, as tokens pass them. Raises InputError when a stage cuts a block
+    or names an unknown kind, or when the list doesn't hold the model.
     """
-    sizes = {run.name: len(run.block) for run in model.runs}
-    names = list(sizes)
-    blocks = np.zeros((len(layout.stages), len(names)), dtype=np.int64)
+    blocks = np.zeros((len(layout.stages), len(model.runs)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
-    for index, stage in enumerate(layout.stages):
-        for name, layers in stage_kinds(stage, names).items():
-            blocks[index, names.index(name)] += _whole(layers, sizes, name, index)
-        for name, layers in recomputed_kinds(stage, names).items():
-            recomputed[index, names.index(name)] += _whole(layers, sizes, name, index)
+    ends = block_ends(model)
+    kinds = np.repeat(np.arange(len(model.runs)), [run.count for run in model.runs])
+    start = done = 0
+    for entry in model_order(layout.pp, layout.vp, layout.schedule):
+        stage = layout.stages[entry]
+        stop = int(np.searchsorted(ends, done + stage.layers))
+        if stop >= len(ends) or ends[stop] != done + stage.layers:
+            raise _cut(done + stage.layers, ends, entry)
+        blocks[entry] = np.bincount(kinds[start:stop], minlength=len(model.runs))
+        recomputed[entry] = _recomputed(stage, model, kinds[start:stop], ends[start : stop + 1] - done, entry)
+        start, done = stop, done + stage.layers
+    if start != len(kinds):
+        raise input_error(f"stages hold {done} layers, the model has {model.layers}", key="stages")
     return blocks, recomputed
 
 
-def stage_kinds(stage: VirtualStage, names: list[str]) -> dict[str, int]:
-    """Layers of each kind in a stage; without ``kinds`` all are of the only kind."""
-    if stage.kinds or stage.layers == 0:
-        return stage.kinds
-    if len(names) > 1:
+def block_ends(model: ModelSpec) -> IntArray:
+    """Return the layers before each block and behind the last, (blocks + 1,)."""
+    sizes = [np.full(run.count, len(run.block), dtype=np.int64) for run in model.runs]
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(sizes))])
+
+
+def cuts_blocks(layout: Layout, model: ModelSpec) -> bool:
+    """Whether a stage ends inside a repeating block, or recomputes a part of one."""
+    if all(len(run.block) == 1 for run in model.runs):
+        return False
+    order = model_order(layout.pp, layout.vp, layout.schedule)
+    cuts = np.cumsum([layout.stages[entry].layers for entry in order])
+    starts = cuts - [layout.stages[entry].layers for entry in order]
+    again = starts + [
+        0 if layout.stages[entry].recomputed_kinds else layout.stages[entry].recomputed for entry in order
+    ]
+    ends = block_ends(model)
+    return not (np.isin(cuts, ends).all() and np.isin(again, ends).all())
+
+
+def _recomputed(
+    stage: VirtualStage, model: ModelSpec, held: IntArray, ends: IntArray, entry: int
+) -> IntArray:
+    """Recomputed blocks of each kind: as the stage says, else its first ones."""
+    if not stage.recomputed_kinds:
+        number = int(np.searchsorted(ends, stage.recomputed))
+        if number >= len(ends) or ends[number] != stage.recomputed:
+            raise _cut(stage.recomputed, ends, entry)
+        return np.bincount(held[:number], minlength=len(model.runs))
+    left, result = dict(stage.recomputed_kinds), np.zeros(len(model.runs), dtype=np.int64)
+    for kind, run in enumerate(model.runs):
+        own = int((held == kind).sum())
+        result[kind] = min(left.get(run.name, 0) // len(run.block), own)
+        left[run.name] = left.get(run.name, 0) - int(result[kind]) * len(run.block)
+    wrong = [name for name, layers in left.items() if layers]
+    if wrong:
+        names = ", ".join(dict.fromkeys(run.name for run in model.runs))
         raise input_error(
-            "a stage of a model with several layer kinds needs kinds", ", ".join(names), key="stages"
+            f"can't recompute {stage.recomputed_kinds[wrong[0]]} layers of kind {wrong[0]!r}",
+            f"whole blocks of {names} that the stage holds",
+            key=f"stages[{entry}]",
         )
-    return {names[0]: stage.layers}
+    return result
 
 
-def recomputed_kinds(stage: VirtualStage, names: list[str]) -> dict[str, int]:
-    """Recomputed layers of each kind; by default the chunk's first layers."""
-    if stage.recomputed_kinds or stage.recomputed == 0:
-        return stage.recomputed_kinds
-    left, chosen = stage.recomputed, {}
-    for name, layers in stage_kinds(stage, names).items():
-        chosen[name] = min(left, layers)
-        left -= chosen[name]
-    return chosen
-
-
-def _whole(layers: int, sizes: dict[str, int], name: str, index: int) -> int:
-    """Convert layers to blocks."""
-    if name not in sizes:
-        raise input_error(f"unknown layer kind {name!r}", ", ".join(sizes), key=f"stages[{index}].kinds")
-    blocks, rest = divmod(layers, sizes[name])
-    if rest:
-        raise input_error(
-            f"{layers} layers of kind {name!r} cut a repeating block",
-            f"a multiple of {sizes[name]}",
-            key=f"stages[{index}]",
-        )
-    return blocks
+def _cut(layers: int, ends: IntArray, entry: int) -> InputError:
+    above = min(int(np.searchsorted(ends, layers)), len(ends) - 1)
+    return input_error(
+        f"{layers} layers cut a repeating block",
+        f"{ends[max(above - 1, 0)]} or {ends[above]} layers",
+        key=f"stages[{entry}]",
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.space.nanotron_split import nanotron_counts
+from layoutopt.optimizer.space.stage_splits import nanotron_counts
 from layoutopt.optimizer.space.stages import kinds_of, model_order
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import VirtualStage

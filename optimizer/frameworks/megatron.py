@@ -28,11 +28,15 @@ _CORE_16 = Abilities(
 )
 _CORE_14 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=())  # no --fine-grained-activation-offloading
 _CORE_13 = replace(_CORE_14, modules=_CORE_14.modules[:-1])
-# No layout string: every virtual stage gets the same number of layers.
-_CORE_12 = replace(_CORE_13, stage_rule=replace(MEGATRON, split=Split.NEAR_EQUAL))
+# No layout string, which takes any list: --decoder-first-pipeline-num-layers, or --account-for-*-in-pipeline-split.
+_CORE_12 = replace(_CORE_13, stage_rule=replace(MEGATRON, split=Split.EQUAL_MIDDLE, empty_stages=False))
 # No Megatron-FSDP (then "custom FSDP"), selective recomputation of core attention alone.
-_CORE_10 = replace(_CORE_12, zero=(0, 1), modules=("core_attn",), savers=())
-_CORE_7 = replace(_CORE_10, hsdp_zero=())  # no --num-distributed-optimizer-instances
+_CORE_11 = replace(_CORE_12, zero=(0, 1), modules=("core_attn",), savers=())
+# The first and the last rank differ without chunks only; no --account-for-*.
+_CORE_10 = replace(_CORE_11, stage_rule=replace(_CORE_11.stage_rule, split=Split.EQUAL_MIDDLE_UNCHUNKED))
+_CORE_9 = replace(_CORE_10, hsdp_zero=())  # no --num-distributed-optimizer-instances
+# No --decoder-first-pipeline-num-layers.
+_CORE_7 = replace(_CORE_9, stage_rule=replace(_CORE_9.stage_rule, split=Split.EQUAL))
 _CORE_4 = replace(_CORE_7, orders=(DEFAULT_MESH_ORDER,))  # no --use-tp-pp-dp-mapping
 _V23 = replace(_CORE_4, fixed_axes=("cp", "ep", "etp"), precisions=(*SIXTEEN_BIT, Precision.FP8))
 _V3 = replace(_V23, precisions=SIXTEEN_BIT)  # Transformer Engine came to main on 2022-12-21
@@ -58,9 +62,9 @@ RELEASES = tuple(
         ((0, 6), "2024-04", _CORE_4),
         ((0, 7), "2024-05", _CORE_7),
         ((0, 8), "2024-08", _CORE_7),
-        ((0, 9), "2024-10", _CORE_7),
+        ((0, 9), "2024-10", _CORE_9),
         ((0, 10), "2025-02", _CORE_10),
-        ((0, 11), "2025-03", _CORE_10),
+        ((0, 11), "2025-03", _CORE_11),
         ((0, 12), "2025-05", _CORE_12),
         ((0, 13), "2025-07", _CORE_13),
         ((0, 14), "2025-10", _CORE_14),

@@ -19,7 +19,8 @@ _ULYSSES = Abilities(
     modules=("core_attn",),
     precisions=SIXTEEN_BIT,
     savers=HOST_OPTIMIZER,  # --cpu-optimizer
-    stage_rule=StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT),
+    # DeepSpeed runtime/utils.py (partition_balanced, since 0.12.5)
+    stage_rule=StageRule(split=Split.LARGER_FIRST, recomputation=Recomputation.UNIFORM_COUNT),
 )
 # No --sequence-parallel, --ds-sequence-parallel-size, --recompute-granularity selective, zero-bubble schedule.
 _BIGSCIENCE = replace(

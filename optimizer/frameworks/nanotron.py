@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT, WHOLE_LAYERS, Abilities
 from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
-from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 _NEWEST = Abilities(
@@ -13,7 +13,7 @@ _NEWEST = Abilities(
     zero=(0, 1),
     granularities=WHOLE_LAYERS,
     precisions=SIXTEEN_BIT,
-    stage_rule=NEAR_EQUAL,
+    stage_rule=StageRule(split=Split.BY_COST, recomputation=Recomputation.ALL_OR_NONE),
 )
 
 RECORD = FrameworkRecord(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, Abilities
 from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease, Release
-from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
+from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Split
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
 
 ERA_A: Release = (0, 2)
@@ -31,7 +31,7 @@ PYTORCH = Abilities(
     etp=False,
     savers=HOST_OPTIMIZER,  # training.enable_cpu_offload
     modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
-    stage_rule=NEAR_EQUAL,
+    stage_rule=replace(NEAR_EQUAL, launch=Split.FREE),  # module_fqns_per_model_part takes any list
 )
 # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
 _TOML = replace(PYTORCH, etp=True)

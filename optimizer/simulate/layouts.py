@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.components import Component, Place
-from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.estimate import estimate, for_layout
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
@@ -55,6 +55,7 @@ def simulate_workload(
 
 def simulate_priced(cost: CostModel, layout: Layout) -> LayoutSimulation:
     """Simulate one step of a layout with explicit stages under a cost model."""
+    cost = for_layout(cost, layout)
     priced, works = estimate(cost, layout), stage_works(cost, layout)
     pipeline = pipeline_of(layout)
     overlap = SCHEDULES[layout.schedule].hops_overlap and cost.preset.pp_overlap

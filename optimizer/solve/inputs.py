@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.workload import Workload
 
 ROOMS = ("specs", "topology", "frameworks", "cost", "space", "solve")
@@ -68,25 +69,26 @@ class Question:
     def costed_space(self) -> CostedSpace:
         """Enumerate the declared space and build its prices."""
         model, training = self.workload.model, self.workload.training
-        framework, space = self.options.framework, self.options.space
+        framework, options = self.options.framework, self.options.space
+        space = build_space(model, training, self.cluster, framework, options)
         cost = build_cost_model(
-            model,
+            space.ctx.model,
             training,
             self.cluster,
             framework=framework,
-            software=space.software,
+            software=options.software,
             kind=self.options.cost,
-            preset=preset_of_run(framework, space.software, self.cluster, space.run),
+            preset=preset_of_run(framework, options.software, self.cluster, options.run),
         )
         return CostedSpace(
-            space=build_space(model, training, self.cluster, framework, space),
+            space=space,
             cost=cost,
-            demands=self._demands(),
+            demands=self._demands(space.ctx.model),
         )
 
-    def _demands(self) -> Demands:
+    def _demands(self, model: ModelSpec) -> Demands:
         """Return what is demanded of stages; axes alone are the space's."""
-        model, space = self.workload.model, self.options.space
+        space = self.options.space
         return Demands(
             facts=RunFacts(
                 training=self.workload.training, cluster=self.cluster, gpu_hour_cost=space.gpu_hour_cost

@@ -10,7 +10,8 @@ from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
 from layoutopt.optimizer.solve.plan import Judgement
 from layoutopt.optimizer.solve.run_preset import preset_of_run
-from layoutopt.optimizer.space.check import advise_layout, check_layout
+from layoutopt.optimizer.space.check import advise_layout, check_layout, with_own_split
+from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
     from layoutopt.optimizer.frameworks.abilities import Abilities
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
-    from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
@@ -52,8 +52,15 @@ def judge_layout(
     Raises InputError when the layout's degrees don't multiply to the GPUs or the batch.
     """
     whole = _whole(layout, workload, cluster, abilities_of(framework, parse_release(framework, software)))
-    model, training = workload.model, workload.training
+    training = workload.training
     automatic = isinstance(layout, PartialLayout) and not layout.split and not layout.stages
+    if isinstance(layout, PartialLayout) and layout.idle_gpus:
+        launched = cluster.gpu_count - layout.idle_gpus
+        run_options = replace(run_options or RunOptions(), processes=launched)
+    ctx = make_context(workload.model, training, cluster, framework, software, run_options)
+    model = ctx.model
+    if automatic:
+        whole = with_own_split(whole, ctx)
     broken = check_layout(
         whole, model, training, cluster, framework, software, run_options, automatic=automatic
     )

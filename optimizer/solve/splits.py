@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.stage_rule import Split
+from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
+    from layoutopt.optimizer.space.stage_splits import Box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +59,6 @@ def fewest_in(vp: IntArray, folded: NDArray[np.bool_], pp: int) -> IntArray:
     return fewest
 
 
-def stage_numbers(terms: StageTerms, depth: int, ranks: int) -> IntArray:
-    """Return the place in the model of every chunk and rank, (n, depth, ranks); folded pipelines run back."""
-    chunk, rank, pp = np.arange(depth)[:, None], np.arange(ranks), terms.pp[:, None, None]
-    back = terms.folded[:, None, None] & (chunk == 1)
-    return np.where(back, 2 * pp - 1 - rank, chunk * pp + rank)
-
-
 def split_ranges(terms: StageTerms, blocks: int, rule: StageRule) -> SplitRange:
     """Return the ranges of blocks per rank for models of ``blocks`` blocks."""
     ranks = terms.in_flight.shape[1]
@@ -72,8 +67,10 @@ def split_ranges(terms: StageTerms, blocks: int, rule: StageRule) -> SplitRange:
     if rule.split is Split.FREE:
         others = fewest.sum(axis=1, keepdims=True) - fewest
         found = SplitRange(row=row, fewest=fewest, most=(blocks - others) * _real(terms.pp, ranks))
-    else:
+    elif rule.split is Split.NEAR_EQUAL:
         found = _near_equal_ranges(terms, ranks, blocks, fewest)
+    else:
+        found = _listed_ranges(terms, ranks, blocks, rule)
     return _limited(found, terms, rule) if rule.limits else found
 
 
@@ -107,6 +104,41 @@ def within_limits(totals: IntArray, terms: StageTerms, rule: StageRule) -> NDArr
         held = totals[index, rank[index]]
         within[index] &= (limit.fewest <= held) & (held <= limit.most)
     return within
+
+
+NEAR_MIDDLE = 6
+"""Middle ranks this close to the mean, in blocks per chunk, get a range of their own; those further off share two."""
+
+
+def _listed_ranges(terms: StageTerms, ranks: int, blocks: int, rule: StageRule) -> SplitRange:
+    """Take the boxes of each shape; far from the mean their hulls stand for them, so that there are few."""
+    row, least, most = [np.zeros(0, dtype=np.int64)], [np.zeros((0, ranks), dtype=np.int64)], []
+    most.append(least[0])
+    keys = np.stack([terms.pp, terms.vp, terms.folded], axis=1)
+    shapes, inverse = np.unique(keys, axis=0, return_inverse=True)
+    for shape, (pp, vp, folded) in enumerate(shapes.tolist()):
+        members = np.flatnonzero(inverse.ravel() == shape)
+        for low, high in _few(list(boxes(rule, pp, vp, blocks, folded=bool(folded))), blocks // pp, vp):
+            row.append(members)
+            least.append(np.tile(np.pad(low, (0, ranks - pp)), (len(members), 1)))
+            most.append(np.tile(np.pad(high, (0, ranks - pp)), (len(members), 1)))
+    order = np.argsort(np.concatenate(row), kind="stable")
+    fewest, largest = np.concatenate(least)[order], np.concatenate(most)[order]
+    return SplitRange(row=np.concatenate(row)[order], fewest=fewest, most=largest)
+
+
+def _few(found: list[Box], mean: int, vp: int) -> list[Box]:
+    """Group boxes by their second rank: near the mean each number alone, else smaller ones and larger ones together."""
+    groups: dict[int, list[Box]] = {}
+    for low, high in found:
+        away = int(low[min(1, len(low) - 1)]) - mean if len(low) > 2 else 0
+        groups.setdefault(int(np.clip(away, -(NEAR_MIDDLE + 1) * vp, (NEAR_MIDDLE + 1) * vp)), []).append(
+            (low, high)
+        )
+    return [
+        (np.min([low for low, _ in group], axis=0), np.max([high for _, high in group], axis=0))
+        for group in groups.values()
+    ]
 
 
 def _real(pp: IntArray, ranks: int) -> NDArray[np.bool_]:
@@ -169,20 +201,3 @@ def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
     ends = np.cumsum(ordered.reshape(len(totals), -1), axis=1).reshape(size.shape)
     ends = np.where(back, ends[:, :, ::-1], ends)
     return Chunks(start=ends - size, size=size)
-
-
-def obeys_near_equal(sizes: IntArray, terms: StageTerms) -> NDArray[np.bool_]:
-    """Tell which chunk sizes, (n, C, P), keep to ``Split.NEAR_EQUAL``."""
-    depth, ranks = sizes.shape[1:]
-    pp, vp, stage = terms.pp, terms.vp, stage_numbers(terms, depth, ranks)
-    real = (np.arange(ranks) < pp[:, None, None]) & (np.arange(depth)[:, None] < vp[:, None, None])
-    final = (pp * vp - 1)[:, None, None]
-    at_end = (stage == 0) | (stage == final)
-    inner = real & ~(at_end & (final > 1))
-    big = np.iinfo(np.int64).max
-    least = np.where(inner, sizes, big).min(axis=(1, 2))
-    most = np.where(real, sizes, 0).max(axis=(1, 2))
-    inner_most = np.where(inner, sizes, 0).max(axis=(1, 2))
-    least_end = np.where(real & at_end, sizes, big).min(axis=(1, 2))
-    near: NDArray[np.bool_] = (most <= least + 1) & (inner_most <= least + 1) & (least_end >= least - 1)
-    return near

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Split
 from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.space.rows import batch_of
 from layoutopt.optimizer.space.rule import MEGATRONS, BrokenRule, launch_rules
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.space.rules.flags import padded_vocabulary
 from layoutopt.optimizer.space.rules.stage_lists import broken_stage_rules
+from layoutopt.optimizer.space.stage_splits import own_split
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
@@ -84,6 +88,20 @@ def advise_layout(
     """
     _require_degrees(layout)
     return tuple(_advice(layout, make_context(model, training, cluster, framework, software, options)))
+
+
+def with_own_split(layout: Layout, ctx: Context) -> Layout:
+    """Return a layout whose stages nobody listed with those that the framework makes itself, where it makes one split."""
+    own = own_split(ctx.launch_rule, layout.pp, layout.vp, ctx.model.layers) if layout.pp > 1 else None
+    rule = ctx.launch_rule
+    # Forks of Megatron-DeepSpeed count embedding and head as layers (bigscience, --pp-partition-method): left as it is.
+    counted = rule.split in COUNTED - {Split.LARGER_FIRST}
+    if not counted or own is None or (own % layout.vp).any():
+        return layout
+    layers = [int(held) // layout.vp for _ in range(layout.vp) for held in own]
+    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
+    limit = ctx.model.layers if everything else max((stage.recomputed for stage in layout.stages), default=0)
+    return replace(layout, stages=build_stages(ctx.model, layers, layout.pp, layout.schedule, limit))
 
 
 def _require_degrees(layout: Layout) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.record import NEWEST, Release
-from layoutopt.optimizer.frameworks.registry import parse_release
+from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
+from layoutopt.optimizer.space.stage_splits import nanotron_costs
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from layoutopt.optimizer.frameworks.registry import Framework
+    from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
     from layoutopt.optimizer.specs.vocabulary import CpComm
@@ -73,6 +77,23 @@ class Context:
         return self.cluster.gpu_count if self.options.processes is None else self.options.processes
 
     @property
+    def stage_rule(self) -> StageRule:
+        """Which stage lists are searched, over the blocks of ``model``."""
+        rule, sizes = self.launch_rule, {len(run.block) for run in self.model.runs}
+        if rule.split in COUNTED:
+            rule = replace(rule, unit=max(sizes))
+        if len(sizes) > 1 and rule.recomputation is Recomputation.UNIFORM_COUNT:
+            # One number of layers for all stages is no number of blocks where these differ in length.
+            rule = replace(rule, recomputation=Recomputation.ALL_OR_NONE)
+        return rule
+
+    @property
+    def launch_rule(self) -> StageRule:
+        """Which stage lists can be launched, over layers."""
+        rule = abilities_of(self.framework, self.release).stage_rule
+        return replace(rule, costs=nanotron_costs(self.model)) if rule.split is Split.BY_COST else rule
+
+    @property
     def blocks(self) -> int:
         """Number of blocks that stages are made of."""
         return sum(run.count for run in self.model.runs)
@@ -112,11 +133,21 @@ def make_context(
     options: RunOptions | None = None,
 ) -> Context:
     """Bundle a question; ``software`` is read by ``parse_release``."""
+    release = parse_release(framework, software)
     return Context(
-        model=model,
+        model=in_stage_units(model, framework, release),
         training=load_preset(framework, software).runs(training),
         cluster=cluster,
         framework=framework,
-        release=parse_release(framework, software),
+        release=release,
         options=options or RunOptions(),
     )
+
+
+def in_stage_units(model: ModelSpec, framework: Framework, release: Release) -> ModelSpec:
+    """Return the model in the blocks that stages are made of.
+
+    Where the framework counts layers itself, blocks of several lengths are taken apart into layers.
+    """
+    counts = abilities_of(framework, release).stage_rule.split in COUNTED
+    return by_layer(model) if counts and len({len(run.block) for run in model.runs}) > 1 else model

@@ -55,7 +55,7 @@ class Space:
     @property
     def stage_rule(self) -> StageRule:
         """How freely the framework splits layers over stages."""
-        return self.axes.abilities.stage_rule
+        return self.ctx.stage_rule
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
         """Return every valid modifier combination of the rows and the index of the row each came from."""

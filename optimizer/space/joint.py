@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
+from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, 
     """
     logs = [
         log(count)
-        + _log_splits(blocks, pp, vp, rule.split)
+        + _log_splits(blocks, pp, vp, rule)
         + (_log_counts(blocks, pp, vp, rule.recomputation) if may_recompute else 0.0)
         for (pp, vp, may_recompute), count in tuples.items()
     ]
@@ -32,12 +33,14 @@ def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, 
     return (top + log(sum(exp(value - top) for value in logs))) / log(10)
 
 
-def _log_splits(blocks: int, pp: int, vp: int, split: Split) -> float:
+def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
     """Log of the ways to give ranks their totals: at least vp blocks, the ends one fewer."""
     spare = blocks + 2 - pp * vp if pp > 1 else 0
     if pp == 1 or spare <= 0:
         return 0.0
-    if split is Split.FREE:
+    if rule.split in COUNTED:
+        return log(max(sum(1 + int((high - low).max()) for low, high in boxes(rule, pp, vp, blocks)), 1))
+    if rule.split is Split.FREE:
         return _log_choose(spare + pp - 1, pp - 1)
     return _log_choose(pp, (blocks + 2) % pp)
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
-from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import VirtualStage
-from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
 
     IntArray = NDArray[np.int64]
@@ -154,6 +152,7 @@ def _stage(
     sizes = [len(run.block) for run in model.runs]
     layers: dict[str, int] = {}
     again: dict[str, int] = {}
+    names = [run.name for run in model.runs]
     for run, size, count, redone in zip(model.runs, sizes, kinds.tolist(), repeated.tolist(), strict=True):
         if count:
             layers[run.name] = layers.get(run.name, 0) + count * size
@@ -164,11 +163,16 @@ def _stage(
         layers=sum(layers.values()),
         kinds=layers,
         recomputed=sum(again.values()),
-        recomputed_kinds=again if len(again) > 1 and any(again.values()) else {},
+        recomputed_kinds=again if len(again) > 1 and any(again.values()) and _unique(names) else {},
         embedding=embedding,
         head=head,
         mtp=model.mtp_layers if head else 0,
     )
+
+
+def _unique(names: list[str]) -> bool:
+    """Runs that share a name are one run taken apart, whose framework recomputes a stage's first layers."""
+    return len(set(names)) == len(names)
 
 
 def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
@@ -197,78 +201,3 @@ def first_blocks(kinds: IntArray, counts: IntArray) -> IntArray:
     stop = np.cumsum(kinds, axis=-1)
     result: IntArray = np.clip(counts[..., None] - (stop - kinds), 0, kinds)
     return result
-
-
-def rank_totals(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
-    """Read a layout's stages as blocks per distinct rank and kind, and recomputed blocks, both of shape (P, K).
-
-    Without a stage list the split is the most even one, and ``full`` recomputation repeats every layer.
-
-    Raises
-    ------
-    InputError
-        If the list has another length than pp*vp, doesn't hold the model's layers, or cuts through a block.
-    """
-    pp, vp = layout.pp, layout.vp
-    order = model_order(pp, vp, layout.schedule)
-    if layout.stages:
-        layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
-        counts = _whole_blocks(layout, model, layers, order)
-    else:
-        counts = chunk_layers(even_blocks(block_count(model), pp, vp, layout.schedule), pp, vp)
-    kinds = kinds_of(model, counts, order)
-    repeated, seat = _recomputed_blocks(layout, model, kinds), _seats(pp, vp, layout.schedule)
-    return kinds[seat].sum(axis=0), repeated[seat].sum(axis=0)
-
-
-def _whole_blocks(layout: Layout, model: ModelSpec, layers: IntArray, order: IntArray) -> IntArray:
-    """Turn layers per virtual stage into blocks."""
-    slots = layout.pp * layout.vp
-    if len(layers) != slots:
-        raise InputError(_problem(f"{len(layers)} stages", f"pp {layout.pp} x vp {layout.vp} = {slots}"))
-    if layers.sum() != model.layers:
-        raise InputError(_problem(f"stages hold {layers.sum()} layers", f"the model has {model.layers}"))
-    ends = np.cumsum(np.concatenate([[0], *(np.full(run.count, len(run.block)) for run in model.runs)]))
-    cuts = np.concatenate([[0], np.cumsum(layers[order])])
-    places = np.searchsorted(ends, cuts)
-    inside = ends[np.minimum(places, len(ends) - 1)] != cuts
-    if inside.any():
-        cut = int(cuts[inside][0])
-        near = ends[[max(int(places[inside][0]) - 1, 0), int(places[inside][0])]]
-        raise InputError(
-            _problem(
-                f"a stage ends after layer {cut}, inside a repeating block", f"ends {near[0]} or {near[1]}"
-            )
-        )
-    counts = np.zeros(slots, dtype=np.int64)
-    counts[order] = np.diff(places)
-    return counts
-
-
-def _recomputed_blocks(layout: Layout, model: ModelSpec, kinds: IntArray) -> IntArray:
-    """Return recomputed blocks per virtual stage and kind."""
-    if not layout.stages:
-        return kinds if layout.recompute.granularity is Granularity.FULL else np.zeros_like(kinds)
-    sizes = np.array([len(run.block) for run in model.runs])
-    rows = [_stage_recomputed(model, stage, kinds[entry], sizes) for entry, stage in enumerate(layout.stages)]
-    return np.array(rows, dtype=np.int64).reshape(kinds.shape)
-
-
-def _stage_recomputed(model: ModelSpec, stage: VirtualStage, kinds: IntArray, sizes: IntArray) -> IntArray:
-    """Blocks of each kind that a stage recomputes: as its list says, else its first ones."""
-    if stage.recomputed_kinds:
-        left = dict(stage.recomputed_kinds)
-        wanted = []
-        for run, blocks, size in zip(model.runs, kinds.tolist(), sizes.tolist(), strict=True):
-            taken = min(left.get(run.name, 0) // size, blocks)
-            left[run.name] = left.get(run.name, 0) - taken * size
-            wanted.append(taken)
-        return np.array(wanted, dtype=np.int64)
-    stop = np.cumsum(kinds * sizes)
-    layers = np.clip(stage.recomputed - (stop - kinds * sizes), 0, kinds * sizes)
-    result: IntArray = -(-layers // sizes)
-    return result
-
-
-def _problem(what: str, allowed: str) -> Problem:
-    return Problem(what=what, allowed=allowed, key="stages")

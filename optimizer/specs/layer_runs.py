@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 LONGEST_PERIOD = 64
 """No published stack repeats after more layers; it keeps the search for a period linear in the layers."""
@@ -68,3 +72,14 @@ def shape_name(shape: LayerShape) -> str:
     if shape.window is None:
         return base
     return f"{base}-chunk" if shape.chunked else f"{base}-window"
+
+
+def by_layer(model: ModelSpec) -> ModelSpec:
+    """Return the model with every layer a block of its own, equal neighbours in one run; runs keep their names."""
+    if all(len(run.block) == 1 for run in model.runs):
+        return model
+    runs = []
+    for run in model.runs:
+        layers = run.block * run.count
+        runs += [Run(name=run.name, block=(shape,), count=len([*same])) for shape, same in groupby(layers)]
+    return replace(model, runs=tuple(runs))

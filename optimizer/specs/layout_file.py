@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -265,6 +266,9 @@ class LayoutFile(FileModel):
     savers: Annotated[tuple[Saver, ...] | None, SAVERS] = Field(
         default=None, description="memory savers, a list or joined by +; default none"
     )
+    idle_gpus: Annotated[int | None, whole(least=0, most=MAX_DEGREE)] = Field(
+        default=None, description="GPUs of the cluster that the layout leaves out; default none"
+    )
     stages: Annotated[list[StageFile] | None, BeforeValidator(_stage_list)] = Field(
         default=None,
         description="virtual stages, chunk-major: Megatron-LM layout string, layers of each, or stages",
@@ -313,9 +317,12 @@ class LayoutFile(FileModel):
 
 
 def read_layout(document: Document) -> PartialLayout:
-    """Read a layout file, or the ``layout`` of a plan."""
-    inside = ("layout",) if isinstance(document.data.get("layout"), dict) else ()
-    return validate(LayoutFile, document, path=inside).partial()
+    """Read a layout file, or the ``layout`` of a plan with the GPUs that the plan leaves idle."""
+    if not isinstance(document.data.get("layout"), dict):
+        return validate(LayoutFile, document).partial()
+    layout = validate(LayoutFile, document, path=("layout",)).partial()
+    idle = document.data.get("idle_gpus")
+    return replace(layout, idle_gpus=idle) if type(idle) is int and idle > 0 else layout
 
 
 def read_layout_text(text: str) -> PartialLayout:

@@ -23,8 +23,8 @@ class PartialLayout:
     """What is stated of a layout; None is left open.
 
     Fields mean what they mean in ``Layout``. ``recompute_layers`` is the number of layers that every virtual
-    stage recomputes under full recomputation, None for all. ``split`` lists the content of the virtual
-    stages, ``stages`` the stages themselves; at most one of the two is given.
+    stage recomputes under full recomputation, None for all. ``idle_gpus`` of the cluster are left out. ``split``
+    lists the content of the virtual stages, ``stages`` the stages themselves; at most one of the two is given.
     """
 
     tp: int | None = None
@@ -45,6 +45,7 @@ class PartialLayout:
     mesh_order: str | None = None
     precision: Precision | None = None
     savers: tuple[Saver, ...] | None = None
+    idle_gpus: int | None = None
     split: tuple[StageItems, ...] | None = None
     stages: tuple[VirtualStage, ...] | None = None
 
@@ -64,14 +65,14 @@ class PartialLayout:
         """
         tp, cp, pp = self.tp or 1, self.cp or 1, self.pp or 1
         schedule, vp = self._schedule(pp)
-        inner = tp * cp * pp
-        dp = self.dp or max(cluster.gpu_count // inner, 1)
+        inner, gpus = tp * cp * pp, cluster.gpu_count - (self.idle_gpus or 0)
+        dp = self.dp or max(gpus // inner, 1)
         micro_batch = self.micro_batch or 1
         batch = workload.training.global_batch
         micro_batches = self.micro_batches or max(batch // (dp * micro_batch), 1)
         if strict:
             degrees = {"tp": tp, "cp": cp, "pp": pp} | ({"dp": dp} if self.dp else {})
-            _check_gpus(degrees, cluster.gpu_count)
+            _check_gpus(degrees, gpus)
             factors = {"dp": dp, "micro_batch": micro_batch}
             _check_batch(factors | ({"micro_batches": micro_batches} if self.micro_batches else {}), batch)
         return Layout(

@@ -22,7 +22,8 @@ from layoutopt.optimizer.frameworks.stage_rule import (
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import construct, good_stages
-from layoutopt.optimizer.solve.splits import chunks, fewest_blocks, obeys_near_equal
+from layoutopt.optimizer.solve.splits import chunks, fewest_blocks
+from layoutopt.optimizer.space.stage_splits import allowed_sizes
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 
@@ -85,7 +86,7 @@ def random_layout(
     extra[: spare - extra.sum()] += 1
     totals = fewest + np.pad(extra, (0, ranks - pp))
     cut = chunks(totals[None], terms)
-    if rule.split is Split.NEAR_EQUAL and not obeys_near_equal(cut.size, terms)[0]:
+    if not allowed_sizes(rule, rule.split, cut.size, terms.pp, terms.vp, terms.folded)[0]:
         return None
     blocks = cut.kinds(counts).sum(axis=1)
     if not terms.may_recompute[0]:

@@ -21,8 +21,8 @@ from layoutopt.optimizer.solve.certificate import (
     relative_gap,
     table_digest,
 )
-from layoutopt.optimizer.solve.exact.stages import boxes
 from layoutopt.optimizer.solve.search.space_size import StageShape, space_size, stage_choices
+from layoutopt.optimizer.space.stage_splits import boxes
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
@@ -118,7 +118,7 @@ def test_choices_of_free_stages(ranks: int, chunks: int, blocks: int) -> None:
     """Closed forms equal enumeration of the totals per rank."""
     totals = [
         held
-        for low, high in boxes(ranks, chunks, blocks, FREE.split)
+        for low, high in boxes(FREE, ranks, chunks, blocks)
         for held in product(*(range(a, b + 1) for a, b in zip(low, high, strict=True)))
         if sum(held) == blocks
     ]

@@ -20,7 +20,8 @@ from layoutopt.optimizer.frameworks.stage_rule import (
     Split,
     StageRule,
 )
-from layoutopt.optimizer.solve.exact.stages import boxes, solve_stages
+from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.space.stage_splits import allowed_sizes, boxes, counts_by_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,9 @@ def valid_sizes(
         if any(size < (0 if j in ends else 1) for j, size in enumerate(sizes)):
             continue
         own = [tuple(size for size, r in zip(sizes, of, strict=True) if r == rank) for rank in range(ranks)]
-        if all(chunks_ok(mine, s == ranks - 1 > 0) for s, mine in enumerate(own)) and split_ok(sizes, split):
+        if all(chunks_ok(mine, s == ranks - 1 > 0) for s, mine in enumerate(own)) and split_ok(
+            sizes, own, split
+        ):
             yield sizes
 
 
@@ -83,9 +86,24 @@ def chunks_ok(sizes: tuple[int, ...], last: bool) -> bool:
     return max(sizes) - min(sizes) <= 1 and rising == sorted(sizes)
 
 
-def split_ok(sizes: tuple[int, ...], split: Split) -> bool:
-    """Near equal: within one block, but an end may hold one fewer than the smallest middle stage."""
+def split_ok(sizes: tuple[int, ...], own: list[tuple[int, ...]], split: Split) -> bool:
+    """The words of ``Split`` for stages as tokens pass them, ``own`` those of each rank; a single rank is no split."""
     middle = sizes[1:-1]
+    if len(own) == 1:
+        return True
+    if split is Split.LARGER_FIRST:
+        held = [sum(mine) for mine in own]
+        return min(held) > 0 and max(held) - min(held) <= 1 and held == sorted(held, reverse=True)
+    if split is Split.BY_COST:  # a head without cost: the running share is exceeded at once
+        held = [sum(mine) for mine in own]
+        return held == list(counts_by_cost(sum(sizes), len(own), 1, 0)) and min(held[1:-1], default=1) > 0
+    if split is Split.EQUAL or (split is Split.EQUAL_MIDDLE_UNCHUNKED and len(own[0]) > 1):
+        return min(sizes) == max(sizes) > 0
+    if split in (Split.EQUAL_MIDDLE, Split.EQUAL_MIDDLE_UNCHUNKED):
+        alike = all(len(set(mine)) == 1 for mine in own) and len({sum(mine) for mine in own[1:-1]}) <= 1
+        ends = split is Split.EQUAL_MIDDLE and len(set(middle)) == 1 and middle[0] > 0
+        counted = ends and all(middle[0] - 1 <= end <= middle[0] for end in (sizes[0], sizes[-1]))
+        return min(sizes) >= 1 and (alike or counted)
     if split is Split.FREE or max(sizes) - min(sizes) <= 1:
         return True
     if not middle or max(middle) - min(middle) > 1:
@@ -193,6 +211,7 @@ def test_equals_enumeration(rule: StageRule, row: tuple[StageTerms, list[int]]) 
 @pytest.mark.parametrize("split", list(Split))
 def test_boxes_are_the_rule(split: Split) -> None:
     """The ranges of blocks per rank contain exactly the totals of the valid virtual stages."""
+    rule = StageRule(split=split, recomputation=Recomputation.PER_RANK)
     for ranks, chunks, blocks, folded in product((1, 2, 3, 4), (1, 2, 3), range(1, 9), (False, True)):
         if ranks * chunks > 6 or (folded and chunks != 2):
             continue
@@ -204,7 +223,7 @@ def test_boxes_are_the_rule(split: Split) -> None:
             for sizes in valid_sizes(ranks, chunks, blocks, split, folded)
         }
         found = set()
-        for low, high in boxes(ranks, chunks, blocks, split, folded=folded):
+        for low, high in boxes(rule, ranks, chunks, blocks, folded=folded):
             spans = (range(a, b + 1) for a, b in zip(low, high, strict=True))
             found |= {held for held in product(*spans) if sum(held) == blocks}
         assert found == expected, (ranks, chunks, blocks, folded)
@@ -298,7 +317,8 @@ def quickest_by_totals(terms: StageTerms, counts: list[int], rule: StageRule) ->
         ]
         if min(sizes[1:-1]) < 1 or min(totals[0], totals[-1]) < chunks - 1:
             continue
-        if not split_ok(tuple(sizes), rule.split):
+        own = [tuple(sizes[rank::ranks]) for rank in range(ranks)]
+        if not split_ok(tuple(sizes), own, rule.split):
             continue
         stages = [piece.tolist() for piece in np.split(kinds, np.cumsum(sizes)[:-1])]
         have = rank_counts(stages, ranks, len(counts))
@@ -356,3 +376,17 @@ def test_longer_pipelines(ranks: int, chunks: int, counts: list[int], rule: Stag
         infeasible += found is None
         assert (found.step_time_s if found else np.inf) == pytest.approx(expected, rel=1e-12)
     assert infeasible < 3
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_predicate_is_the_rule(split: Split) -> None:
+    """Of all lists with the chunks in order, the predicate takes those that the wording names."""
+    rule = StageRule(split=split, recomputation=Recomputation.PER_RANK)
+    for ranks, chunks, blocks in ((2, 1, 5), (3, 1, 6), (4, 1, 7), (2, 2, 7), (3, 2, 9), (2, 3, 8)):
+        lists = sorted(valid_sizes(ranks, chunks, blocks, Split.FREE))
+        sizes = np.array(lists).reshape(len(lists), chunks, ranks)
+        row = np.full(len(lists), 1)
+        taken = allowed_sizes(rule, split, sizes, row * ranks, row * chunks, np.zeros(len(lists), dtype=bool))
+        assert [one for one, ok in zip(lists, taken, strict=True) if ok] == sorted(
+            valid_sizes(ranks, chunks, blocks, split)
+        )

@@ -124,9 +124,9 @@ def test_no_recomputation_where_the_layout_has_none(kit: Any) -> None:
 )
 def test_sizes(sizes: list[int], ranks: int, split: Split, allowed: bool) -> None:
     """The stage rule for the stages that a plan states."""
-    place = np.arange(len(sizes)) % ranks
+    place, rule = np.arange(len(sizes)) % ranks, replace(FREE, split=split)
     if allowed:
-        check_sizes(np.array(sizes), place, split)
+        check_sizes(np.array(sizes), place, rule)
     else:
         with pytest.raises(Refuted):
-            check_sizes(np.array(sizes), place, split)
+            check_sizes(np.array(sizes), place, rule)

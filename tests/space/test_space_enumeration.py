@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.schedules import distinct_rank_of_entry
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.stage_rule import Split
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.enumeration import Space, build_space
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.space.stage_splits import boxes
 from layoutopt.optimizer.space.stages import chunk_layers, even_blocks, kinds_of, model_order, virtual_stages
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
@@ -158,7 +160,7 @@ def test_books_balance(
 
 
 def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
-    """Write rows of the expanded space as complete layouts with even stages."""
+    """Write rows of the expanded space as complete layouts with even stages, or the framework's own."""
     model = space.ctx.model
     batch, _ = space.expand(space.degrees)
     chosen = np.unique(np.linspace(0, len(batch) - 1, min(limit, len(batch))).astype(int))
@@ -168,7 +170,10 @@ def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
         pp, vp = values["pp"], values["vp"]
         schedule = book.schedules[batch.schedule[row]]
         recompute = book.recomputes[batch.recompute[row]]
-        counts = chunk_layers(even_blocks(space.ctx.blocks, pp, vp, schedule), pp, vp)
+        totals = even_blocks(space.ctx.blocks, pp, vp, schedule)
+        if pp > 1 and space.stage_rule.split in (Split.LARGER_FIRST, Split.BY_COST):
+            totals, _ = next(boxes(space.stage_rule, pp, vp, space.ctx.blocks))
+        counts = chunk_layers(totals, pp, vp)
         kinds = kinds_of(model, counts, model_order(pp, vp, schedule))
         ranks = distinct_rank_of_entry(schedule, pp, vp)  # DualPipe's s and pp - 1 - s hold the same stages
         blocks = np.zeros((int(ranks.max()) + 1, kinds.shape[1]), dtype=np.int64)

@@ -101,7 +101,7 @@ LAYERS = [
     Case("stages_hold_blocks", F.ANY, {"pp": 2, "vp": 5}, {"pp": 2, "vp": 6}),
     Case("layers_mod_pp", F.MEGATRON, PIPE, {"pp": 3}),
     Case("layers_mod_pp_vp", F.MEGATRON, CHUNKS, CHUNKS | {"vp": 3}),
-    Case("equal_chunks", F.MEGATRON, CHUNKS, CHUNKS | {"vp": 3}, software="core 0.12"),
+    Case("stage_split", F.MEGATRON, CHUNKS, CHUNKS | {"vp": 3}, software="core 0.12"),
     Case("tied_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"tied_embeddings": True}),
     Case("mtp_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"mtp_layers": 1}),
     Case("vp_needs_pp", F.ANY, CHUNKS, {"pp": 1, "vp": 2}),

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.space.stages import (
     chunk_layers,
     even_blocks,
     first_blocks,
     kinds_of,
     model_order,
-    rank_totals,
     virtual_stages,
 )
 from layoutopt.optimizer.specs.errors import InputError
@@ -70,7 +70,7 @@ def test_stage_list_round_trip(case: tuple[ModelSpec, int, int, list[int]], data
     repeated = np.array([[data.draw(st.integers(0, int(n))) for n in rank] for rank in kinds])
     stages = virtual_stages(model, pp, vp, kinds, repeated)
     layout = Layout(pp=pp, vp=vp, stages=stages, recompute=FULL)
-    blocks, again = rank_totals(layout, model)
+    blocks, again = rank_blocks(layout, model)
     assert (blocks == kinds).all()
     assert (again == repeated).all()
     assert sum(stage.layers for stage in stages) == model.layers
@@ -150,37 +150,26 @@ def test_kinds_follow_the_order_of_tokens() -> None:
     assert [stage.head for stage in stages].index(True) == 4
 
 
-def test_without_a_list_the_split_is_even() -> None:
-    """An empty stage list means the even split, and full recomputation then repeats every layer."""
-    model = stack(("a", 7, 1))
-    blocks, repeated = rank_totals(Layout(pp=2, recompute=FULL), model)
-    assert blocks.ravel().tolist() == even_blocks(7, 2, 1).tolist()
-    assert (repeated == blocks).all()
-    _, nothing = rank_totals(Layout(pp=2), model)
-    assert not nothing.any()
-
-
 def test_unmarked_recomputation_repeats_the_first_layers() -> None:
     """A stage of two kinds without a split of its recomputed layers repeats its first ones."""
     model = stack(("a", 2, 1), ("b", 2, 1))
     stages = (VirtualStage(rank=0, chunk=0, layers=4, recomputed=3),)
-    _, repeated = rank_totals(Layout(stages=stages, recompute=FULL), model)
+    _, repeated = rank_blocks(Layout(stages=stages, recompute=FULL), model)
     assert repeated.tolist() == [[2, 1]]
 
 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([4], "1 stages"),  # pp 2 needs two entries
-        ([4, 5], "hold 9 layers"),  # the model has 8
-        ([3, 5], "inside a repeating block"),  # blocks are pairs of layers
+        ([4, 2], "hold 6 layers"),  # the model has 8
+        ([3, 5], "cut a repeating block"),  # blocks are pairs of layers
     ],
 )
 def test_bad_stage_lists_are_input_errors(layers: list[int], message: str) -> None:
     """A list that doesn't describe the model is refused in one line."""
     stages = tuple(VirtualStage(rank=i, chunk=0, layers=n) for i, n in enumerate(layers))
     with pytest.raises(InputError, match=message):
-        rank_totals(Layout(pp=2, stages=stages), stack(("pair", 4, 2)))
+        rank_blocks(Layout(pp=2, stages=stages), stack(("pair", 4, 2)))
 
 
 def test_impossible_totals_are_refused() -> None:

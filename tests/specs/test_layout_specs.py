@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
-from layoutopt.optimizer.space.stages import block_count, chunk_layers, even_blocks, rank_totals
+from layoutopt.optimizer.cost.stage_counts import rank_blocks
+from layoutopt.optimizer.space.stages import block_count, chunk_layers, even_blocks, kinds_of, model_order
 from layoutopt.optimizer.specs.canonical import to_plain
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
@@ -216,24 +217,19 @@ def test_even_split_is_the_space_rooms(name: str, pp: int, vp: int, schedule: Sc
 
 @given(name=st.sampled_from(MODELS), pp=st.sampled_from([1, 2, 4, 8, 16]), vp=st.integers(1, 3))
 def test_completed_stages_read_back_as_even(name: str, pp: int, vp: int) -> None:
-    """The space room reads the same blocks per rank and kind off the completed list as off an empty one."""
+    """The cost room reads the blocks per rank and kind of the even split off the completed list."""
     workload = load_workload(name)
     cluster = reference_cluster("h100", pp)
     partial = PartialLayout(pp=pp, vp=vp, micro_batch=workload.training.global_batch)
     layout = partial.complete(workload, cluster)
     assume(layout.stages)
-    empty = PartialLayout(pp=pp, vp=vp).complete(workload, cluster, strict=False)
-    listed, recomputed = rank_totals(layout, workload.model)
-    assert (listed == rank_totals(_without_stages(empty), workload.model)[0]).all()
+    listed, recomputed = rank_blocks(layout, workload.model)
+    counts = chunk_layers(even_blocks(block_count(workload.model), pp, vp, layout.schedule), pp, vp)
+    kinds = kinds_of(workload.model, counts, model_order(pp, vp, layout.schedule))
+    assert (listed == kinds.reshape(vp, pp, -1).sum(axis=0)).all()
     assert not recomputed.any()
     assert all(sum(stage.kinds.values()) == stage.layers for stage in layout.stages)
     assert sum(stage.mtp for stage in layout.stages) == workload.model.mtp_layers
-
-
-def _without_stages(layout: Layout) -> Layout:
-    from dataclasses import replace
-
-    return replace(layout, stages=())
 
 
 def test_v_shaped_schedules_are_the_cost_models() -> None:

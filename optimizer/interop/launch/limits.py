@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.space.nanotron_split import nanotron_counts
+from layoutopt.optimizer.space.stage_splits import nanotron_counts
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.stage_split import build_stages, kinds_of, model_order
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Schedule

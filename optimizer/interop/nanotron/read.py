@@ -6,7 +6,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
-from layoutopt.optimizer.space.nanotron_split import nanotron_counts
+from layoutopt.optimizer.space.stage_splits import nanotron_counts
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.layout import Recompute

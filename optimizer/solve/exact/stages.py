@@ -14,12 +14,12 @@ few when a kind has few blocks (leading dense layers), at most the product of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, StageRule
 from layoutopt.optimizer.solve.exact.graph import build_graph
 from layoutopt.optimizer.solve.exact.options import stage_options
 from layoutopt.optimizer.solve.exact.row import (
@@ -29,6 +29,7 @@ from layoutopt.optimizer.solve.exact.row import (
     quickest_floors,
     time_floors,
 )
+from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ def solve_stages(
     """
     row = StageRow.from_terms(terms, counts)
     best = _Best(row=row, step_time_s=below_s)
-    for low, high in boxes(row.ranks, row.chunks, row.blocks, rule.split, folded=row.folded):
+    for low, high in boxes(rule, row.ranks, row.chunks, row.blocks, folded=row.folded):
         for count in _recompute_counts(row, rule, high):
             if (
                 count
@@ -99,65 +100,6 @@ class _Best:
     def value_s(self, limit_s: float, sum_s: float) -> float:
         """Return the step time of a bottleneck and a sum of stage times."""
         return self.row.peak_weight * limit_s + self.row.sum_weight * sum_s + self.row.fixed_s
-
-
-def boxes(ranks: int, chunks: int, blocks: int, split: Split, *, folded: bool = False) -> Iterator[Box]:
-    """Yield ranges of blocks per rank, low and high (P,), whose union is exactly what the split rule allows.
-
-    Chunks of a rank follow from its total: equal to within one block. Middle virtual stages hold one or more.
-    Both ends are on the first rank where the pipeline is ``folded``.
-    """
-    if ranks == 1:
-        if blocks >= (0 if folded else chunks):
-            yield np.array([blocks]), np.array([blocks])
-    elif split is Split.FREE:
-        low = np.full(ranks, chunks)
-        low[[0] if folded else [0, -1]] -= 2 if folded else 1
-        if low.sum() <= blocks:
-            yield low, np.full(ranks, blocks - low.sum()) + low
-    elif folded:
-        yield from _near_equal_folded(ranks, blocks)
-    elif ranks * chunks == 2:
-        # Without middle stages, the smallest other stage of either end is the other end.
-        for first in {blocks // 2, (blocks + 1) // 2}:
-            yield np.array([first, blocks - first]), np.array([first, blocks - first])
-    else:
-        yield from _near_equal_boxes(ranks, chunks, blocks)
-
-
-def _near_equal_boxes(ranks: int, chunks: int, blocks: int) -> Iterator[Box]:
-    """Yield boxes by q, the fewest blocks on a middle stage: those hold q or q + 1, the ends q - 1 to q + 1.
-
-    With interleaving an end of q - 1 has q on its own rank's next chunk. Without, q must be on another
-    rank: splits with all middle ranks at q + 1 and an end at q - 1 are left out.
-    """
-    for q in range(1, blocks // max(1, ranks * chunks - 2) + 1):
-        low, high = np.full(ranks, chunks * q), np.full(ranks, chunks * (q + 1))
-        low[[0, -1]] -= 1
-        all_fuller = blocks - (ranks - 2) * (q + 1)
-        if not low.sum() <= blocks <= high.sum():
-            continue
-        if chunks > 1 or not 2 * q - 2 <= all_fuller <= 2 * q:
-            yield low, high
-            continue
-        for first, last in product((q - 1, q, q + 1), repeat=2):
-            if first + last == all_fuller and min(first, last) < q:
-                continue
-            low[[0, -1]] = high[[0, -1]] = first, last
-            if low.sum() <= blocks <= high.sum():
-                yield low.copy(), high.copy()
-
-
-def _near_equal_folded(ranks: int, blocks: int) -> Iterator[Box]:
-    """Yield boxes by q, the fewest blocks on a middle stage; the first rank's two stages are the ends."""
-    for q in range(1, blocks // (2 * ranks - 2) + 1):
-        all_fuller = blocks - (ranks - 1) * (2 * q + 2)
-        for ends in range(2 * q - 2, 2 * q + 3):
-            low, high = np.full(ranks, 2 * q), np.full(ranks, 2 * q + 2)
-            low[0] = high[0] = ends
-            # A short end with no middle stage at q would be two blocks below the smallest of them.
-            if (ends != all_fuller or ends >= 2 * q) and low.sum() <= blocks <= high.sum():
-                yield low, high
 
 
 def _recompute_counts(row: StageRow, rule: StageRule, high: IntArray) -> Sequence[int | None]:

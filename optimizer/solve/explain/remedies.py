@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.memory import usable_bytes
+from layoutopt.optimizer.frameworks.registry import parse_release
 from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
 from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER, resized
 from layoutopt.optimizer.solve.explain.quick import fastest_layout
 from layoutopt.optimizer.solve.explain.records import Remedy
 from layoutopt.optimizer.solve.judge import BORDERLINE
+from layoutopt.optimizer.space.context import in_stage_units
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
 
@@ -133,8 +135,9 @@ def _settings(question: Question) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def cost_of(question: Question) -> CostModel:
     """Build the prices of a question."""
     workload, options = question.workload, question.options
+    release = parse_release(options.framework, options.space.software)
     return build_cost_model(
-        workload.model, workload.training, question.cluster,
+        in_stage_units(workload.model, options.framework, release), workload.training, question.cluster,
         framework=options.framework, software=options.space.software, kind=options.cost,
     )  # fmt: skip
 

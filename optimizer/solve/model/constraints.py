@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.model.slices import Goal
 from layoutopt.optimizer.solve.splits import fewest_blocks
+from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +55,7 @@ class Constraints:
         self._every_block_somewhere()
         self._fewest_blocks_per_rank()
         self._near_equal_stages()
+        self._counted_stages()
         # Stages before recomputation: which kinds a stage recomputes depends on its blocks.
         self._stages_in_order()
         self._balanced_chunks()
@@ -144,6 +147,43 @@ class Constraints:
                 held = sum(sum(blocks) for blocks in ranks)
                 constraint = self._model.add(held <= len(ranks) * vp * (smallest + 1) - 1)
                 self._when(constraint, f"near_equal_{pp}_{vp}", literal)
+
+    def _counted_stages(self) -> None:
+        """Splits that the framework makes itself: the only one there is, or equal ranks between free ends."""
+        if self._data.rule.split not in COUNTED:
+            return
+        for shape, literal in self._variables.shapes.items():
+            listed = boxes(self._data.rule, shape.pp, shape.vp, self._data.blocks, folded=shape.folded)
+            first_two = list(islice(listed, 2))
+            totals = [sum(blocks) for blocks in self._variables.blocks[: shape.pp]]
+            if not first_two:
+                self._when(self._model.add(totals[0] <= -1), f"no_split_{shape}", literal)
+            elif len(first_two) == 1 and (first_two[0][0] == first_two[0][1]).all():
+                for s, number in enumerate(first_two[0][0].tolist()):
+                    self._when(self._model.add(totals[s] == number), f"own_split_{shape}_{s}", literal)
+            else:
+                self._equal_middle(shape, literal, totals)
+
+    def _equal_middle(self, shape: Shape, literal: Literal, totals: Sequence[cp_model.LinearExprT]) -> None:
+        """Equal chunks and equal middle ranks; or equal stages of which the first or the last may hold one fewer."""
+        model, blocks, vp = self._model, self._data.blocks, shape.vp
+        counts_ends = vp > 1 and self._data.rule.unit == 1
+        regular: Literal = model.new_bool_var(f"regular_{shape}") if counts_ends else True
+        for s, total in enumerate(totals):
+            chunk = model.new_int_var(1, blocks, f"chunk_{shape}_{s}")
+            self._when(model.add(total == vp * chunk), f"equal_chunks_{shape}_{s}", literal, regular)
+            if 1 < s < shape.pp - 1:
+                self._when(model.add(total == totals[1]), f"equal_middle_{shape}_{s}", literal, regular)
+        if regular is True:
+            return
+        ends = [model.new_int_var(0, 1, f"counts_end_{shape}_{place}") for place in ("first", "last")]
+        fewer = {0: sum(ends)} if shape.folded else {0: ends[0], shape.pp - 1: ends[1]}
+        size = model.new_int_var(1, blocks, f"equal_stages_{shape}")
+        for place, end in enumerate(ends):
+            self._when(model.add(size >= 1 + end), f"end_not_empty_{shape}_{place}", literal, ~regular)
+        for s, total in enumerate(totals):
+            constraint = model.add(total == vp * size - fewer.get(s, 0))
+            self._when(constraint, f"counted_ends_{shape}_{s}", literal, ~regular)
 
     def _stages_in_order(self) -> None:
         """Virtual stages take the runs in order: a run starts in a stage only when the one before ends there or earlier."""

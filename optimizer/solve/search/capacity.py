@@ -47,7 +47,13 @@ def mixes(counts: IntArray) -> Mixes:
     while np.prod(-(-steps // step)) > MIXES:
         step[np.argmax(-(-steps // step))] *= 2
     axes = [np.arange(0, total, stride) for total, stride in zip(steps, step, strict=True)]
-    low = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
+    several = [
+        kind for kind, axis in enumerate(axes) if len(axis) > 1
+    ]  # numpy has no more than 32 dimensions
+    grid = np.meshgrid(*(axes[kind] for kind in several), indexing="ij")
+    low = np.zeros((grid[0].size if several else 1, len(counts)), dtype=np.int64)
+    for kind, axis in zip(several, grid, strict=True):
+        low[:, kind] = axis.ravel()
     high = np.minimum(low + step - 1, np.where(np.arange(len(counts)) == counted, 0, counts))
     return Mixes(counted=counted, low=low.astype(np.float64), high=high.astype(np.float64))
 
@@ -96,7 +102,8 @@ class RankCapacity:
         self.room_bytes = _at_ends(terms, left, -terms.first_bytes, -terms.last_bytes) * self.real
         self._every = (np.isinf(cases.high) | cases.free)[:, None]
         self._free = cases.free[:, None]
-        self._any_free, self._all_free = bool(cases.free.any()), bool(cases.free.all())
+        self._any_free = bool(cases.free.any())
+        self._all_free = self._any_free and bool(cases.free.all())
         self._limits(counts)
         self._pace()
         self._memory()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, stage_units
 from layoutopt.optimizer.solve.search.cases import stage_cases
-from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, obeys_near_equal, within_limits
+from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, within_limits
+from layoutopt.optimizer.space.stage_splits import allowed_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,8 +58,7 @@ def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageR
     allowed = costs.fits & (totals >= fewest_blocks(terms, totals.shape[1])).all(axis=1)
     if rule.limits:
         allowed &= within_limits(totals, terms, rule)
-    if rule.split is Split.NEAR_EQUAL:
-        allowed &= obeys_near_equal(cut.size, terms)
+    allowed &= allowed_sizes(rule, rule.split, cut.size, terms.pp, terms.vp, terms.folded)
     step = np.where(allowed, costs.step_time_s, NONE_FITS)
     return Stages(blocks=blocks, recomputed=recomputed, step_time_s=step)
 

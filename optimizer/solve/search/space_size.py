@@ -13,7 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
-from layoutopt.optimizer.solve.exact.stages import boxes
+from layoutopt.optimizer.space.stage_splits import boxes
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -96,14 +96,16 @@ def size_of_shapes(
 def stage_choices(shape: StageShape, blocks: int, rule: StageRule) -> int:
     """Return how many stages one tuple has, at least.
 
-    Free splits are counted exactly, near-equal ones by the largest of their families. Recomputation counts as
+    Splits are counted exactly, but near-equal ones by the largest of their families. Recomputation counts as
     one number per rank (per layout where the rule has one number), however many kinds a rank holds.
     """
     ranks, chunks, folded, may_recompute = shape
     if rule.split is Split.FREE and rule.recomputation is Recomputation.PER_RANK and may_recompute:
         return _free_choices(ranks, chunks, blocks, folded=folded)
-    allowed = boxes(ranks, chunks, blocks, rule.split, folded=folded)
-    splits = max((_splits_in_box(low, high, blocks) for low, high in allowed), default=0)
+    allowed = boxes(rule, ranks, chunks, blocks, folded=folded)
+    sizes = [_splits_in_box(low, high, blocks) for low, high in allowed]
+    # Near-equal families overlap, the others are apart.
+    splits = max(sizes, default=0) if rule.split is Split.NEAR_EQUAL else sum(sizes)
     if not may_recompute or not splits:
         return splits
     if rule.recomputation is Recomputation.ALL_OR_NONE:

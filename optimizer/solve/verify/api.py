@@ -80,7 +80,7 @@ def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
     options = question.options
     return Rebuilt(
         space=source,
-        runs=question.workload.model.runs,
+        runs=source.space.ctx.model.runs,
         cost_model=cost_model_digest(),
         inputs=question.to_plain(),
         removed_by_rule={count.rule: count.tuples for count in source.space.counts.removed},

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.search.space_size import Space
 from layoutopt.optimizer.solve.verify.room import may_be_below
+from layoutopt.optimizer.space.stage_splits import own_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -247,18 +249,30 @@ def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArr
     table = np.zeros((len(shapes), terms.in_flight.shape[1], len(counts)), dtype=np.int64)
     valid = ranks * chunks - 2 * ((ranks > 1) | folded) <= sum(counts)
     for row in np.flatnonzero(valid):
-        split = even_split(int(ranks[row]), int(chunks[row]), counts, folded=bool(folded[row]))
-        table[row, : ranks[row]] = split
+        shape = int(ranks[row]), int(chunks[row])
+        own = space.rule.split in COUNTED and shape[0] > 1
+        held = own_split(space.rule, *shape, sum(counts)) if own else None
+        valid[row] = held is not None or not own
+        if valid[row]:
+            given = None if held is None else tuple(held.tolist())
+            table[row, : ranks[row]] = even_split(*shape, counts, given, folded=bool(folded[row]))
     return table[which], valid[which]
 
 
 @lru_cache(maxsize=4096)
-def even_split(ranks: int, chunks: int, counts: tuple[int, ...], *, folded: bool = False) -> IntArray:
-    """Return the blocks (P, K) of the most even split: ranks within one block of each other, lighter ends."""
-    least, extra = divmod(sum(counts), ranks)
-    order = [*range(1, ranks), 0] if ranks > 1 else [0]
-    held = np.full(ranks, least)
-    held[order[:extra]] += 1
+def even_split(
+    ranks: int,
+    chunks: int,
+    counts: tuple[int, ...],
+    held: tuple[int, ...] | None = None,
+    *,
+    folded: bool = False,
+) -> IntArray:
+    """Return the blocks (P, K) of ranks that hold ``held``, by default the most even: within one block, lighter ends."""
+    if held is None:
+        least, extra = divmod(sum(counts), ranks)
+        order = [*range(1, ranks), 0] if ranks > 1 else [0]
+        held = tuple(least + (rank in order[:extra]) for rank in range(ranks))
     sizes = np.zeros((chunks, ranks), dtype=np.int64)
     for rank in range(ranks):
         small, more = divmod(int(held[rank]), chunks)

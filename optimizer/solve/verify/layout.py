@@ -10,7 +10,8 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, StageRule
+from layoutopt.optimizer.space.stage_splits import allowed_sizes, balanced
 from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Granularity
@@ -145,7 +146,7 @@ def read_stages(
     if start != len(kinds):
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
     rank = distinct_rank_of_entry(schedule, ranks, chunks)
-    check_sizes(blocks.sum(axis=1)[order], rank[order], rule.split, folded=SCHEDULES[schedule].folded)
+    check_sizes(blocks.sum(axis=1)[order], rank[order], rule, folded=SCHEDULES[schedule].folded)
     _check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
     by_rank = np.zeros((2, int(rank.max()) + 1, len(runs)), dtype=np.int64)
     np.add.at(by_rank[0], rank, blocks)
@@ -204,8 +205,8 @@ def _recomputed(stage: VirtualStage, held: list[int], runs: Sequence[Run], where
     return chosen
 
 
-def check_sizes(sizes: IntArray, place: IntArray, split: Split, *, folded: bool = False) -> None:
-    """Raise ``Refuted`` where the blocks of virtual stages, as tokens pass them, break the split rule.
+def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bool = False) -> None:
+    """Raise ``Refuted`` where the blocks of virtual stages, as tokens pass them, are outside of what the rule searches.
 
     ``place`` is the distinct rank of every stage; ``folded`` pipelines have both ends on the first.
     """
@@ -215,23 +216,15 @@ def check_sizes(sizes: IntArray, place: IntArray, split: Split, *, folded: bool 
         least[[0, -1]] = 0
     if (sizes < least).any():
         raise Refuted(f"stage {int(np.argmax(sizes < least))} is empty")
-    for rank in range(ranks):
-        own = sizes[place == rank]
-        rising = np.roll(own, 1) if rank == ranks - 1 > 0 else own
-        if own.max() - own.min() > 1 or (np.diff(rising) < 0).any():
-            raise Refuted(
-                f"the chunks of rank {rank} hold {own.tolist()} blocks: not equal to within one, in order"
-            )
-    if split is Split.NEAR_EQUAL and sizes.max() - sizes.min() > 1 and not _near_equal_with_light_ends(sizes):
-        raise Refuted(f"stages of {sizes.min()} to {sizes.max()} blocks are not near equal")
-
-
-def _near_equal_with_light_ends(sizes: IntArray) -> bool:
-    """Whether middle stages are within one block, and an end at most one below the smallest of them."""
-    middle, ends = sizes[1:-1], sizes[[0, -1]]
-    if not len(middle) or middle.max() - middle.min() > 1:
-        return False
-    return bool((ends >= middle.min() - 1).all() and (ends <= middle.min() + 1).all())
+    grid = np.stack([sizes[place == rank] for rank in range(ranks)], axis=1)[None]
+    pp, vp = np.array([ranks]), np.array([stages // ranks])
+    if not balanced(grid, pp, vp)[0]:
+        raise Refuted(
+            f"the chunks of a rank, {grid[0].T.tolist()}, are not equal to within one block, in order"
+        )
+    if not allowed_sizes(rule, rule.split, grid, pp, vp, np.array([folded]))[0]:
+        words = rule.split.replace("_", " ")
+        raise Refuted(f"stages of {sizes.min()} to {sizes.max()} blocks are outside of the space: {words}")
 
 
 def _check_recomputed(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
+from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,14 +104,20 @@ def _even_chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"layers": layers, "pp": pp, "vp": vp, "remainder": layers % (pp * vp)}
 
 
-def _all_equal(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = ctx.model.layers % (rows.pp * rows.vp) == 0
-    return result
+def _has_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    """Whether the framework that counts layers itself has a split for these stages."""
+    rule = ctx.stage_rule
+    if rule.split not in COUNTED:
+        return everywhere(rows)
+    shapes, which = np.unique(np.stack([rows.pp, rows.vp], axis=1), axis=0, return_inverse=True)
+    found = [next(boxes(rule, pp, vp, ctx.blocks), None) is not None for pp, vp in shapes.tolist()]
+    return np.array(found, dtype=bool)[which.ravel()]
 
 
-def _all_equal_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+def _has_split_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     layers, slots = ctx.model.layers, layout.pp * layout.vp
-    text = f"layers {layers} % (pp {layout.pp} x vp {layout.vp}) = {layers % slots}"
+    text = f"{ctx.framework} has no split of {layers} layers over pp {layout.pp} x vp {layout.vp}"
+    text += f"; {layers} % {slots} = {layers % slots}"
     return text, {"layers": layers, "pp": layout.pp, "vp": layout.vp, "remainder": layers % slots}
 
 
@@ -185,17 +195,18 @@ _LAYER_RULES = (
         unless_staged=True,
     ),
     Rule(
-        name="equal_chunks",
-        formula="layers % (pp * vp) = 0",
-        reason="without layout strings every chunk holds as many layers; uneven ends alone aren't searched",
-        source="NVIDIA/Megatron-LM arguments.py (--pipeline-model-parallel-layout came with core 0.13)",
+        name="stage_split",
+        formula="the framework can split the layers over pp * vp stages",
+        reason="it counts layers itself: equal stages, free ends, or by its own balance",
+        source=(
+            "NVIDIA/Megatron-LM transformer_config.py before core 0.13; deepspeedai/DeepSpeed runtime/utils.py "
+            "(partition_balanced); huggingface/nanotron models/base.py (build_model)"
+        ),
         reads=_PP_VP,
-        holds=_all_equal,
-        detail=_all_equal_detail,
+        holds=_has_split,
+        detail=_has_split_detail,
         valid=varying("vp", "pp"),
-        frameworks=MEGATRONS,
-        until=(0, 13),
-        search_only=True,
+        unless_staged=True,
     ),
     Rule(
         name="tied_with_pp",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation
-from layoutopt.optimizer.space.nanotron_split import nanotron_counts
-from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, BrokenRule
-from layoutopt.optimizer.space.stages import block_count, model_order, rank_totals
-from layoutopt.optimizer.specs.errors import InputError
+import numpy as np
+
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.space.rule import BrokenRule
+from layoutopt.optimizer.space.stage_splits import allowed_sizes, own_split
+from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.specs.layout import Layout
-
-LAYOUT_STRINGS = (0, 13)
-"""The megatron-core release from which a layout string takes any list of stages, empty ones too."""
-UNEVEN_ENDS = (0, 9)
-"""megatron-core release from which the first and the last rank may have layer counts of their own."""
 
 
 def broken_stage_rules(layout: Layout, ctx: Context) -> tuple[BrokenRule, ...]:
@@ -33,7 +29,6 @@ def broken_stage_rules(layout: Layout, ctx: Context) -> tuple[BrokenRule, ...]:
         return (shape,)
     checks: Sequence[Callable[[Layout, Context], BrokenRule | None]] = (
         _layer_sum,
-        _whole_blocks,
         _ends,
         _prediction_layers,
         _empty_stages,
@@ -79,22 +74,6 @@ def _layer_sum(layout: Layout, ctx: Context) -> BrokenRule | None:
     )
 
 
-def _whole_blocks(layout: Layout, ctx: Context) -> BrokenRule | None:
-    if sum(stage.layers for stage in layout.stages) != ctx.model.layers:
-        return None
-    try:
-        rank_totals(layout, ctx.model)
-    except InputError as error:
-        problem = error.problems[0]
-        return _broken(
-            "stage_whole_blocks",
-            f"{problem.what}; {problem.allowed}",
-            "stages end between blocks",
-            "a repeating block of layers is the unit that stages are made of",
-        )
-    return None
-
-
 def _ends(layout: Layout, ctx: Context) -> BrokenRule | None:
     """Where stages are marked, the first holds the embedding and the last, as tokens pass them, the head."""
     order = model_order(layout.pp, layout.vp, layout.schedule)
@@ -138,7 +117,7 @@ def _prediction_layers(layout: Layout, ctx: Context) -> BrokenRule | None:
 
 def _empty_stages(layout: Layout, ctx: Context) -> BrokenRule | None:
     """Megatron's layout string may leave any stage empty, others only the two that hold the ends."""
-    if ctx.framework in FREEST or (ctx.framework in MEGATRONS and ctx.release >= LAYOUT_STRINGS):
+    if ctx.launch_rule.empty_stages:
         return None
     order = model_order(layout.pp, layout.vp, layout.schedule)
     inner = sorted(int(i) for i in order[1:-1] if not layout.stages[i].layers)
@@ -150,36 +129,38 @@ def _empty_stages(layout: Layout, ctx: Context) -> BrokenRule | None:
     )
 
 
+_WORDS = {
+    Split.EQUAL: ("every stage the same", "this release splits evenly"),
+    Split.EQUAL_MIDDLE_UNCHUNKED: (
+        "equal middle ranks; with chunks every stage the same",
+        "this release lets the first and the last rank differ, without chunks",
+    ),
+    Split.EQUAL_MIDDLE: (
+        "equal chunks and equal middle ranks, or equal stages with the ends counted as a layer each",
+        "this release lets the first and the last rank differ; lists of stages came with core 0.13",
+    ),
+    Split.LARGER_FIRST: ("as equal as can be, larger stages first", "the framework takes no list of stages"),
+    Split.BY_COST: ("by the cost of layers and LM head", "the framework takes no list of stages"),
+    Split.NEAR_EQUAL: ("stages within one layer", "the framework takes no list of stages"),
+}
+"""Formula and reason of the splits that are not free."""
+
+
 def _split(layout: Layout, ctx: Context) -> BrokenRule | None:
     """What the framework's own split can produce, where it takes no list."""
-    if ctx.framework in FREEST | TORCH_PIPELINES:  # torchtitan: module_fqns_per_model_part takes any list
+    rule = ctx.launch_rule
+    if rule.launchable is Split.FREE:
         return None
-    layers = [stage.layers for stage in layout.stages]
-    if ctx.framework in MEGATRONS:
-        if ctx.release >= LAYOUT_STRINGS or _megatron_split(layers, layout, ctx):
-            return None
-        text = f"layers {layers}: this release splits evenly, from core 0.9 on but for the end ranks"
-        return _broken(
-            "stage_split", text, "equal chunks, equal middle ranks", "lists of stages came with core 0.13"
-        )
-    if ctx.framework is Framework.NANOTRON and layers == nanotron_counts(ctx.model, layout.pp):
+    sizes = np.array([stage.layers for stage in layout.stages]).reshape(1, layout.vp, layout.pp)
+    pp, vp = np.array([layout.pp]), np.array([layout.vp])
+    folded = np.array([SCHEDULES[layout.schedule].folded])
+    if allowed_sizes(rule, rule.launchable, sizes, pp, vp, folded)[0]:
         return None
-    inner = layers[1:-1] or layers
-    if max(layers) - min(inner) <= 1 and min(layers) >= min(inner) - 1:
-        return None
-    text = f"layers {layers}: {ctx.framework} balances them itself, within one layer"
-    return _broken("stage_split", text, "stages within one layer", "the framework takes no list of stages")
-
-
-def _megatron_split(layers: list[int], layout: Layout, ctx: Context) -> bool:
-    """Equal chunks and equal middle ranks; from core 0.9 the ends may differ, with chunks from 0.11."""
-    ranks = [layers[rank :: layout.pp] for rank in range(layout.pp)]
-    if any(len(set(chunks)) > 1 for chunks in ranks):
-        return False
-    totals = [sum(chunks) for chunks in ranks]
-    free_ends = ctx.release >= (UNEVEN_ENDS if layout.vp == 1 else (0, 11))
-    middle = totals[1:-1] if free_ends else totals
-    return len(set(middle)) <= 1 and min(layers) >= 1
+    formula, reason = _WORDS[rule.launchable]
+    text = f"layers {sizes.ravel().tolist()}: {ctx.framework} splits them {formula}"
+    own = own_split(rule, layout.pp, layout.vp, ctx.model.layers)
+    text += f"; that is {'/'.join(map(str, own.tolist()))} per rank" if own is not None else ""
+    return _broken("stage_split", text, formula, reason)
 
 
 def _recomputed_at_all(layout: Layout, ctx: Context) -> BrokenRule | None:
@@ -208,7 +189,7 @@ def _recomputed_at_all(layout: Layout, ctx: Context) -> BrokenRule | None:
 
 
 def _recomputed(layout: Layout, ctx: Context) -> BrokenRule | None:
-    rule = abilities_of(ctx.framework, ctx.release).stage_rule.recomputation
+    rule = ctx.launch_rule.recomputation
     layers = [stage.layers for stage in layout.stages]
     again = [stage.recomputed for stage in layout.stages]
     if rule is Recomputation.ALL_OR_NONE and any(again) and again != layers:
@@ -228,25 +209,7 @@ def _recomputed(layout: Layout, ctx: Context) -> BrokenRule | None:
 
 
 def _uniform(layout: Layout, ctx: Context) -> Iterator[bool]:
-    """Try every N, counted in layers, and in blocks where blocks hold several layers."""
+    """Try every N; the layers that are recomputed are a stage's first ones."""
     stages = layout.stages
     for count in range(max(stage.layers for stage in stages) + 1):
         yield all(stage.recomputed == min(count, stage.layers) for stage in stages)
-    sizes = {len(run.block) for run in ctx.model.runs}
-    if len(sizes) == 1 and sizes != {1}:
-        return
-    for count in range(block_count(ctx.model) + 1 if sizes != {1} else 0):
-        yield _first_blocks_repeated(layout, ctx, count)
-
-
-def _first_blocks_repeated(layout: Layout, ctx: Context, count: int) -> bool:
-    """Whether every stage repeats the layers of its first ``count`` blocks."""
-    layers = iter(len(run.block) for run in ctx.model.runs for _ in range(run.count))
-    for stage in layout.stages:
-        left, blocks = stage.layers, []
-        while left > 0:
-            blocks.append(next(layers))
-            left -= blocks[-1]
-        if stage.recomputed != sum(blocks[:count]):
-            return False
-    return True
