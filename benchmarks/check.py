@@ -1,8 +1,8 @@
 """Compare the cost model's errors on measured runs with the committed baseline; exit 1 where one has grown.
 
-    python benchmarks/check.py [--tables FOLDER]
+    python benchmarks/check.py
 
-The tables are kept beside the checkout; without them nothing is compared. benchmarks/fidelity.py renews the baseline.
+The tables are those that the constants were fitted to (tests/data). benchmarks/fidelity.py renews the baseline.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ from pathlib import Path
 
 import click
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from checks.published import read_runs
+
 from layoutopt.optimizer.evidence.baseline import contradictions, figures, grown
-from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.evidence.validate import validate
 
 HERE = Path(__file__).resolve().parent
-TABLES = HERE.parents[1] / "shared" / "evidence"
 BASELINE = HERE / "fidelity_baseline.json"
 
 
 @click.command(help=__doc__)
-@click.option("--tables", default=TABLES, type=click.Path(file_okay=False, path_type=Path))
-def main(tables: Path) -> None:
+def main() -> None:
     """Validate and compare."""
-    files = sorted(tables.glob("runs_*.csv"))
-    if not files:
-        click.echo(f"fidelity: no tables runs_*.csv in {tables}, nothing compared")
-        return
-    report = validate([run for path in files for run in parse_runs(path.read_bytes(), path.name)])
+    report = validate(read_runs())
     before = json.loads(BASELINE.read_text(encoding="utf-8"))
     worse = grown(figures(report), before) + contradictions(report)
     for line in worse:

@@ -1,14 +1,16 @@
 """Write docs/fidelity.md, the package's error bands, and the baseline that benchmarks/check.py compares with.
 
-    python benchmarks/fidelity.py [--tables FOLDER]
+    python benchmarks/fidelity.py
 
-Reads the measured-run tables (runs_*.csv), benchmarks/fitted.yaml and the reference layouts. Run it after benchmarks/fit.py.
+Reads the measured runs that the constants were fitted to (tests/data), benchmarks/fitted.yaml and the reference layouts.
+Run it after benchmarks/fit.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter, defaultdict
 from itertools import combinations
 from math import expm1, log
@@ -19,6 +21,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from checks.published import read_runs
+
 from layoutopt.optimizer.evidence.ablation import ablate
 from layoutopt.optimizer.evidence.baseline import figures, percent
 from layoutopt.optimizer.evidence.case import Family
@@ -28,7 +34,6 @@ from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
 from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA
-from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.evidence.validate import validate
 
 if TYPE_CHECKING:
@@ -36,12 +41,10 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.ablation import AblationRow
     from layoutopt.optimizer.evidence.metrics import ErrorSummary
-    from layoutopt.optimizer.evidence.run import MeasuredRun
     from layoutopt.optimizer.evidence.validate import RowResult, ValidationReport
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TABLES = ROOT.parent / "shared" / "evidence"
 BASELINE, FITTED = HERE / "fidelity_baseline.json", HERE / "fitted.yaml"
 PAGE = ROOT / "docs" / "fidelity.md"
 BANDS = ROOT / "optimizer" / "evidence" / "bands.yaml"
@@ -53,12 +56,6 @@ OWN_RUNS = 3
 """Own runs of a group that give its scale."""
 
 LARGEST_NANOTRON_PIPELINE = 4
-
-
-def read_runs(folder: Path) -> list[MeasuredRun]:
-    """Read every table of a folder."""
-    tables = sorted(folder.glob("runs_*.csv"))
-    return [run for path in tables for run in parse_runs(path.read_bytes(), path.name)]
 
 
 def write(path: Path, text: str) -> None:
@@ -331,10 +328,9 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
 
 
 @click.command(help=__doc__)
-@click.option("--tables", default=TABLES, type=click.Path(exists=True, file_okay=False, path_type=Path))
-def main(tables: Path) -> None:
+def main() -> None:
     """Validate, ablate, and write."""
-    runs = read_runs(tables)
+    runs = read_runs()
     report = validate(runs)
     fitted = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
     write(BASELINE, json.dumps(figures(report), indent=2) + "\n")

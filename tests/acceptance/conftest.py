@@ -1,18 +1,17 @@
 """Public reports of training jobs, read as a user would write them down for this tool.
 
-The reports are kept beside the checkout; without them the tests are skipped. A report states what its author saw: what a
-price needs and the report leaves out (batch, number format, dimensions of a named public model) is filled in by the test
-and visible there.
+A report states what its author saw: what a price needs and the report leaves out (batch, number format, dimensions of a
+named public model) is filled in by the test and visible there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from checks.published import CASES
 
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework, framework_named
@@ -20,13 +19,13 @@ from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.solve.plan import Judgement
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
-
-CASES = Path(__file__).resolve().parents[3] / "shared" / "evidence" / "cases.yaml"
 
 ARCHITECTURE = {
     "layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "head_dim": "head_dim",
@@ -163,8 +162,6 @@ def _latent(text: str) -> dict[str, int]:
 @pytest.fixture(scope="session")
 def cases() -> dict[str, dict[str, Any]]:
     """Every report by id."""
-    if not CASES.is_file():
-        pytest.skip("the collection of public reports is not beside this checkout")
     return {case["id"]: case for case in yaml.safe_load(CASES.read_text(encoding="utf-8"))}
 
 

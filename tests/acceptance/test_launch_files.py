@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from checks.published import FORMATS
 from click.testing import CliRunner
 
 from layoutopt.cli import main
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "formats" / "launch"
-FILES = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
-
-pytestmark = pytest.mark.skipif(
-    not FILES, reason="the collection of launch files is not beside this checkout"
-)
+FOLDER = FORMATS / "launch"
+FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,4 +1,4 @@
-"""The accuracy that the cost model promises on published runs; skipped where their tables are not beside the checkout."""
+"""The accuracy that the cost model promises on the published runs that its constants were fitted to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import yaml
+from checks.published import read_runs
 
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.experiment import calibration_gain
@@ -17,26 +18,21 @@ from layoutopt.optimizer.evidence.fit_text import split_names
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.pricing import Pricer
-from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.evidence.validate import ValidationReport, validate
 from layoutopt.optimizer.frameworks.preset import MEASURED, load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 
 ROOT = Path(__file__).parents[2]
-TABLES = sorted((ROOT.parent / "shared" / "evidence").glob("runs_*.csv"))
 FITTED = yaml.safe_load((ROOT / "benchmarks" / "fitted.yaml").read_text(encoding="utf-8"))
 PLAN = yaml.safe_load((ROOT / "benchmarks" / "fit.yaml").read_text(encoding="utf-8"))
-
-published = pytest.mark.skipif(not TABLES, reason="the published runs are not beside this checkout")
 
 
 @pytest.fixture(scope="module")
 def report() -> ValidationReport:
     """All published runs, priced without assumptions."""
-    return validate([run for path in TABLES for run in parse_runs(path.read_bytes(), path.name)])
+    return validate(read_runs())
 
 
-@published
 @pytest.mark.parametrize(
     ("family", "median", "p90"),
     [
@@ -61,7 +57,6 @@ def test_publications_left_out() -> None:
     assert FITTED["left_out"]["all"]["median_ape"] <= 0.11
 
 
-@published
 def test_order_inside_groups(report: ValidationReport) -> None:
     """Layouts of one group come out in the measured order."""
     order, dense = report.ranking, report.ranking_by_kind["dense"]
@@ -71,7 +66,6 @@ def test_order_inside_groups(report: ValidationReport) -> None:
     assert order.top3_regret_mean is not None and order.top3_regret_mean <= 0.003
 
 
-@published
 @pytest.mark.parametrize(
     ("framework", "kind", "mape"),
     [
@@ -88,7 +82,6 @@ def test_memory_peaks(report: ValidationReport, framework: str, kind: str, mape:
     assert rows and (summarize([row.error for row in rows]).mape or 0.0) <= mape
 
 
-@published
 def test_memory_verdicts(report: ValidationReport) -> None:
     """Nothing that ran is judged does_not_fit, nothing that died is judged fits."""
     memory = report.memory
@@ -96,7 +89,6 @@ def test_memory_verdicts(report: ValidationReport) -> None:
     assert memory.ran > 600 and memory.died >= 6
 
 
-@published
 @pytest.mark.parametrize("size", ["22b", "175b"])
 @pytest.mark.parametrize("recompute", ["full", "selsp"])
 def test_korthikanti_table_5(report: ValidationReport, size: str, recompute: str) -> None:
@@ -105,7 +97,6 @@ def test_korthikanti_table_5(report: ValidationReport, size: str, recompute: str
     assert row.error is not None and abs(row.error) <= 0.04
 
 
-@published
 def test_three_own_runs_predict_their_group(report: ValidationReport) -> None:
     """After one scale from three runs of a dense group of at least four, its rest is 6.5% off at most in the mean."""
     rows = [row for row in report.results if row.counted and row.case.framework.value != "nanotron"]
@@ -165,11 +156,9 @@ SPOT_CHECKS = (
 """Constants of every kind: GPU, kernels, overlap, host, framework."""
 
 
-@published
 def test_constants_are_where_the_fit_ends() -> None:
     """Moved up or down by 5%, no constant that is looked at brings the fit's loss down by more than 0.2%."""
-    runs = [run for path in TABLES for run in parse_runs(path.read_bytes(), path.name)]
-    cases = [case for case in build_cases(runs)[0] if case.measured_s is not None]
+    cases = [case for case in build_cases(read_runs())[0] if case.measured_s is not None]
     plan = parse_plan(PLAN, cases)
     assert set(SPOT_CHECKS) <= set(plan.names)
     with Pricer(cases) as pricer:

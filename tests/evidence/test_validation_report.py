@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.published import NEWER, read_runs
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.evidence.assumptions import built_in, parse_assumptions
@@ -17,7 +17,6 @@ from layoutopt.optimizer.evidence.memory import compare_memory, verdict_of
 from layoutopt.optimizer.evidence.plain import plain_report
 from layoutopt.optimizer.evidence.predict import Prediction, predict
 from layoutopt.optimizer.evidence.prepare import prepare, step_times_s
-from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.evidence.validate import validate
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
-
-PUBLISHED = sorted((Path(__file__).parents[3] / "shared" / "evidence").glob("*.csv"))
 
 
 def case_of(run: MeasuredRun) -> Case:
@@ -199,10 +196,9 @@ def test_memory_verdicts_that_contradict_runs(make_run: Callable[..., MeasuredRu
     assert (fine.died_but_fits, fine.ran_but_does_not_fit) == ((), ())
 
 
-@pytest.mark.skipif(not PUBLISHED, reason="the published runs are not beside this checkout")
 def test_published_runs_are_read_and_priced() -> None:
     """Every published row is priced or skipped with a reason; a sample is priced within a factor of three."""
-    runs = [run for path in PUBLISHED for run in parse_runs(path.read_bytes(), path.name)]
+    runs = read_runs()
     cases, skipped = build_cases(runs, built_in("reference"))
     assert len(runs) == 890
     assert len(cases) + len(skipped) == len(runs)
@@ -212,3 +208,13 @@ def test_published_runs_are_read_and_priced() -> None:
     sample = [case for case in cases[::25] if case.measured_s and case.family.value != "nanotron"]
     ratios = [predict(case).step_time_s / (case.measured_s or 1.0) for case in sample]
     assert all(1 / 3 < ratio < 3 for ratio in ratios)
+
+
+def test_newer_runs_are_read_and_priced() -> None:
+    """Rows that no constant was fitted to are priced or skipped with a reason, too."""
+    runs = read_runs([NEWER])
+    cases, skipped = build_cases(runs, built_in("reference"))
+    assert len(runs) == len(cases) + len(skipped) == 190
+    assert cases
+    assert all(skip.reason for skip in skipped)
+    assert all(predict(case).step_time_s > 0 for case in cases[::10])

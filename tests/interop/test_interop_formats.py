@@ -1,13 +1,13 @@
-"""The collected format samples and published cases beside the checkout, where they exist."""
+"""Files as other tools write them, and published cases."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from checks.published import CASES, FORMATS
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.huggingface.config import import_config
@@ -17,13 +17,10 @@ from layoutopt.optimizer.interop.records import GpuTopology, ImportedJob, Import
 from layoutopt.optimizer.interop.sources import Kind, import_path
 from layoutopt.optimizer.specs.errors import InputError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
-FORMATS = SHARED / "formats"
-FILES = sorted(path for path in FORMATS.rglob("*") if path.is_file() and path.name != "README.md")
+if TYPE_CHECKING:
+    from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    not FORMATS.is_dir(), reason="the collected samples are not beside this checkout"
-)
+FILES = sorted(path for path in FORMATS.rglob("*") if path.is_file())
 
 REFUSED = {"minimax_linear_hybrid.json": "architecture minimax is not supported"}
 """Files that no model can be built from, and the words of the refusal."""
@@ -132,10 +129,7 @@ def test_all_gather_is_told_from_alltoall_without_names() -> None:
 
 def cases(kind: str) -> list[dict[str, Any]]:
     """Published cases of one kind."""
-    path = SHARED / "evidence" / "cases.yaml"
-    return (
-        [case for case in yaml.safe_load(path.read_text()) if case["kind"] == kind] if path.exists() else []
-    )
+    return [case for case in yaml.safe_load(CASES.read_text(encoding="utf-8")) if case["kind"] == kind]
 
 
 def test_config_file_cases() -> None:
