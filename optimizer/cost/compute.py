@@ -82,10 +82,10 @@ class ComputeContext:
     def expert_traffic(self) -> float:
         """Memory traffic around expert multiplications over that of separate kernels.
 
-        A graph of the whole iteration cannot ask the host how many tokens an expert got: on Blackwell one kernel
+        A graph of the whole iteration cannot ask the host how many tokens an expert got: from Blackwell on one kernel
         sizes itself, multiplies, activates and casts for all local experts (NVIDIA/Megatron-LM, CuTe DSL grouped MLP).
         """
-        fused = self.preset.cuda_graph is CudaGraph.FULL and self.rates.eight_bit and self.rates.blackwell
+        fused = self.preset.cuda_graph is CudaGraph.FULL and self.rates.eight_bit and self.rates.sized_experts
         return self.constants["fused_expert_traffic"] if fused else 1.0
 
 

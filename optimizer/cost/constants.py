@@ -34,17 +34,21 @@ class Constants:
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
-    def of(self, name: str, family: str) -> float:
-        """Return ``name.family``; a missing family is an error that names the families there are."""
-        try:
-            return self.values[f"{name}.{family}"]
-        except KeyError:
-            known = sorted(key.partition(".")[2] for key in self.values if key.startswith(f"{name}."))
-            raise input_error(
-                f"no constant {name} for GPU family {family!r}",
-                f"known: {', '.join(known)}",
-                key="calibration",
-            ) from None
+    def of(self, name: str, *families: str) -> float:
+        """Return ``name.family`` of the first family that has one; where none has, the error names the constant."""
+        for family in families:
+            if f"{name}.{family}" in self.values:
+                return self.values[f"{name}.{family}"]
+        known = sorted(key for key in self.values if key.startswith(f"{name}."))
+        raise input_error(
+            f"no constant {name}.{families[-1]}",
+            f"state it under calibration of the cluster; known: {', '.join(known)}",
+            key="gpu",
+        )
+
+    def has(self, name: str, family: str) -> bool:
+        """Tell whether a family has an own value."""
+        return f"{name}.{family}" in self.values
 
     def with_values(self, changes: Mapping[str, float]) -> Constants:
         """Return a copy with some values replaced; unknown names are an error."""
@@ -83,8 +87,14 @@ def constant_table() -> Mapping[str, Constant]:
 def load_constants(calibration: Mapping[str, float] | None = None) -> Constants:
     """Return the package's constants with a cluster's own calibrated values on top.
 
-    Names that belong to the network (see the topology room) are ignored here.
+    A family that the package has no value for (``fp8_gain.cdna3``) may be among them. Names that belong to the network
+    (see the topology room) are ignored here.
     """
-    values = Constants(MappingProxyType({name: entry.value for name, entry in constant_table().items()}))
-    own = {name: value for name, value in (calibration or {}).items() if name in values.values}
-    return values.with_values(own)
+    values = {name: entry.value for name, entry in constant_table().items()}
+    families = {name.partition(".")[0] for name in values if "." in name}
+    own = {
+        name: value
+        for name, value in (calibration or {}).items()
+        if name in values or name.partition(".")[0] in families
+    }
+    return Constants(MappingProxyType(values | own))

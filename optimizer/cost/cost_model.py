@@ -188,8 +188,8 @@ class CostModel:
         """Bytes per parameter of whole weights in blocks, at the precision of the batch's first row."""
         if self.ideal:
             return self.preset.weight_bytes
-        blackwell = self.cluster.gpu.architecture.startswith("blackwell")
-        return weight_bytes(self.preset, precision_of(batch), blackwell=blackwell)
+        any_arrangement = self.cluster.gpu.generation.any_arrangement
+        return weight_bytes(self.preset, precision_of(batch), any_arrangement=any_arrangement)
 
     def micro_batch_units(self, batch: LayoutBatch) -> MicroBatchUnits:
         """Return what one micro-batch takes on one block of each kind, at the ends and between stages.

@@ -25,13 +25,13 @@ def element_bytes(precision: Precision) -> float:
     return NARROW_BYTES.get(precision, 2.0)
 
 
-def weight_copies(precision: Precision, *, blackwell: bool) -> int:
+def weight_copies(precision: Precision, *, any_arrangement: bool) -> int:
     """Copies of a narrow weight, for use as it is and transposed.
 
     Hopper multiplies 8-bit matrices in one arrangement only, Blackwell in any; formats with scales along one axis need
     a copy scaled along either (NVIDIA/TransformerEngine, tensor/float8_tensor.py and mxfp8_tensor.py).
     """
-    return 1 if precision is Precision.FP8 and blackwell else 2
+    return 1 if precision is Precision.FP8 and any_arrangement else 2
 
 
 def keeps_narrow_alone(preset: FrameworkPreset, precision: Precision) -> bool:
@@ -39,11 +39,11 @@ def keeps_narrow_alone(preset: FrameworkPreset, precision: Precision) -> bool:
     return preset.narrow_weights is NarrowWeights.ALONE and precision in (Precision.FP8, Precision.MXFP8)
 
 
-def weight_bytes(preset: FrameworkPreset, precision: Precision, *, blackwell: bool) -> float:
+def weight_bytes(preset: FrameworkPreset, precision: Precision, *, any_arrangement: bool) -> float:
     """Bytes per parameter of the weights of linear layers on a rank that holds them whole."""
     if not is_narrow(precision) or preset.narrow_weights is NarrowWeights.CAST:
         return preset.weight_bytes
-    narrow = weight_copies(precision, blackwell=blackwell) * NARROW_BYTES[precision]
+    narrow = weight_copies(precision, any_arrangement=any_arrangement) * NARROW_BYTES[precision]
     return narrow if keeps_narrow_alone(preset, precision) else preset.weight_bytes + narrow
 
 

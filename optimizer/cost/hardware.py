@@ -29,6 +29,9 @@ ALIGNMENT = 64
 HEAD_ALIGNMENT = 8
 """Elements to which a head should align: 16 bytes (NVIDIA matrix multiplication guide, section 4.1)."""
 
+HOPPER = "hopper"
+"""The generation of which ``hopper_gemm_speed`` and ``hopper_attention_speed`` of a preset speak."""
+
 EIGHT_BIT = tuple(NARROW_BYTES)
 
 
@@ -47,7 +50,7 @@ class Rates:
     sm_count: int
     precision: Precision
     eight_bit: bool
-    blackwell: bool
+    sized_experts: bool
     ideal: bool
     constants: Constants
 
@@ -71,45 +74,46 @@ def sustained_rates(
         raise input_error(
             f"{gpu.name} has no {precision.value} arithmetic", f"supported: {supported}", key="precision"
         )
-    cap = constants.of("gemm_cap", gpu.architecture)
+    cap = constants.of("gemm_cap", gpu.architecture, gpu.generation.name)
     narrow = constants["fp8_attention"] if preset.fp8_attention and precision in EIGHT_BIT else 1.0
-    if gpu.architecture.startswith("hopper") and not ideal:
+    if gpu.generation.name == HOPPER and not ideal:
         cap *= preset.hopper_gemm_speed
         narrow *= preset.hopper_attention_speed
     left = 1.0 - reserved_sm_share
-    gain = _narrow_gain(precision, gpu.architecture, constants)
+    gain = _narrow_gain(precision, gpu, constants)
+    generation = gpu.generation.name
     return Rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain * left,
         wide_flops_per_s=gpu.dense_flops[wide] * cap * left,
         attention_flops_per_s=gpu.dense_flops[wide]
-        * constants.of("attention_cap", _attention_kernels(gpu, preset))
+        * constants.of("attention_cap", *_attention_kernels(gpu, preset, constants))
         * narrow
         * left,
-        memory_bytes_per_s=gpu.hbm_bytes_per_s
-        * constants.of("hbm_fraction", gpu.architecture.partition("-")[0]),
+        memory_bytes_per_s=gpu.hbm_bytes_per_s * constants.of("hbm_fraction", gpu.architecture, generation),
         optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
         precision=precision,
         eight_bit=precision in EIGHT_BIT,
-        blackwell=gpu.architecture.startswith("blackwell"),
+        sized_experts=gpu.generation.sized_experts,
         ideal=ideal,
         constants=constants,
     )
 
 
-def _attention_kernels(gpu: GpuSpec, preset: FrameworkPreset) -> str:
-    """Name the attention kernels in use: FlashAttention-2 has none for Hopper and runs its Ampere ones there."""
-    if not gpu.architecture.startswith("hopper"):
-        return gpu.architecture
-    return "hopper-fa2" if preset.flash_attention_2 else "hopper"
+def _attention_kernels(gpu: GpuSpec, preset: FrameworkPreset, constants: Constants) -> tuple[str, ...]:
+    """Name the attention kernels in use: where FlashAttention-2 has none for a generation, it runs older ones there."""
+    older = f"{gpu.generation.name}-fa2"
+    if preset.flash_attention_2 and constants.has("attention_cap", older):
+        return (older,)
+    return gpu.architecture, gpu.generation.name
 
 
-def _narrow_gain(precision: Precision, architecture: str, constants: Constants) -> float:
+def _narrow_gain(precision: Precision, gpu: GpuSpec, constants: Constants) -> float:
     """Share of the 16-bit cap that a narrower format reaches of its own peak."""
-    family = "blackwell" if architecture.startswith("blackwell") else "hopper"
+    families = gpu.architecture, gpu.generation.name
     if precision is Precision.NVFP4:
-        return constants.of("nvfp4_gain", family)
-    return constants.of("fp8_gain", family) if precision in EIGHT_BIT else 1.0
+        return constants.of("nvfp4_gain", *families)
+    return constants.of("fp8_gain", *families) if precision in EIGHT_BIT else 1.0
 
 
 def occupancy(tiles: FloatArray, sm_count: int, exponent: float) -> FloatArray:

@@ -155,10 +155,9 @@ def _left_out(cases: Sequence[Case], predicted_s: Sequence[float]) -> float | No
 
 def candidates(cases: Sequence[Case]) -> tuple[str, ...]:
     """Name the constants that runs of one cluster can settle: for compute, network, NVLink, host time."""
-    architecture = cases[0].cluster.gpu.architecture
-    family = architecture.partition("-")[0]
+    gpu = cases[0].cluster.gpu
     frameworks = sorted({case.framework.value for case in cases})
-    names = [f"gemm_cap.{architecture}", "network_fraction", f"nvlink_fraction.{family}"]
+    names = [f"gemm_cap.{gpu.architecture}", "network_fraction", f"nvlink_fraction.{gpu.generation.name}"]
     return (*names, *(f"host_layer_s.{name}" for name in frameworks))
 
 

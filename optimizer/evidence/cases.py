@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.hardware import EIGHT_BIT
+from layoutopt.optimizer.cost.hardware import EIGHT_BIT, HOPPER
 from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, Family, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_cluster import cluster_of, memory_size_stated
@@ -152,10 +152,9 @@ def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: F
         return Family.NANOTRON
     if model.is_moe:
         return Family.MOE
-    generation = gpu.architecture.partition("-")[0]
-    if generation == "hopper":
+    if gpu.generation.name == HOPPER:
         return Family.DENSE_HOPPER_8 if precision in EIGHT_BIT else Family.DENSE_HOPPER_16
-    return _DENSE.get(generation, Family.DENSE_OTHER)
+    return _DENSE.get(gpu.generation.name, Family.DENSE_OTHER)
 
 
 _DENSE = {"ampere": Family.DENSE_A100, "volta": Family.DENSE_V100, "blackwell": Family.DENSE_BLACKWELL}

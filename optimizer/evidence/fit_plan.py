@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.cost.hardware import EIGHT_BIT
+from layoutopt.optimizer.cost.hardware import EIGHT_BIT, HOPPER
 from layoutopt.optimizer.evidence.parameters import TIME_BOUNDS, Parameter, known_parameters
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -128,18 +129,12 @@ def concerns(name: str, case: Case) -> bool:
         return False
     if family in _FRAMEWORKS:
         return family == case.framework.value
-    architecture, generation = case.cluster.gpu.architecture, family.partition("-")[0]
-    architectures = _architectures()
-    if generation not in {known.partition("-")[0] for known in architectures}:
-        return True
-    if family in architectures and family != generation:
-        return family == architecture
-    return generation == architecture.partition("-")[0]
-
-
-def _architectures() -> frozenset[str]:
-    prefix = "gemm_cap."
-    return frozenset(name.removeprefix(prefix) for name in known_parameters() if name.startswith(prefix))
+    gpu, known = case.cluster.gpu, generations()
+    names = {generation.name for generation in known.values()}
+    if family in known and family not in names:
+        return family == gpu.architecture
+    named = next((name for name in names if family == name or family.startswith(f"{name}-")), None)
+    return named is None or named == gpu.generation.name
 
 
 def _any(case: Case) -> bool:
@@ -159,7 +154,7 @@ def _sharded_tensors(case: Case) -> bool:
 
 
 def _hopper(case: Case) -> bool:
-    return case.cluster.gpu.architecture.startswith("hopper")
+    return case.cluster.gpu.generation.name == HOPPER
 
 
 def _eight_bit(case: Case) -> bool:

@@ -12,17 +12,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A generation of GPUs: what of it software must know beside rates.
+
+    ``any_arrangement``: 8-bit operands multiply transposed or not, so that one copy of a weight serves both passes.
+    ``sized_experts``: one kernel over all local experts takes their token counts from the device.
+    ``ordered_streams``: kernels of several streams start in order without ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
+    """
+
+    name: str
+    any_arrangement: bool
+    sized_experts: bool
+    ordered_streams: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
     """One GPU model.
 
     ``dense_flops`` maps each supported precision to dense FLOP/s (no sparsity). ``memory_bytes`` is what
     the driver shows, ``nominal_memory_bytes`` what the datasheet says. Bandwidths are bytes/s, one way.
     ``nvlink_domain`` is the number of GPUs that reach each other over NVLink in the reference system,
-    ``gpus_per_node`` the number in one host. ``architecture`` names the family of calibrated constants.
+    ``gpus_per_node`` the number in one host. ``architecture`` names the family of calibrated constants, which
+    belongs to a ``generation``.
     """
 
     name: str
     architecture: str
+    generation: Generation
     dense_flops: Mapping[Precision, float]
     memory_bytes: float
     nominal_memory_bytes: float

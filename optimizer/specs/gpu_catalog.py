@@ -8,15 +8,17 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.cluster import Generation, GpuSpec
 from layoutopt.optimizer.specs.document import parse_document
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.kinds import nearest
 from layoutopt.optimizer.specs.units import shown
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.specs.cluster import GpuSpec
     from layoutopt.optimizer.specs.document import Document
 
+GENERATION_FACTS = ("any_arrangement", "sized_experts", "ordered_streams")
+GENERATION_KEYS = ("architectures", *GENERATION_FACTS)
 _REFERENCE = re.compile(r"([A-Za-z][A-Za-z0-9.-]*?)x(\d{1,30})")
 
 
@@ -39,6 +41,21 @@ def catalog() -> dict[str, dict[str, Any]]:
     """Return the entries as they stand in the file, by name."""
     entries: dict[str, dict[str, Any]] = _document().data["gpus"]
     return entries
+
+
+@cache
+def generations() -> dict[str, Generation]:
+    """Return the generation of every architecture; raises ``InputError`` for an entry that leaves a fact out."""
+    found: dict[str, Generation] = {}
+    for name, entry in _document().data["generations"].items():
+        missing = [key for key in GENERATION_KEYS if key not in entry]
+        if missing:
+            raise input_error(
+                "is missing", "yes or no", key=f"generations.{name}.{missing[0]}", file="gpus.yaml"
+            )
+        facts = {key: bool(entry[key]) for key in GENERATION_FACTS}
+        found |= {architecture: Generation(name=name, **facts) for architecture in entry["architectures"]}
+    return found
 
 
 @cache

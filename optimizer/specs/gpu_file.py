@@ -9,23 +9,15 @@ from pydantic import Field
 from layoutopt.optimizer.specs.cluster import GpuSpec
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, Kind, quantity, unknown_word, whole
 from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, FLOP_RATE, POWER, parse_quantity, shown
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 MAX_GPUS = 100_000_000
-ARCHITECTURES = [
-    "volta",
-    "ampere",
-    "hopper",
-    "hopper-500w",
-    "blackwell-b200",
-    "blackwell-gb200",
-    "blackwell-b300",
-    "blackwell-gb300",
-    "cdna3",
-]
-"""Families that have calibrated constants."""
+GENERATIONS = generations()
+ARCHITECTURES = list(GENERATIONS)
+"""Families of calibrated constants."""
 
 
 def _read_architecture(value: object) -> str:
@@ -100,6 +92,7 @@ class GpuFile(FileModel):
         return GpuSpec(
             name=self.name,
             architecture=self.architecture,
+            generation=GENERATIONS[self.architecture],
             dense_flops=self.dense_flops,
             memory_bytes=self.memory,
             nominal_memory_bytes=self.nominal_memory or self.memory,

@@ -65,9 +65,9 @@ class Fabric:
         return read_nvlink(self.graph)
 
     @property
-    def architecture(self) -> str:
+    def generation(self) -> str:
         """The GPUs' family and generation."""
-        return str(self.graph.nodes[GPU]["architecture"])
+        return str(self.graph.nodes[GPU]["generation"])
 
     @property
     def rails(self) -> bool:
@@ -90,7 +90,7 @@ class Fabric:
         """Sustained NVLink bandwidth of one GPU, one way; infinite where no two GPUs share NVLink."""
         if self.nvlink.domain == 1:
             return np.inf
-        return self.nvlink.bytes_per_s * self.links.nvlink_share(self.architecture)
+        return self.nvlink.bytes_per_s * self.links.nvlink_share(self.generation)
 
     @property
     def nvlink_limit(self) -> float:
@@ -108,7 +108,7 @@ class Fabric:
         """All-reduce bandwidth of in-switch reduction over a ring's; 1 where the switch does not reduce."""
         if not self.reduces or not self.links.tree:
             return 1.0
-        return self.links.in_switch_gain(self.architecture)
+        return self.links.in_switch_gain(self.generation)
 
     @cached_property
     def first_network(self) -> int:
@@ -127,7 +127,7 @@ class Fabric:
         """Sustained bytes/s of one GPU's way out of the tier's blocks, at ``ratio`` of all-reduce's."""
         if tier.is_host:
             return tier.bytes_per_s * self.links.host_fraction
-        return tier.bytes_per_s * self.links.network_share(self.architecture) * ratio
+        return tier.bytes_per_s * self.links.network_share(self.generation) * ratio
 
 
 @dataclass(frozen=True, slots=True, eq=False)

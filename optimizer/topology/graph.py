@@ -64,7 +64,7 @@ def cluster_graph(cluster: ClusterSpec, *, mesh: bool = False) -> nx.Graph:
         rail_optimized=cluster.rail_optimized,
         in_switch_reduction=cluster.in_switch_reduction,
     )
-    _node(graph, cluster, GPU, GPU, gpus=1, architecture=cluster.gpu.architecture)
+    _node(graph, cluster, GPU, GPU, gpus=1, generation=cluster.gpu.generation.name)
     inside = cluster.nvlink_domain
     if inside > 1:
         _add_nvlink(graph, cluster, mesh=mesh)

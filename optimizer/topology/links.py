@@ -70,21 +70,21 @@ class LinkConstants:
     ring: tuple[Protocol, ...]
     tree: tuple[Protocol, ...]
 
-    def nvlink_share(self, architecture: str) -> float:
-        """Return the NVLink fraction of a GPU architecture; a family without one is an error."""
-        return _of_family("nvlink_fraction", self.nvlink_fraction, architecture)
+    def nvlink_share(self, generation: str) -> float:
+        """Return the NVLink fraction of a GPU generation; one without it is an error."""
+        return _of_generation("nvlink_fraction", self.nvlink_fraction, generation)
 
-    def is_mesh(self, architecture: str) -> bool:
-        """Tell whether GPUs of an architecture have a link to each other one instead of a switch."""
-        return self.nvlink_mesh.get(_family(architecture), 0.0) > 0
+    def is_mesh(self, generation: str) -> bool:
+        """Tell whether GPUs of a generation have a link to each other one instead of a switch."""
+        return self.nvlink_mesh.get(generation, 0.0) > 0
 
-    def network_share(self, architecture: str) -> float:
-        """Return the share of nominal NIC bandwidth of a GPU architecture; unknown families are an error."""
-        return self.network_fraction * _of_family("nic_host_share", self.nic_host_share, architecture)
+    def network_share(self, generation: str) -> float:
+        """Return the share of nominal NIC bandwidth of a GPU generation; one without it is an error."""
+        return self.network_fraction * _of_generation("nic_host_share", self.nic_host_share, generation)
 
-    def in_switch_gain(self, architecture: str) -> float:
-        """Return the gain of in-switch reduction of a GPU architecture; a family without one is an error."""
-        return _of_family("nvls_gain", self.nvls_gain, architecture)
+    def in_switch_gain(self, generation: str) -> float:
+        """Return the gain of in-switch reduction of a GPU generation; one without it is an error."""
+        return _of_generation("nvls_gain", self.nvls_gain, generation)
 
     def ideal(self) -> LinkConstants:
         """Return links at their nominal bandwidth without latency: rings only, no reduction in switches."""
@@ -116,18 +116,15 @@ class LinkConstants:
         )
 
 
-def _family(architecture: str) -> str:
-    return architecture.partition("-")[0]
-
-
-def _of_family(name: str, values: Mapping[str, float], architecture: str) -> float:
-    family = _family(architecture)
-    if family not in values:
-        known = ", ".join(sorted(values))
+def _of_generation(name: str, values: Mapping[str, float], generation: str) -> float:
+    if generation not in values:
+        known = ", ".join(f"{name}.{family}" for family in sorted(values))
         raise input_error(
-            f"no constant {name} for GPU family {family!r}", f"known: {known}", key="architecture"
+            f"no constant {name}.{generation}",
+            f"state it under calibration of the cluster; known: {known}",
+            key="gpu",
         )
-    return values[family]
+    return values[generation]
 
 
 @cache
@@ -164,8 +161,11 @@ def load_links(calibration: Mapping[str, float] | None = None, *, alone: bool = 
         name: entry.alone if alone and entry.alone is not None else entry.value
         for name, entry in link_table().items()
     }
+    families = {name.partition(".")[0] for name in values if "." in name}
     for name, value in (calibration or {}).items():
         values |= {known: float(value) for known in values if known == name or known.startswith(f"{name}.")}
+        if name.partition(".")[0] in families and "." in name:
+            values[name] = float(value)
     start_s = values.pop("collective_start_s")
     values |= {name: value + start_s for name, value in values.items() if name.partition(".")[0] in _BASES}
     scalars = {name: value for name, value in values.items() if "." not in name}

@@ -49,7 +49,7 @@ class Topology:
         """Price on ``graph``, or on the one that the cluster's levels, or its explicit graph, give."""
         self.cluster = resolve_graph(cluster)
         self.links = links
-        mesh = links.is_mesh(cluster.gpu.architecture)
+        mesh = links.is_mesh(cluster.gpu.generation.name)
         self.graph = graph if graph is not None else cluster_graph(self.cluster, mesh=mesh)
         self._fabric = Fabric(self.graph, links)
         self._known: dict[tuple[_Pricing, bool, bytes], list[Line]] = {}

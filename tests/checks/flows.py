@@ -48,7 +48,7 @@ class FlowModel:
 
     @property
     def _mesh(self) -> bool:
-        return self.links.is_mesh(self.cluster.gpu.architecture)
+        return self.links.is_mesh(self.cluster.gpu.generation.name)
 
     @cached_property
     def edges(self) -> dict[Edge, int]:
@@ -70,9 +70,9 @@ class FlowModel:
     def capacities(self, ratio: float) -> FloatArray:
         """Sustained bytes/s of every directed edge, the network at ``ratio`` of all-reduce's."""
         share = {"nvlink": 1.0, "host": self.links.host_fraction, "port": 1.0}
-        share["network"] = self.links.network_share(self.cluster.gpu.architecture) * ratio
+        share["network"] = self.links.network_share(self.cluster.gpu.generation.name) * ratio
         if self.cluster.nvlink_domain > 1:
-            share["nvlink"] = self.links.nvlink_share(self.cluster.gpu.architecture)
+            share["nvlink"] = self.links.nvlink_share(self.cluster.gpu.generation.name)
         rates = np.empty(len(self.edges))
         for edge, number in self.edges.items():
             data = self.graph.edges[edge]

@@ -13,12 +13,14 @@ from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.cluster import GpuSpec
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 H100 = GpuSpec(
     name="h100",
     architecture="hopper",
+    generation=generations()["hopper"],
     dense_flops={Precision.BF16: 989.4e12, Precision.FP8: 1978.9e12},
     memory_bytes=85e9,
     nominal_memory_bytes=80e9,

@@ -18,6 +18,7 @@ from layoutopt.optimizer.interop.shell.scripts import parse_script
 from layoutopt.optimizer.interop.sources import Kind, import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import (
     LayerShape,
@@ -37,6 +38,7 @@ from layoutopt.optimizer.specs.workload import Workload
 GPU = GpuSpec(
     name="made-up",
     architecture="hopper",
+    generation=generations()["hopper"],
     dense_flops={Precision.BF16: 1e15},
     memory_bytes=85e9,
     nominal_memory_bytes=80e9,

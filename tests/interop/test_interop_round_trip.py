@@ -16,6 +16,7 @@ from layoutopt.optimizer.interop.launch.target import resolved
 from layoutopt.optimizer.interop.records import CheckpointSchedule
 from layoutopt.optimizer.interop.sources import Kind, import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.stage_split import build_stages, model_order
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 GPU = GpuSpec(
     name="made-up",
     architecture="hopper",
+    generation=generations()["hopper"],
     dense_flops={Precision.BF16: 1e15},
     memory_bytes=85e9,
     nominal_memory_bytes=80e9,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, NetworkLevel
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -18,6 +19,7 @@ def _gpu(domain: int, node: int) -> GpuSpec:
     return GpuSpec(
         name="test GPU",
         architecture="hopper",
+        generation=generations()["hopper"],
         dense_flops={Precision.FP16: 1e15, Precision.BF16: 1e15, Precision.FP8: 2e15},
         memory_bytes=80e9,
         nominal_memory_bytes=80e9,

@@ -226,7 +226,7 @@ def test_gpu_entries_are_sensible(name: str) -> None:
     if Precision.FP8 in gpu.dense_flops:
         assert gpu.dense_flops[Precision.FP8] == pytest.approx(2 * gpu.dense_flops[Precision.BF16], rel=1e-3)
     assert (Precision.BF16 in gpu.dense_flops) == (gpu.architecture != "volta")
-    assert (Precision.MXFP8 in gpu.dense_flops) == gpu.architecture.startswith("blackwell")
+    assert (Precision.MXFP8 in gpu.dense_flops) == (gpu.generation.name == "blackwell")
     assert gpu.nvlink_bytes_per_s > gpu.nic_bytes_per_s
 
 

@@ -17,7 +17,14 @@ from layoutopt.optimizer.specs.canonical import (
     to_plain,
     workload_from_plain,
 )
-from layoutopt.optimizer.specs.cluster import ClusterSpec, FailureSpec, GpuSpec, NetworkLevel, StorageSpec
+from layoutopt.optimizer.specs.cluster import (
+    ClusterSpec,
+    FailureSpec,
+    Generation,
+    GpuSpec,
+    NetworkLevel,
+    StorageSpec,
+)
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.loading import cluster_names, load_cluster, load_workload, model_names
@@ -122,6 +129,9 @@ GPUS = built(
     GpuSpec,
     name=NAMES,
     architecture=NAMES,
+    generation=built(
+        Generation, name=NAMES, any_arrangement=SWITCHES, sized_experts=SWITCHES, ordered_streams=SWITCHES
+    ),
     source=NAMES,
     dense_flops=st.dictionaries(st.sampled_from(Precision), RATES),
     **{key: COUNTS for key in ("nvlink_domain", "gpus_per_node", "sm_count")},

@@ -10,6 +10,7 @@ import pytest
 from checks.demands import exchange_demand, hop_demand, ring_demand, tree_demand
 from checks.flows import FlowModel
 
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.topology.collectives import tree_lines
 from layoutopt.optimizer.topology.fabric import Fabric
 from layoutopt.optimizer.topology.groups import GroupBatch, group_members
@@ -178,7 +179,7 @@ def test_mesh_of_links(
 ) -> None:
     """GPUs joined by single links: exchanges and sends cost what they cost on every link."""
     base = make_cluster(32)
-    for case in cases(replace(base, gpu=replace(base.gpu, architecture="cdna3")), make_group):
+    for case in cases(replace(base, gpu=replace(base.gpu, generation=generations()["cdna3"])), make_group):
         topology = Topology(case.cluster, LINKS)
         exchange_s = case.flows.seconds(
             exchange_demand(case.members, 32, SIZE_BYTES), LINKS.network_all_to_all

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 from layoutopt.optimizer.topology.links import link_table, load_links
 from layoutopt.optimizer.topology.mesh import mesh_groups
@@ -70,7 +71,7 @@ def test_two_nodes_beat_four(make_cluster: MakeCluster, make_group: MakeGroup) -
 def test_nvlink_domain_beyond_a_node(make_cluster: MakeCluster, make_group: MakeGroup) -> None:
     """NVL72: 72 ranks on 18 nodes reduce at NVLink speed (published 850 GB/s in the switch, 680 by rings)."""
     base = make_cluster(576, gpus_per_node=4, nvlink_domain=72, nics_per_node=4, in_switch_reduction=True)
-    gpu = replace(base.gpu, architecture="blackwell-gb200", nvlink_bytes_per_s=900e9)
+    gpu = replace(base.gpu, generation=generations()["blackwell-gb200"], nvlink_bytes_per_s=900e9)
     topology = Topology(replace(base, gpu=gpu), LINKS)
     assert bus_bandwidth(topology, "all_reduce_s", 16e9, make_group(72, 1, 576)) == pytest.approx(
         850e9, rel=0.02
@@ -122,7 +123,7 @@ def test_pairs_of_nvlink_use_the_host_link(make_cluster: MakeCluster, make_group
 def test_mesh_of_links(make_cluster: MakeCluster, make_group: MakeGroup) -> None:
     """Eight MI300X, each with a link of 64 GB/s to each other: a pair has one link, all eight have seven."""
     base = make_cluster(8)
-    gpu = replace(base.gpu, architecture="cdna3", nvlink_bytes_per_s=448e9)
+    gpu = replace(base.gpu, generation=generations()["cdna3"], nvlink_bytes_per_s=448e9)
     topology = Topology(replace(base, gpu=gpu), LINKS.ideal())
     for size in (2, 4, 8):  # every shard goes straight to every peer over its own link
         assert topology.all_gather_s(1e9, make_group(size, 1, 8))[0] == pytest.approx(1e9 / size / 64e9)
@@ -244,8 +245,10 @@ def test_every_constant_is_documented() -> None:
 def test_unknown_gpu_family_is_an_error(make_cluster: MakeCluster, make_group: MakeGroup) -> None:
     """No silent fallback for a GPU without a measured NVLink fraction."""
     cluster = make_cluster(8)
-    unknown = replace(cluster, gpu=replace(cluster.gpu, architecture="pascal-p100"))
-    with pytest.raises(InputError, match="nvlink_fraction for GPU family 'pascal'"):
+    unknown = replace(
+        cluster, gpu=replace(cluster.gpu, generation=replace(cluster.gpu.generation, name="pascal"))
+    )
+    with pytest.raises(InputError, match=r"no constant nvlink_fraction\.pascal"):
         Topology(unknown, LINKS).all_reduce_s(1e9, make_group(8, 1, 8))
 
 

@@ -94,7 +94,7 @@ def _mean_bus(fits: Sequence[CollectiveFit]) -> float:
 
 def _inside(fits: Sequence[CollectiveFit], cluster: ClusterSpec) -> dict[str, Sourced]:
     """Constants of the NVLink domain."""
-    family = cluster.gpu.architecture.split("-")[0]
+    family = cluster.gpu.generation.name
     gathers = _largest(fits, GATHERS, across=False)
     reduces = _largest(fits, ("all_reduce",), across=False)
     values: dict[str, Sourced] = {}

@@ -30,8 +30,6 @@ OFFLOAD_MODULES = (
 )  # fmt: skip
 """What a block keeps, by Megatron-LM's names (core/transformer/transformer_config.py)."""
 
-PRE_BLACKWELL = ("volta", "ampere", "hopper", "ada")
-
 
 def export(target: Target) -> ExportedJob:
     """Write ``launch.sh``."""
@@ -68,7 +66,7 @@ def environment(target: Target, notes: list[str]) -> str:
     if layout.zero >= 2:
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS is not 1: FSDP prefetching needs several connections")
         return "unset CUDA_DEVICE_MAX_CONNECTIONS  # FSDP refuses 1\n"
-    old = target.cluster.gpu.architecture.lower().startswith(PRE_BLACKWELL)
+    old = not target.cluster.gpu.generation.ordered_streams
     if old and (layout.tp > 1 or layout.cp > 1):
         return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory below Blackwell when tp > 1 or cp > 1\n"
     return "export CUDA_DEVICE_MAX_CONNECTIONS=32\n"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _ARGUMENTS = "NVIDIA/Megatron-LM training/arguments.py"
 _CONFIG = "NVIDIA/Megatron-LM core/transformer/transformer_config.py"
-_BLACKWELL = 100
 
 
 def _when(flag: str, fits: Callable[[LayoutBatch, Context], BoolArray]) -> Callable[..., BoolArray]:
@@ -114,17 +113,10 @@ def _aware_optimizer(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _connections(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """One hardware queue orders tp and cp kernels before Blackwell, FSDP needs several; both only warn."""
     one = ctx.options.cuda_device_max_connections == 1
-    ordered = ((rows.tp > 1) | (rows.cp > 1)) & (_compute_capability(ctx) < _BLACKWELL)
+    ordered = ((rows.tp > 1) | (rows.cp > 1)) & (not ctx.cluster.gpu.generation.ordered_streams)
     sharded = rows.zero >= 2
     result: BoolArray = (~sharded | ordered) if one else (~ordered | sharded)
     return result
-
-
-def _compute_capability(ctx: Context) -> int:
-    """Return 100 for GPUs with block-scaled formats (compute capability 10.0 and up), else 90 or less."""
-    from layoutopt.optimizer.specs.vocabulary import Precision
-
-    return _BLACKWELL if Precision.MXFP8 in ctx.cluster.gpu.dense_flops else 90
 
 
 def _connections_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
