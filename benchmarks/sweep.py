@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_workload
 from layoutopt.optimizer.sweep.executors.local import LocalExecutor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -43,10 +43,6 @@ class Band:
     unseen_median_ape: float
     unseen_p90_ape: float
     indistinct: float
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
     def deviation(self, *, calibrated: bool) -> float:
         """Return the standard deviation of a normal error whose nine tenths lie within the band.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import Band, error_band
@@ -23,19 +23,6 @@ class Honesty:
     band: Band
     ties: tuple[Tie, ...]
     robust: RobustChoice | None = None
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the band, and the robust choice where it was asked for, in plain form."""
-        plain: dict[str, Any] = {"error_band": self.band.to_plain()}
-        if self.robust is not None:
-            plain["robust"] = {
-                "chosen": self.robust.chosen,
-                "worst_regret": list(self.robust.worst_regret),
-                "step_time_s": list(self.robust.step_time_s),
-                "samples": self.robust.samples,
-                "seed": self.robust.seed,
-            }
-        return plain
 
 
 def assess(

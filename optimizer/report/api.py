@@ -314,7 +314,7 @@ class Result(_Answer):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as ``layoutopt solve --json`` prints it."""
-        from layoutopt.optimizer.report.plain_plan import plan_to_plain
+        from layoutopt.optimizer.report.json_forms import plan_to_plain
 
         return plan_to_plain(self.plan)
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.honesty import assess
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.verify.api import verify_written
 
 if TYPE_CHECKING:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.simulate.orders import Pipeline
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
+
+POINTS = 200
+"""Moments at which memory over time is given for each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,15 @@ class RankMemory:
     time_s: FloatArray
     held_bytes: FloatArray
     in_flight: FloatArray
+
+    def sampled(self, until_s: float, points: int = POINTS) -> tuple[FloatArray, FloatArray]:
+        """Return (seconds, bytes): the most that is held in each of ``points`` equal stretches of the step."""
+        edges = np.linspace(0.0, until_s, points + 1)
+        before = np.searchsorted(self.time_s, edges[:-1], side="right") - 1
+        most = np.where(before >= 0, self.held_bytes[np.maximum(before, 0)], self.held_bytes.min())
+        stretch = np.clip(np.searchsorted(edges, self.time_s, side="right") - 1, 0, points - 1)
+        np.maximum.at(most, stretch, self.held_bytes)
+        return edges[:-1], most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
@@ -39,32 +39,89 @@ _NAMES = {
 _OMITTED_IF_EMPTY = ("recomputed_kinds", "savers")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How JSON differs from a record's fields.
+
+    ``without`` are fields left out, ``endless`` fields whose infinity is null, ``renamed`` maps fields to keys. ``added``
+    maps further keys to a path of attributes (``"estimate.step_time_s"``, null where any of them is None) or to a function
+    of the record.
+    """
+
+    without: tuple[str, ...] = ()
+    endless: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    added: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+
+
 def to_plain(spec: Any) -> dict[str, Any]:
     """Return a spec as JSON-able data: mappings, lists, numbers, texts, true, false and null.
 
     Numbers of fields that hold fractions come out as floats, so equal specs give equal data.
     """
-    plain = _plain(spec, type(spec))
+    plain = _Encoder(typed=True).encode(spec, type(spec))
     assert isinstance(plain, dict)
     return plain
 
 
-def _plain(value: Any, hint: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
-        items = {field.name: _plain(getattr(value, field.name), hints[field.name]) for field in fields(value)}
+def encode(value: Any, forms: Mapping[str, Form] | None = None) -> Any:
+    """Return any record as JSON-able data: its fields by name, but for what ``forms`` says of its class.
+
+    Forms are named by module and class (``form_name``), so that no class has to be imported for its form. Arrays become
+    lists. Infinity and NaN stay what they are: JSON refuses them where no form says that a field may be endless.
+    """
+    return _Encoder(forms=forms or {}).encode(value)
+
+
+def form_name(kind: type) -> str:
+    """Name a class as tables of forms do: module below ``optimizer``, a colon, the class."""
+    return f"{kind.__module__.removeprefix('layoutopt.optimizer.')}:{kind.__name__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encoder:
+    """Turns records into plain data; ``typed`` heeds the types of fields and leaves numbers as they are."""
+
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    typed: bool = False
+
+    def encode(self, value: Any, hint: Any = Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return self._record(value)
+        if isinstance(value, StrEnum):
+            return str(value)
+        if isinstance(value, Mapping):
+            inner = (get_args(hint) or (Any, Any))[1]
+            return {str(key): self.encode(item, inner) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            inner = (get_args(hint) or (Any,))[0]
+            return [self.encode(item, inner) for item in value]
+        if hasattr(value, "tolist"):  # an array, or a single number of one
+            return self.encode(value.tolist())
+        return self._number(value, hint) if isinstance(value, int | float) else value
+
+    def _number(self, value: float, hint: Any) -> float:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if self.typed and is_whole and float in (hint, *get_args(hint)) else value
+
+    def _record(self, record: Any) -> dict[str, Any]:
+        kind: type = type(record)
+        form, hints = self.forms.get(form_name(kind), Form()), _hints(kind) if self.typed else {}
+        kept = [item.name for item in fields(record) if item.name not in form.without]
+        items = {
+            form.renamed.get(name, name): self.encode(getattr(record, name), hints.get(name, Any))
+            for name in kept
+        }
+        items |= {name: None for name in form.endless if items[name] == math.inf}
+        for key, source in form.added.items():
+            items[key] = self.encode(_follow(record, source) if isinstance(source, str) else source(record))
         return {name: item for name, item in items.items() if item or name not in _OMITTED_IF_EMPTY}
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, Mapping):
-        inner = (get_args(hint) or (Any, Any))[1]
-        return {str(key): _plain(item, inner) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        inner = (get_args(hint) or (Any,))[0]
-        return [_plain(item, inner) for item in value]
-    if isinstance(value, int) and not isinstance(value, bool) and float in (hint, *get_args(hint)):
-        return float(value)
-    return value
+
+
+def _follow(record: Any, path: str) -> Any:
+    for name in path.split("."):
+        record = None if record is None else getattr(record, name)
+    return record
 
 
 def digest(obj: Any) -> str:
@@ -73,7 +130,7 @@ def digest(obj: Any) -> str:
     It depends on content alone: the order of keys does not matter. Raises ``ValueError`` for NaN and
     infinity.
     """
-    plain = _plain(obj, type(obj))
+    plain = _Encoder(typed=True).encode(obj, type(obj))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

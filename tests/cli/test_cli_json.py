@@ -61,7 +61,7 @@ def test_plan_keys(plan_text: str) -> None:
     plan = json.loads(plan_text)
     assert set(plan) == PLAN
     assert plan["status"] == "optimal"
-    assert set(plan["objective"]) == {"step_time_s", "bound_s", "gap"}
+    assert set(plan["objective"]) >= {"step_time_s", "bound_s", "gap"}
     assert plan["objective"]["bound_s"] <= plan["objective"]["step_time_s"]
     assert_layout(plan["layout"])
     assert_estimate(plan["estimate"])

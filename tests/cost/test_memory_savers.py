@@ -13,7 +13,7 @@ from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.report.plain import layout_to_plain
+from layoutopt.optimizer.report.json_forms import to_plain
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.memory import divisors
 from layoutopt.optimizer.simulate.layouts import simulate_workload
@@ -110,9 +110,9 @@ def test_a_slower_link_costs_more() -> None:
 def test_savers_survive_files(tmp_path: Path) -> None:
     """JSON and the layout's line name them when there are any, and both are read again."""
     layout = replace(LAYOUT, savers=(MOMENTS, OPTIMIZER))
-    plain = layout_to_plain(layout)
+    plain = to_plain(layout)
     assert plain["savers"] == ["bf16-moments", "offload-optimizer"]
-    assert "savers" not in layout_to_plain(LAYOUT)
+    assert "savers" not in to_plain(LAYOUT)
     assert "savers" not in layout_text(LAYOUT)
     path = tmp_path / "layout.json"
     path.write_text(json.dumps(plain))

@@ -137,4 +137,4 @@ def test_the_simple_model_has_no_band(plan: Plan, workload: Workload) -> None:
     assert assess(plan, workload, CLUSTER, SolveOptions(cost=CostKind.SIMPLE)) is None
     full = assess(plan, workload, CLUSTER, SolveOptions())
     assert full is not None and full.robust is None
-    assert full.to_plain()["error_band"]["family"] == "dense 16-bit H100"
+    assert full.band.family == "dense 16-bit H100"

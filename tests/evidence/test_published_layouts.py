@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from layoutopt.optimizer.evidence.published import CHUNKS, distance, reference_runs, references
-from layoutopt.optimizer.report.plain_published import published_to_plain
+from layoutopt.optimizer.report.json_forms import published_to_plain
 from layoutopt.optimizer.report.tables.published import published_tables
 from layoutopt.optimizer.specs.vocabulary import Verdict
 

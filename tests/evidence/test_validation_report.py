@@ -14,10 +14,10 @@ from layoutopt.optimizer.evidence.assumptions import built_in, parse_assumptions
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case, build_cases
 from layoutopt.optimizer.evidence.memory import compare_memory, verdict_of
-from layoutopt.optimizer.evidence.plain import plain_report
 from layoutopt.optimizer.evidence.predict import Prediction, predict
 from layoutopt.optimizer.evidence.prepare import prepare, step_times_s
 from layoutopt.optimizer.evidence.validate import validate
+from layoutopt.optimizer.report.json_forms import validation_to_plain
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_errors_are_against_the_measured_time(runs: list[MeasuredRun]) -> None:
 
 def test_json_keys(runs: list[MeasuredRun]) -> None:
     """The keys that programs read, with finite numbers; errors are fractions."""
-    plain = plain_report(validate(runs), worst=2)
+    plain = validation_to_plain(validate(runs), worst=2)
     json.dumps(plain, allow_nan=False)
     assert {
         "rows",
@@ -109,7 +109,7 @@ def test_json_keys(runs: list[MeasuredRun]) -> None:
 
 def test_an_empty_report_has_no_figures(make_run: Callable[..., MeasuredRun]) -> None:
     """When every row is skipped the figures are null, not zero."""
-    plain = plain_report(validate([make_run(method="lora")]))
+    plain = validation_to_plain(validate([make_run(method="lora")]))
     assert plain["step_time"]["mape"] is None
     assert plain["ranking"]["kendall_tau"] is None
     assert plain["per_row"] == []

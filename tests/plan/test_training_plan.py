@@ -11,9 +11,9 @@ import pytest
 
 from layoutopt.optimizer.cost.budget import training_budget
 from layoutopt.optimizer.plan.options import PlanOptions
-from layoutopt.optimizer.plan.plain import training_plan_to_plain
 from layoutopt.optimizer.plan.training_plan import make_training_plan, phase_workloads
 from layoutopt.optimizer.plan.watch import slow_rank
+from layoutopt.optimizer.report.json_forms import to_plain
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError
@@ -136,7 +136,7 @@ def test_a_slow_rank_costs_nearly_its_own_slowness(planned: TrainingPlan) -> Non
 
 def test_plain_data_is_json(planned: TrainingPlan) -> None:
     """Everything comes out as strict JSON with the promised keys."""
-    plain = json.loads(json.dumps(training_plan_to_plain(planned), allow_nan=False))
+    plain = json.loads(json.dumps(to_plain(planned), allow_nan=False))
     assert [phase["name"] for phase in plain["phases"]] == ["main", "long context"]
     assert plain["phases"][0]["watch"]["mfu_causal"]["expected"] == planned.phases[0].estimate.mfu_causal
     assert plain["faults"]["schedules"][0]["waste"]["total"] > 0

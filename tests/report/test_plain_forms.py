@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import Plan, SolveOptions

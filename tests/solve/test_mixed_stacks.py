@@ -11,7 +11,7 @@ import pytest
 from layoutopt.optimizer.cost.estimate import batch_of_one
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions

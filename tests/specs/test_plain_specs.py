@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.report.plain import layout_to_plain
+from layoutopt.optimizer.report.json_forms import to_plain as printed
 from layoutopt.optimizer.specs.canonical import (
     cluster_from_plain,
     digest,
@@ -218,7 +218,7 @@ def test_clusters_survive_json(cluster: ClusterSpec) -> None:
 def test_layouts_survive_json(layout: Layout) -> None:
     """A layout comes back equal from JSON; its plain form is the one that reports print."""
     assert layout_from_plain(through_json(layout)) == layout
-    assert to_plain(layout) == layout_to_plain(layout)
+    assert to_plain(layout) == printed(layout)
 
 
 def test_builtins_survive_json() -> None:

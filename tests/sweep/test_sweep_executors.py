@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.inputs import cost_model_digest
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.sweep.executors.local import LocalExecutor

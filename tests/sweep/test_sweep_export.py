@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.sweep.export import MISSING_PYARROW, export_rows, format_of, write_rows
 from layoutopt.optimizer.sweep.rows import EXPORTED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
 from layoutopt.optimizer.sweep.owners import new_owner
@@ -130,7 +130,7 @@ def test_real_points_with_warm_starts_equal_cold_ones(tmp_path: Path, make_point
 KILLED = """
 import sys
 from dataclasses import dataclass, replace
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_workload
 from layoutopt.optimizer.sweep.executors.local import LocalExecutor

@@ -24,9 +24,9 @@ def command(kind: str, search: str, output: OutputOptions) -> None:
     else:
         found = find_catalog(KINDS, kind)
     if output.json:
-        from layoutopt.optimizer.report.plain_lists import catalog_to_plain
+        from layoutopt.optimizer.report.json_forms import to_plain
 
-        print_json(catalog_to_plain(found))
+        print_json(to_plain(found.listed))
         return
     from layoutopt.optimizer.report.tables.catalog import catalog_tables
 

@@ -65,9 +65,9 @@ def command(
 
 def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: OutputOptions) -> None:
     if output.json:
-        from layoutopt.optimizer.report.plain_plan import judgement_to_plain
+        from layoutopt.optimizer.report.json_forms import to_plain
 
-        print_json(judgement_to_plain(judgement))
+        print_json(to_plain(judgement))
         return
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.report.commands.pricing import preset_of

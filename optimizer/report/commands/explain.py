@@ -108,7 +108,7 @@ def _wish(
 
 def _print(found: Explanation, wishes: list[WhyNot], job: Job, output: OutputOptions) -> None:
     if output.json:
-        from layoutopt.optimizer.report.plain_explain import explanation_to_plain
+        from layoutopt.optimizer.report.json_forms import explanation_to_plain
 
         print_json(explanation_to_plain(found, wishes, job.died))
         return

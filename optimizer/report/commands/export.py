@@ -188,7 +188,7 @@ def _hand_out(job: ExportedJob, folder: Path | None, output: OutputOptions) -> N
 
 
 def _plain(job: ExportedJob) -> dict[str, Any]:
-    from layoutopt.optimizer.report.plain import layout_to_plain
+    from layoutopt.optimizer.report.json_forms import to_plain
 
     plain = {
         name: value for name, value in asdict(job).items() if name not in ("layout", "framework", "notes")
@@ -198,6 +198,6 @@ def _plain(job: ExportedJob) -> dict[str, Any]:
         | plain
         | {
             "notes": list(job.notes),
-            "layout": layout_to_plain(job.layout),
+            "layout": to_plain(job.layout),
         }
     )

@@ -44,9 +44,9 @@ def command(
     their logs, torch's out-of-memory messages, Slurm and PBS node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and
     node-link graphs. Models and layouts come out as files that MODEL and --layout read.
     """
+    from layoutopt.optimizer.interop.files import notes_of
     from layoutopt.optimizer.interop.sources import import_path
     from layoutopt.optimizer.report.commands.inputs import named
-    from layoutopt.optimizer.report.plain_import import notes_of
 
     options = {"job": import_path(job).value if job else None, "collective": collective}
     with named(kind="--kind", collective="--collective"):
@@ -64,9 +64,9 @@ def command(
 
 
 def _plain(found: Imported, file: str, part: str | None, cluster: str | None) -> dict[str, Any]:
+    from layoutopt.optimizer.interop.files import calibration_to_plain, imported_to_plain
     from layoutopt.optimizer.interop.machines.nccl_calibration import suggest_calibration
     from layoutopt.optimizer.interop.sources import Kind
-    from layoutopt.optimizer.report.plain_import import calibration_to_plain, imported_to_plain
 
     if cluster is not None:
         if found.kind is not Kind.NCCL_TESTS:

@@ -150,6 +150,7 @@ def _with_error(
     """Set the error of the step time: as stated, else from measured runs of this kind, and say where it is from."""
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.evidence.band import error_band
+    from layoutopt.optimizer.report.json_forms import to_plain
     from layoutopt.optimizer.report.tables.honesty import range_section
 
     if stated is not None:
@@ -161,7 +162,7 @@ def _with_error(
     deviation = band.deviation(calibrated=calibrated)
     table = range_section(band, deviation, calibrated=calibrated)
     return replace(options, relative_error=deviation), [
-        _Extra(key="error_band", plain=band.to_plain(), table=table)
+        _Extra(key="error_band", plain=to_plain(band), table=table)
     ]
 
 
@@ -210,9 +211,9 @@ def _print_none(
 def _print_plan(
     training: TrainingPlan, extra: list[_Extra], file: Path | None, output: OutputOptions
 ) -> ExitCode:
-    from layoutopt.optimizer.plan.plain import training_plan_to_plain
+    from layoutopt.optimizer.report.json_forms import to_plain
 
-    plain = training_plan_to_plain(training) | {part.key: part.plain for part in extra}
+    plain = to_plain(training) | {part.key: part.plain for part in extra}
     if file is not None:
         write_json(file, plain, key=OUTPUT)
         note(f"wrote {file}", output)
@@ -252,28 +253,28 @@ def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: Pl
     """Answer questions about other sizes of the cluster."""
     if asked.days is None and not asked.fewest and asked.sizes is None:
         return []
+    from layoutopt.optimizer.report.json_forms import to_plain
     from layoutopt.optimizer.report.tables.sweep import fewest_section, sizes_section
     from layoutopt.optimizer.sweep.families import load_family
     from layoutopt.optimizer.sweep.inverse import cheapest, cost_by_size, fewest_for_deadline, fewest_that_fit
-    from layoutopt.optimizer.sweep.plain import fewest_to_plain, sizes_to_plain
     from layoutopt.optimizer.sweep.ranges import parse_counts
 
     family, parts = load_family(cluster), []
     if asked.fewest:
         found = fewest_that_fit(workload, family, options.solve)
         table = fewest_section("Fewest GPUs that fit", found, priced=False)
-        parts.append(_Extra(key="fewest", plain=fewest_to_plain(found), table=table))
+        parts.append(_Extra(key="fewest", plain=to_plain(found), table=table))
     if asked.days is not None:
         found = fewest_for_deadline(workload, family, options, days=asked.days)
         table = fewest_section(f"Fewest GPUs for {asked.days:g} days", found, priced=True)
-        parts.append(_Extra(key="deadline", plain=fewest_to_plain(found), table=table))
+        parts.append(_Extra(key="deadline", plain=to_plain(found), table=table))
     if asked.sizes is not None:
         answers = cost_by_size(workload, family, parse_counts(asked.sizes, key="--sizes"), options)
         best = cheapest(answers, days=asked.days)
         within = "" if asked.days is None else f" within {asked.days:g} days"
         note_text = f"{'cheapest' if options.gpu_hour_cost is not None else 'fewest GPU-days'}{within} marked"
         table = sizes_section("Sizes", answers, best.gpus if best else None, note_text)
-        plain = {"cheapest_gpus": best.gpus if best else None, "answers": sizes_to_plain(answers)}
+        plain = {"cheapest_gpus": best.gpus if best else None, "answers": to_plain(answers)}
         parts.append(_Extra(key="sizes", plain=plain, table=table, drawn=answers))
     return parts
 
@@ -282,16 +283,16 @@ def _machine_questions(
     training: TrainingPlan, workload: Workload, cluster: ClusterSpec, asked: _Asked, options: PlanOptions
 ) -> list[_Extra]:
     """Answer questions about the batch and the machine."""
+    from layoutopt.optimizer.report.json_forms import to_plain
     from layoutopt.optimizer.report.tables.sweep import batch_section, marginal_section
     from layoutopt.optimizer.sweep.inverse import largest_useful_batch, marginal_values
-    from layoutopt.optimizer.sweep.plain import batch_to_plain, marginal_to_plain
 
     parts = []
     if asked.largest_batch:
         batch = largest_useful_batch(workload, cluster, options.solve)
-        parts.append(_Extra(key="largest_batch", plain=batch_to_plain(batch), table=batch_section(batch)))
+        parts.append(_Extra(key="largest_batch", plain=to_plain(batch), table=batch_section(batch)))
     if asked.marginal:
         values = marginal_values(workload, cluster, training.phases[0].estimate.step_time_s, options)
-        plain, table = marginal_to_plain(values), marginal_section(values)
+        plain, table = to_plain(values), marginal_section(values)
         parts.append(_Extra(key="marginal", plain=plain, table=table, drawn=values))
     return parts

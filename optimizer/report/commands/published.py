@@ -33,7 +33,7 @@ def command(no_search: bool, time_limit: float | None, workers: int, output: Out
     limit = float("inf") if time_limit is None else time_limit
     found = [(one, None if no_search else _distance(one, limit, workers, output)) for one in references()]
     if output.json:
-        from layoutopt.optimizer.report.plain_published import published_to_plain
+        from layoutopt.optimizer.report.json_forms import published_to_plain
 
         print_json(published_to_plain(found))
     else:

@@ -52,7 +52,7 @@ def command(plan: Path, stated: str | None, trace: Path | None, output: OutputOp
         write_file(trace, json.dumps(chrome_trace(found.result), separators=(",", ":")).encode(), key=TRACE)
         note(f"wrote {trace}", output)
     if output.json:
-        from layoutopt.optimizer.report.plain_simulation import simulation_to_plain
+        from layoutopt.optimizer.report.json_forms import simulation_to_plain
 
         print_json(simulation_to_plain(found))
     else:

@@ -101,7 +101,7 @@ def command(
     plan = _solve(workload, machine, options, output, compare_any=compare_any)
     honesty = assess(plan, workload, machine, options, robust=robust)
     if file is not None:
-        from layoutopt.optimizer.report.plain_plan import plan_to_plain
+        from layoutopt.optimizer.report.json_forms import plan_to_plain
 
         write_json(file, plan_to_plain(plan, honesty), key=OUTPUT)
         note(f"wrote {file}", output)
@@ -117,7 +117,7 @@ def _print_space(
 
     space = describe_space(workload, cluster, options)
     if output.json:
-        from layoutopt.optimizer.report.plain_plan import space_to_plain
+        from layoutopt.optimizer.report.json_forms import space_to_plain
 
         print_json(space_to_plain(space))
     else:
@@ -160,7 +160,7 @@ def _print_plan(
     honesty: Honesty | None,
 ) -> None:
     if output.json:
-        from layoutopt.optimizer.report.plain_plan import plan_to_plain
+        from layoutopt.optimizer.report.json_forms import plan_to_plain
 
         print_json(plan_to_plain(plan, honesty))
         return

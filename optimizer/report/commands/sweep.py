@@ -234,7 +234,7 @@ def _executor(jobs: int | None, scheduler: str | None) -> Executor:
 def _run(
     points: Sequence[SweepPoint], store: Path, executor: Executor, output: OutputOptions, **options: Any
 ) -> SweepResult:
-    from layoutopt.optimizer.report.plain_plan import plan_to_plain
+    from layoutopt.optimizer.report.json_forms import plan_to_plain
     from layoutopt.optimizer.report.sweep_progress import SweepProgressPrinter
     from layoutopt.optimizer.sweep.run import run_sweep
 
@@ -279,7 +279,7 @@ def _draw(
 
 def _print(result: SweepResult, rows: list[Row], store: Path, output: OutputOptions, *, nested: bool) -> None:
     if output.json:
-        from layoutopt.optimizer.sweep.plain import sweep_to_plain
+        from layoutopt.optimizer.report.json_forms import sweep_to_plain
 
         print_json(sweep_to_plain(result, rows))
         return

@@ -65,9 +65,9 @@ def show(
     if graph is not None:
         write_file(graph, graphml(machine), key="--graph")
     if output.json:
-        from layoutopt.optimizer.report.plain_lists import topology_to_plain
+        from layoutopt.optimizer.report.json_forms import to_plain
 
-        print_json(topology_to_plain(table))
+        print_json(to_plain(table))
         return
     from layoutopt.optimizer.report.tables.topology import topology_tables
 

@@ -51,9 +51,9 @@ def command(
     runs, assumptions = read_tables(tables), _assumptions(assume)
     report = _validate(runs, assumptions, output)
     if output.json:
-        from layoutopt.optimizer.evidence.plain import plain_report
+        from layoutopt.optimizer.report.json_forms import validation_to_plain
 
-        print_json(plain_report(report, worst=worst))
+        print_json(validation_to_plain(report, worst=worst))
     else:
         from layoutopt.optimizer.report.tables.validation import validation_tables
 

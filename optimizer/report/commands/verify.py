@@ -35,7 +35,9 @@ def command(plan: Path, model: str | None, cluster: str | None, output: OutputOp
         cluster=load_cluster(cluster) if cluster else None,
     )
     if output.json:
-        print_json(report.to_plain())
+        from layoutopt.optimizer.report.json_forms import to_plain
+
+        print_json(to_plain(report))
     else:
         from layoutopt.optimizer.report.tables.verdict import verify_tables
 

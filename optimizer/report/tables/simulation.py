@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.plain_simulation import sampled_memory
 from layoutopt.optimizer.report.tables.console import facts, grid, section
 from layoutopt.optimizer.specs.units import format_seconds
 
@@ -74,7 +73,7 @@ def _ranks(found: LayoutSimulation) -> RenderableType:
 
 
 def _bars(found: LayoutSimulation, rank: int) -> str:
-    _, held = sampled_memory(found.result.memory[rank], found.result.makespan_s, WIDTH)
+    _, held = found.result.memory[rank].sampled(found.result.makespan_s, WIDTH)
     peak = float(held.max())
     top = len(BARS) - 1
     return "".join(BARS[round(top * value / peak)] for value in held.tolist()) if peak else ""
