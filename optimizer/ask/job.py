@@ -139,7 +139,7 @@ def _collect(files: tuple[str, ...]) -> _Found:
             found.notes += notes_on(file, value.notes)
         elif isinstance(value, NodeSet):
             found.nodes = value
-        elif imported.kind is Kind.TORCH_OOM:
+        elif imported.kind == Kind.TORCH_OOM:
             found.died = (*found.died, *value)
         else:
             what = f"is {imported.kind}"

@@ -24,8 +24,6 @@ STDIN = "-"
 OWN_MODEL = re.compile(r'^\s*"?architecture"?\s*:', re.MULTILINE)
 """The key by which this tool's model files are told from those of other tools."""
 
-WITH_MODEL = ("hf-", "megatron-", "bridge-", "torchtitan-", "deepspeed-", "nanotron-", "accelerate-")
-"""Kinds of files that describe or name a model, and logs, which are then refused by name."""
 
 FROM_CLUSTER = re.compile(r"([\w.\-]{1,60})@(.+)", re.DOTALL)
 
@@ -136,7 +134,7 @@ def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int 
 
 def is_foreign_model(source: str | Path | Stream) -> bool:
     """Tell whether a model is named by a file or folder of another tool."""
-    from layoutopt.optimizer.interop.sources import detect_kind, read_text
+    from layoutopt.optimizer.interop.sources import detect_kind, holds_model, read_text
     from layoutopt.optimizer.specs.document import exists
 
     if isinstance(source, Stream):
@@ -151,7 +149,7 @@ def is_foreign_model(source: str | Path | Stream) -> bool:
     if OWN_MODEL.search(text):
         return False
     try:
-        return detect_kind(text, name).value.startswith(WITH_MODEL)
+        return holds_model(detect_kind(text, name))
     except InputError:
         return bool(name) and Path(name).suffix not in (".yaml", ".yml", ".json")
 

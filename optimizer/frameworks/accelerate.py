@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT
 from layoutopt.optimizer.frameworks.llm_foundry import DATA_PARALLEL
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, LaunchFormat, PublishedRelease
 
 # Newest first: what each release lacks that the one behind it has. Names were searched in the source distributions
 # on PyPI, whose days of upload are the dates below.
@@ -26,4 +26,11 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(1, 15), date="2026-09-09", abilities=_1_10),
     ),
     exports="1.15",
+    imports=(
+        LaunchFormat(
+            kind="accelerate-yaml",
+            reader="import_accelerate",
+            sign=r"^distributed_type:|^fsdp_config:|^parallelism_config:",
+        ),
+    ),
 )

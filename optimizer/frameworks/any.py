@@ -52,5 +52,6 @@ RECORD = FrameworkRecord(
         )
     ),
     exports=None,
+    imports=(),
     dated=True,
 )

@@ -22,4 +22,5 @@ RECORD = FrameworkRecord(
     family=Family.FREEST,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES)),),
     exports=None,
+    imports=(),
 )

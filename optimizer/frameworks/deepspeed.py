@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, LaunchFormat, PublishedRelease
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 
@@ -44,4 +44,13 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(0, 19, 6), date="2026-08-27", abilities=_0_16),
     ),
     exports="0.19.6",
+    imports=(
+        LaunchFormat(
+            kind="deepspeed-json",
+            reader="import_deepspeed",
+            json_keys=frozenset(
+                {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}
+            ),
+        ),
+    ),
 )

@@ -23,4 +23,5 @@ RECORD = FrameworkRecord(
     family=Family.PLAIN_FSDP,
     releases=(PublishedRelease(number=(0, 1), date="2023-05-10", abilities=DATA_PARALLEL),),
     exports=None,
+    imports=(),
 )

@@ -11,7 +11,13 @@ from layoutopt.optimizer.frameworks.abilities import (
     WHOLE_LAYERS,
     Abilities,
 )
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, Numbering, PublishedRelease
+from layoutopt.optimizer.frameworks.record import (
+    Family,
+    FrameworkRecord,
+    LaunchFormat,
+    Numbering,
+    PublishedRelease,
+)
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON, Recomputation, Split
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Precision, Saver, Schedule
 
@@ -107,6 +113,14 @@ RECORD = FrameworkRecord(
     family=Family.MEGATRON_CORE,
     releases=RELEASES,
     exports="core 0.19",
+    imports=(
+        LaunchFormat(
+            kind="megatron-args",
+            reader="import_arguments",
+            sign=r"--(tensor|pipeline)-model-parallel-size\b|--num-layers\b|--micro-batch-size\b",
+            shared=True,  # every trainer that grew out of Megatron-LM
+        ),
+    ),
     numberings=(
         CONTAINERS,
         Numbering(first=1, inside={one.number[2:]: one.number for one in RELEASES[:5]}, unless="core"),

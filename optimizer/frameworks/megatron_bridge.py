@@ -6,6 +6,7 @@ from layoutopt.optimizer.frameworks import megatron
 from layoutopt.optimizer.frameworks.record import (
     Family,
     FrameworkRecord,
+    LaunchFormat,
     Numbering,
     PublishedRelease,
 )
@@ -35,6 +36,16 @@ RECORD = FrameworkRecord(
         for core, date in _PUBLISHED
     ),
     exports="0.6",
+    imports=(
+        LaunchFormat(
+            kind="bridge-command",
+            reader="import_recipe_command",
+            sign=r"run_recipe\.py|(^|\s)--recipe[ =]",
+        ),
+        LaunchFormat(
+            kind="bridge-run-config", reader="import_run_config", sign=r"megatron\.bridge|ConfigContainer"
+        ),
+    ),
     numberings=(
         megatron.CONTAINERS,
         Numbering(

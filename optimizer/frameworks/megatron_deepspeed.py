@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, LaunchFormat, PublishedRelease
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -41,5 +41,12 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(2023, 8), date="2023-08", abilities=_ULYSSES),
     ),
     exports="2025-07",
+    imports=(
+        LaunchFormat(
+            kind="megatron-deepspeed",
+            reader="import_megatron_deepspeed",
+            sign=r"--deepspeed_config\b|--zero-stage\b|--ds-sequence-parallel-size\b",
+        ),
+    ),
     dated=True,
 )

@@ -16,4 +16,5 @@ RECORD = FrameworkRecord(
     family=Family.FREEST,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES)),),
     exports=None,
+    imports=(),
 )

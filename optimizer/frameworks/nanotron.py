@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import (
+    NEWEST,
+    Family,
+    FrameworkRecord,
+    LaunchFormat,
+    PublishedRelease,
+)
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -21,4 +27,11 @@ RECORD = FrameworkRecord(
     family=Family.NANOTRON,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=_NEWEST),),
     exports="2026-04",
+    imports=(
+        LaunchFormat(
+            kind="nanotron-yaml",
+            reader="import_nanotron",
+            sign=r"^tokens:|batch_accumulation_per_replica",
+        ),
+    ),
 )

@@ -10,4 +10,5 @@ RECORD = FrameworkRecord(
     family=Family.PYTORCH_PIPELINES,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=PYTORCH),),
     exports=None,
+    imports=(),
 )

@@ -52,19 +52,36 @@ class Numbering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFormat:
+    """A kind of launch file that a framework's importer reads.
+
+    ``reader`` is the function in ``interop/FOLDER/read.py``. A text is of this kind if the regular expression ``sign``
+    is in it, a JSON object if it has one of ``json_keys``. ``shared``: other frameworks' files hold the sign too, so that
+    it is asked for last.
+    """
+
+    kind: str
+    reader: str
+    sign: str = ""
+    json_keys: frozenset[str] = frozenset()
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRecord:
     """A trainer.
 
     ``releases`` go from the oldest to the newest. ``names`` are words for releases (``era a``), ``numberings`` the
     other ways to count them, tried in order. ``dated``: releases are months, and other numbers say nothing.
     ``exports`` is the release that its exporter writes for when none is asked for, the newest one checked; None: it has
-    no exporter in ``interop``.
+    no exporter in ``interop``. ``imports`` are the launch files that its importer there reads.
     """
 
     name: str
     family: Family
     releases: tuple[PublishedRelease, ...]
     exports: str | None
+    imports: tuple[LaunchFormat, ...]
     aliases: tuple[str, ...] = ()
     names: Mapping[str, Release] = field(default_factory=dict)
     numberings: tuple[Numbering, ...] = ()

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, Abilities
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease, Release
+from layoutopt.optimizer.frameworks.record import (
+    Family,
+    FrameworkRecord,
+    LaunchFormat,
+    PublishedRelease,
+    Release,
+)
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Split
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
 
@@ -48,5 +54,13 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=ERA_C, date="2026-08-20", abilities=PYTORCH),
     ),
     exports="era C",
+    imports=(
+        LaunchFormat(
+            kind="torchtitan-python",
+            reader="import_python",
+            sign=r"ParallelismConfig\(|\.parallelism\.|from torchtitan",
+        ),
+        LaunchFormat(kind="torchtitan-toml", reader="import_toml", sign=r"^\[parallelism\]|^\[training\]"),
+    ),
     names={"era a": ERA_A, "era b": ERA_B, "era c": ERA_C},
 )

@@ -13,31 +13,26 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.specs.errors import InputError, input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LARGEST_FILE = 64 * 2**20
 
 
 class Kind(StrEnum):
-    """A file format that can be imported."""
+    """A file format that can be imported, beside the launch files of the frameworks' records."""
 
     HF_CONFIG = "hf-config"
-    MEGATRON_ARGS = "megatron-args"
     MEGATRON_DUMP = "megatron-dump"
     MEGATRON_LOG = "megatron-log"
-    MEGATRON_DEEPSPEED = "megatron-deepspeed"
-    BRIDGE_COMMAND = "bridge-command"
-    BRIDGE_RUN_CONFIG = "bridge-run-config"
-    TORCHTITAN_TOML = "torchtitan-toml"
-    TORCHTITAN_PYTHON = "torchtitan-python"
     TORCHTITAN_LOG = "torchtitan-log"
-    DEEPSPEED_JSON = "deepspeed-json"
-    NANOTRON_YAML = "nanotron-yaml"
     NANOTRON_LOG = "nanotron-log"
-    ACCELERATE_YAML = "accelerate-yaml"
     TORCH_OOM = "torch-oom"
     SLURM_ENV = "slurm-env"
     SLURM_CONF = "slurm-conf"
@@ -51,19 +46,10 @@ class Kind(StrEnum):
 
 _IMPORTERS = {
     Kind.HF_CONFIG: ("huggingface.config", "import_config"),
-    Kind.MEGATRON_ARGS: ("megatron.read", "import_arguments"),
     Kind.MEGATRON_DUMP: ("megatron.read", "import_dump"),
     Kind.MEGATRON_LOG: ("measured.logs", "import_megatron_log"),
-    Kind.MEGATRON_DEEPSPEED: ("megatron_deepspeed.read", "import_megatron_deepspeed"),
-    Kind.BRIDGE_COMMAND: ("megatron_bridge.read", "import_recipe_command"),
-    Kind.BRIDGE_RUN_CONFIG: ("megatron_bridge.read", "import_run_config"),
-    Kind.TORCHTITAN_TOML: ("torchtitan.read", "import_toml"),
-    Kind.TORCHTITAN_PYTHON: ("torchtitan.read", "import_python"),
     Kind.TORCHTITAN_LOG: ("measured.logs", "import_torchtitan_log"),
-    Kind.DEEPSPEED_JSON: ("deepspeed.read", "import_deepspeed"),
-    Kind.NANOTRON_YAML: ("nanotron.read", "import_nanotron"),
     Kind.NANOTRON_LOG: ("measured.logs", "import_nanotron_log"),
-    Kind.ACCELERATE_YAML: ("accelerate.read", "import_accelerate"),
     Kind.TORCH_OOM: ("measured.oom", "import_oom"),
     Kind.SLURM_ENV: ("machines.slurm", "import_slurm_environment"),
     Kind.SLURM_CONF: ("machines.slurm", "import_topology_conf"),
@@ -74,6 +60,11 @@ _IMPORTERS = {
     Kind.GRAPHML: ("machines.graphs", "import_graphml"),
     Kind.NODE_LINK: ("machines.graphs", "import_node_link"),
 }
+
+_WITH_MODEL = (Kind.HF_CONFIG, Kind.MEGATRON_DUMP, Kind.MEGATRON_LOG, Kind.TORCHTITAN_LOG, Kind.NANOTRON_LOG)
+LAUNCH_FORMATS = {one.kind: (framework, one) for framework in Framework for one in framework.record.imports}
+KINDS = (*Kind, *LAUNCH_FORMATS)
+"""Names of all file formats."""
 
 _TEXT_SIGNS = (
     # first match wins: the lines by which a text gives itself away
@@ -87,15 +78,7 @@ _TEXT_SIGNS = (
     (Kind.NVIDIA_TOPO, r"^\s*GPU0\s.*\bX\b|^\s+GPU0\b.*(Affinity|NIC0|GPU1)"),
     (Kind.SLURM_ENV, r"^\s*(export\s+)?SLURM_(JOB_)?NODELIST="),
     (Kind.SLURM_CONF, r"^\s*(?i:SwitchName|BlockName|RingName)="),
-    (Kind.BRIDGE_COMMAND, r"run_recipe\.py|(^|\s)--recipe[ =]"),
-    (Kind.MEGATRON_DEEPSPEED, r"--deepspeed_config\b|--zero-stage\b|--ds-sequence-parallel-size\b"),
-    (Kind.MEGATRON_ARGS, r"--(tensor|pipeline)-model-parallel-size\b|--num-layers\b|--micro-batch-size\b"),
-    (Kind.TORCHTITAN_PYTHON, r"ParallelismConfig\(|\.parallelism\.|from torchtitan"),
-    (Kind.TORCHTITAN_TOML, r"^\[parallelism\]|^\[training\]"),
     (Kind.SLURM_YAML, r"^\s*-\s+topology:"),
-    (Kind.BRIDGE_RUN_CONFIG, r"megatron\.bridge|ConfigContainer"),
-    (Kind.NANOTRON_YAML, r"^tokens:|batch_accumulation_per_replica"),
-    (Kind.ACCELERATE_YAML, r"^distributed_type:|^fsdp_config:|^parallelism_config:"),
 )
 _HOST_LINE = re.compile(r"[A-Za-z][\w.\-]*")
 
@@ -104,7 +87,7 @@ _HOST_LINE = re.compile(r"[A-Za-z][\w.\-]*")
 class Imported:
     """One file: its kind and what was in it."""
 
-    kind: Kind
+    kind: str
     value: Any
 
 
@@ -126,21 +109,34 @@ def read_text(path: str | Path) -> str:
         raise input_error(f"cannot be read: {shorten(error)}", file=str(path)) from None
 
 
-def detect_kind(text: str, file: str = "") -> Kind:
+def _signs() -> Iterator[tuple[str, str]]:
+    """Yield kinds and the signs of their texts, in the order in which they are tried."""
+    yield from _TEXT_SIGNS
+    for _, launch in sorted(LAUNCH_FORMATS.values(), key=lambda entry: entry[1].shared):
+        if launch.sign:
+            yield launch.kind, launch.sign
+
+
+def holds_model(kind: str) -> bool:
+    """Tell whether files of a kind describe a model."""
+    return kind in _WITH_MODEL or kind in LAUNCH_FORMATS
+
+
+def detect_kind(text: str, file: str = "") -> str:
     """Tell which tool wrote a text; refuse what no importer knows."""
     if text.lstrip()[:1] == "{":
         return _json_kind(text, file)
-    for kind, sign in _TEXT_SIGNS:
+    for kind, sign in _signs():
         if re.search(sign, text, re.MULTILINE):
             return kind
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     named_json = file.lower().endswith(".json")
     if lines and not named_json and all(_HOST_LINE.fullmatch(line) for line in lines):
         return Kind.PBS_NODEFILE
-    raise input_error("format is not recognised", "name it: " + ", ".join(Kind), key="kind", file=file)
+    raise input_error("format is not recognised", "name it: " + ", ".join(KINDS), key="kind", file=file)
 
 
-def _json_kind(text: str, file: str) -> Kind:
+def _json_kind(text: str, file: str) -> str:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -152,21 +148,22 @@ def _json_kind(text: str, file: str) -> Kind:
         return Kind.NCCL_TESTS
     if keys & {"model_type", "architectures", "text_config", "hidden_size", "n_embd"}:
         return Kind.HF_CONFIG
-    if keys & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
-        return Kind.DEEPSPEED_JSON
+    for kind, (_, launch) in LAUNCH_FORMATS.items():
+        if keys & launch.json_keys:
+            return kind
     if keys:
-        raise input_error("JSON of no known tool", "name it: " + ", ".join(Kind), key="kind", file=file)
+        raise input_error("JSON of no known tool", "name it: " + ", ".join(KINDS), key="kind", file=file)
     return Kind.HF_CONFIG  # its importer says what is wrong with the syntax
 
 
-def import_text(text: str, file: str = "", kind: Kind | str | None = None, **options: Any) -> Imported:
+def import_text(text: str, file: str = "", kind: str | None = None, **options: Any) -> Imported:
     """Import a text of the given kind, or of the kind it gives itself away as.
 
     ``options`` are the importer's own: ``job`` for logs, ``collective`` for nccl-tests, ``gpus`` for
     DeepSpeed, ``function`` for torchtitan, ``name`` for models and Slurm topologies.
     """
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
-    module_name, function_name = _IMPORTERS[chosen]
+    module_name, function_name = _importer(chosen)
     module = importlib.import_module(f"layoutopt.optimizer.interop.{module_name}")
     try:
         return Imported(kind=chosen, value=getattr(module, function_name)(text, file, **options))
@@ -177,13 +174,21 @@ def import_text(text: str, file: str = "", kind: Kind | str | None = None, **opt
         ) from None
 
 
-def _named(kind: Kind | str) -> Kind:
-    if kind in Kind.__members__.values():
-        return Kind(kind)
-    raise input_error(f"import kind {shorten(kind)!r} is not known", "one of " + ", ".join(Kind), key="kind")
+def _named(kind: str) -> str:
+    if kind in KINDS:
+        return kind
+    raise input_error(f"import kind {shorten(kind)!r} is not known", "one of " + ", ".join(KINDS), key="kind")
 
 
-def import_path(path: str | Path, kind: Kind | str | None = None, **options: Any) -> Imported:
+def _importer(kind: str) -> tuple[str, str]:
+    """Return the module and the function that read a kind."""
+    if kind not in LAUNCH_FORMATS:
+        return _IMPORTERS[Kind(kind)]
+    framework, launch = LAUNCH_FORMATS[kind]
+    return f"{framework.record.folder}.read", launch.reader
+
+
+def import_path(path: str | Path, kind: str | None = None, **options: Any) -> Imported:
     """Read and import one file, or the ``config.json`` of a model folder, which names the model."""
     if Path(path).is_dir():
         options.setdefault("name", Path(path).resolve().name)

@@ -15,7 +15,7 @@ from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
 from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
 from layoutopt.optimizer.interop.shell.scripts import parse_script
-from layoutopt.optimizer.interop.sources import Kind, import_text
+from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.gpu_catalog import generations
@@ -196,7 +196,7 @@ def test_megatron_model_survives(model: ModelSpec) -> None:
     """The architecture that comes back from the flags is the one that went in."""
     layout = replace(EXPERTS, precision=Precision.BF16) if model is DEEPSEEK else INTERLEAVED
     text = run(layout, model, "megatron-lm").files["launch.sh"]
-    back = import_text(text, "", Kind.MEGATRON_ARGS).value.model
+    back = import_text(text, "", "megatron-args").value.model
     assert replace(back, name=model.name) == model
 
 
@@ -217,7 +217,7 @@ def test_megatron_windows_and_biases_survive() -> None:
     )
     text = run(Layout(dp=8, micro_batches=2), model, "megatron-lm").files["launch.sh"]
     assert "--window-size 63,0" in text
-    assert replace(import_text(text, "", Kind.MEGATRON_ARGS).value.model, name="tiny") == model
+    assert replace(import_text(text, "", "megatron-args").value.model, name="tiny") == model
 
 
 @pytest.mark.parametrize(
@@ -433,6 +433,6 @@ def test_unknown_framework() -> None:
 def test_every_precision_has_flags(precision: Precision) -> None:
     """Each number format is written for Megatron-LM and Megatron-Bridge and read back."""
     layout = Layout(dp=8, micro_batches=2, precision=precision)
-    for framework, kind in (("megatron-lm", Kind.MEGATRON_ARGS), ("megatron-bridge", Kind.BRIDGE_COMMAND)):
+    for framework, kind in (("megatron-lm", "megatron-args"), ("megatron-bridge", "bridge-command")):
         text = run(layout, LLAMA, framework).files["launch.sh"]
         assert import_text(text, "", kind).value.training.precision is precision

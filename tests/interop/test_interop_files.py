@@ -11,7 +11,7 @@ import yaml
 
 from layoutopt.optimizer.interop.files import layout_file, model_file
 from layoutopt.optimizer.interop.machines.fabric import cluster_from
-from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
+from layoutopt.optimizer.interop.sources import import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.loading import load_layout, load_workload, model_names
@@ -83,7 +83,7 @@ def test_torchtitan_states_its_prediction_layers() -> None:
         "    cfg.parallelism = ParallelismConfig(data_parallel_shard_degree=8, tensor_parallel_degree=1)\n"
         "    return cfg\n"
     )
-    job = import_text(text, "mine.py", Kind.TORCHTITAN_PYTHON).value
+    job = import_text(text, "mine.py", "torchtitan-python").value
     assert (job.model_name, job.mtp_layers) == ("deepseek-v3", 0)
     assert import_path(SAMPLES / "torchtitan_era_a.toml").value.mtp_layers == 0
 

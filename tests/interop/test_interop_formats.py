@@ -153,6 +153,6 @@ def test_config_file_cases() -> None:
 
 def test_dump_is_a_job_and_a_log() -> None:
     """The same file is a job and, asked for as such, a measured run."""
-    assert import_path(FORMATS / "megatron_args_dump.txt").kind is Kind.MEGATRON_DUMP
+    assert import_path(FORMATS / "megatron_args_dump.txt").kind == Kind.MEGATRON_DUMP
     run = import_path(FORMATS / "megatron_args_dump.txt", Kind.MEGATRON_LOG).value
     assert run.columns["measured_step_s"] == pytest.approx(0.8124)

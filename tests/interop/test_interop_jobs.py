@@ -9,7 +9,7 @@ import pytest
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.complete import complete_layout, complete_workload, named_model
-from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
+from layoutopt.optimizer.interop.sources import import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Schedule
@@ -40,7 +40,7 @@ def stages(got: ImportedJob) -> tuple[VirtualStage, ...]:
 def megatron(flags: str) -> ImportedJob:
     """Import a bare Megatron-LM argument list on 16 GPUs."""
     text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {flags}"
-    value: ImportedJob = import_text(text, "", Kind.MEGATRON_ARGS).value
+    value: ImportedJob = import_text(text, "", "megatron-args").value
     return value
 
 
@@ -173,7 +173,7 @@ def test_last_flag_wins_and_equals_signs_work() -> None:
 def test_missing_values_are_listed() -> None:
     """A partial argument list says what a price needs."""
     text = "python pretrain_gpt.py --num-layers 4 --tensor-model-parallel-size 2"
-    got: ImportedJob = import_text(text, "", Kind.MEGATRON_ARGS).value
+    got: ImportedJob = import_text(text, "", "megatron-args").value
     assert {"number of GPUs", "--hidden-size", "--vocab-size", "--micro-batch-size"} <= set(got.missing)
     with pytest.raises(InputError, match="micro-batch: missing"):
         complete_layout(got, gpus=8)
@@ -207,10 +207,10 @@ deepspeed --num_gpus 8 --num_nodes 1 pretrain_gpt.py --num-layers 2 --deepspeed 
 
 def test_json_written_by_the_script_itself() -> None:
     """A here-document gives the ZeRO stage, and must agree with the flag if both state it."""
-    alone: ImportedJob = import_text(EMBEDDED, "", Kind.MEGATRON_DEEPSPEED).value
+    alone: ImportedJob = import_text(EMBEDDED, "", "megatron-deepspeed").value
     assert (alone.layout.zero, alone.gpus) == (3, 8)
     with pytest.raises(InputError, match="--zero-stage 1 and stage 3 of the JSON differ"):
-        import_text(EMBEDDED + "--zero-stage 1", "", Kind.MEGATRON_DEEPSPEED)
+        import_text(EMBEDDED + "--zero-stage 1", "", "megatron-deepspeed")
 
 
 def test_complete_workload() -> None:
@@ -305,12 +305,12 @@ def second():
 def test_torchtitan_file_with_several_functions() -> None:
     """Which one is meant must be said."""
     with pytest.raises(InputError, match="several configuration functions: first, second"):
-        import_text(TITAN, "", Kind.TORCHTITAN_PYTHON)
-    got: ImportedJob = import_text(TITAN, "", Kind.TORCHTITAN_PYTHON, function="second").value
+        import_text(TITAN, "", "torchtitan-python")
+    got: ImportedJob = import_text(TITAN, "", "torchtitan-python", function="second").value
     assert got.gpus == 8
 
 
-def titan(body: str, kind: Kind = Kind.TORCHTITAN_PYTHON) -> ImportedJob:
+def titan(body: str, kind: str = "torchtitan-python") -> ImportedJob:
     """Import a configuration function with the given body."""
     text = "def run():\n" + "".join(f"    {line}\n" for line in body.splitlines()) + "    return cfg\n"
     value: ImportedJob = import_text(text, "", kind).value
@@ -334,11 +334,11 @@ def test_torchtitan_inherits_from_its_base() -> None:
 def test_torchtitan_class_defaults_without_a_base() -> None:
     """A TOML file that says little has the class's batch, length and selective checkpointing."""
     text = "[parallelism]\ndata_parallel_shard_degree = 4\n"
-    got: ImportedJob = import_text(text, "", Kind.TORCHTITAN_TOML).value
+    got: ImportedJob = import_text(text, "", "torchtitan-toml").value
     assert (got.layout.micro_batch, got.training.sequence_length, got.training.global_batch) == (8, 2048, 32)
     assert got.layout.recompute == Recompute(granularity=Granularity.SELECTIVE, modules=("op",))
     every_second = text + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "2"\n'
-    got = import_text(every_second, "", Kind.TORCHTITAN_TOML).value
+    got = import_text(every_second, "", "torchtitan-toml").value
     assert got.layout.recompute == Recompute(granularity=Granularity.SELECTIVE)
     assert any("every 2. layer" in note for note in got.notes)
 
@@ -356,7 +356,7 @@ def test_bridge_notes_an_unset_expert_tensor_degree() -> None:
     """NVIDIA-NeMo/Megatron-Bridge#546: without -etp the default is said, since it changed in 0.6."""
     text = "torchrun --nnodes 1 --nproc-per-node 4 run_recipe.py -tp 4 -ep 4 "
     text += "--recipe qwen3_30b_a3b_pretrain_config"
-    got: ImportedJob = import_text(text, "", Kind.BRIDGE_COMMAND).value
+    got: ImportedJob = import_text(text, "", "bridge-command").value
     assert (got.layout.tp, got.layout.ep, got.layout.etp) == (4, 4, 1)
     assert any("etp=1" in note for note in got.notes)
 
@@ -373,7 +373,7 @@ def test_torchtitan_automatic_split(keys: str, counts: tuple[int, ...]) -> None:
     """stages = ceil((L + weights) / K); the first stages get the extra layers, the ends lose their weight."""
     pp = len(counts)
     text = f'[model]\nname="llama3"\nflavor="8B"\n[parallelism]\npipeline_parallel_degree={pp}\n{keys}\n'
-    got: ImportedJob = import_text(text + "[training]\nseq_len=64\n", "", Kind.TORCHTITAN_TOML).value
+    got: ImportedJob = import_text(text + "[training]\nseq_len=64\n", "", "torchtitan-toml").value
     assert layer_counts(got) == counts
 
 

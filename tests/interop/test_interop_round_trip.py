@@ -14,7 +14,7 @@ from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
 from layoutopt.optimizer.interop.launch.target import resolved
 from layoutopt.optimizer.interop.records import CheckpointSchedule
-from layoutopt.optimizer.interop.sources import Kind, import_text
+from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.layout import Layout, Recompute
@@ -62,16 +62,16 @@ CLUSTER = ClusterSpec(
 )
 SEQUENCE = 4096
 TARGETS = [
-    ("megatron-lm", None, Kind.MEGATRON_ARGS, "launch.sh"),
-    ("megatron-lm", "core 0.12", Kind.MEGATRON_ARGS, "launch.sh"),
-    ("megatron-lm", "core 0.9", Kind.MEGATRON_ARGS, "launch.sh"),
-    ("megatron-bridge", None, Kind.BRIDGE_COMMAND, "launch.sh"),
-    ("torchtitan", "A", Kind.TORCHTITAN_TOML, "torchtitan.toml"),
-    ("torchtitan", "C", Kind.TORCHTITAN_PYTHON, "layoutopt_config.py"),
-    ("megatron-deepspeed", None, Kind.MEGATRON_DEEPSPEED, "launch.sh"),
-    ("deepspeed", None, Kind.DEEPSPEED_JSON, "ds_config.json"),
-    ("nanotron", None, Kind.NANOTRON_YAML, "config.yaml"),
-    ("accelerate", None, Kind.ACCELERATE_YAML, "accelerate.yaml"),
+    ("megatron-lm", None, "megatron-args", "launch.sh"),
+    ("megatron-lm", "core 0.12", "megatron-args", "launch.sh"),
+    ("megatron-lm", "core 0.9", "megatron-args", "launch.sh"),
+    ("megatron-bridge", None, "bridge-command", "launch.sh"),
+    ("torchtitan", "A", "torchtitan-toml", "torchtitan.toml"),
+    ("torchtitan", "C", "torchtitan-python", "layoutopt_config.py"),
+    ("megatron-deepspeed", None, "megatron-deepspeed", "launch.sh"),
+    ("deepspeed", None, "deepspeed-json", "ds_config.json"),
+    ("nanotron", None, "nanotron-yaml", "config.yaml"),
+    ("accelerate", None, "accelerate-yaml", "accelerate.yaml"),
 ]
 
 
@@ -163,14 +163,14 @@ def workload(model: ModelSpec, layout: Layout) -> Workload:
     )
 
 
-def read_back(kind: Kind, text: str, layout: Layout) -> ImportedJob:
+def read_back(kind: str, text: str, layout: Layout) -> ImportedJob:
     """Import one exported file; what only the command line or the trainer knows is given along."""
-    options = {"gpus": layout.gpus} if kind is Kind.DEEPSPEED_JSON else {}
+    options = {"gpus": layout.gpus} if kind == "deepspeed-json" else {}
     job: ImportedJob = import_text(text, "", kind, **options).value
-    if kind is Kind.ACCELERATE_YAML:
+    if kind == "accelerate-yaml":
         batch: dict[str, Any] = {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
         job = replace(job, layout=replace(job.layout, **batch))
-    if kind is Kind.DEEPSPEED_JSON:
+    if kind == "deepspeed-json":
         job = replace(job, layout=replace(job.layout, recompute=layout.recompute))
     return job
 
@@ -179,7 +179,7 @@ def read_back(kind: Kind, text: str, layout: Layout) -> ImportedJob:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(case=layouts())
 def test_export_then_import_gives_the_same_layout(
-    framework: str, version: str | None, kind: Kind, file: str, case: tuple[Layout, ModelSpec]
+    framework: str, version: str | None, kind: str, file: str, case: tuple[Layout, ModelSpec]
 ) -> None:
     """Every axis, every stage and every recomputed layer survives the launch file."""
     layout, model = case
@@ -202,7 +202,7 @@ def test_export_then_import_gives_the_same_layout(
 @settings(max_examples=25, deadline=None)
 @given(case=layouts())
 def test_nearest_expressible_keeps_gpus_and_batch(
-    framework: str, version: str | None, kind: Kind, file: str, case: tuple[Layout, ModelSpec]
+    framework: str, version: str | None, kind: str, file: str, case: tuple[Layout, ModelSpec]
 ) -> None:
     """The nearest layout runs on the same GPUs with the same batch, and is its own nearest."""
     layout, model = case

@@ -16,7 +16,7 @@ import pytest
 
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.shell.scripts import parse_script
-from layoutopt.optimizer.interop.sources import Kind, import_text
+from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -88,7 +88,7 @@ BASE = (
 
 def job(text: str, **outside: Any) -> ImportedJob:
     """Read a launch script of Megatron-LM."""
-    value: ImportedJob = import_text(text, "run.sh", Kind.MEGATRON_ARGS, outside=Outside(**outside)).value
+    value: ImportedJob = import_text(text, "run.sh", "megatron-args", outside=Outside(**outside)).value
     return value
 
 

@@ -69,7 +69,7 @@ def _plain(found: Imported, file: str, part: str | None, cluster: str | None) ->
     from layoutopt.optimizer.interop.sources import Kind
 
     if cluster is not None:
-        if found.kind is not Kind.NCCL_TESTS:
+        if found.kind != Kind.NCCL_TESTS:
             raise input_error(f"is {found.kind}", "only with nccl-tests logs", key="--cluster", file=file)
         from layoutopt.optimizer.ask.load import load_cluster
 

@@ -1,9 +1,15 @@
-"""Validity rules by family, in the order in which they are applied and counted."""
+"""Validity rules by family, in the order in which they are applied and counted, and those of one framework alone.
+
+The latter are ``RULES`` of the module here that has the name of the framework's files.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.rules import (
     experts,
     flags,
@@ -19,7 +25,17 @@ from layoutopt.optimizer.space.rules import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from layoutopt.optimizer.space.rule import Rule
+
+
+def _own_rules() -> Iterator[Rule]:
+    for framework in Framework:
+        name = f"{__name__}.{framework.record.folder}"
+        if find_spec(name) is not None:
+            yield from import_module(name).RULES
+
 
 RULES: tuple[Rule, ...] = (
     *products.RULES,
@@ -33,4 +49,5 @@ RULES: tuple[Rule, ...] = (
     *recompute.RULES,
     *precision.RULES,
     *flags.RULES,
+    *_own_rules(),
 )
