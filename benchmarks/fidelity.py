@@ -27,7 +27,7 @@ from checks.published import read_runs
 
 from layoutopt.optimizer.evidence.ablation import ablate
 from layoutopt.optimizer.evidence.baseline import figures, percent
-from layoutopt.optimizer.evidence.case import Family
+from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.experiment import calibration_gain
 from layoutopt.optimizer.evidence.groups import ranked_groups
@@ -118,7 +118,7 @@ def indistinct(rows: Sequence[RowResult]) -> float:
 
 def band_table(report: ValidationReport, fitted: dict[str, Any]) -> str:
     """Write the error bands that ship with the package."""
-    others = [row for row in report.results if row.counted and row.case.family is not Family.NANOTRON]
+    others = [row for row in report.results if row.counted and row.case.family is not RunFamily.NANOTRON]
     families = {"all": report.step_time, **report.families}
     unseen = fitted["left_out"]
     data = {
@@ -205,7 +205,7 @@ def memory_lines(report: ValidationReport) -> list[str]:
 
 def own_runs(report: ValidationReport) -> tuple[int, float]:
     """Scale every dense group of at least four rows with three of its rows; groups, and mean MAPE of their rest."""
-    rows = [row for row in report.results if row.counted and row.case.family is not Family.NANOTRON]
+    rows = [row for row in report.results if row.counted and row.case.family is not RunFamily.NANOTRON]
     dense = [row for row in rows if not row.case.model.is_moe]
     predicted = {index: row.prediction.step_time_s for index, row in enumerate(dense)}
     gains = calibration_gain([row.case for row in dense], predicted, own=OWN_RUNS)

@@ -123,7 +123,7 @@ def _resized(job: ImportedJob, workload: Workload, machine: ClusterSpec) -> Impo
 def _collect(files: tuple[str, ...]) -> _Found:
     """Sort files by what they hold."""
     from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel, NodeSet
-    from layoutopt.optimizer.interop.sources import Kind
+    from layoutopt.optimizer.interop.sources import FileKind
 
     found = _Found()
     for file in files:
@@ -139,7 +139,7 @@ def _collect(files: tuple[str, ...]) -> _Found:
             found.notes += notes_on(file, value.notes)
         elif isinstance(value, NodeSet):
             found.nodes = value
-        elif imported.kind == Kind.TORCH_OOM:
+        elif imported.kind == FileKind.TORCH_OOM:
             found.died = (*found.died, *value)
         else:
             what = f"is {imported.kind}"

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.flops import model_flops_per_token
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
-
-DAY_S = 86_400.0
-HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.budget import DAY_S, HOUR_S, gpu_power_w, steps_of_run
+from layoutopt.optimizer.cost.budget import gpu_power_w, steps_of_run
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

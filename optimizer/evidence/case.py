@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 
 
-class Family(StrEnum):
+class RunFamily(StrEnum):
     """Rows whose errors are comparable."""
 
     DENSE_A100 = "dense A100"
@@ -59,7 +59,7 @@ class Case:
     training: TrainingSpec
     cluster: ClusterSpec
     layout: Layout
-    family: Family
+    family: RunFamily
     switches: Mapping[str, Any] = field(default_factory=dict)
     unstated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.hardware import EIGHT_BIT, HOPPER
 from layoutopt.optimizer.evidence.assumptions import assume
-from layoutopt.optimizer.evidence.case import Case, Family, Skip, SkipRow
+from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_cluster import cluster_of, memory_size_stated
 from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
@@ -146,15 +146,19 @@ def _memory_gb(run: MeasuredRun, facts: NoteFacts) -> float | None:
     return run.mem_gb * GIB_PER_GB if binary else run.mem_gb
 
 
-def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: Framework) -> Family:
+def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: Framework) -> RunFamily:
     """Return the family of a row: MoE on any GPU, dense by GPU generation and precision, nanotron apart."""
     if framework is Framework.NANOTRON:
-        return Family.NANOTRON
+        return RunFamily.NANOTRON
     if model.is_moe:
-        return Family.MOE
+        return RunFamily.MOE
     if gpu.generation.name == HOPPER:
-        return Family.DENSE_HOPPER_8 if precision in EIGHT_BIT else Family.DENSE_HOPPER_16
-    return _DENSE.get(gpu.generation.name, Family.DENSE_OTHER)
+        return RunFamily.DENSE_HOPPER_8 if precision in EIGHT_BIT else RunFamily.DENSE_HOPPER_16
+    return _DENSE.get(gpu.generation.name, RunFamily.DENSE_OTHER)
 
 
-_DENSE = {"ampere": Family.DENSE_A100, "volta": Family.DENSE_V100, "blackwell": Family.DENSE_BLACKWELL}
+_DENSE = {
+    "ampere": RunFamily.DENSE_A100,
+    "volta": RunFamily.DENSE_V100,
+    "blackwell": RunFamily.DENSE_BLACKWELL,
+}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.evidence.case import Family
+from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.metrics import ErrorSummary, summarize
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def errors_by_family(cases: Sequence[Case], log_times: FloatArray) -> dict[str, 
     """Summarize errors of predictions, over all and by family."""
     errors = np.exp(log_times - log_measured(cases)) - 1
     found = {"all": summarize(errors.tolist())}
-    for family in Family:
+    for family in RunFamily:
         own = [float(error) for error, case in zip(errors, cases, strict=True) if case.family is family]
         if own:
             found[family.value] = summarize(own)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class PublishedRecipe:
     """Cells by column of the runs whose source, model and precision match; no precision matches any."""
 
     phrase: str
@@ -41,10 +41,10 @@ def with_recipe(run: MeasuredRun) -> MeasuredRun:
 
 
 @cache
-def _recipes() -> tuple[Recipe, ...]:
+def _recipes() -> tuple[PublishedRecipe, ...]:
     import yaml
 
     text = (
         resources.files("layoutopt.optimizer.evidence").joinpath("recipes.yaml").read_text(encoding="utf-8")
     )
-    return tuple(Recipe(**entry) for entry in yaml.safe_load(text))
+    return tuple(PublishedRecipe(**entry) for entry in yaml.safe_load(text))

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT
 from layoutopt.optimizer.frameworks.llm_foundry import DATA_PARALLEL
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, LaunchFormat, PublishedRelease
+from layoutopt.optimizer.frameworks.record import (
+    FrameworkRecord,
+    LaunchFormat,
+    PublishedRelease,
+    TrainerFamily,
+)
 
 # Newest first: what each release lacks that the one behind it has. Names were searched in the source distributions
 # on PyPI, whose days of upload are the dates below.
@@ -17,7 +22,7 @@ _0_10 = replace(_0_26, hsdp_zero=(), precisions=SIXTEEN_BIT)  # HYBRID_SHARD, mi
 
 RECORD = FrameworkRecord(
     name="accelerate",
-    family=Family.PLAIN_FSDP,
+    family=TrainerFamily.PLAIN_FSDP,
     releases=(
         PublishedRelease(number=(0, 10), date="2022-06-15", abilities=_0_10),
         PublishedRelease(number=(0, 26), date="2024-01-10", abilities=_0_26),

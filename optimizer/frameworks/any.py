@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import FREEST, SIXTEEN_BIT, WHOLE_LAYERS
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import FrameworkRecord, PublishedRelease, TrainerFamily
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
 
 _SCHEDULES = tuple(Schedule)
@@ -35,7 +35,7 @@ _2020 = replace(_2021_03, zero=(0, 1, 2), savers=())  # ZeRO-3 and its offload: 
 
 RECORD = FrameworkRecord(
     name="any",
-    family=Family.FREEST,
+    family=TrainerFamily.FREEST,
     releases=tuple(
         PublishedRelease(number=(int(date[:4]), int(date[5:])), date=date, abilities=abilities)
         for date, abilities in (

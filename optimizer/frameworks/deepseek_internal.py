@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import FREEST
-from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import NEWEST, FrameworkRecord, PublishedRelease, TrainerFamily
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 # Table 2: 1F1B, ZB1P, DualPipe; github.com/deepseek-ai/DualPipe holds both of its shapes.
@@ -19,7 +19,7 @@ _SCHEDULES = (
 
 RECORD = FrameworkRecord(
     name="deepseek-internal",
-    family=Family.FREEST,
+    family=TrainerFamily.FREEST,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES)),),
     exports=None,
     imports=(),

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, LaunchFormat, PublishedRelease
+from layoutopt.optimizer.frameworks.record import (
+    FrameworkRecord,
+    LaunchFormat,
+    PublishedRelease,
+    TrainerFamily,
+)
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 
@@ -32,7 +37,7 @@ _0_3 = replace(_0_3_12, zero=(0, 1, 2), savers=())  # stage 3 and offload_optimi
 RECORD = FrameworkRecord(
     name="deepspeed",
     aliases=("deepspeed-zero3",),
-    family=Family.DEEPSPEED_ENGINE,
+    family=TrainerFamily.DEEPSPEED_ENGINE,
     releases=(
         PublishedRelease(number=(0, 3, 1), date="2020-11-12", abilities=_0_3),
         PublishedRelease(number=(0, 3, 12), date="2021-03-12", abilities=_0_3_12),

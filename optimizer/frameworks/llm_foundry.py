@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import FrameworkRecord, PublishedRelease, TrainerFamily
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 
@@ -20,7 +20,7 @@ DATA_PARALLEL = Abilities(
 
 RECORD = FrameworkRecord(
     name="llm-foundry",
-    family=Family.PLAIN_FSDP,
+    family=TrainerFamily.PLAIN_FSDP,
     releases=(PublishedRelease(number=(0, 1), date="2023-05-10", abilities=DATA_PARALLEL),),
     exports=None,
     imports=(),

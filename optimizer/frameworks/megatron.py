@@ -12,11 +12,11 @@ from layoutopt.optimizer.frameworks.abilities import (
     Abilities,
 )
 from layoutopt.optimizer.frameworks.record import (
-    Family,
     FrameworkRecord,
     LaunchFormat,
     Numbering,
     PublishedRelease,
+    TrainerFamily,
 )
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON, Recomputation, Split
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Precision, Saver, Schedule
@@ -110,7 +110,7 @@ CONTAINERS = Numbering(
 RECORD = FrameworkRecord(
     name="megatron",
     aliases=("megatron-lm",),
-    family=Family.MEGATRON_CORE,
+    family=TrainerFamily.MEGATRON_CORE,
     releases=RELEASES,
     exports="core 0.19",
     imports=(

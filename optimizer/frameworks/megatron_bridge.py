@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from layoutopt.optimizer.frameworks import megatron
 from layoutopt.optimizer.frameworks.record import (
-    Family,
     FrameworkRecord,
     LaunchFormat,
     Numbering,
     PublishedRelease,
+    TrainerFamily,
 )
 
 # When NVIDIA/NeMo (2.x) and NVIDIA-NeMo/Megatron-Bridge (from 2025-09 on) were published with each megatron-core.
@@ -30,7 +30,7 @@ _PUBLISHED = (
 RECORD = FrameworkRecord(
     name="megatron-bridge",
     aliases=("nemo",),
-    family=Family.MEGATRON_CORE,
+    family=TrainerFamily.MEGATRON_CORE,
     releases=tuple(
         PublishedRelease(number=core, date=date, abilities=megatron.RECORD.abilities(core))
         for core, date in _PUBLISHED

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, LaunchFormat, PublishedRelease
+from layoutopt.optimizer.frameworks.record import (
+    FrameworkRecord,
+    LaunchFormat,
+    PublishedRelease,
+    TrainerFamily,
+)
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -35,7 +40,7 @@ _BIGSCIENCE = replace(
 
 RECORD = FrameworkRecord(
     name="megatron-deepspeed",
-    family=Family.DEEPSPEED_ENGINE,
+    family=TrainerFamily.DEEPSPEED_ENGINE,
     releases=(
         PublishedRelease(number=(2021, 7), date="2021-07", abilities=_BIGSCIENCE),
         PublishedRelease(number=(2023, 8), date="2023-08", abilities=_ULYSSES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import FREEST
-from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import NEWEST, FrameworkRecord, PublishedRelease, TrainerFamily
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 # Section 3.3.2: from depth-first (interleaved 1F1B) to breadth-first.
@@ -13,7 +13,7 @@ _SCHEDULES = (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTE
 
 RECORD = FrameworkRecord(
     name="meta-internal",
-    family=Family.FREEST,
+    family=TrainerFamily.FREEST,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES)),),
     exports=None,
     imports=(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT, WHOLE_LAYERS, Abilities
 from layoutopt.optimizer.frameworks.record import (
     NEWEST,
-    Family,
     FrameworkRecord,
     LaunchFormat,
     PublishedRelease,
+    TrainerFamily,
 )
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -24,7 +24,7 @@ _NEWEST = Abilities(
 
 RECORD = FrameworkRecord(
     name="nanotron",
-    family=Family.NANOTRON,
+    family=TrainerFamily.NANOTRON,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=_NEWEST),),
     exports="2026-04",
     imports=(

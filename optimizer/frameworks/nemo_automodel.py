@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from layoutopt.optimizer.frameworks.record import NEWEST, Family, FrameworkRecord, PublishedRelease
+from layoutopt.optimizer.frameworks.record import NEWEST, FrameworkRecord, PublishedRelease, TrainerFamily
 from layoutopt.optimizer.frameworks.torchtitan import PYTORCH
 
 RECORD = FrameworkRecord(
     name="nemo-automodel",
-    family=Family.PYTORCH_PIPELINES,
+    family=TrainerFamily.PYTORCH_PIPELINES,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=PYTORCH),),
     exports=None,
     imports=(),

@@ -18,7 +18,7 @@ year and month."""
 NEWEST: Release = (9999,)
 
 
-class Family(StrEnum):
+class TrainerFamily(StrEnum):
     """Frameworks that run the same code of parallelism and share its validity rules."""
 
     MEGATRON_CORE = "megatron-core"
@@ -78,7 +78,7 @@ class FrameworkRecord:
     """
 
     name: str
-    family: Family
+    family: TrainerFamily
     releases: tuple[PublishedRelease, ...]
     exports: str | None
     imports: tuple[LaunchFormat, ...]

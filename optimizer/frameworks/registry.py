@@ -27,7 +27,7 @@ from layoutopt.optimizer.specs.vocabulary import Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.abilities import Abilities
-    from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord, Release
+    from layoutopt.optimizer.frameworks.record import FrameworkRecord, Release, TrainerFamily
     from layoutopt.optimizer.specs.model import ModelSpec
 
 
@@ -79,7 +79,7 @@ def framework_named(name: str) -> Framework:
     return known
 
 
-def of_family(*families: Family) -> frozenset[Framework]:
+def of_family(*families: TrainerFamily) -> frozenset[Framework]:
     """Return the frameworks of some families."""
     return frozenset(framework for framework in Framework if framework.record.family in families)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, Abilities
 from layoutopt.optimizer.frameworks.record import (
-    Family,
     FrameworkRecord,
     LaunchFormat,
     PublishedRelease,
     Release,
+    TrainerFamily,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Split
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
@@ -44,7 +44,7 @@ _TOML = replace(PYTORCH, etp=True)
 
 RECORD = FrameworkRecord(
     name="torchtitan",
-    family=Family.PYTORCH_PIPELINES,
+    family=TrainerFamily.PYTORCH_PIPELINES,
     releases=(
         PublishedRelease(number=(0, 1), date="2025-06-17", abilities=_TOML),
         PublishedRelease(number=ERA_A, date="2025-10-17", abilities=_TOML),

@@ -10,7 +10,7 @@ from layoutopt.optimizer.interop.records import (
     GpuTopology,
     ImportedJob,
     ImportedModel,
-    MeasuredRun,
+    LoggedRun,
     NodeSet,
     OutOfMemory,
 )
@@ -182,7 +182,7 @@ def imported_to_plain(found: Imported) -> Plain:
         return model_file(value.model, training)
     if isinstance(value, ImportedJob):
         return job_to_plain(value)
-    if isinstance(value, MeasuredRun):
+    if isinstance(value, LoggedRun):
         return dict(value.columns)
     if isinstance(value, NodeSet):
         return _nodes(value)

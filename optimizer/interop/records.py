@@ -108,7 +108,7 @@ class ImportedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
+class LoggedRun:
     """One measured run as columns of the measured-run table (``validate``), and what was assumed."""
 
     columns: dict[str, str | int | float]
@@ -172,7 +172,7 @@ class GpuTopology:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSchedule:
+class CheckpointInterval:
     """How often the exported job saves, in steps, and whether training goes on meanwhile."""
 
     interval_steps: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LARGEST_FILE = 64 * 2**20
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """A file format that can be imported, beside the launch files of the frameworks' records."""
 
     HF_CONFIG = "hf-config"
@@ -45,40 +45,46 @@ class Kind(StrEnum):
 
 
 _IMPORTERS = {
-    Kind.HF_CONFIG: ("huggingface.config", "import_config"),
-    Kind.MEGATRON_DUMP: ("megatron.read", "import_dump"),
-    Kind.MEGATRON_LOG: ("measured.logs", "import_megatron_log"),
-    Kind.TORCHTITAN_LOG: ("measured.logs", "import_torchtitan_log"),
-    Kind.NANOTRON_LOG: ("measured.logs", "import_nanotron_log"),
-    Kind.TORCH_OOM: ("measured.oom", "import_oom"),
-    Kind.SLURM_ENV: ("machines.slurm", "import_slurm_environment"),
-    Kind.SLURM_CONF: ("machines.slurm", "import_topology_conf"),
-    Kind.SLURM_YAML: ("machines.slurm", "import_topology_yaml"),
-    Kind.PBS_NODEFILE: ("machines.pbs", "import_pbs_nodefile"),
-    Kind.NVIDIA_TOPO: ("machines.nvidia_topo", "import_topo"),
-    Kind.NCCL_TESTS: ("machines.nccl_log", "import_nccl_tests"),
-    Kind.GRAPHML: ("machines.graphs", "import_graphml"),
-    Kind.NODE_LINK: ("machines.graphs", "import_node_link"),
+    FileKind.HF_CONFIG: ("huggingface.config", "import_config"),
+    FileKind.MEGATRON_DUMP: ("megatron.read", "import_dump"),
+    FileKind.MEGATRON_LOG: ("measured.logs", "import_megatron_log"),
+    FileKind.TORCHTITAN_LOG: ("measured.logs", "import_torchtitan_log"),
+    FileKind.NANOTRON_LOG: ("measured.logs", "import_nanotron_log"),
+    FileKind.TORCH_OOM: ("measured.oom", "import_oom"),
+    FileKind.SLURM_ENV: ("machines.slurm", "import_slurm_environment"),
+    FileKind.SLURM_CONF: ("machines.slurm", "import_topology_conf"),
+    FileKind.SLURM_YAML: ("machines.slurm", "import_topology_yaml"),
+    FileKind.PBS_NODEFILE: ("machines.pbs", "import_pbs_nodefile"),
+    FileKind.NVIDIA_TOPO: ("machines.nvidia_topo", "import_topo"),
+    FileKind.NCCL_TESTS: ("machines.nccl_log", "import_nccl_tests"),
+    FileKind.GRAPHML: ("machines.graphs", "import_graphml"),
+    FileKind.NODE_LINK: ("machines.graphs", "import_node_link"),
 }
 
-_WITH_MODEL = (Kind.HF_CONFIG, Kind.MEGATRON_DUMP, Kind.MEGATRON_LOG, Kind.TORCHTITAN_LOG, Kind.NANOTRON_LOG)
+_WITH_MODEL = (
+    FileKind.HF_CONFIG,
+    FileKind.MEGATRON_DUMP,
+    FileKind.MEGATRON_LOG,
+    FileKind.TORCHTITAN_LOG,
+    FileKind.NANOTRON_LOG,
+)
 LAUNCH_FORMATS = {one.kind: (framework, one) for framework in Framework for one in framework.record.imports}
-KINDS = (*Kind, *LAUNCH_FORMATS)
+KINDS = (*FileKind, *LAUNCH_FORMATS)
 """Names of all file formats."""
 
 _TEXT_SIGNS = (
     # first match wins: the lines by which a text gives itself away
-    (Kind.GRAPHML, r"<graphml\b"),
-    (Kind.NCCL_TESTS, r"#\s+size\s+count\s"),
-    (Kind.MEGATRON_DUMP, r"^.*?\s*tensor_model_parallel_size \.{2,} "),
-    (Kind.TORCH_OOM, r"out of memory\.\s+Tried to allocate"),
-    (Kind.TORCHTITAN_LOG, r"step:\s*\d+.*memory:\s*[\d.]+GiB"),
-    (Kind.NANOTRON_LOG, r"iteration: \d+ / \d+ \|"),
-    (Kind.MEGATRON_LOG, r"elapsed time per iteration \(ms\)"),
-    (Kind.NVIDIA_TOPO, r"^\s*GPU0\s.*\bX\b|^\s+GPU0\b.*(Affinity|NIC0|GPU1)"),
-    (Kind.SLURM_ENV, r"^\s*(export\s+)?SLURM_(JOB_)?NODELIST="),
-    (Kind.SLURM_CONF, r"^\s*(?i:SwitchName|BlockName|RingName)="),
-    (Kind.SLURM_YAML, r"^\s*-\s+topology:"),
+    (FileKind.GRAPHML, r"<graphml\b"),
+    (FileKind.NCCL_TESTS, r"#\s+size\s+count\s"),
+    (FileKind.MEGATRON_DUMP, r"^.*?\s*tensor_model_parallel_size \.{2,} "),
+    (FileKind.TORCH_OOM, r"out of memory\.\s+Tried to allocate"),
+    (FileKind.TORCHTITAN_LOG, r"step:\s*\d+.*memory:\s*[\d.]+GiB"),
+    (FileKind.NANOTRON_LOG, r"iteration: \d+ / \d+ \|"),
+    (FileKind.MEGATRON_LOG, r"elapsed time per iteration \(ms\)"),
+    (FileKind.NVIDIA_TOPO, r"^\s*GPU0\s.*\bX\b|^\s+GPU0\b.*(Affinity|NIC0|GPU1)"),
+    (FileKind.SLURM_ENV, r"^\s*(export\s+)?SLURM_(JOB_)?NODELIST="),
+    (FileKind.SLURM_CONF, r"^\s*(?i:SwitchName|BlockName|RingName)="),
+    (FileKind.SLURM_YAML, r"^\s*-\s+topology:"),
 )
 _HOST_LINE = re.compile(r"[A-Za-z][\w.\-]*")
 
@@ -132,7 +138,7 @@ def detect_kind(text: str, file: str = "") -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     named_json = file.lower().endswith(".json")
     if lines and not named_json and all(_HOST_LINE.fullmatch(line) for line in lines):
-        return Kind.PBS_NODEFILE
+        return FileKind.PBS_NODEFILE
     raise input_error("format is not recognised", "name it: " + ", ".join(KINDS), key="kind", file=file)
 
 
@@ -143,17 +149,17 @@ def _json_kind(text: str, file: str) -> str:
         data = {}
     keys = set(data) if isinstance(data, dict) else set()
     if {"nodes"} <= keys and keys & {"links", "edges"}:
-        return Kind.NODE_LINK
+        return FileKind.NODE_LINK
     if "results" in keys:
-        return Kind.NCCL_TESTS
+        return FileKind.NCCL_TESTS
     if keys & {"model_type", "architectures", "text_config", "hidden_size", "n_embd"}:
-        return Kind.HF_CONFIG
+        return FileKind.HF_CONFIG
     for kind, (_, launch) in LAUNCH_FORMATS.items():
         if keys & launch.json_keys:
             return kind
     if keys:
         raise input_error("JSON of no known tool", "name it: " + ", ".join(KINDS), key="kind", file=file)
-    return Kind.HF_CONFIG  # its importer says what is wrong with the syntax
+    return FileKind.HF_CONFIG  # its importer says what is wrong with the syntax
 
 
 def import_text(text: str, file: str = "", kind: str | None = None, **options: Any) -> Imported:
@@ -183,7 +189,7 @@ def _named(kind: str) -> str:
 def _importer(kind: str) -> tuple[str, str]:
     """Return the module and the function that read a kind."""
     if kind not in LAUNCH_FORMATS:
-        return _IMPORTERS[Kind(kind)]
+        return _IMPORTERS[FileKind(kind)]
     framework, launch = LAUNCH_FORMATS[kind]
     return f"{framework.record.folder}.read", launch.reader
 
@@ -192,5 +198,5 @@ def import_path(path: str | Path, kind: str | None = None, **options: Any) -> Im
     """Read and import one file, or the ``config.json`` of a model folder, which names the model."""
     if Path(path).is_dir():
         options.setdefault("name", Path(path).resolve().name)
-        kind = kind or Kind.HF_CONFIG
+        kind = kind or FileKind.HF_CONFIG
     return import_text(read_text(path), Path(path).name, kind, **options)

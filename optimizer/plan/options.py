@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.units import DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.budget import DAY_S, Budget, training_budget
+from layoutopt.optimizer.cost.budget import Budget, training_budget
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.plan.fault_plan import FaultPlan, plan_faults
 from layoutopt.optimizer.plan.options import PlanOptions
@@ -13,6 +13,7 @@ from layoutopt.optimizer.plan.recipe import Recipe, recipe_layout
 from layoutopt.optimizer.plan.watch import WatchList, watch_list
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

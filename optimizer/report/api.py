@@ -161,13 +161,13 @@ def evaluate(
     *,
     framework: str = "megatron",
     software: str | None = None,
-) -> Verdict:
+) -> Evaluation:
     """Price a layout (``"tp=8,pp=4,zero=1"``) and judge whether it can be launched and fits."""
     from layoutopt.optimizer.solve.judge import judge_layout
 
     chosen = SolveOptions(framework=framework_named(framework), space=SpaceOptions(software=software))
     judgement = judge_layout(model, cluster, _layout(layout), framework=chosen.framework, software=software)
-    return Verdict(workload=model, cluster=cluster, options=chosen, judgement=judgement)
+    return Evaluation(workload=model, cluster=cluster, options=chosen, judgement=judgement)
 
 
 def explain(
@@ -347,7 +347,7 @@ class Result(_Answer):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Verdict(_Answer):
+class Evaluation(_Answer):
     """The answer of ``evaluate``."""
 
     judgement: Judgement

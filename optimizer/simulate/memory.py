@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.simulate.orders import Kind
-from layoutopt.optimizer.simulate.result import RankMemory
+from layoutopt.optimizer.simulate.result import MemoryOverTime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +25,7 @@ def rank_memories(
     activation_bytes: FloatArray,
     wgrad_bytes: FloatArray,
     static_bytes: FloatArray,
-) -> tuple[RankMemory, ...]:
+) -> tuple[MemoryOverTime, ...]:
     """Return the memory of every rank over time.
 
     A forward takes ``activation_bytes`` (pp, chunks) when it starts. A whole backward gives them back when it
@@ -39,7 +39,7 @@ def rank_memories(
     for here in range(pipeline.pp):
         mine = order[rank[order] == here]
         memories.append(
-            RankMemory(
+            MemoryOverTime(
                 time_s=time_s[mine],
                 held_bytes=static_bytes[here] + np.cumsum(held[mine]),
                 in_flight=np.cumsum(in_flight[mine]) / chunks_per_micro_batch,

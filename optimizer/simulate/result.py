@@ -52,7 +52,7 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class MemoryOverTime:
     """Memory of one rank over time: from ``time_s[k]`` on it holds ``held_bytes[k]`` and ``in_flight[k]``
     micro-batches.
     """
@@ -84,7 +84,7 @@ class SimulationResult:
     makespan_s: float
     busy_s: FloatArray
     bubble_s: FloatArray
-    memory: tuple[RankMemory, ...]
+    memory: tuple[MemoryOverTime, ...]
     peak_bytes: FloatArray
     peak_in_flight: FloatArray
     operations: Operations

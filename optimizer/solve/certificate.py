@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt import __version__
 from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
+from layoutopt.optimizer.specs.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray
-    from layoutopt.optimizer.solve.search.space_size import Space, SpaceSize
+    from layoutopt.optimizer.solve.search.space_size import CountedSpace, SpaceSize
 
 
 class Status(StrEnum):
@@ -73,7 +73,7 @@ class Versions:
     def current(cls, cost_model: str) -> Versions:
         """Return the versions of this process, without importing the solver."""
         return cls(
-            layoutopt=__version__,
+            layoutopt=VERSION,
             python=platform.python_version(),
             numpy=np.__version__,
             ortools=version("ortools"),
@@ -168,7 +168,7 @@ class Certificate:
 
 
 def build_certificate(
-    space: Space,
+    space: CountedSpace,
     size: SpaceSize,
     *,
     inputs: Mapping[str, object],
@@ -229,7 +229,7 @@ def _json(plain: object) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def table_digest(space: Space, *, chunk: int = 65536) -> str:
+def table_digest(space: CountedSpace, *, chunk: int = 65536) -> str:
     """Return the sha256 over the sorted table of degree rows, what its codes mean, blocks and stage rule.
 
     The order of enumeration doesn't matter. ``chunk`` rows are read at a time, so that memory stays flat.
@@ -243,7 +243,7 @@ def table_digest(space: Space, *, chunk: int = 65536) -> str:
     return digest.hexdigest()
 
 
-def _header(space: Space) -> dict[str, object]:
+def _header(space: CountedSpace) -> dict[str, object]:
     book: Codebook = space.degrees.codebook
     return {
         "rows": len(space.degrees),

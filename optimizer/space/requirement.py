@@ -60,7 +60,7 @@ class OfRanks:
         return Expression(literal(0.0), {Atom(self.part, rank): literal(1.0)})
 
 
-class View:
+class RequirementView:
     """``n`` layouts as numbers: ``view.tp``, ``view.gpus``, ``view.layers[0]``, ``view.peak_gb``, ...
 
     Every axis is an attribute (``recompute``, ``order``, ``schedule`` and ``precision`` as positions in ``codebook``), as is
@@ -108,7 +108,7 @@ class Requirement:
         counted = frozenset(GPU_AXES) if self.names - set(AXES) else frozenset[str]()
         return (self.names & set(AXES)) | counted
 
-    def comparisons(self, view: View) -> list[Comparison]:
+    def comparisons(self, view: RequirementView) -> list[Comparison]:
         """Compare neighbouring sides for the layouts of a view; ``NotKnownYet`` where it lacks an axis."""
         sides = [self._value(side, view) for side in (self.tree.left, *self.tree.comparators)]
         try:
@@ -119,13 +119,13 @@ class Requirement:
         except InputError as error:
             raise self._named(error) from None
 
-    def holds(self, view: View, of: Callable[[Atom], FloatArray]) -> BoolArray:
+    def holds(self, view: RequirementView, of: Callable[[Atom], FloatArray]) -> BoolArray:
         """Tell which layouts meet it, where ``of`` gives what stages decide."""
         met = [comparison.holds(of) for comparison in self.comparisons(view)]
         result: BoolArray = np.logical_and.reduce(met)
         return result
 
-    def explain(self, view: View, of: Callable[[Atom], FloatArray]) -> str:
+    def explain(self, view: RequirementView, of: Callable[[Atom], FloatArray]) -> str:
         """Say what the sides are for the first layout of a view."""
         sides = [self._value(side, view).value(of) for side in (self.tree.left, *self.tree.comparators)]
         values = [f"{float(np.broadcast_to(side, (1,))[0]):.6g}" for side in sides]
@@ -137,14 +137,14 @@ class Requirement:
         (problem, *_) = error.problems
         return input_error(f"{_shown(self.text)} {problem.what}", problem.allowed, key=problem.key)
 
-    def _value(self, node: ast.expr, view: View) -> Expression:
+    def _value(self, node: ast.expr, view: RequirementView) -> Expression:
         try:
             return _evaluate(node, view)
         except InputError as error:
             raise self._named(error) from None
 
 
-def _evaluate(node: ast.expr, view: View) -> Expression:
+def _evaluate(node: ast.expr, view: RequirementView) -> Expression:
     """Evaluate a checked tree."""
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int | float)
@@ -321,11 +321,11 @@ def axis_rules(requirements: Iterable[Requirement], facts: RunFacts) -> tuple[Ru
 
 def _rule(requirement: Requirement, facts: RunFacts) -> Rule:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        met = requirement.holds(View(rows, facts), _nothing_open)
+        met = requirement.holds(RequirementView(rows, facts), _nothing_open)
         return np.broadcast_to(met, (len(rows),)).copy()
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-        return requirement.explain(View(batch_of(layout), facts), _nothing_open), {}
+        return requirement.explain(RequirementView(batch_of(layout), facts), _nothing_open), {}
 
     return Rule(
         name=rule_name(requirement),
@@ -347,7 +347,7 @@ def broken_requirements(
     requirements: Iterable[Requirement], facts: RunFacts, layout: Layout, step_s: float, peak_bytes: float
 ) -> Iterator[BrokenRule]:
     """Yield the requirements that a priced layout does not meet."""
-    view = View(batch_of(layout), facts)
+    view = RequirementView(batch_of(layout), facts)
 
     def of(atom: Atom) -> FloatArray:
         if atom.part is Part.STEP_S:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
-from layoutopt.optimizer.frameworks.record import NEWEST, Family
+from layoutopt.optimizer.frameworks.record import NEWEST, TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework, of_family
 from layoutopt.optimizer.space.context import Context
 from layoutopt.optimizer.specs.layout import Layout
@@ -27,9 +27,9 @@ Detail = Callable[[Layout, Context], tuple[str, Factors]]
 Valid = Callable[["Rule", Layout, Context], Mapping[str, tuple[int, ...]]]
 
 EVERY = frozenset(Framework)
-MEGATRONS = of_family(Family.MEGATRON_CORE)
-TORCH_PIPELINES = of_family(Family.PYTORCH_PIPELINES)
-FREEST = of_family(Family.FREEST)
+MEGATRONS = of_family(TrainerFamily.MEGATRON_CORE)
+TORCH_PIPELINES = of_family(TrainerFamily.PYTORCH_PIPELINES)
+FREEST = of_family(TrainerFamily.FREEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
-from layoutopt.optimizer.specs.kinds import SWITCH, Kind, quantity, unknown_word, whole, word
+from layoutopt.optimizer.specs.kinds import SWITCH, LayerKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import MambaSpec, Mixer, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
 from layoutopt.optimizer.specs.stacks import LAYER_KINDS, MAX_LAYERS, mlp_kinds, with_width, with_windows
@@ -105,7 +105,7 @@ def _read_window_pattern(value: Any) -> tuple[bool, ...]:
     return tuple(WINDOW_WORDS[item] for item in words)
 
 
-WINDOW_PATTERN = Kind(
+WINDOW_PATTERN = LayerKind(
     read=_read_window_pattern,
     schema={"anyOf": [{"const": "alternating"}, {"type": "array", "items": {"enum": list(WINDOW_WORDS)}}]},
 )
@@ -135,8 +135,8 @@ def _read_pattern(value: Any) -> tuple[LayerShape, ...]:
     return tuple(_layer_kind(item) for item in value)
 
 
-LAYER_KIND = Kind(read=_layer_kind, schema={"enum": list(LAYER_KINDS)})
-LAYER_PATTERN = Kind(read=_read_pattern, schema={"type": "array", "items": {"enum": list(LAYER_KINDS)}})
+LAYER_KIND = LayerKind(read=_layer_kind, schema={"enum": list(LAYER_KINDS)})
+LAYER_PATTERN = LayerKind(read=_read_pattern, schema={"type": "array", "items": {"enum": list(LAYER_KINDS)}})
 
 
 class BlockFile(FileModel):

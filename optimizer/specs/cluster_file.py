@@ -13,7 +13,7 @@ from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
 from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile
-from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, Kind, as_kind_error, quantity, whole
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, LayerKind, as_kind_error, quantity, whole
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, HOURS, NUMBER, TIME, parse_quantity, shown
 
@@ -87,7 +87,7 @@ def _read_constant(name: str, item: object) -> float:
     return number
 
 
-CALIBRATION = Kind(
+CALIBRATION = LayerKind(
     read=_read_calibration,
     schema={
         "type": "object",
@@ -109,7 +109,7 @@ def _read_graph(value: object) -> Any:
     )
 
 
-GRAPH = Kind(read=_read_graph, schema={"type": ["object", "string"]})
+GRAPH = LayerKind(read=_read_graph, schema={"type": ["object", "string"]})
 
 
 @as_kind_error

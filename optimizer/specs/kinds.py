@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class LayerKind:
     """A kind of value: how it is read, and its JSON Schema. Use as ``Annotated[int, whole()]``."""
 
     read: Callable[[Any], Any]
@@ -49,7 +49,7 @@ def as_kind_error(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def whole(least: int = 1, most: int = 1_000_000_000) -> Kind:
+def whole(least: int = 1, most: int = 1_000_000_000) -> LayerKind:
     """Return the kind of whole numbers in a range."""
     allowed = (
         f"a whole number from {least} to {most}" if most < 1_000_000_000 else f"a whole number from {least}"
@@ -66,12 +66,12 @@ def whole(least: int = 1, most: int = 1_000_000_000) -> Kind:
             raise input_error(f"{shown(value)} is out of range", f"a whole number from {least} to {most}")
         return int(number)
 
-    return Kind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
+    return LayerKind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
 
 
 def quantity(
     dimension: Dimension, *, least: float | None = None, most: float | None = None, above: float | None = 0.0
-) -> Kind:
+) -> LayerKind:
     """Return the kind of quantities of a dimension, above 0 unless ``least`` is given."""
     above = None if least is not None else above
 
@@ -89,7 +89,9 @@ def quantity(
     number |= {"exclusiveMinimum": above} if above is not None else {}
     number |= {"minimum": least} if least is not None else {}
     number |= {"maximum": most} if most is not None else {}
-    return Kind(read=read, schema={"anyOf": [number, {"type": "string", "description": dimension.examples}]})
+    return LayerKind(
+        read=read, schema={"anyOf": [number, {"type": "string", "description": dimension.examples}]}
+    )
 
 
 def _read_switch(value: Any) -> bool:
@@ -98,7 +100,7 @@ def _read_switch(value: Any) -> bool:
     return value
 
 
-SWITCH = Kind(read=_read_switch, schema={"type": "boolean"})
+SWITCH = LayerKind(read=_read_switch, schema={"type": "boolean"})
 
 
 def _read_line(value: Any) -> str:
@@ -109,7 +111,7 @@ def _read_line(value: Any) -> str:
     return value.strip()
 
 
-NAME = Kind(read=_read_line, schema={"type": "string"})
+NAME = LayerKind(read=_read_line, schema={"type": "string"})
 
 
 def _read_source(value: Any) -> tuple[str, ...]:
@@ -119,12 +121,12 @@ def _read_source(value: Any) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in parts)
 
 
-SOURCE = Kind(
+SOURCE = LayerKind(
     read=_read_source, schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 )
 
 
-def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> Kind:
+def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> LayerKind:
     """Return the kind of the words of an enumeration; ``aliases`` are further spellings."""
     table: dict[str, StrEnum] = {str(item.value): item for item in words} | dict(aliases or {})
     listed = [str(item.value) for item in words]
@@ -134,10 +136,10 @@ def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> 
             return table[value.lower()]
         raise unknown_word(value, listed, among=table)
 
-    return Kind(read=read, schema={"enum": listed})
+    return LayerKind(read=read, schema={"enum": listed})
 
 
-def choice(table: Mapping[str, Any]) -> Kind:
+def choice(table: Mapping[str, Any]) -> LayerKind:
     """Return the kind of the words of a table, read as the table's values."""
 
     def read(value: Any) -> Any:
@@ -145,7 +147,7 @@ def choice(table: Mapping[str, Any]) -> Kind:
             return table[value.lower()]
         raise unknown_word(value, table)
 
-    return Kind(read=read, schema={"enum": list(table)})
+    return LayerKind(read=read, schema={"enum": list(table)})
 
 
 def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | None = None) -> InputError:

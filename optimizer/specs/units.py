@@ -20,6 +20,10 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*")
 MAX_SHOWN = 60
 
 
+HOUR_S = 3_600.0
+DAY_S = 24 * HOUR_S
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
     """A kind of quantity: its name, its units as factors to SI, and what an error message shows as valid."""
@@ -48,12 +52,12 @@ TIME = Dimension(
     units={"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
     | {
         "min": 60.0,
-        "h": 3600.0,
-        "hour": 3600.0,
-        "hours": 3600.0,
-        "d": 86400.0,
-        "day": 86400.0,
-        "days": 86400.0,
+        "h": HOUR_S,
+        "hour": HOUR_S,
+        "hours": HOUR_S,
+        "d": DAY_S,
+        "day": DAY_S,
+        "days": DAY_S,
     },
     examples='seconds, or a unit: "10 us", "5 min", "2 h"',
 )
@@ -191,7 +195,7 @@ def format_seconds(value_s: float) -> str:
     for limit, unit_s, name in steps:
         if size < limit:
             return f"{_three_digits(value_s / unit_s)} {name}"
-    return f"{_three_digits(value_s / 86_400.0)} days"
+    return f"{_three_digits(value_s / DAY_S)} days"
 
 
 def _three_digits(number: float) -> str:

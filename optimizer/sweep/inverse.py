@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.budget import DAY_S, training_budget
+from layoutopt.optimizer.cost.budget import training_budget
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
 from layoutopt.optimizer.cost.parameters import model_parameters
@@ -20,6 +20,7 @@ from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.loading import override_training
+from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from layoutopt.optimizer.sweep.executors.seam import Executor, Work
+    from layoutopt.optimizer.sweep.executors.seam import Executor, PointWork
     from layoutopt.optimizer.sweep.points import SweepPoint
     from layoutopt.optimizer.sweep.rows import Outcome
     from layoutopt.optimizer.sweep.work import PlanWriter
@@ -132,7 +132,7 @@ class _Sweep:
         self._reused = self._solved = self._failed = self._unproven = self._infeasible = 0
         self._at_work: dict[str, SweepPoint] = {}
 
-    def run(self, executor: Executor, work: Work) -> SweepResult:
+    def run(self, executor: Executor, work: PointWork) -> SweepResult:
         """Solve what is open; wait for what other sweeps are solving."""
         interrupted = False
         try:
@@ -155,7 +155,7 @@ class _Sweep:
             seconds=time.perf_counter() - self._begun,
         )
 
-    def _round(self, executor: Executor, work: Work) -> None:
+    def _round(self, executor: Executor, work: PointWork) -> None:
         """Go once over the open points; those that others hold stay open."""
         taken, self._open = self._open, []
         tasks = self._tasks(taken)

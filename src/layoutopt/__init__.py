@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.version import VERSION
+
 if TYPE_CHECKING:
     from layoutopt.optimizer.report.api import (
+        Evaluation,
         Reasons,
         Result,
-        Verdict,
         evaluate,
         explain,
         load_cluster,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.options import SpaceOptions
     from layoutopt.optimizer.specs.errors import InputError
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _API = "layoutopt.optimizer.report.api"
 _HOMES = {
@@ -32,7 +34,7 @@ _HOMES = {
         (
             "Reasons",
             "Result",
-            "Verdict",
+            "Evaluation",
             "evaluate",
             "explain",
             "load_cluster",
@@ -48,12 +50,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "Evaluation",
     "InputError",
     "Reasons",
     "Result",
     "SolveOptions",
     "SpaceOptions",
-    "Verdict",
     "__version__",
     "evaluate",
     "explain",

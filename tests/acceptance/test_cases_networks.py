@@ -19,7 +19,7 @@ from layoutopt.optimizer.interop.machines.nccl_fit import (
     fit_collective,
     link_bytes_per_s,
 )
-from layoutopt.optimizer.interop.sources import Kind, import_text
+from layoutopt.optimizer.interop.sources import FileKind, import_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_gpu
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.show import bus_factor, topology_table
@@ -56,7 +56,7 @@ def table(
         algorithm = bus / bus_factor(collective, ranks)
         time_us = first if first and not position else size / algorithm / 1e3
         lines.append(f"{size:>12} {size // 4:>12} float sum -1 {time_us:.2f} {algorithm:.2f} {bus:.2f} 0")
-    found: tuple[NcclTable, ...] = import_text("\n".join(lines), "log.txt", Kind.NCCL_TESTS).value
+    found: tuple[NcclTable, ...] = import_text("\n".join(lines), "log.txt", FileKind.NCCL_TESTS).value
     return found[0]
 
 
@@ -219,7 +219,7 @@ def matrix(gpus: int, nics: int, near: Mapping[int, int], far: str) -> GpuTopolo
         links = ["PIX" if near.get(gpu) == nic else far for gpu in range(gpus)]
         links += ["X" if nic == other else "NODE" for other in range(nics)]
         lines.append("\t".join([f"NIC{nic}", *links]))
-    found: GpuTopology = import_text("\n".join(lines), "topo.txt", Kind.NVIDIA_TOPO).value
+    found: GpuTopology = import_text("\n".join(lines), "topo.txt", FileKind.NVIDIA_TOPO).value
     return found
 
 

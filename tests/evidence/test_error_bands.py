@@ -10,7 +10,7 @@ import pytest
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band
-from layoutopt.optimizer.evidence.case import Family
+from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.robust_choice import choose_robust, draw_constants
@@ -57,16 +57,16 @@ def band(indistinct: float) -> Band:
 @pytest.mark.parametrize(
     ("model", "cluster", "precision", "framework", "family"),
     [
-        ("llama3-70b", "h100x64", Precision.BF16, Framework.ANY, Family.DENSE_HOPPER_16),
-        ("llama3-70b", "h100x64", Precision.FP8, Framework.ANY, Family.DENSE_HOPPER_8),
-        ("llama3-70b", "a100x64", Precision.BF16, Framework.ANY, Family.DENSE_A100),
-        ("llama3-70b", "gb200x72", Precision.MXFP8, Framework.ANY, Family.DENSE_BLACKWELL),
-        ("deepseek-v3", "h100x64", Precision.FP8, Framework.ANY, Family.MOE),
-        ("llama3-8b", "h100x64", Precision.BF16, Framework.NANOTRON, Family.NANOTRON),
+        ("llama3-70b", "h100x64", Precision.BF16, Framework.ANY, RunFamily.DENSE_HOPPER_16),
+        ("llama3-70b", "h100x64", Precision.FP8, Framework.ANY, RunFamily.DENSE_HOPPER_8),
+        ("llama3-70b", "a100x64", Precision.BF16, Framework.ANY, RunFamily.DENSE_A100),
+        ("llama3-70b", "gb200x72", Precision.MXFP8, Framework.ANY, RunFamily.DENSE_BLACKWELL),
+        ("deepseek-v3", "h100x64", Precision.FP8, Framework.ANY, RunFamily.MOE),
+        ("llama3-8b", "h100x64", Precision.BF16, Framework.NANOTRON, RunFamily.NANOTRON),
     ],
 )
 def test_families(
-    model: str, cluster: str, precision: Precision, framework: Framework, family: Family
+    model: str, cluster: str, precision: Precision, framework: Framework, family: RunFamily
 ) -> None:
     """Experts, GPU generation, precision and nanotron decide the family; every one has measured runs."""
     found = error_band(load_workload(model).model, load_cluster(cluster), precision, framework=framework)
@@ -86,7 +86,7 @@ def test_a_family_without_runs_says_so() -> None:
 def test_the_shipped_table_names_known_constants() -> None:
     """Spreads belong to constants that a calibration may name."""
     assert set(bands()["constants"]) <= set(known_parameters())
-    assert set(bands()["families"]) <= {ALL, *(family.value for family in Family)}
+    assert set(bands()["families"]) <= {ALL, *(family.value for family in RunFamily)}
 
 
 def test_ties_follow_the_band(plan: Plan) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from layoutopt.optimizer.evidence.case import Case, Family, Skip
+from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip
 from layoutopt.optimizer.evidence.cases import build_case
 from layoutopt.optimizer.evidence.run import MeasuredRun, Sharding
 from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
@@ -41,7 +41,12 @@ def test_a_complete_dense_row(make_run: Callable[..., MeasuredRun]) -> None:
         Precision.BF16,
     )
     assert (case.framework, case.software) == (Framework.MEGATRON, "core_v0.15")
-    assert (case.family, case.complete, case.unstated, case.assumed) == (Family.DENSE_HOPPER_16, True, (), ())
+    assert (case.family, case.complete, case.unstated, case.assumed) == (
+        RunFamily.DENSE_HOPPER_16,
+        True,
+        (),
+        (),
+    )
     assert case.measured_s == 4.0
 
 
@@ -150,7 +155,7 @@ def test_experts_and_their_routing(make_moe_run: Callable[..., MeasuredRun]) -> 
         ("moe", 30, Mlp.MOE),
     ]
     assert case.layout.stages[0].kinds == {"dense": 2, "moe": 30}
-    assert (case.model.head_dim, case.training.moe_imbalance, case.family) == (192, 1.0, Family.MOE)
+    assert (case.model.head_dim, case.training.moe_imbalance, case.family) == (192, 1.0, RunFamily.MOE)
     dropped = case_of(make_moe_run(routing="dropped")).model.moe
     assert dropped is not None and dropped.capacity_factor == 1.0
     written = case_of(make_moe_run(notes="token drop with capacity factor 1.25")).model.moe
@@ -220,16 +225,16 @@ def test_fp8_recipes(
 @pytest.mark.parametrize(
     ("cells", "family"),
     [
-        ({"gpu": "A100-80G-SXM"}, Family.DENSE_A100),
-        ({"gpu": "H200-141G"}, Family.DENSE_HOPPER_16),
-        ({"gpu": "H800-80G", "precision": "fp8"}, Family.DENSE_HOPPER_8),
-        ({"gpu": "GB200-NVL72", "precision": "nvfp4", "gpus_per_node": 4}, Family.DENSE_BLACKWELL),
-        ({"gpu": "V100-32G-SXM", "precision": "fp16"}, Family.DENSE_V100),
-        ({"gpu": "MI300X"}, Family.DENSE_OTHER),
-        ({"framework": "nanotron"}, Family.NANOTRON),
+        ({"gpu": "A100-80G-SXM"}, RunFamily.DENSE_A100),
+        ({"gpu": "H200-141G"}, RunFamily.DENSE_HOPPER_16),
+        ({"gpu": "H800-80G", "precision": "fp8"}, RunFamily.DENSE_HOPPER_8),
+        ({"gpu": "GB200-NVL72", "precision": "nvfp4", "gpus_per_node": 4}, RunFamily.DENSE_BLACKWELL),
+        ({"gpu": "V100-32G-SXM", "precision": "fp16"}, RunFamily.DENSE_V100),
+        ({"gpu": "MI300X"}, RunFamily.DENSE_OTHER),
+        ({"framework": "nanotron"}, RunFamily.NANOTRON),
     ],
 )
-def test_families(make_run: Callable[..., MeasuredRun], cells: dict[str, Any], family: Family) -> None:
+def test_families(make_run: Callable[..., MeasuredRun], cells: dict[str, Any], family: RunFamily) -> None:
     """Families go by GPU generation and width of the number format, nanotron apart."""
     assert case_of(make_run(**cells)).family is family
 

@@ -73,9 +73,9 @@ def test_a_member_without_a_record_is_a_type_error(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    head = "from layoutopt.optimizer.frameworks.record import Family, FrameworkRecord\n"
+    head = "from layoutopt.optimizer.frameworks.record import TrainerFamily, FrameworkRecord\n"
     lacking = tmp_path / "lacking.py"
-    lacking.write_text(head + 'FrameworkRecord(name="x", family=Family.FREEST, exports=None)\n')
+    lacking.write_text(head + 'FrameworkRecord(name="x", family=TrainerFamily.FREEST, exports=None)\n')
     bare = tmp_path / "bare.py"
     bare.write_text("from layoutopt.optimizer.frameworks.registry import Framework\nFramework('x')\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(lacking), str(bare)]

@@ -13,7 +13,7 @@ import yaml
 
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
-from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
+from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
 from layoutopt.optimizer.interop.shell.scripts import parse_script
 from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
@@ -113,7 +113,7 @@ EXPERTS = Layout(
     recompute=Recompute(granularity=Granularity.SELECTIVE, modules=("mla_up_proj", "mlp", "moe_act")),
     stages=build_stages(DEEPSEEK, [3] + [2] * 29 + [0, 0], 16, Schedule.INTERLEAVED, 0, [0] * 30 + [1, 0]),
 )
-PLAN = CheckpointSchedule(interval_steps=500)
+PLAN = CheckpointInterval(interval_steps=500)
 
 
 def run(

@@ -13,8 +13,8 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.huggingface.config import import_config
 from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.machines.nccl_fit import find_anomalies, fit_collective
-from layoutopt.optimizer.interop.records import GpuTopology, ImportedJob, ImportedModel, MeasuredRun, NodeSet
-from layoutopt.optimizer.interop.sources import Kind, import_path
+from layoutopt.optimizer.interop.records import GpuTopology, ImportedJob, ImportedModel, LoggedRun, NodeSet
+from layoutopt.optimizer.interop.sources import FileKind, import_path
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_every_file_imports_or_is_refused_by_name(path: Path) -> None:
             import_path(path)
         return
     value = import_path(path).value
-    known = ImportedModel | ImportedJob | MeasuredRun | NodeSet | GpuTopology
+    known = ImportedModel | ImportedJob | LoggedRun | NodeSet | GpuTopology
     assert isinstance(value, known) or (isinstance(value, tuple) and value)
 
 
@@ -153,6 +153,6 @@ def test_config_file_cases() -> None:
 
 def test_dump_is_a_job_and_a_log() -> None:
     """The same file is a job and, asked for as such, a measured run."""
-    assert import_path(FORMATS / "megatron_args_dump.txt").kind == Kind.MEGATRON_DUMP
-    run = import_path(FORMATS / "megatron_args_dump.txt", Kind.MEGATRON_LOG).value
+    assert import_path(FORMATS / "megatron_args_dump.txt").kind == FileKind.MEGATRON_DUMP
+    run = import_path(FORMATS / "megatron_args_dump.txt", FileKind.MEGATRON_LOG).value
     assert run.columns["measured_step_s"] == pytest.approx(0.8124)

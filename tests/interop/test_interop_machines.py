@@ -18,11 +18,11 @@ from layoutopt.optimizer.interop.measured.logs import (
     import_nanotron_log,
     import_torchtitan_log,
 )
-from layoutopt.optimizer.interop.sources import Kind, import_path, import_text
+from layoutopt.optimizer.interop.sources import FileKind, import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.records import ImportedJob, MeasuredRun, NodeSet, OutOfMemory
+    from layoutopt.optimizer.interop.records import ImportedJob, LoggedRun, NodeSet, OutOfMemory
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -113,7 +113,7 @@ def test_graph_of_networkx_is_read() -> None:
     graph = networkx.path_graph(4)
     networkx.set_edge_attributes(graph, 1e9, "bandwidth")
     text = "\n".join(networkx.generate_graphml(graph))
-    got = import_text(text, "", Kind.GRAPHML).value
+    got = import_text(text, "", FileKind.GRAPHML).value
     assert len(got["nodes"]) == 4 and {edge["bandwidth"] for edge in got["edges"]} == {1e9}
 
 
@@ -163,7 +163,7 @@ def test_nanotron_log() -> None:
 
 def test_megatron_log() -> None:
     """Milliseconds per iteration, MiB of memory, median without the first iteration."""
-    run: MeasuredRun = import_megatron_log((SAMPLES / "megatron_dump.txt").read_text())
+    run: LoggedRun = import_megatron_log((SAMPLES / "megatron_dump.txt").read_text())
     assert run.columns["measured_step_s"] == pytest.approx(0.605)
     assert run.columns["mem_gb"] == pytest.approx(20000 * 2**20 / 1e9)
     assert run.columns["tflops_gpu"] == 252.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
-from layoutopt.optimizer.interop.sources import Kind, import_path, import_text, read_text
+from layoutopt.optimizer.interop.sources import FileKind, import_path, import_text, read_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout_string import parse_layout_string
 
@@ -54,7 +54,7 @@ def test_unknown_kind_is_named() -> None:
         import_text("{}", "x", "hf")
 
 
-def attempt(text: str, kind: Kind | None) -> None:
+def attempt(text: str, kind: FileKind | None) -> None:
     """Import a text; the only exception allowed is ``InputError`` with one-line problems."""
     try:
         import_text(text, "fuzz", kind)
@@ -63,10 +63,10 @@ def attempt(text: str, kind: Kind | None) -> None:
         assert all("\n" not in str(problem) for problem in error.problems)
 
 
-@pytest.mark.parametrize("kind", [None, *Kind])
+@pytest.mark.parametrize("kind", [None, *FileKind])
 @settings(max_examples=25, deadline=None)
 @given(text=st.text(max_size=300))
-def test_arbitrary_text_raises_nothing_else(kind: Kind | None, text: str) -> None:
+def test_arbitrary_text_raises_nothing_else(kind: FileKind | None, text: str) -> None:
     """Every importer survives any text."""
     attempt(text, kind)
 
@@ -91,7 +91,7 @@ def test_damaged_samples_raise_nothing_else(data: st.DataObject) -> None:
         )
         text = text[:start] + junk + text[stop:]
     attempt(text, None)
-    attempt(text, data.draw(st.sampled_from(list(Kind))))
+    attempt(text, data.draw(st.sampled_from(list(FileKind))))
 
 
 scalars = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=8)
@@ -136,7 +136,7 @@ SIZES = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (Kind.HF_CONFIG, '{"a":' * 100_000),
+        (FileKind.HF_CONFIG, '{"a":' * 100_000),
         ("torchtitan-python", "x = " + "-" * 50_000 + "1"),
         (
             "torchtitan-python",
@@ -147,7 +147,7 @@ SIZES = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99
         ("megatron-args", "A=xxxxxxxxxx\n" + "A=$A$A\n" * 60 + "run --num-layers $A"),
         ("megatron-args", "x --num-layers $((" + "(" * 3000 + "1" + ")" * 3000 + "))"),
         ("megatron-args", f"x {SIZES} --moe-layer-freq '" + "(" * 3000 + "'"),
-        (Kind.MEGATRON_DUMP, "  tensor_model_parallel_size .. " + "[" * 30_000),
+        (FileKind.MEGATRON_DUMP, "  tensor_model_parallel_size .. " + "[" * 30_000),
     ],
 )
 def test_nesting_and_growth_are_bad_input(kind: str, text: str) -> None:

@@ -13,7 +13,7 @@ from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
 from layoutopt.optimizer.interop.launch.target import resolved
-from layoutopt.optimizer.interop.records import CheckpointSchedule
+from layoutopt.optimizer.interop.records import CheckpointInterval
 from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.gpu_catalog import generations
@@ -221,7 +221,7 @@ def test_checkpoint_schedule_survives() -> None:
     """The asynchronous checkpoint interval of the plan is in the launch file and comes back."""
     model = dense_model(4)
     layout = Layout(dp=4, micro_batch=1, micro_batches=2, zero=1)
-    plan = CheckpointSchedule(interval_steps=123)
+    plan = CheckpointInterval(interval_steps=123)
     for framework, version, kind, file in TARGETS[:6]:
         near = nearest_expressible(layout, framework, model, version=version)
         job = export(near, workload(model, near), CLUSTER, framework, version=version, plan=plan)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.plan.checkpoints import checkpoint_cost
 from layoutopt.optimizer.plan.fault_plan import CheckpointMode, checkpoint_schedules, plan_faults, spare_nodes
 from layoutopt.optimizer.plan.faults import daly_interval_s, expected_wall_time_s, goodput
@@ -20,6 +19,7 @@ from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.specs.cluster import FailureSpec, StorageSpec
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_cluster
+from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from typing import Any

@@ -21,7 +21,7 @@ from layoutopt.optimizer.report.html.scaling import (
     perfect_scaling,
     step_time_chart,
 )
-from layoutopt.optimizer.report.html.series import Lines, lines_by_model, short
+from layoutopt.optimizer.report.html.series import DrawnLines, lines_by_model, short
 from layoutopt.optimizer.report.html.step import step_chart
 from layoutopt.optimizer.report.html.ties import ties_block, ties_chart
 from layoutopt.optimizer.report.html.timeline import timeline_chart
@@ -255,7 +255,9 @@ def test_perfect_scaling_halves_with_twice_the_gpus(rows: list[Row]) -> None:
     ends = perfect_scaling(found)
     assert ends is not None
     assert ends[0][0] * ends[0][1] == pytest.approx(ends[1][0] * ends[1][1])
-    assert perfect_scaling(Lines(model="m", along="global_batch", lines=found.lines, unanswered=())) is None
+    assert (
+        perfect_scaling(DrawnLines(model="m", along="global_batch", lines=found.lines, unanswered=())) is None
+    )
 
 
 def test_many_lines_stay_distinguishable(rows: list[Row]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from layoutopt.optimizer.specs.workload import Workload
-    from layoutopt.optimizer.sweep.executors.seam import Work
+    from layoutopt.optimizer.sweep.executors.seam import PointWork
     from layoutopt.optimizer.sweep.points import SweepPoint
     from layoutopt.optimizer.sweep.work import Task
 
@@ -52,7 +52,7 @@ class PretendExecutor:
     interrupt_after: int | None = None
     tasks: list[Task] = field(default_factory=list)
 
-    def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
+    def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         """Answer every task with a step time of 1 s over its GPUs."""
         for task in tasks:
             if self.interrupt_after is not None and len(self.tasks) >= self.interrupt_after:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class HfFamily:
     """One model class; the fields are documented in ``families.yaml``."""
 
     name: str
@@ -66,7 +66,7 @@ def _inherited(families: dict[str, dict[str, Any]], name: str) -> dict[str, Any]
     return merged
 
 
-def find_family(model_type: str, file: str = "") -> Family:
+def find_family(model_type: str, file: str = "") -> HfFamily:
     """Return the family of a ``model_type``; refuse unknown ones by name, with the reason."""
     table = _table()
     families: dict[str, dict[str, Any]] = table["families"]
@@ -87,7 +87,7 @@ def find_family(model_type: str, file: str = "") -> Family:
     data = _inherited(families, name)
     data["notes"] = tuple(data["notes"])
     data["positions"] = tuple(data.get("positions", ()))
-    return Family(name=name, **data)
+    return HfFamily(name=name, **data)
 
 
 def known_architectures() -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class ConfigReader:
     A key that is absent has the class default, a key that is null has none: the two differ for windows.
     """
 
-    def __init__(self, fields: Fields, family: Family) -> None:
+    def __init__(self, fields: Fields, family: HfFamily) -> None:
         self.fields = fields
         self.family = family
         self.defaulted: list[str] = []

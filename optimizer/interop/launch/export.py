@@ -15,10 +15,10 @@ from layoutopt.optimizer.interop.launch.target import make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.launch.target import Workload
-    from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
+    from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.workload import Workload
 
 
 def export(
@@ -28,7 +28,7 @@ def export(
     to: str,
     *,
     version: str | None = None,
-    plan: CheckpointSchedule | None = None,
+    plan: CheckpointInterval | None = None,
 ) -> ExportedJob:
     """Write the launch configuration of a layout.
 

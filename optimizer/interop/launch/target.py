@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import FrameworkPreset, load_preset
 from layoutopt.optimizer.frameworks.registry import Framework, find_framework, parse_release
@@ -14,25 +14,14 @@ from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.record import Release
-    from layoutopt.optimizer.interop.records import CheckpointSchedule
+    from layoutopt.optimizer.interop.records import CheckpointInterval
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+    from layoutopt.optimizer.specs.workload import Workload
 
 EXPORTED = tuple(framework for framework in Framework if framework.record.exports is not None)
 """Frameworks with an exporter."""
-
-
-class Workload(Protocol):
-    """A model and how it is trained."""
-
-    @property
-    def model(self) -> ModelSpec:
-        """The architecture."""
-
-    @property
-    def training(self) -> TrainingSpec:
-        """The run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +36,7 @@ class Target:
     training: TrainingSpec
     cluster: ClusterSpec
     preset: FrameworkPreset
-    checkpoint: CheckpointSchedule | None = None
+    checkpoint: CheckpointInterval | None = None
 
     @property
     def global_batch(self) -> int:
@@ -98,7 +87,7 @@ def make_target(
     to: str,
     *,
     version: str | None = None,
-    checkpoint: CheckpointSchedule | None = None,
+    checkpoint: CheckpointInterval | None = None,
 ) -> Target:
     """Resolve an export's inputs; a batch that the layout does not produce is an error."""
     framework = framework_named(to)

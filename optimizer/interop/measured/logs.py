@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.measured.run_columns import job_columns
 from layoutopt.optimizer.interop.reading import importer
-from layoutopt.optimizer.interop.records import MeasuredRun
+from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _steady(steps: Sequence[int], values: Sequence[float | None]) -> float | Non
 
 
 @importer
-def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = None) -> MeasuredRun:
+def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
     """Read a torchtitan log; with the job's configuration the step time follows from tokens/s and batch.
 
     Tokens per second are per GPU; memory is the most reserved, in GiB in the log and GB in the table.
@@ -85,7 +85,7 @@ def _measured(framework: str, values: dict[str, float | None], job: ImportedJob 
     return columns | {name: value for name, value in values.items() if value is not None}
 
 
-def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int) -> MeasuredRun:
+def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int) -> LoggedRun:
     notes = [f"median of {lines} logged steps"]
     needed = [columns.get(name) for name in ("seq", "global_batch", "n_gpus")]
     numbers = [value for value in needed if isinstance(value, int | float) and value > 0]
@@ -97,11 +97,11 @@ def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int) ->
         notes.append(
             "step time needs sequence length, global batch and GPUs: give the job's configuration too"
         )
-    return MeasuredRun(columns=columns, notes=tuple(notes))
+    return LoggedRun(columns=columns, notes=tuple(notes))
 
 
 @importer
-def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = None) -> MeasuredRun:
+def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
     """Read a nanotron log: batch in tokens on main (``time_per_iteration_ms``), in sequences up to 0.5.
 
     The numbers carry two or three digits only; GPUs are the ratio of total to per-GPU tokens/s, rounded.
@@ -135,7 +135,7 @@ def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = Non
             "step_time_s": time_ms / 1e3,
         }
     _nanotron_batch(columns, rows[-1], notes)
-    return MeasuredRun(columns=columns, notes=tuple(notes))
+    return LoggedRun(columns=columns, notes=tuple(notes))
 
 
 def _nanotron_values(text: str) -> dict[str, float]:
@@ -161,7 +161,7 @@ def _nanotron_batch(columns: Columns, row: dict[str, float], notes: list[str]) -
 
 
 @importer
-def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = None) -> MeasuredRun:
+def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
     """Read Megatron-LM's iteration lines (milliseconds) and its memory line (max allocated, MiB)."""
     found = [match for line in text.splitlines() if (match := _MEGATRON.search(line))]
     if not found:
@@ -187,4 +187,4 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     )
     columns |= {"measured_from": "step_time_s"} if time_ms else {}
     columns |= {"mem_kind": "allocated"} if memory else {}
-    return MeasuredRun(columns=columns, notes=(f"median of {len(found)} logged steps",))
+    return LoggedRun(columns=columns, notes=(f"median of {len(found)} logged steps",))

@@ -20,7 +20,7 @@ from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.records import CheckpointSchedule, ExportedJob
+    from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.layout import Layout
 
@@ -95,24 +95,24 @@ def read_plan(file: str) -> tuple[Question, Layout]:
 
 
 def _export(
-    question: Question, layout: Layout, to: str, release: str | None, checkpoints: CheckpointSchedule | None
+    question: Question, layout: Layout, to: str, release: str | None, checkpoints: CheckpointInterval | None
 ) -> ExportedJob:
     from layoutopt.optimizer.interop.launch.export import export
 
     return export(layout, question.workload, question.cluster, to, version=release, plan=checkpoints)
 
 
-def _checkpoints(question: Question, layout: Layout, every: int | None) -> CheckpointSchedule | None:
+def _checkpoints(question: Question, layout: Layout, every: int | None) -> CheckpointInterval | None:
     """Return the stated interval, or the one that loses least to checkpoints and failures together."""
     from layoutopt.optimizer.cost.parameters import model_parameters
-    from layoutopt.optimizer.interop.records import CheckpointSchedule
+    from layoutopt.optimizer.interop.records import CheckpointInterval
     from layoutopt.optimizer.plan.checkpoints import checkpoint_cost
     from layoutopt.optimizer.plan.fault_plan import checkpoint_schedules
     from layoutopt.optimizer.plan.faults import job_mean_time_between_failures_s
     from layoutopt.optimizer.plan.options import PlanOptions
 
     if every is not None:
-        return CheckpointSchedule(interval_steps=every) if every != NO_CHECKPOINTS else None
+        return CheckpointInterval(interval_steps=every) if every != NO_CHECKPOINTS else None
     step_s = _step_s(question, layout)
     training, failures = question.workload.training, question.cluster.failures
     steps = (training.total_tokens or 0.0) / training.tokens_per_step or MANY_STEPS
@@ -124,7 +124,7 @@ def _checkpoints(question: Question, layout: Layout, every: int | None) -> Check
     )
     mtbf_s = job_mean_time_between_failures_s(failures.gpu_hours_per_failure, layout.gpus)
     best = checkpoint_schedules(steps * step_s, cost, failures.restart_s, mtbf_s)[0]
-    return CheckpointSchedule(
+    return CheckpointInterval(
         interval_steps=max(round(best.interval_s / step_s), 1), asynchronous=best.mode.value == "asynchronous"
     )
 

@@ -66,10 +66,10 @@ def command(
 def _plain(found: Imported, file: str, part: str | None, cluster: str | None) -> dict[str, Any]:
     from layoutopt.optimizer.interop.files import calibration_to_plain, imported_to_plain
     from layoutopt.optimizer.interop.machines.nccl_calibration import suggest_calibration
-    from layoutopt.optimizer.interop.sources import Kind
+    from layoutopt.optimizer.interop.sources import FileKind
 
     if cluster is not None:
-        if found.kind != Kind.NCCL_TESTS:
+        if found.kind != FileKind.NCCL_TESTS:
             raise input_error(f"is {found.kind}", "only with nccl-tests logs", key="--cluster", file=file)
         from layoutopt.optimizer.ask.load import load_cluster
 

@@ -17,7 +17,7 @@ from layoutopt.optimizer.report.commands.values import (
     FRAMEWORK,
     PRECISIONS,
     SAVER,
-    Quantity,
+    QuantityText,
     Release,
     Share,
     Whole,
@@ -131,7 +131,7 @@ workload_options = _grouped(
         "--batch", "global_batch", type=COUNT, metavar="SEQUENCES", help="Global batch in sequences."
     ),
     click.option(
-        "--batch-tokens", type=Quantity("TOKENS", "TOKENS"), help='Global batch in tokens, e.g. "16M".'
+        "--batch-tokens", type=QuantityText("TOKENS", "TOKENS"), help='Global batch in tokens, e.g. "16M".'
     ),
     click.option("--seq", "sequence_length", type=COUNT, metavar="TOKENS", help="Sequence length."),
     click.option(
@@ -196,7 +196,7 @@ search_options = _grouped(
         help="Layouts to report, however much slower; by default up to 3 within 2%.",
     ),
     click.option(
-        "--time-limit", type=Quantity("TIME", "SECONDS"), help='Stop with the best so far, e.g. "5 min".'
+        "--time-limit", type=QuantityText("TIME", "SECONDS"), help='Stop with the best so far, e.g. "5 min".'
     ),
     click.option(
         "--workers", type=Whole(1, 1024), default=1, show_default=True, help="Threads of the solver."

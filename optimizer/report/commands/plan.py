@@ -28,7 +28,7 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.values import Number, Quantity, Share
+from layoutopt.optimizer.report.commands.values import Number, QuantityText, Share
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
 
@@ -70,7 +70,9 @@ class _Extra:
 @click.command(cls=SpaceCommand)
 @model_argument
 @cluster_argument
-@click.option("--tokens", type=Quantity("TOKENS", "TOKENS"), help='Tokens of the main training, e.g. "15T".')
+@click.option(
+    "--tokens", type=QuantityText("TOKENS", "TOKENS"), help='Tokens of the main training, e.g. "15T".'
+)
 @click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour.")
 @click.option(
     "--error",

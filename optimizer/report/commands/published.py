@@ -8,7 +8,7 @@ import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
-from layoutopt.optimizer.report.commands.values import Quantity, Whole
+from layoutopt.optimizer.report.commands.values import QuantityText, Whole
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--no-search", is_flag=True, help="Price the published layouts only.")
 @click.option(
-    "--time-limit", type=Quantity("TIME", "SECONDS"), help='Stop each search early, e.g. after "1 min".'
+    "--time-limit", type=QuantityText("TIME", "SECONDS"), help='Stop each search early, e.g. after "1 min".'
 )
 @click.option("--workers", type=Whole(1, 1024), default=1, show_default=True, help="Threads of the solver.")
 @output_options

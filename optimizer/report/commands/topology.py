@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, cluster_argument, output_options
-from layoutopt.optimizer.report.commands.values import COUNT, Quantity
+from layoutopt.optimizer.report.commands.values import COUNT, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
@@ -25,7 +25,7 @@ def command() -> None:
 @cluster_argument
 @click.option(
     "--size",
-    type=Quantity("BYTES", "BYTES"),
+    type=QuantityText("BYTES", "BYTES"),
     default="256 MB",
     show_default=True,
     help="Bytes of the whole tensor.",

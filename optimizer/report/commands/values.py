@@ -168,7 +168,7 @@ class Release(Value):
         return text
 
 
-class Quantity(Value):
+class QuantityText(Value):
     """A number with an optional unit, read as SI; ``dimension`` names a constant of ``specs.units``."""
 
     name = "quantity"

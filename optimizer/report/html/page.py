@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt import __version__
 from layoutopt.optimizer.report.html.markup import Markup, element, joined
 from layoutopt.optimizer.report.html.style import SCRIPT, STYLE
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ def page(title: str, subtitle: str, lead: Sequence[Markup], sections: Iterable[S
         element("meta", charset="utf-8"),
         element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
         element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name_="generator", content=f"layoutopt {__version__}"),
+        element("meta", name_="generator", content=f"layoutopt {VERSION}"),
         element("link", rel="icon", href="data:,"),  # or browsers ask the server for one
         element("title", title),
         element("style", Markup(STYLE)),
@@ -57,7 +57,7 @@ def page(title: str, subtitle: str, lead: Sequence[Markup], sections: Iterable[S
         *lead,
         *drawn,
         element("noscript", element("p", "Charts need JavaScript; tables below them hold the same numbers.")),
-        element("footer", element("p", f"Made by layoutopt {__version__}.")),
+        element("footer", element("p", f"Made by layoutopt {VERSION}.")),
         element("script", library),
         element("script", Markup(SCRIPT)),
     ]

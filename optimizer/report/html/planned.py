@@ -23,6 +23,7 @@ from layoutopt.optimizer.report.tables.training import (
     watch_pairs,
 )
 from layoutopt.optimizer.solve.inputs import question_from_plain
+from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ def _key_numbers(plan: TrainingPlan) -> Markup:
     return tiles(
         [
             ("days expected, with failures", f"{plan.expected_days:,.1f}"),
-            ("days, P10 to P90", f"{runs.p10_s / 86_400:,.0f} to {runs.p90_s / 86_400:,.0f}" if runs else ""),
+            ("days, P10 to P90", f"{runs.p10_s / DAY_S:,.0f} to {runs.p90_s / DAY_S:,.0f}" if runs else ""),
             ("cost", "" if plan.expected_cost is None else f"{plan.expected_cost:,.0f}"),
             ("GPU-hours without failures", f"{plan.budget.gpu_hours:,.0f}"),
             ("energy, MWh", f"{plan.budget.energy_kwh / 1000:,.0f}"),

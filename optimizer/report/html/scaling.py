@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from layoutopt.optimizer.report.html.chart import Swatch
-    from layoutopt.optimizer.report.html.series import Line, Lines
+    from layoutopt.optimizer.report.html.series import DrawnLine, DrawnLines
     from layoutopt.optimizer.sweep.rows import Row
 
     Value = Callable[[Row], float]
@@ -42,7 +42,7 @@ def gpu_hours(row: Row) -> float:
     return float(row["gpus"] * row["step_time_s"] / tokens_per_step * TOKENS / 3600)
 
 
-def step_time_chart(found: Lines, key: str) -> Chart:
+def step_time_chart(found: DrawnLines, key: str) -> Chart:
     """Draw step time, both scales logarithmic; along GPUs with perfect scaling beside it."""
     ideal = _ideal(found)
     message = speedup_message(found)
@@ -59,7 +59,7 @@ def step_time_chart(found: Lines, key: str) -> Chart:
     )
 
 
-def mfu_chart(found: Lines, key: str) -> Chart:
+def mfu_chart(found: DrawnLines, key: str) -> Chart:
     """Draw MFU."""
     best = max(_answered(found), key=mfu_percent)
     worst = min(_answered(found), key=mfu_percent)
@@ -80,7 +80,7 @@ def mfu_chart(found: Lines, key: str) -> Chart:
     )
 
 
-def cost_chart(found: Lines, key: str, gpu_hour_cost: float | None) -> Chart:
+def cost_chart(found: DrawnLines, key: str, gpu_hour_cost: float | None) -> Chart:
     """Draw the GPU-hours of a trillion tokens, or their cost where a GPU-hour has a price."""
     price = 1.0 if gpu_hour_cost is None else gpu_hour_cost
     what = "GPU-hours" if gpu_hour_cost is None else "Cost"
@@ -109,18 +109,18 @@ def cost_chart(found: Lines, key: str, gpu_hour_cost: float | None) -> Chart:
     )
 
 
-def _answered(found: Lines) -> list[Row]:
+def _answered(found: DrawnLines) -> list[Row]:
     return [row for line in found.lines for row in line.rows]
 
 
-def _where(found: Lines, row: Row) -> str:
+def _where(found: DrawnLines, row: Row) -> str:
     """Say which point a row is."""
     line = next(line for line in found.lines if row in line.rows)
     place = f"at {row[found.along]:,.10g} {found.unit}"
     return f"{place} ({line.name})" if len(found.lines) > 1 else place
 
 
-def speedup_message(found: Lines) -> str:
+def speedup_message(found: DrawnLines) -> str:
     """Say by how much the longest line speeds up."""
     line = max(found.lines, key=lambda line: len(line.rows))
     first, last = line.rows[0], line.rows[-1]
@@ -135,11 +135,11 @@ def speedup_message(found: Lines) -> str:
     return f"{span} a step gets {change}{name}."
 
 
-def _traces(found: Lines, value: Value, hover: str) -> list[Figure]:
+def _traces(found: DrawnLines, value: Value, hover: str) -> list[Figure]:
     return [_trace(line, found.along, value, hover) for line in found.lines]
 
 
-def _trace(line: Line, along: str, value: Value, hover: str) -> Figure:
+def _trace(line: DrawnLine, along: str, value: Value, hover: str) -> Figure:
     symbols = [line.symbol + UNPROVEN if row["status"] == "stopped" else line.symbol for row in line.rows]
     return {
         "type": "scatter",
@@ -153,7 +153,7 @@ def _trace(line: Line, along: str, value: Value, hover: str) -> Figure:
     }
 
 
-def _ideal(found: Lines) -> Figure | None:
+def _ideal(found: DrawnLines) -> Figure | None:
     """Draw step times that fall in proportion to the GPUs."""
     ends = perfect_scaling(found)
     if ends is None:
@@ -168,7 +168,7 @@ def _ideal(found: Lines) -> Figure | None:
     }
 
 
-def perfect_scaling(found: Lines) -> tuple[tuple[float, float], tuple[float, float]] | None:
+def perfect_scaling(found: DrawnLines) -> tuple[tuple[float, float], tuple[float, float]] | None:
     """Return GPUs and step time at both ends of perfect scaling, from the best answer of the smallest size.
 
     None where the sizes don't vary.
@@ -180,7 +180,7 @@ def perfect_scaling(found: Lines) -> tuple[tuple[float, float], tuple[float, flo
     return (values[0], start_s), (values[-1], start_s * values[0] / values[-1])
 
 
-def _figure(found: Lines, traces: list[Figure], y: Figure) -> Figure:
+def _figure(found: DrawnLines, traces: list[Figure], y: Figure) -> Figure:
     values = found.values
     shown = spaced(values, 8)
     name = found.unit if found.along == "gpus" else f"{found.quantity}, {found.unit}"
@@ -190,7 +190,7 @@ def _figure(found: Lines, traces: list[Figure], y: Figure) -> Figure:
     return {"data": traces, "layout": layout(HEIGHT, x=x, y=y, hovermode="x unified")}
 
 
-def _legend(found: Lines) -> list[Swatch]:
+def _legend(found: DrawnLines) -> list[Swatch]:
     return [(line.name, line.colour) for line in found.lines] if len(found.lines) > 1 else []
 
 
@@ -209,12 +209,12 @@ def _seconds(traces: list[Figure]) -> Figure:
     )
 
 
-def _open_note(found: Lines) -> str:
+def _open_note(found: DrawnLines) -> str:
     unproven = any(row["status"] == "stopped" for row in _answered(found))
     return "Hollow: the search was stopped before the proof." if unproven else ""
 
 
-def _table(found: Lines, cell: Callable[[Row], str]) -> Table:
+def _table(found: DrawnLines, cell: Callable[[Row], str]) -> Table:
     """One row per value along the axis, one column per line."""
     by_place = {(line.name, row[found.along]): cell(row) for line in found.lines for row in line.rows}
     rows = [

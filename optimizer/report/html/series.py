@@ -28,7 +28,7 @@ UNPROVEN = "-open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class DrawnLine:
     """Answered rows that differ in the quantity along the axis alone, in its order, and how they are drawn."""
 
     name: str
@@ -39,12 +39,12 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class DrawnLines:
     """All lines of one model; ``unanswered`` are rows without a layout."""
 
     model: str
     along: str
-    lines: tuple[Line, ...]
+    lines: tuple[DrawnLine, ...]
     unanswered: tuple[Row, ...]
 
     @property
@@ -63,13 +63,13 @@ class Lines:
         return sorted({row[self.along] for line in self.lines for row in line.rows})
 
 
-def lines_by_model(rows: Sequence[Row]) -> list[Lines]:
+def lines_by_model(rows: Sequence[Row]) -> list[DrawnLines]:
     """Sort rows into lines, model by model."""
     models = dict.fromkeys(row["model"] for row in rows)
     return [_lines(model, [row for row in rows if row["model"] == model]) for model in models]
 
 
-def _lines(model: str, rows: Sequence[Row]) -> Lines:
+def _lines(model: str, rows: Sequence[Row]) -> DrawnLines:
     along = next((name for name in ALONG if len({row[name] for row in rows}) > 1), "gpus")
     others = [name for name in (*ALONG, "family", "framework") if name != along]
     varied = [name for name in others if len({row[name] for row in rows}) > 1]
@@ -78,7 +78,7 @@ def _lines(model: str, rows: Sequence[Row]) -> Lines:
         if row["step_time_s"] is not None:
             groups.setdefault(", ".join(_words(name, row[name]) for name in varied), []).append(row)
     found = [
-        Line(
+        DrawnLine(
             name=name or model,
             rows=tuple(sorted(members, key=lambda row: float(row[along]))),
             colour=SERIES[index % len(SERIES)],
@@ -88,7 +88,7 @@ def _lines(model: str, rows: Sequence[Row]) -> Lines:
         for index, (name, members) in enumerate(groups.items())
     ]
     missing = tuple(row for row in rows if row["step_time_s"] is None)
-    return Lines(model=model, along=along, lines=tuple(found), unanswered=missing)
+    return DrawnLines(model=model, along=along, lines=tuple(found), unanswered=missing)
 
 
 def _words(name: str, value: object) -> str:

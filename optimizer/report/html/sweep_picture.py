@@ -28,7 +28,7 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from layoutopt.optimizer.report.html.series import Line, Lines
+    from layoutopt.optimizer.report.html.series import DrawnLine, DrawnLines
     from layoutopt.optimizer.sweep.rows import Row
 
 DASHES = {"solid": None, "dash": "8 4", "dot": "2 3"}
@@ -59,7 +59,7 @@ def sweep_picture(rows: Sequence[Row]) -> str:
     )
 
 
-def _model(found: Lines, top: float, named: bool) -> Markup:
+def _model(found: DrawnLines, top: float, named: bool) -> Markup:
     """Draw the two panels of one model."""
     name = f"{found.model}: " if named else ""
     names_px = max(width_px(line.name) for line in found.lines) + 14 if len(found.lines) > 1 else 14
@@ -93,7 +93,7 @@ def _model(found: Lines, top: float, named: bool) -> Markup:
 
 
 def _panel(
-    found: Lines,
+    found: DrawnLines,
     y: Scale,
     left: float,
     right: float,
@@ -116,7 +116,7 @@ def _panel(
     )
 
 
-def _perfect(found: Lines, x: Scale, y: Scale) -> Markup:
+def _perfect(found: DrawnLines, x: Scale, y: Scale) -> Markup:
     """Draw perfect scaling beside step times, as far as it stays in the panel."""
     ends = perfect_scaling(found)
     if ends is None:
@@ -128,7 +128,7 @@ def _perfect(found: Lines, x: Scale, y: Scale) -> Markup:
     return joined([line, words("perfect scaling", x(many) - 8, y(fast) - 4, colour="muted", anchor="end")])
 
 
-def _line(line: Line, along: str, x: Scale, y: Scale, value: Callable[[Row], float]) -> Markup:
+def _line(line: DrawnLine, along: str, x: Scale, y: Scale, value: Callable[[Row], float]) -> Markup:
     points = [(x(row[along]), y(value(row))) for row in line.rows]
     dots = [
         dot(px, py, line.colour, hollow=row["status"] == "stopped")
@@ -137,7 +137,7 @@ def _line(line: Line, along: str, x: Scale, y: Scale, value: Callable[[Row], flo
     return joined([stroke(points, line.colour, stroke_dasharray=DASHES[line.dash]), *dots])
 
 
-def _names(found: Lines, y: Scale, left: float) -> Markup:
+def _names(found: DrawnLines, y: Scale, left: float) -> Markup:
     """Write each line's name at its end, apart from its neighbours."""
     if len(found.lines) == 1:
         return Markup()

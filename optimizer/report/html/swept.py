@@ -16,7 +16,7 @@ from layoutopt.optimizer.sweep.rows import ERROR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from layoutopt.optimizer.report.html.series import Lines
+    from layoutopt.optimizer.report.html.series import DrawnLines
     from layoutopt.optimizer.sweep.rows import Row
 
 IDLE_GAIN = 1e-3
@@ -84,7 +84,7 @@ def _cut(lines: list[str]) -> list[str]:
     return lines if more <= 0 else [*lines[:SHOWN_REMARKS], f"and {more} more; see the table of layouts"]
 
 
-def _idle_remarks(lines: Lines) -> list[str]:
+def _idle_remarks(lines: DrawnLines) -> list[str]:
     """Name the clusters on which fewer than all GPUs are faster."""
     remarks = []
     for line in lines.lines:
@@ -98,7 +98,7 @@ def _idle_remarks(lines: Lines) -> list[str]:
     return remarks
 
 
-def _missing_remarks(lines: Lines) -> list[str]:
+def _missing_remarks(lines: DrawnLines) -> list[str]:
     """Name the points without an answer and why."""
     return [
         f"{row['gpus']:,} GPUs, batch {row['global_batch']:,}, {row['sequence_length']:,} tokens, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.report.html.markup import Markup, joined
 from layoutopt.optimizer.report.html.palette import WALL
 from layoutopt.optimizer.report.html.picture import (
@@ -30,6 +29,7 @@ from layoutopt.optimizer.report.html.svg import (
     words,
 )
 from layoutopt.optimizer.report.html.wall import goodput_message, wall_days, wall_message
+from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.plan.fault_plan import FaultPlan

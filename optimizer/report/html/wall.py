@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import WALL, variable
 from layoutopt.optimizer.report.html.series import short, spaced
 from layoutopt.optimizer.report.tables.sweep import NAMES
 from layoutopt.optimizer.report.tables.training import GOODPUT_COLUMNS, goodput_rows, schedule_rows
+from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.cost.budget import DAY_S
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.layout import layout_text
-from layoutopt.optimizer.specs.units import format_bytes, format_count, format_rate, format_seconds
+from layoutopt.optimizer.specs.units import DAY_S, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.search.demands import rank_of
 from layoutopt.optimizer.space.expression import LIMITED, Comparison, Part, Relation
-from layoutopt.optimizer.space.requirement import View
+from layoutopt.optimizer.space.requirement import RequirementView
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.model.slices import TupleSlice
@@ -24,7 +24,7 @@ FINE = float(1 << 16)
 """Whole numbers that the largest of broken coefficients becomes; sums of a day in nanoseconds stay below 2^63."""
 
 
-class SliceView(View):
+class SliceView(RequirementView):
     """The layouts of a slice as numbers; ``variables`` are those of the solver, for what numbers can't say."""
 
     def __init__(self, data: TupleSlice, variables: Variables, demands: Demands) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.stage_rule import StageLimit
 from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Part, Relation
-from layoutopt.optimizer.space.requirement import NotKnownYet, View
+from layoutopt.optimizer.space.requirement import NotKnownYet, RequirementView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class Recorder:
         raise NeedsSolver(name)
 
 
-class RecordedView(View):
+class RecordedView(RequirementView):
     """The view that a user's function gets outside of a model."""
 
     @property
@@ -104,7 +104,7 @@ class Demands:
         """Compare for every tuple of a batch; what the rows or the function don't tell is left out."""
         assert self.facts is not None
         found: list[Comparison] = []
-        view = View(batch, self.facts, exact=exact)
+        view = RequirementView(batch, self.facts, exact=exact)
         for requirement in self.requirements:
             try:
                 found += requirement.comparisons(view)

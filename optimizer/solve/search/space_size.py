@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
-class Space(Protocol):
+class CountedSpace(Protocol):
     """The part of a space of layouts that can be counted without prices."""
 
     @property
@@ -61,7 +61,7 @@ class SpaceSize:
     joint_assignments: int
 
 
-def space_size(space: Space, *, chunk: int = 16384) -> SpaceSize:
+def space_size(space: CountedSpace, *, chunk: int = 16384) -> SpaceSize:
     """Count a space, expanding ``chunk`` degree rows at a time."""
     shapes: Counter[StageShape] = Counter()
     for start in range(0, len(space.degrees), chunk):

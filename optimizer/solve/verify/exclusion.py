@@ -24,7 +24,7 @@ import numpy as np
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.solve.exact.stages import solve_stages
-from layoutopt.optimizer.solve.search.space_size import Space
+from layoutopt.optimizer.solve.search.space_size import CountedSpace
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_splits import own_split
 
@@ -43,7 +43,7 @@ AUDITED_TUPLES = 1_000_000
 """Tuples of excluded rows that a sample expands at most, but for its first row: seconds even where rows hold thousands."""
 
 
-class PricedSpace(Space, Protocol):
+class PricedSpace(CountedSpace, Protocol):
     """A space of layouts with the terms of their stages."""
 
     @property

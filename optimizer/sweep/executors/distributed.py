@@ -14,7 +14,7 @@ from layoutopt.optimizer.sweep.rows import failed_outcome
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from layoutopt.optimizer.sweep.executors.seam import Work
+    from layoutopt.optimizer.sweep.executors.seam import PointWork
     from layoutopt.optimizer.sweep.rows import Outcome
     from layoutopt.optimizer.sweep.work import Task
 
@@ -46,7 +46,7 @@ class DaskExecutor:
             )
         self.address, self._connect_s = address, connect_s
 
-    def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
+    def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         """Yield answers as they come, see ``Executor.run``; ``InputError`` when the scheduler is gone."""
         client = self._connect()
         running: dict[Any, Task] = {}
@@ -62,7 +62,7 @@ class DaskExecutor:
                 client.close(timeout=self._connect_s)
 
     def _outcomes(
-        self, client: Any, work: Work, tasks: Iterator[Task], running: dict[Any, Task]
+        self, client: Any, work: PointWork, tasks: Iterator[Task], running: dict[Any, Task]
     ) -> Iterator[Outcome]:
 
         while True:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from multiprocessing.synchronize import Event
 
-    from layoutopt.optimizer.sweep.executors.seam import Work
+    from layoutopt.optimizer.sweep.executors.seam import PointWork
     from layoutopt.optimizer.sweep.rows import Outcome
     from layoutopt.optimizer.sweep.work import Task
 
@@ -37,7 +37,7 @@ class LocalExecutor:
             raise input_error(f"{workers} workers", "1 or more", key="workers")
         self.workers = workers or _usable_cores()
 
-    def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
+    def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         """Yield answers as they come. See ``Executor.run``."""
         run = _Run(work, self.workers)
         try:
@@ -49,7 +49,7 @@ class LocalExecutor:
 class _Run:
     """One run: the pool, what is in it, and what has to be tried again alone."""
 
-    def __init__(self, work: Work, workers: int) -> None:
+    def __init__(self, work: PointWork, workers: int) -> None:
         self._work, self._workers = work, workers
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
@@ -141,5 +141,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _call(work: Work, task: Task) -> Outcome:
+def _call(work: PointWork, task: Task) -> Outcome:
     return work(task, None if _STOP is None else _STOP.is_set)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.work import ShouldStop, Task
 
 
-class Work(Protocol):
+class PointWork(Protocol):
     """What is done with a task. Instances can be pickled; they return an answer for every task."""
 
     def __call__(self, task: Task, should_stop: ShouldStop | None = None) -> Outcome:
@@ -22,7 +22,7 @@ class Work(Protocol):
 class Executor(Protocol):
     """Runs the work on every task."""
 
-    def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
+    def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         """Yield the answer of every task once, in any order.
 
         Tasks are drawn in the calling thread, only as many as are needed to keep the workers busy, so that

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from layoutopt.optimizer.sweep.executors.seam import Work
+    from layoutopt.optimizer.sweep.executors.seam import PointWork
     from layoutopt.optimizer.sweep.rows import Outcome
     from layoutopt.optimizer.sweep.work import Task
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class SerialExecutor:
     """The simplest executor, and the yardstick of the others."""
 
-    def run(self, work: Work, tasks: Iterator[Task]) -> Generator[Outcome]:
+    def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         """Yield the answer of every task in order."""
         for task in tasks:
             yield work(task)
