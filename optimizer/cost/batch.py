@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.specs.layout import Recompute
+    from layoutopt.optimizer.specs.layout import Layout, Recompute
     from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
     IntArray = NDArray[np.int64]
@@ -88,3 +90,44 @@ class LayoutBatch:
         """Return all columns as an (n, 16) table in declaration order, e.g. for hashing."""
         names = [field.name for field in fields(self) if field.name != "codebook"]
         return np.stack([getattr(self, name) for name in names], axis=1)
+
+
+SAME = (*DEGREES, "zero")
+"""Columns that hold a layout's own values; the others hold codes."""
+
+
+def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
+    """Turn layouts into one batch with a codebook of their choices."""
+    formats = _distinct((layout.precision, layout.savers) for layout in layouts)
+    books = {name: _distinct(getattr(layout, name) for layout in layouts) for name in _BOOKS.values()}
+    codes = {
+        code: [books[name].index(getattr(layout, name)) for layout in layouts]
+        for code, name in _BOOKS.items()
+    }
+    codes["precision"] = [formats.index((layout.precision, layout.savers)) for layout in layouts]
+    codes["sp"] = [int(layout.sp) for layout in layouts]
+    codes["hsdp_shard"] = [layout.hsdp_shard or 0 for layout in layouts]
+    values = {name: [getattr(layout, name) for layout in layouts] for name in SAME}
+    return LayoutBatch(
+        codebook=Codebook(
+            recomputes=books["recompute"],
+            orders=books["mesh_order"],
+            schedules=books["schedule"],
+            precisions=tuple(precision for precision, _ in formats),
+            savers=tuple(savers for _, savers in formats),
+        ),
+        **{name: np.array(column, dtype=np.int64) for name, column in (values | codes).items()},
+    )
+
+
+def batch_of_one(layout: Layout) -> LayoutBatch:
+    """Turn a layout into a batch with one row and a codebook of its own choices."""
+    return batch_of((layout,))
+
+
+_BOOKS = {"recompute": "recompute", "order": "mesh_order", "schedule": "schedule"}
+"""Columns of codes, with the field of a layout that each codes."""
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))

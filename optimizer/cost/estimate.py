@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
 from layoutopt.optimizer.cost.stage_counts import cuts_blocks, rank_blocks
@@ -18,6 +18,7 @@ from layoutopt.optimizer.specs.vocabulary import Granularity
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.term_parts import TermParts
     from layoutopt.optimizer.specs.layout import Layout
@@ -66,30 +67,6 @@ class Estimate:
     hfu: float
     memory: MemoryEstimate
     rank_time_s: tuple[float, ...]
-
-
-def batch_of_one(layout: Layout) -> LayoutBatch:
-    """Turn a layout into a batch with one row and a codebook of its own choices."""
-    codes = Codebook(
-        recomputes=(layout.recompute,),
-        orders=(layout.mesh_order,),
-        schedules=(layout.schedule,),
-        precisions=(layout.precision,),
-        savers=(layout.savers,),
-    )
-    degrees = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")
-    columns = {name: np.array([getattr(layout, name)], dtype=np.int64) for name in degrees}
-    zero = np.zeros(1, dtype=np.int64)
-    return LayoutBatch(
-        codebook=codes,
-        sp=np.array([int(layout.sp)], dtype=np.int64),
-        hsdp_shard=np.array([layout.hsdp_shard or 0], dtype=np.int64),
-        recompute=zero,
-        order=zero,
-        schedule=zero,
-        precision=zero,
-        **columns,
-    )
 
 
 def for_layout(cost: CostModel, layout: Layout) -> CostModel:

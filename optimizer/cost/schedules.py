@@ -65,8 +65,7 @@ class ScheduleModel:
     """What cost and validity need to know of one schedule.
 
     ``parameter_copies``: stages' worth of parameters on a rank. ``min_chunks``, ``max_chunks`` bound vp
-    (None: no bound). ``min_micro_batches``: least m per pp. ``even``: pp and m must be even. ``v_shape``:
-    virtual stage j of 2*pp is on rank min(j, 2*pp-1-j), so that rank 0 holds embedding and head.
+    (None: no bound). ``min_micro_batches``: least m per pp. ``even``: pp and m must be even.
     ``splits_backward``: dgrad and wgrad run apart. ``pairs``: a forward and a backward run together and hide
     each other's communication. ``hops_overlap``: transfers run beside compute in the code that launches the
     schedule; ``hops`` and ``waiting_hops`` count the exposed ones with and without that overlap.
@@ -83,7 +82,6 @@ class ScheduleModel:
     max_chunks: int | None = 1
     min_micro_batches: int = 0
     even: bool = False
-    v_shape: bool = False
     splits_backward: bool = False
     pairs: bool = False
     source: str
@@ -91,7 +89,7 @@ class ScheduleModel:
     @property
     def folded(self) -> bool:
         """Whether stages run to the last distinct rank and back, so that the first one holds both ends."""
-        return self.v_shape or self.parameter_copies > 1
+        return self.schedule.v_shape or self.parameter_copies > 1
 
     def distinct(self, pp: IntArray | int, vp: IntArray | int) -> tuple[IntArray | int, IntArray | int]:
         """Return how many ranks hold different stages, and how many virtual stages each of them holds."""
@@ -226,7 +224,7 @@ def hops_per_micro_batch(vp: IntArray) -> IntArray:
 def rank_of_stage(schedule: Schedule, pp: int, stage: int) -> tuple[int, int]:
     """Return (rank, chunk) of a virtual stage in the model's order."""
     chunk, place = divmod(stage, pp)
-    return (pp - 1 - place if SCHEDULES[schedule].v_shape and chunk else place), chunk
+    return (pp - 1 - place if schedule.v_shape and chunk else place), chunk
 
 
 def distinct_rank_of_entry(schedule: Schedule, pp: int, vp: int) -> IntArray:
@@ -320,7 +318,6 @@ _ENTRIES = (
         waiting_hops=flows.zb_v_waiting,
         min_chunks=2,
         max_chunks=2,
-        v_shape=True,
         splits_backward=True,
         source="Qi et al. 2024, arXiv:2401.10241, section 6; torch/distributed/pipelining/schedules.py",
     ),
@@ -348,7 +345,6 @@ _ENTRIES = (
         min_chunks=2,
         max_chunks=2,
         min_micro_batches=2,
-        v_shape=True,
         splits_backward=True,
         pairs=True,
         source="deepseek-ai/DualPipe dualpipev.py; torch/distributed/pipelining/schedules.py",

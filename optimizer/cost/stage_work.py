@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.estimate import batch_of_one
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.stage_counts import stage_blocks
 
 if TYPE_CHECKING:

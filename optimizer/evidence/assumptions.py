@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.evidence.columns import COLUMNS
+from layoutopt.optimizer.evidence.run import COLUMNS
 from layoutopt.optimizer.evidence.table import read_cells
 from layoutopt.optimizer.specs.errors import InputError, Problem
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+from layoutopt.optimizer.cost.batch import batch_of
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.evidence.predict import preset_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.evidence.case import Case
-    from layoutopt.optimizer.specs.layout import Layout
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
-
-_DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,41 +70,6 @@ def _group(members: Sequence[int], cases: Sequence[Case]) -> PreparedGroup:
 
 def _padded(counts: IntArray, ranks: int) -> IntArray:
     return np.pad(counts, ((0, ranks - len(counts)), (0, 0)))
-
-
-def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
-    """Turn layouts into one batch with a codebook of their choices."""
-    books = {name: _distinct(getattr(layout, name) for layout in layouts) for name in _CODES}
-    formats = _distinct((layout.precision, layout.savers) for layout in layouts)
-    columns: dict[str, Any] = {
-        name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64) for name in _DEGREES
-    }
-    for field, column in _CODES.items():
-        columns[column] = np.array(
-            [books[field].index(getattr(layout, field)) for layout in layouts], dtype=np.int64
-        )
-    codes = [formats.index((layout.precision, layout.savers)) for layout in layouts]
-    columns["precision"] = np.array(codes, dtype=np.int64)
-    return LayoutBatch(
-        codebook=Codebook(
-            recomputes=books["recompute"],
-            orders=books["mesh_order"],
-            schedules=books["schedule"],
-            precisions=tuple(precision for precision, _ in formats),
-            savers=tuple(savers for _, savers in formats),
-        ),
-        sp=np.array([int(layout.sp) for layout in layouts], dtype=np.int64),
-        hsdp_shard=np.array([layout.hsdp_shard or 0 for layout in layouts], dtype=np.int64),
-        **columns,
-    )
-
-
-_CODES = {"recompute": "recompute", "mesh_order": "order", "schedule": "schedule"}
-"""Fields of a layout that a batch codes, with the batch's name for each."""
-
-
-def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 def step_times_s(groups: Sequence[PreparedGroup], count: int, values: Mapping[str, float]) -> FloatArray:

@@ -7,8 +7,7 @@ import io
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.evidence.columns import COLUMNS
-from layoutopt.optimizer.evidence.run import MeasuredRun
+from layoutopt.optimizer.evidence.run import COLUMNS, MeasuredRun
 from layoutopt.optimizer.specs.errors import InputError, Problem
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.simulate.orders import Kind, Op, rank_orders
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -77,7 +76,7 @@ def successors(pipeline: Pipeline) -> dict[Position, Position]:
     ranks = range(pipeline.pp)
     if pipeline.schedule is Schedule.DUALPIPE:
         paths = [[(r, 0) for r in ranks], [(r, 1) for r in reversed(ranks)]]
-    elif SCHEDULES[pipeline.schedule].v_shape:
+    elif pipeline.schedule.v_shape:
         paths = [[(r, 0) for r in ranks] + [(r, 1) for r in reversed(ranks)]]
     else:
         paths = [[(r, c) for c in range(pipeline.chunks) for r in ranks]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.batch import SAME
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -261,7 +262,7 @@ def _alternative(pair: tuple[Layout, Estimate], best: tuple[Layout, Estimate]) -
 def layout_of(source: CostedSpace, found: Found) -> Layout:
     """Write a tuple with its stages as a layout; whole-layer recomputation of no layer is called none."""
     row = found.layout
-    value = {name: int(getattr(row, name)[0]) for name in _DEGREES}
+    value = {name: int(getattr(row, name)[0]) for name in SAME}
     codes = row.codebook
     recompute = codes.recomputes[int(row.recompute[0])]
     if recompute.granularity is Granularity.FULL and not found.recomputed.any():
@@ -281,6 +282,3 @@ def layout_of(source: CostedSpace, found: Found) -> Layout:
         stages=stages,
         **value,
     )
-
-
-_DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Split
 from layoutopt.optimizer.space.context import make_context
-from layoutopt.optimizer.space.rows import batch_of
+from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import MEGATRONS, BrokenRule, launch_rules
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.space.rules.flags import padded_vocabulary
@@ -63,7 +63,7 @@ def check_layout(
     """
     _require_degrees(layout)
     ctx = make_context(model, training, cluster, framework, software, options)
-    row = batch_of(layout)
+    row = row_of(layout)
     broken = [
         rule.explain(layout, ctx)
         for rule in launch_rules(RULES, ctx, staged=bool(layout.stages) and not automatic)

@@ -13,7 +13,7 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
 from layoutopt.optimizer.cost.quantities import BY_NAME
 from layoutopt.optimizer.space.expression import Atom, Comparison, Expression, Part, literal
-from layoutopt.optimizer.space.rows import batch_of
+from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import BrokenRule, Rule
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.layout_file import SHORT_KEYS
@@ -325,7 +325,7 @@ def _rule(requirement: Requirement, facts: RunFacts) -> Rule:
         return np.broadcast_to(met, (len(rows),)).copy()
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-        return requirement.explain(RequirementView(batch_of(layout), facts), _nothing_open), {}
+        return requirement.explain(RequirementView(row_of(layout), facts), _nothing_open), {}
 
     return Rule(
         name=rule_name(requirement),
@@ -347,7 +347,7 @@ def broken_requirements(
     requirements: Iterable[Requirement], facts: RunFacts, layout: Layout, step_s: float, peak_bytes: float
 ) -> Iterator[BrokenRule]:
     """Yield the requirements that a priced layout does not meet."""
-    view = RequirementView(batch_of(layout), facts)
+    view = RequirementView(row_of(layout), facts)
 
     def of(atom: Atom) -> FloatArray:
         if atom.part is Part.STEP_S:

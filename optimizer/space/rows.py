@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.specs.layout import Layout
 
 
@@ -20,23 +20,8 @@ def default_schedule(pp: int, vp: int) -> Schedule:
     return Schedule.ONE_F_ONE_B if vp == 1 else Schedule.INTERLEAVED
 
 
-def batch_of(layout: Layout) -> LayoutBatch:
+def row_of(layout: Layout) -> LayoutBatch:
     """Turn a layout into a batch of one; a pipeline without a named schedule gets the default one."""
     named = layout.schedule if layout.pp > 1 else Schedule.NONE
     schedule = default_schedule(layout.pp, layout.vp) if named is Schedule.NONE else named
-    codebook = Codebook(
-        recomputes=(layout.recompute,),
-        orders=(layout.mesh_order,),
-        schedules=(schedule,),
-        precisions=(layout.precision,),
-        savers=(layout.savers,),
-    )
-    degrees = {
-        name: getattr(layout, name)
-        for name in ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches", "zero")
-    }
-    codes = {"recompute": 0, "order": 0, "schedule": 0, "precision": 0}
-    values = degrees | codes | {"sp": int(layout.sp), "hsdp_shard": layout.hsdp_shard or 0}
-    return LayoutBatch(
-        codebook=codebook, **{name: np.array([v], dtype=np.int64) for name, v in values.items()}
-    )
+    return batch_of_one(replace(layout, schedule=schedule))

@@ -135,11 +135,11 @@ def varying(*axes: str, limit: int = 8) -> Valid:
 
 def _nearest(rule: Rule, layout: Layout, ctx: Context, axis: str, limit: int) -> tuple[int, ...]:
     """Return up to ``limit`` values of one axis that satisfy the rule, nearest to the layout's, ascending."""
-    from layoutopt.optimizer.space.rows import batch_of
+    from layoutopt.optimizer.space.rows import row_of
 
     now = int(getattr(layout, axis) or 1)
     candidates = np.arange(1, min(max(4 * now, axis_ceiling(axis, ctx)), MOST_TRIED) + 1, dtype=np.int64)
-    row = batch_of(layout).take(np.zeros(len(candidates), dtype=np.int64))
+    row = row_of(layout).take(np.zeros(len(candidates), dtype=np.int64))
     varied: dict[str, Any] = {axis: candidates}
     good = candidates[rule.holds(replace(row, **varied), ctx)]
     nearest = good[np.argsort(np.abs(good - now), kind="stable")[:limit]]

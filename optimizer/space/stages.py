@@ -39,7 +39,7 @@ def even_blocks(blocks: int, pp: int, vp: int, schedule: Schedule = Schedule.NON
     if blocks < max(slots - 2, 1) or (pp == 1 and blocks < vp):
         raise ValueError(f"{blocks} blocks can't fill {slots} virtual stages")
     small, larger = divmod(blocks, pp)
-    together = SCHEDULES[schedule].v_shape and pp > 1
+    together = schedule.v_shape and pp > 1
     if together and small < vp:
         return np.array([blocks - vp * (pp - 1), *[vp] * (pp - 1)], dtype=np.int64)
     totals = np.full(pp, small + 1, dtype=np.int64)
@@ -71,7 +71,7 @@ def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArra
     backwards through the ranks.
     """
     entries = np.arange(pp * vp, dtype=np.int64)
-    if vp == 2 and SCHEDULES[schedule].v_shape:
+    if vp == 2 and schedule.v_shape:
         return np.concatenate([entries[:pp], entries[pp:][::-1]])
     return entries
 

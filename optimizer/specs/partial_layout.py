@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
-from layoutopt.optimizer.specs.stage_split import V_SHAPED, build_stages, even_layers
+from layoutopt.optimizer.specs.stage_split import build_stages, even_layers
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class PartialLayout:
 
     def _schedule(self, pp: int) -> tuple[Schedule, int]:
         """Return the schedule and the virtual stages per rank; V-shaped schedules have two chunks."""
-        vp = self.vp or (2 if self.schedule in V_SHAPED else self._chunks(pp))
+        vp = self.vp or (2 if self.schedule is not None and self.schedule.v_shape else self._chunks(pp))
         if self.schedule is not None:
             return self.schedule, vp
         if pp == 1 and vp == 1:

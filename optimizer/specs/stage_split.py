@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.layout import VirtualStage
-from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from layoutopt.optimizer.specs.model import ModelSpec
-
-V_SHAPED = (Schedule.ZB_V, Schedule.DUALPIPE_V)
-"""Schedules whose second chunk runs from the last rank back to the first."""
+    from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
 def model_order(pp: int, vp: int, schedule: Schedule) -> list[int]:
     """Return the stage list's entries (``chunk*pp + rank``) in the order in which a token passes them."""
     entries = list(range(pp * vp))
-    return entries[:pp] + entries[pp:][::-1] if vp == 2 and schedule in V_SHAPED else entries
+    return entries[:pp] + entries[pp:][::-1] if vp == 2 and schedule.v_shape else entries
 
 
 def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple[int, ...] | None:
@@ -33,7 +30,7 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
     rank the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
     """
     lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
-    counts = _even_blocks(len(lengths), pp, vp, together=vp == 2 and schedule in V_SHAPED)
+    counts = _even_blocks(len(lengths), pp, vp, together=vp == 2 and schedule.v_shape)
     if counts is None:
         return None
     layers, start = [0] * len(counts), 0

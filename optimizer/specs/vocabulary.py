@@ -1,6 +1,7 @@
 """The words that every room shares: axes, frameworks, precisions, schedules, verdicts."""
 
 from enum import StrEnum
+from typing import Self
 
 
 class Axis(StrEnum):
@@ -58,16 +59,24 @@ repeats the rest."""
 
 
 class Schedule(StrEnum):
-    """Pipeline schedule."""
+    """Pipeline schedule. Where ``v_shape`` the second chunk runs from the last rank back to the first."""
+
+    v_shape: bool
+
+    def __new__(cls, name: str, v_shape: bool = False) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.v_shape = v_shape
+        return member
 
     NONE = "none"
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
     ZB_H1 = "zb-h1"
-    ZB_V = "zb-v"
+    ZB_V = "zb-v", True
     DUALPIPE = "dualpipe"
-    DUALPIPE_V = "dualpipe-v"
+    DUALPIPE_V = "dualpipe-v", True
 
 
 class CpComm(StrEnum):

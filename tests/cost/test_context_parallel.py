@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.activations import layer_activations
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import core_attention_work, make_keys
 from layoutopt.optimizer.cost.context_parallel import attended_keys, division, held_bytes, method_of
-from layoutopt.optimizer.cost.estimate import batch_of_one, estimate
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import attended_tokens
 from layoutopt.optimizer.frameworks.preset import load_preset

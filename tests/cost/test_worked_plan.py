@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.budget import Budget, training_budget
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.data_parallel import DpContext, traffic
-from layoutopt.optimizer.cost.estimate import Estimate, RankMemory, batch_of_one, estimate
+from layoutopt.optimizer.cost.estimate import Estimate, RankMemory, estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, model_flops_per_token
 from layoutopt.optimizer.cost.parameters import active_parameters, embedding_parameters, model_parameters

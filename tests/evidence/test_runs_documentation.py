@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from layoutopt.optimizer.evidence.columns import COLUMNS
+from layoutopt.optimizer.evidence.run import COLUMNS
 
 PAGE = Path(__file__).parents[2] / "docs" / "measured-runs.md"
 

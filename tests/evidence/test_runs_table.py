@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.evidence.columns import COLUMNS
-from layoutopt.optimizer.evidence.run import MeasuredRun, Sharding
+from layoutopt.optimizer.evidence.run import COLUMNS, MeasuredRun, Sharding
 from layoutopt.optimizer.evidence.table import MAX_BYTES, MAX_PROBLEMS, parse_runs
 from layoutopt.optimizer.specs.errors import InputError
 

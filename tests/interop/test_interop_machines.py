@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.evidence.columns import COLUMNS
+from layoutopt.optimizer.evidence.run import COLUMNS
 from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
 from layoutopt.optimizer.interop.machines.nvidia_topo import import_topo
 from layoutopt.optimizer.interop.machines.slurm import import_topology_yaml

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost.estimate import batch_of_one
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.json_forms import plan_to_plain

@@ -13,7 +13,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS
-from layoutopt.optimizer.space.rows import batch_of
+from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.model import LayerShape, MambaSpec, MlaSpec, MoeSpec, Run
@@ -298,8 +298,8 @@ def test_rule_accepts_and_rejects(case: Case, bench: Workbench) -> None:
         good, bad = Layout(tp=6), Layout(tp=4)  # 3 heads on 6 ranks repeat, on 4 they can't
     rules = rules_of(case, asked)
     assert rules, "the case doesn't reach its rule"
-    assert all(rule.holds(batch_of(good), asked)[0] for rule in rules)
-    broken = [rule for rule in rules_of(case, rejecting) if not rule.holds(batch_of(bad), rejecting)[0]]
+    assert all(rule.holds(row_of(good), asked)[0] for rule in rules)
+    broken = [rule for rule in rules_of(case, rejecting) if not rule.holds(row_of(bad), rejecting)[0]]
     assert broken
     reason = broken[0].explain(bad, rejecting)
     assert reason.rule == case.rule
@@ -315,7 +315,7 @@ def test_offered_values_satisfy_the_rule(case: Case, bench: Workbench) -> None:
     ctx = bench.context(case, REJECTED_QUESTION.get(str(case), {}))
     layout = Layout(**case.bad)
     for rule in rules_of(case, ctx):
-        if rule.holds(batch_of(layout), ctx)[0]:
+        if rule.holds(row_of(layout), ctx)[0]:
             continue
         for axis, values in rule.explain(layout, ctx).valid.items():
             for value in values:
@@ -327,7 +327,7 @@ def test_offered_values_satisfy_the_rule(case: Case, bench: Workbench) -> None:
                     share = ctx.training.global_batch // layout.dp
                     assert share % value == 0
                 else:
-                    assert rule.holds(batch_of(offered), ctx)[0], (axis, value)
+                    assert rule.holds(row_of(offered), ctx)[0], (axis, value)
 
 
 def test_every_rule_has_a_case(bench: Workbench) -> None:
@@ -354,7 +354,7 @@ def test_rules_read_only_what_they_declare(case: Case, bench: Workbench) -> None
     generator = np.random.default_rng(0)
     for rule in rules_of(case, ctx):
         for layout in (Layout(**case.good), Layout(**case.bad)):
-            rows = batch_of(layout).take(np.zeros(32, dtype=np.int64))
+            rows = row_of(layout).take(np.zeros(32, dtype=np.int64))
             unread = [name for name in DEGREES + CODES if name not in rule.reads]
             coded = {"recompute", "order", "schedule", "precision"}
             noise: dict[str, Any] = {

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.space.stages import block_count, chunk_layers, even_blocks, kinds_of, model_order
 from layoutopt.optimizer.specs.canonical import to_plain
@@ -24,7 +23,7 @@ from layoutopt.optimizer.specs.loading import (
     reference_cluster,
 )
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.stage_split import V_SHAPED, even_layers
+from layoutopt.optimizer.specs.stage_split import even_layers
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
@@ -230,11 +229,6 @@ def test_completed_stages_read_back_as_even(name: str, pp: int, vp: int) -> None
     assert not recomputed.any()
     assert all(sum(stage.kinds.values()) == stage.layers for stage in layout.stages)
     assert sum(stage.mtp for stage in layout.stages) == workload.model.mtp_layers
-
-
-def test_v_shaped_schedules_are_the_cost_models() -> None:
-    """Both rooms run the second chunk backwards under the same schedules."""
-    assert {schedule for schedule in Schedule if SCHEDULES[schedule].v_shape} == set(V_SHAPED)
 
 
 def test_v_shape_puts_both_ends_on_the_first_rank() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.estimate import batch_of_one
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.states import state_bytes
 from layoutopt.optimizer.report.tables.console import grid

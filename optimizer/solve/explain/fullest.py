@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.estimate import batch_of_one, estimate, for_layout
+from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.estimate import estimate, for_layout
 from layoutopt.optimizer.cost.parameters import block_parameters, mtp_parameters
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_counts import rank_blocks

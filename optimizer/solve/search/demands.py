@@ -232,7 +232,7 @@ def _nothing_open(atom: Atom) -> FloatArray:
 
 def _one_row() -> LayoutBatch:
     """A tuple of ones: what is asked of it is the form of comparisons, not their numbers."""
-    from layoutopt.optimizer.space.rows import batch_of
+    from layoutopt.optimizer.space.rows import row_of
     from layoutopt.optimizer.specs.layout import Layout
 
-    return batch_of(Layout())
+    return row_of(Layout())

@@ -135,9 +135,9 @@ def _launchable(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -> BoolAr
 
 def schedule_of(layout: Layout) -> ScheduleModel:
     """Return what is known of the schedule that a layout runs."""
-    from layoutopt.optimizer.space.rows import batch_of
+    from layoutopt.optimizer.space.rows import row_of
 
-    return SCHEDULES[batch_of(layout).codebook.schedules[0]]
+    return SCHEDULES[row_of(layout).codebook.schedules[0]]
 
 
 def _bounds_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
