@@ -15,9 +15,9 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from checks.baseline import contradictions, figures, grown
 from checks.published import read_runs
 
-from layoutopt.optimizer.evidence.baseline import contradictions, figures, grown
 from layoutopt.optimizer.evidence.validate import validate
 
 HERE = Path(__file__).resolve().parent

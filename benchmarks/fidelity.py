@@ -23,13 +23,13 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from checks.ablation import ablate
+from checks.baseline import figures, percent
+from checks.experiment import calibration_gain
 from checks.published import read_runs
 
-from layoutopt.optimizer.evidence.ablation import ablate
-from layoutopt.optimizer.evidence.baseline import figures, percent
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
-from layoutopt.optimizer.evidence.experiment import calibration_gain
 from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
@@ -39,7 +39,8 @@ from layoutopt.optimizer.evidence.validate import validate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from layoutopt.optimizer.evidence.ablation import AblationRow
+    from checks.ablation import AblationRow
+
     from layoutopt.optimizer.evidence.metrics import ErrorSummary
     from layoutopt.optimizer.evidence.validate import RowResult, ValidationReport
 

@@ -17,9 +17,9 @@ import click
 import numpy as np
 import yaml
 
-from layoutopt.optimizer.cost.constants import constant_table
-from layoutopt.optimizer.evidence.cases import build_cases
-from layoutopt.optimizer.evidence.fit import (
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from checks.fit import (
     errors_by_family,
     fit,
     leave_one_source_out,
@@ -27,9 +27,12 @@ from layoutopt.optimizer.evidence.fit import (
     source_of,
     spreads,
 )
-from layoutopt.optimizer.evidence.fit_plan import parse_plan
-from layoutopt.optimizer.evidence.fit_text import split_names, with_constants, with_preset
-from layoutopt.optimizer.evidence.pricing import Pricer
+from checks.fit_plan import parse_plan
+from checks.fit_text import split_names, with_constants, with_preset
+from checks.pricing import Pricer
+
+from layoutopt.optimizer.cost.constants import constant_table
+from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.table import parse_runs
 from layoutopt.optimizer.frameworks.preset import MEASURED
 from layoutopt.optimizer.frameworks.registry import framework_named
@@ -38,11 +41,11 @@ from layoutopt.optimizer.specs.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from checks.fit import FitResult
+    from checks.fit_plan import FitPlan
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.evidence.case import Case
-    from layoutopt.optimizer.evidence.fit import FitResult
-    from layoutopt.optimizer.evidence.fit_plan import FitPlan
     from layoutopt.optimizer.evidence.metrics import ErrorSummary
 
 HERE = Path(__file__).parent

@@ -9,8 +9,9 @@ import sys
 from itertools import product
 from pathlib import Path
 
+from checks.ablation import TERMS
+
 from layoutopt.optimizer.cost.components import TRAFFIC, Ablation, Component, Group, in_group
-from layoutopt.optimizer.evidence.ablation import TERMS
 from layoutopt.optimizer.evidence.ties import separating_measurement
 from layoutopt.optimizer.report.html.palette import AXES, DARK, LIGHT
 

@@ -8,16 +8,16 @@ from statistics import fmean
 import numpy as np
 import pytest
 import yaml
+from checks.experiment import calibration_gain
+from checks.fit import loss_of
+from checks.fit_plan import MOST_GLOBAL, MOST_PER_FRAMEWORK, parse_plan
+from checks.fit_text import split_names
+from checks.pricing import Pricer
 from checks.published import read_runs
 
 from layoutopt.optimizer.evidence.cases import build_cases
-from layoutopt.optimizer.evidence.experiment import calibration_gain
-from layoutopt.optimizer.evidence.fit import loss_of
-from layoutopt.optimizer.evidence.fit_plan import MOST_GLOBAL, MOST_PER_FRAMEWORK, parse_plan
-from layoutopt.optimizer.evidence.fit_text import split_names
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.parameters import known_parameters
-from layoutopt.optimizer.evidence.pricing import Pricer
 from layoutopt.optimizer.evidence.validate import ValidationReport, validate
 from layoutopt.optimizer.frameworks.preset import MEASURED, load_preset
 from layoutopt.optimizer.frameworks.registry import Framework

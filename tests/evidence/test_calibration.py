@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.experiment import calibration_gain
 from rich.console import Console
 
 from layoutopt.optimizer.evidence.calibrate import calibrate
 from layoutopt.optimizer.evidence.calibration import Sourced
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case
-from layoutopt.optimizer.evidence.experiment import calibration_gain
 from layoutopt.optimizer.evidence.parameters import check_values
 from layoutopt.optimizer.evidence.predict import predict
 from layoutopt.optimizer.report.tables.calibration import calibration_tables

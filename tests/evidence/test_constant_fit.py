@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import yaml
+from checks.fit import errors_by_family, fit, leave_one_source_out, source_of
+from checks.fit_plan import FitPlan, concerns, parse_plan
+from checks.fit_text import rounded, split_names, with_constants, with_preset
+from checks.pricing import Pricer
 
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case
-from layoutopt.optimizer.evidence.fit import errors_by_family, fit, leave_one_source_out, source_of
-from layoutopt.optimizer.evidence.fit_plan import FitPlan, concerns, parse_plan
-from layoutopt.optimizer.evidence.fit_text import rounded, split_names, with_constants, with_preset
 from layoutopt.optimizer.evidence.parameters import parameter
 from layoutopt.optimizer.evidence.predict import predict
-from layoutopt.optimizer.evidence.pricing import Pricer
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:

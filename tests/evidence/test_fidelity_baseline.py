@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from checks.baseline import TOLERANCE_POINTS, contradictions, figures, grown
 from click.testing import CliRunner
 
-from layoutopt.optimizer.evidence.baseline import TOLERANCE_POINTS, contradictions, figures, grown
 from layoutopt.optimizer.evidence.run import Sharding
 from layoutopt.optimizer.evidence.validate import validate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.ablation import TERMS, Term, ablate
 
-from layoutopt.optimizer.evidence.ablation import TERMS, Term, ablate
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case
 from layoutopt.optimizer.evidence.predict import predict

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from checks.fit_plan import FitPlan
+    from checks.pricing import Pricer
     from layoutopt.optimizer.evidence.case import Case
-    from layoutopt.optimizer.evidence.fit_plan import FitPlan
-    from layoutopt.optimizer.evidence.pricing import Pricer
 
     FloatArray = NDArray[np.float64]
 
