@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.evidence.case_stages import stages_of
-from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.vocabulary import (
-    DEFAULT_MESH_ORDER,
     OP_MODULE,
     RECOMPUTE_MODULES,
     Granularity,
@@ -20,16 +18,9 @@ from layoutopt.optimizer.specs.vocabulary import (
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
-
-MESH_ORDERS = {Framework.META_INTERNAL: "tp-cp-ep-pp-dp"}
-"""Orders unlike Megatron's. Llama 3: [TP, CP, PP, DP], innermost first (arXiv:2407.21783, 3.3.2)."""
-
-DEFAULT_MODULES = ("core_attn",)
-"""What ``--recompute-granularity selective`` alone means (NVIDIA/Megatron-LM ``--recompute-modules``)."""
-
-_MEGATRON = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED, Framework.ANY)
 
 
 def layout_of(
@@ -58,7 +49,7 @@ def layout_of(
         micro_batches=(run.global_batch or 0) // (dp * micro_batch),
         recompute=recompute,
         schedule=schedule,
-        mesh_order=MESH_ORDERS.get(framework, DEFAULT_MESH_ORDER),
+        mesh_order=framework.record.unstated.mesh_order,
         precision=precision,
         stages=stages_of(run, framework, model, vp=vp, schedule=schedule, recompute=recompute),
     )
@@ -113,7 +104,7 @@ def _expert_tensor(run: MeasuredRun, framework: Framework) -> int:
         return 1
     if run.etp is not None:
         return run.etp
-    return (run.tp or 1) if framework is Framework.MEGATRON else 1
+    return (run.tp or 1) if framework.record.unstated.etp_is_tp else 1
 
 
 SELECTIVE_OP = "other:selective-op-SAC"
@@ -139,9 +130,9 @@ def recompute_of(run: MeasuredRun, framework: Framework) -> Recompute:
 def _modules(run: MeasuredRun, framework: Framework) -> tuple[str, ...]:
     words = set(re.split(r"[\s,+;]+", (run.recompute_modules or "").strip())) - {"", "default"}
     if not words:
-        if framework not in _MEGATRON:
+        if not framework.record.unstated.modules:
             raise SkipRow("modules of selective recomputation not stated")
-        return DEFAULT_MODULES
+        return framework.record.unstated.modules
     unknown = sorted(words - set(RECOMPUTE_MODULES))
     if unknown:
         raise SkipRow(f"recomputed module {unknown[0]!r} is not modelled")

@@ -34,18 +34,6 @@ GIB_PER_GB = 2**30 / 1e9
 DECIDING = ("tp", "pp", "dp", "zero", "micro_batch", "global_batch", "recompute", "precision")
 """Columns without which a row counts as incomplete, beside vp where pp > 1."""
 
-DEFAULT_ZERO = {
-    Framework.TORCHTITAN: 3,
-    Framework.NEMO_AUTOMODEL: 3,
-    Framework.LLM_FOUNDRY: 3,
-    Framework.ACCELERATE: 3,
-    Framework.DEEPSPEED: 3,
-}
-"""ZeRO stage where none is stated: FSDP is what these frameworks are for; others shard the optimizer (1)."""
-
-TIED_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
-"""NVIDIA/Megatron-LM ties embedding and output unless ``--untie-embeddings-and-output-weights`` is given."""
-
 
 def build_cases(
     runs: Sequence[MeasuredRun], assumptions: Sequence[Assumption] = ()
@@ -77,7 +65,7 @@ def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
     filled, unstated = _defaults(stated, framework)
     model, training = model_of(filled, facts), training_of(filled, facts)
     cluster = cluster_of(filled)
-    zero = filled.zero.stage if filled.zero else DEFAULT_ZERO.get(framework, 1)
+    zero = filled.zero.stage if filled.zero else framework.record.unstated.zero
     layout = layout_of(filled, framework, model, training.precision, zero=zero)
     _check_experts(filled, layout)
     switches = switches_of(filled, facts, framework)
@@ -108,7 +96,7 @@ def _defaults(run: MeasuredRun, framework: Framework) -> tuple[MeasuredRun, tupl
         unstated.append("etp")
     if not memory_size_stated(run):
         unstated.append("gpu memory")
-    tied = run.tied if run.tied is not None else framework in TIED_BY_DEFAULT
+    tied = run.tied if run.tied is not None else framework.record.unstated.tied
     return replace(run, tied=tied), tuple(unstated)
 
 

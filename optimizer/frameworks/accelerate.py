@@ -11,6 +11,7 @@ from layoutopt.optimizer.frameworks.record import (
     LaunchFormat,
     PublishedRelease,
     TrainerFamily,
+    Unstated,
 )
 
 # Newest first: what each release lacks that the one behind it has. Names were searched in the source distributions
@@ -30,6 +31,7 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(1, 10), date="2025-08-07", abilities=_1_10),
         PublishedRelease(number=(1, 15), date="2026-09-09", abilities=_1_10),
     ),
+    unstated=Unstated(zero=3),
     exports="1.15",
     imports=(
         LaunchFormat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.abilities import FREEST, SIXTEEN_BIT, WHOLE_LAYERS
-from layoutopt.optimizer.frameworks.record import FrameworkRecord, PublishedRelease, TrainerFamily
+from layoutopt.optimizer.frameworks.record import FrameworkRecord, PublishedRelease, TrainerFamily, Unstated
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
 
 _SCHEDULES = tuple(Schedule)
@@ -51,6 +51,7 @@ RECORD = FrameworkRecord(
             ("2025-05", FREEST),
         )
     ),
+    unstated=Unstated(modules=("core_attn",)),
     exports=None,
     imports=(),
     dated=True,

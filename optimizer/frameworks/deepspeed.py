@@ -10,6 +10,7 @@ from layoutopt.optimizer.frameworks.record import (
     LaunchFormat,
     PublishedRelease,
     TrainerFamily,
+    Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
@@ -48,6 +49,7 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(0, 16, 4), date="2025-02-20", abilities=_0_16),
         PublishedRelease(number=(0, 19, 6), date="2026-08-27", abilities=_0_16),
     ),
+    unstated=Unstated(zero=3),
     exports="0.19.6",
     imports=(
         LaunchFormat(

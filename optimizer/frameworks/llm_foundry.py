@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT, WHOLE_LAYERS, Abilities
-from layoutopt.optimizer.frameworks.record import FrameworkRecord, PublishedRelease, TrainerFamily
+from layoutopt.optimizer.frameworks.record import FrameworkRecord, PublishedRelease, TrainerFamily, Unstated
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 
@@ -22,6 +22,7 @@ RECORD = FrameworkRecord(
     name="llm-foundry",
     family=TrainerFamily.PLAIN_FSDP,
     releases=(PublishedRelease(number=(0, 1), date="2023-05-10", abilities=DATA_PARALLEL),),
+    unstated=Unstated(zero=3),
     exports=None,
     imports=(),
 )

@@ -17,9 +17,10 @@ from layoutopt.optimizer.frameworks.record import (
     Numbering,
     PublishedRelease,
     TrainerFamily,
+    Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON, Recomputation, Split
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Fp8Recipe, Precision, Saver, Schedule
 
 # Newest first: what each release lacks that the one behind it has. Flags were searched in the argument and
 # configuration files of the tags v1.0 to core_v0.19.0 and of main where a tag is years away.
@@ -112,6 +113,15 @@ RECORD = FrameworkRecord(
     aliases=("megatron-lm",),
     family=TrainerFamily.MEGATRON_CORE,
     releases=RELEASES,
+    unstated=Unstated(
+        tied=True, modules=("core_attn",), etp_is_tp=True, equal_stages=True
+    ),  # --untie-embeddings-and-output-weights
+    fp8_recipes={  # --fp8-recipe
+        Fp8Recipe.DELAYED: "delayed",
+        Fp8Recipe.CURRENT: "tensorwise",
+        Fp8Recipe.BLOCKWISE: "blockwise",
+        Fp8Recipe.MX: "mxfp8",
+    },
     exports="core 0.19",
     imports=(
         LaunchFormat(

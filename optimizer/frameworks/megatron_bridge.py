@@ -9,6 +9,7 @@ from layoutopt.optimizer.frameworks.record import (
     Numbering,
     PublishedRelease,
     TrainerFamily,
+    Unstated,
 )
 
 # When NVIDIA/NeMo (2.x) and NVIDIA-NeMo/Megatron-Bridge (from 2025-09 on) were published with each megatron-core.
@@ -35,6 +36,10 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=core, date=date, abilities=megatron.RECORD.abilities(core))
         for core, date in _PUBLISHED
     ),
+    unstated=Unstated(
+        tied=True, modules=("core_attn",), equal_stages=True
+    ),  # --untie-embeddings-and-output-weights
+    fp8_recipes=megatron.RECORD.fp8_recipes,
     exports="0.6",
     imports=(
         LaunchFormat(

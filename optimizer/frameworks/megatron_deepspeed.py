@@ -14,6 +14,7 @@ from layoutopt.optimizer.frameworks.record import (
     LaunchFormat,
     PublishedRelease,
     TrainerFamily,
+    Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Recomputation, Split, StageRule
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -45,6 +46,9 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(2021, 7), date="2021-07", abilities=_BIGSCIENCE),
         PublishedRelease(number=(2023, 8), date="2023-08", abilities=_ULYSSES),
     ),
+    unstated=Unstated(
+        tied=True, modules=("core_attn",), equal_stages=True
+    ),  # --untie-embeddings-and-output-weights
     exports="2025-07",
     imports=(
         LaunchFormat(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from layoutopt.optimizer.frameworks.record import NEWEST, FrameworkRecord, PublishedRelease, TrainerFamily
+from layoutopt.optimizer.frameworks.record import (
+    NEWEST,
+    FrameworkRecord,
+    PublishedRelease,
+    TrainerFamily,
+    Unstated,
+)
 from layoutopt.optimizer.frameworks.torchtitan import PYTORCH
 
 RECORD = FrameworkRecord(
     name="nemo-automodel",
     family=TrainerFamily.PYTORCH_PIPELINES,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=PYTORCH),),
+    unstated=Unstated(zero=3),
     exports=None,
     imports=(),
 )

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.frameworks.abilities import Abilities
+    from layoutopt.optimizer.specs.vocabulary import Fp8Recipe
 
 Release = tuple[int, ...]
 """A release as numbers, comparable: megatron-core's for the Megatron frameworks, eras for torchtitan, else its own, or
@@ -68,6 +71,22 @@ class LaunchFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unstated:
+    """What a launch of a framework means where it does not say.
+
+    ``zero`` stage, ``tied`` embeddings, ``mesh_order``, the ``modules`` of selective recomputation (empty: it has to
+    say), ``etp_is_tp``: experts are sharded as the dense layers are, ``equal_stages``: every stage gets the same layers.
+    """
+
+    zero: int = 1
+    tied: bool = False
+    mesh_order: str = DEFAULT_MESH_ORDER
+    modules: tuple[str, ...] = ()
+    etp_is_tp: bool = False
+    equal_stages: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRecord:
     """A trainer.
 
@@ -75,6 +94,7 @@ class FrameworkRecord:
     other ways to count them, tried in order. ``dated``: releases are months, and other numbers say nothing.
     ``exports`` is the release that its exporter writes for when none is asked for, the newest one checked; None: it has
     no exporter in ``interop``. ``imports`` are the launch files that its importer there reads.
+    ``fp8_recipes`` are its words for the ways to choose FP8 scales.
     """
 
     name: str
@@ -86,6 +106,8 @@ class FrameworkRecord:
     names: Mapping[str, Release] = field(default_factory=dict)
     numberings: tuple[Numbering, ...] = ()
     dated: bool = False
+    unstated: Unstated = field(default_factory=Unstated)
+    fp8_recipes: Mapping[Fp8Recipe, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:

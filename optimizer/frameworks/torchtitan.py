@@ -11,9 +11,10 @@ from layoutopt.optimizer.frameworks.record import (
     PublishedRelease,
     Release,
     TrainerFamily,
+    Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Split
-from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Fp8Recipe, Schedule
 
 ERA_A: Release = (0, 2)
 ERA_B: Release = (0, 3)
@@ -53,6 +54,8 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=ERA_B, date="2026-02-23", abilities=PYTORCH),
         PublishedRelease(number=ERA_C, date="2026-08-20", abilities=PYTORCH),
     ),
+    unstated=Unstated(zero=3),
+    fp8_recipes={Fp8Recipe.CURRENT: "tensorwise", Fp8Recipe.ROWWISE: "rowwise"},  # recipe_name
     exports="era C",
     imports=(
         LaunchFormat(

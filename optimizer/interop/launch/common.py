@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, shorten
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
@@ -20,13 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FP8_RECIPES = {
-    "delayed": Fp8Recipe.DELAYED,
-    "tensorwise": Fp8Recipe.CURRENT,
-    "blockwise": Fp8Recipe.BLOCKWISE,
-    "mxfp8": Fp8Recipe.MX,
-    "rowwise": Fp8Recipe.ROWWISE,
+    word: recipe for framework in Framework for recipe, word in framework.record.fp8_recipes.items()
 }
-"""Names of ``--fp8-recipe`` (NVIDIA/Megatron-LM) and torchtitan's ``recipe_name``."""
+"""Recipes by the frameworks' words for them."""
 
 
 def per_layer_pattern(value: Any, layers: int, *, key: str) -> list[bool]:

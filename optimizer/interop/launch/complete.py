@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.common import looped_schedule
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.vocabulary import Schedule
-
-EQUAL_BY_DEFAULT = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
-"""Frameworks that give every stage the same layers unless told otherwise."""
 
 
 def complete_layout(
@@ -165,7 +161,11 @@ def _stages(
     if model is None:
         return ()
     layers = [stage.layers for stage in part.split or ()]
-    if not layers and model.layers % (pp * vp) == 0 and (pp == 1 or job.framework in EQUAL_BY_DEFAULT):
+    if (
+        not layers
+        and model.layers % (pp * vp) == 0
+        and (pp == 1 or job.framework.record.unstated.equal_stages)
+    ):
         layers = [model.layers // (pp * vp)] * (pp * vp)
     if not layers:
         return ()

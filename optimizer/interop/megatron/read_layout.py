@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.interop.launch.common import looped_schedule, megatron_precision, selective
 from layoutopt.optimizer.interop.reading import MAX_DEGREE
 from layoutopt.optimizer.interop.records import JobOptions, JobTraining
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
 
 LAYOUT_KEY = "pipeline_model_parallel_layout"
-MESH_WITH_PP_INSIDE = "tp-cp-ep-pp-dp"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 CP_NAMES = {"p2p": CpComm.P2P, "a2a": CpComm.A2A, "all_gather": CpComm.ALL_GATHER, "a2a+p2p": CpComm.A2A_P2P}
 
@@ -55,7 +55,7 @@ def megatron_layout(
         recompute=recompute,
         recompute_layers=per_chunk,
         schedule=schedule,
-        mesh_order=MESH_WITH_PP_INSIDE if fields.on("use_tp_pp_dp_mapping") else DEFAULT_MESH_ORDER,
+        mesh_order=PP_BEFORE_DP if fields.on("use_tp_pp_dp_mapping") else DEFAULT_MESH_ORDER,
         split=items or stage_items(counts, pp),
     )
 

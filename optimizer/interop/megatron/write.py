@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.interop.launch.limits import is_even_split, uneven_ends
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
 from layoutopt.optimizer.interop.megatron.write_model import model_flags
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
 Flags = list[tuple[str, Any]]
 
-RECIPE_NAMES = {
-    Fp8Recipe.DELAYED: "delayed",
-    Fp8Recipe.CURRENT: "tensorwise",
-    Fp8Recipe.ROWWISE: "tensorwise",
-    Fp8Recipe.BLOCKWISE: "blockwise",
-    Fp8Recipe.MX: "mxfp8",
-}
 STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 OFFLOAD_MODULES = (
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
@@ -93,7 +87,7 @@ def layout_flags(target: Target, notes: list[str]) -> Flags:
         ("--context-parallel-size", layout.cp),
         ("--pipeline-model-parallel-size", layout.pp),
         *stage_flags(layout, target),
-        ("--use-tp-pp-dp-mapping", layout.mesh_order == "tp-cp-ep-pp-dp"),
+        ("--use-tp-pp-dp-mapping", layout.mesh_order == PP_BEFORE_DP),
     ]
     if layout.cp > 1:
         flags += cp_flags(target, notes)
@@ -254,7 +248,7 @@ def precision_flags(target: Target, notes: list[str]) -> Flags:
     if precision is Precision.NVFP4:
         flags.append(("--fp4-format", "e2m1"))
     elif precision in (Precision.FP8, Precision.MXFP8):
-        recipe = RECIPE_NAMES[fp8_recipe(target, notes)]
+        recipe = target.framework.record.fp8_recipes[fp8_recipe(target, notes)]
         flags.append(("--fp8-format", "e4m3" if recipe in {"blockwise", "mxfp8"} else "hybrid"))
         if target.release >= (0, 12):
             flags.append(("--fp8-recipe", recipe))
@@ -269,7 +263,7 @@ def fp8_recipe(target: Target, notes: list[str]) -> Fp8Recipe:
     if stated is None:
         notes.append("fp8 recipe delayed: Megatron-LM's default, the training spec states none")
         return Fp8Recipe.DELAYED
-    return stated
+    return stated if stated in target.framework.record.fp8_recipes else Fp8Recipe.CURRENT
 
 
 def checkpoint_flags(target: Target) -> Flags:

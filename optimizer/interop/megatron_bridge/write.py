@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.interop.launch.limits import is_even_split
 from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
 from layoutopt.optimizer.interop.megatron.write import (
@@ -18,9 +19,10 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     expert_groups,
     layer_list,
 )
+from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.model import Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Precision, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -50,13 +52,8 @@ MIXED_PRECISION = {
     Precision.MXFP8: "bf16_with_mxfp8_mixed",
     Precision.NVFP4: "bf16_with_nvfp4_mixed",
 }
-FP8_MIXED = {
-    Fp8Recipe.DELAYED: "bf16_with_fp8_delayed_scaling_mixed",
-    Fp8Recipe.CURRENT: "bf16_with_fp8_current_scaling_mixed",
-    Fp8Recipe.ROWWISE: "bf16_with_fp8_current_scaling_mixed",
-    Fp8Recipe.BLOCKWISE: "bf16_with_fp8_subchannel_scaling_mixed",
-    Fp8Recipe.MX: "bf16_with_mxfp8_mixed",
-}
+FP8_MIXED = {settings["fp8_recipe"]: name for name, settings in PRECISION_NAMES.items() if "fp8" in settings}
+"""Mixed-precision recipes by their FP8 recipe."""
 
 
 def export(target: Target) -> ExportedJob:
@@ -194,7 +191,7 @@ def layout_overrides(target: Target) -> Overrides:
         ("model.pipeline_model_parallel_layout", None if even else f'"{layout_string(layout)}"'),
         ("model.account_for_embedding_in_pipeline_split", False),
         ("model.account_for_loss_in_pipeline_split", False),
-        ("dist.use_tp_pp_dp_mapping", layout.mesh_order == "tp-cp-ep-pp-dp"),
+        ("dist.use_tp_pp_dp_mapping", layout.mesh_order == PP_BEFORE_DP),
         ("model.cp_comm_type", target.preset.cp_comm.value if layout.cp > 1 else None),
     ]
     if layout.cp > 1 and target.preset.cp_comm is CpComm.A2A_P2P:
@@ -275,8 +272,10 @@ def overlap_overrides(target: Target) -> Overrides:
 def precision_overrides(target: Target, notes: list[str]) -> Overrides:
     """The mixed-precision recipe by name."""
     precision = target.layout.precision
-    name = FP8_MIXED[fp8_recipe(target, notes)] if precision is Precision.FP8 else MIXED_PRECISION[precision]
-    return [("mixed_precision", name)]
+    if precision is not Precision.FP8:
+        return [("mixed_precision", MIXED_PRECISION[precision])]
+    recipe = target.framework.record.fp8_recipes[fp8_recipe(target, notes)]
+    return [("mixed_precision", FP8_MIXED[recipe])]
 
 
 def checkpoint_overrides(target: Target) -> Overrides:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C
 from layoutopt.optimizer.interop.launch.limits import stage_counts
 from layoutopt.optimizer.interop.launch.text import WIDTH, header
@@ -128,8 +129,7 @@ def _toml(target: Target, family: str, flavor: str, notes: list[str]) -> Exporte
         sections["checkpoint"] = {"enable": True, "interval": ckpt.interval_steps, "async_mode": mode}
     if layout.precision is Precision.FP8:
         recipe = target.training.fp8_recipe
-        name = "rowwise" if recipe is Fp8Recipe.ROWWISE else "tensorwise"
-        sections["quantize.linear.float8"] = {"recipe_name": name}
+        sections["quantize.linear.float8"] = {"recipe_name": _recipe_name(recipe or Fp8Recipe.CURRENT)}
     text = header(target, f"torchtitan {target.version} (TOML, up to v0.2.2)")
     text += "".join(_toml_section(name, settings) for name, settings in sections.items())
     config = "CONFIG_FILE=./torchtitan.toml"
@@ -235,11 +235,16 @@ def _registry_arguments(target: Target, family: str, flavor: str) -> str:
     return ", ".join([*arguments, *([f"converters=[{converter}]"] if converter else [])])
 
 
+def _recipe_name(recipe: Fp8Recipe) -> str:
+    """The trainer's word for a recipe, that for scales of the moment where it has none."""
+    words = Framework.TORCHTITAN.record.fp8_recipes
+    return words.get(recipe, words[Fp8Recipe.CURRENT])
+
+
 def _converter(target: Target) -> str:
     precision, recipe = target.layout.precision, target.training.fp8_recipe
     if precision is Precision.FP8:
-        name = "rowwise" if recipe in (None, Fp8Recipe.ROWWISE) else "tensorwise"
-        return f'Float8LinearConverter.Config(recipe_name="{name}")'
+        return f'Float8LinearConverter.Config(recipe_name="{_recipe_name(recipe or Fp8Recipe.ROWWISE)}")'
     return {
         Precision.MXFP8: "MXFP8LinearConverter.Config()",
         Precision.NVFP4: "NVFP4LinearConverter.Config()",
