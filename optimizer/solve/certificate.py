@@ -128,7 +128,7 @@ class Certificate:
 
     def digest(self) -> str:
         """Return the sha256 of all fields but the digest itself."""
-        return inputs_digest({name: value for name, value in asdict(self).items() if name != "record_sha256"})
+        return record_digest(asdict(self))
 
     def to_plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -218,6 +218,11 @@ def relative_gap(step_time_s: float | None, bound_s: float | None) -> float | No
     if step_time_s is None or bound_s is None:
         return None
     return max(0.0, (step_time_s - bound_s) / step_time_s)
+
+
+def record_digest(record: Mapping[str, object]) -> str:
+    """Return the sha256 of a written certificate without its own digest."""
+    return inputs_digest({name: value for name, value in record.items() if name != "record_sha256"})
 
 
 def inputs_digest(inputs: Mapping[str, object]) -> str:

@@ -17,6 +17,8 @@ from layoutopt.optimizer.specs.document import dotted
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
+from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.units import shown
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 from layoutopt.optimizer.specs.workload import Workload
@@ -141,7 +143,11 @@ def workload_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Wor
     ``file`` and ``path`` say where the data stands, for messages. Raises ``InputError`` with every unknown,
     missing or wrong value.
     """
-    return _rebuild(Workload, data, file, path)
+    workload = _rebuild(Workload, data, file, path)
+    if not workload.model.runs or not all(run.block for run in workload.model.runs):
+        runs = dotted((*path, "model", "runs"))
+        raise InputError(Problem(what="no layers", allowed="at least one in every run", file=file, key=runs))
+    return workload
 
 
 def cluster_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> ClusterSpec:
@@ -253,6 +259,9 @@ class _Reader:
         zero_allowed = _names(path) & _ZERO_ALLOWED
         if value < 0 or (value == 0 and not zero_allowed):
             return self._note(path, value, f"{_SCALARS[hint]}, {'0 or more' if zero_allowed else 'above 0'}")
+        most = _MOST.get(str(path[-1]) if path else "", MOST_WHOLE)
+        if hint is int and value > most:
+            return self._note(path, value, f"a whole number up to {most:,}")
         return hint(value)
 
     def _note(self, path: KeyPath, value: Any, allowed: str) -> None:
@@ -261,6 +270,12 @@ class _Reader:
     def _problem(self, path: KeyPath, what: str, allowed: str) -> None:
         self.problems.append(Problem(what=what, allowed=allowed, file=self.file, key=dotted(path)))
 
+
+MOST_WHOLE = 10**12
+"""Whole numbers above this count nothing that there is, and products of a few of them leave 64 bits."""
+
+_MOST = {"count": MAX_LAYERS, "mtp_layers": MAX_LAYERS, "gpu_count": MAX_GPUS}
+"""Fields that tables are made of, with their largest value."""
 
 _SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
 

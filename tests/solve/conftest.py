@@ -22,6 +22,7 @@ from layoutopt.optimizer.frameworks.stage_rule import (
     StageRule,
 )
 from layoutopt.optimizer.solve.certificate import build_certificate
+from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Demands
 from layoutopt.optimizer.solve.search.space_size import space_size
 from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt
@@ -285,6 +286,7 @@ def make_plan(space: RandomSpace, choices: list[Choice], *, bound_s: float | Non
         removed_by_memory=3,
         solved=4,
         removed_by_rule={"pp divides nothing": 2},
+        rounding_s=rounding_s(space.counts),
     )
     parts = breakdown(space, by_rank(best.blocks, ranks), best.layout, best.step_time_s)
     plan = {

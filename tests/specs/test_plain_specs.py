@@ -40,11 +40,14 @@ from layoutopt.optimizer.specs.model import (
     Run,
     TrainingSpec,
 )
+from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
+from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
 COUNTS = st.integers(1, 10**9)
 NATURALS = st.integers(0, 10**9)
+LAYERS = st.integers(1, MAX_LAYERS)
 RATES = st.floats(1e-9, 1e18)
 NAMES = st.text(min_size=1, max_size=12)
 SWITCHES = st.booleans()
@@ -63,7 +66,7 @@ SHAPES = built(
     ffn=NATURALS,
     bidirectional=SWITCHES,
 )
-RUNS = built(Run, name=NAMES, block=st.lists(SHAPES, min_size=1, max_size=3).map(tuple), count=COUNTS)
+RUNS = built(Run, name=NAMES, block=st.lists(SHAPES, min_size=1, max_size=3).map(tuple), count=LAYERS)
 MODELS = built(
     ModelSpec,
     name=NAMES,
@@ -83,7 +86,7 @@ MODELS = built(
     runs=st.lists(RUNS, min_size=1, max_size=3).map(tuple),
     norm=st.sampled_from(Norm),
     learned_positions=NATURALS,
-    mtp_layers=NATURALS,
+    mtp_layers=st.just(0) | LAYERS,
     moe=st.none()
     | built(
         MoeSpec,
@@ -147,7 +150,8 @@ CLUSTERS = built(
     ClusterSpec,
     name=NAMES,
     gpu=GPUS,
-    **{key: COUNTS for key in ("gpu_count", "gpus_per_node", "nvlink_domain", "nics_per_node")},
+    gpu_count=st.integers(1, MAX_GPUS),
+    **{key: COUNTS for key in ("gpus_per_node", "nvlink_domain", "nics_per_node")},
     nic_bytes_per_s=RATES,
     levels=st.lists(
         built(NetworkLevel, name=NAMES, gpus=COUNTS, oversubscription=RATES, latency_s=st.floats(0, 1)),

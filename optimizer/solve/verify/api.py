@@ -86,6 +86,7 @@ def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
         removed_by_rule={count.rule: count.tuples for count in source.space.counts.removed},
         size=size,
         gap_target=gap_target(options),
+        warm_start_s=options.warm_start_s,
         top=options.top,
         near=options.near,
         repeatable=options.workers == 1,

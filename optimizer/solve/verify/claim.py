@@ -174,6 +174,9 @@ def _wrong_claim(stated: StatedPlan, rebuilt: Rebuilt, priced: Sequence[PricedLa
         status = Status(stated.status)
     except ValueError:
         return f"status {stated.status[:40]!r} is none of {', '.join(Status)}"
+    floor_s = np.inf if status is Status.INFEASIBLE else stated.bound_s or 0.0
+    if rebuilt.warm_start_s < floor_s * (1 - TOLERANCE):
+        return f"the search was told of a layout at {rebuilt.warm_start_s:.9g} s, which the claim excludes"
     if stated.layout is None:
         return _wrong_without_layout(stated, status)
     return _wrong_status(stated.bound_s, status, rebuilt, priced[0].step_time_s)

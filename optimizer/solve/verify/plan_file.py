@@ -34,6 +34,13 @@ class StatedPlan:
     inputs: Mapping[str, object]
     plain: dict[str, object]
 
+    @property
+    def record(self) -> dict[str, object]:
+        """The certificate as written."""
+        record = self.plain["certificate"]
+        assert isinstance(record, dict)
+        return record
+
 
 def read_plan(plain: object, *, file: str = "") -> StatedPlan:
     """Read parsed JSON; ``InputError`` has one problem for each key that is missing or wrong."""
@@ -42,6 +49,7 @@ def read_plan(plain: object, *, file: str = "") -> StatedPlan:
     alternatives = [
         _layout(entry, "alternatives", index) for index, entry in enumerate(reader.entries("alternatives"))
     ]
+    reader.optional_number("solve_time_s")
     plan = StatedPlan(
         status=reader.text("status"),
         step_time_s=reader.number("objective.step_time_s") if answered else None,

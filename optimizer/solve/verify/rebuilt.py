@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from layoutopt.optimizer.solve.certificate import (
     Status,
     Versions,
     inputs_digest,
+    record_digest,
     relative_gap,
     solver_word,
     table_digest,
@@ -39,8 +41,8 @@ class Rebuilt:
     ``runs`` are the model's, ``cost_model`` the digest of what decides an answer here, ``inputs`` what the plan
     is expected to answer (None: whatever it states), ``removed_by_rule`` the numbers of candidates that each rule
     removes (None: whatever is stated), ``size`` the size of the space in closed form (None: spaces too large to be
-    counted are not compared). ``gap_target``, ``top`` and ``near`` are the search's options, ``repeatable`` tells
-    whether it takes the same course again. ``restate`` writes what a plan with these layouts, the answer first,
+    counted are not compared). ``gap_target``, ``warm_start_s``, ``top`` and ``near`` are the search's options,
+    ``repeatable`` tells whether it takes the same course again. ``restate`` writes what a plan with these layouts, the answer first,
     states; ``again`` searches again and writes that plan, ``freer`` builds the space of a trainer without rules (None
     each: not compared). ``restrictions`` say in words what the claim is restricted to.
     """
@@ -52,6 +54,7 @@ class Rebuilt:
     removed_by_rule: Mapping[str, int] | None = None
     size: SpaceSize | None = None
     gap_target: float = 0.0
+    warm_start_s: float = inf
     top: int | None = None
     near: float | None = None
     repeatable: bool = True
@@ -88,11 +91,13 @@ def _certificate(stated: StatedPlan, rebuilt: Rebuilt, gap: float | None) -> Tre
         "gap": gap,
         "gap_target": rebuilt.gap_target,
         # Where no stages were solved, nothing was rounded.
-        "rounding_s": rounding_s(np.asarray(rebuilt.space.counts)) if record.rounding_s else 0.0,
+        "rounding_s": rounding_s(np.asarray(rebuilt.space.counts))
+        if record.rounding_s or record.solved
+        else 0.0,
         "versions": {
             name: value for name, value in here.items() if name == "cost_model" or made[name] == value
         },
-        "record_sha256": record.digest(),
+        "record_sha256": record_digest(stated.record),
     }
 
 

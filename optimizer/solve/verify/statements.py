@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,11 +66,12 @@ def same_value(stated: object, rebuilt: object) -> bool:
 
 
 def close(left: float, right: float) -> bool:
-    """Whether two numbers agree within ``TOLERANCE``; never for NaN or what is too large for a float."""
+    """Whether two numbers agree within ``TOLERANCE``; never for NaN, infinity or what is too large for a float."""
     try:
-        return abs(left - right) <= max(TOLERANCE * max(abs(left), abs(right)), TINY)
+        largest = float(max(abs(left), abs(right)))
     except OverflowError:
         return False
+    return math.isfinite(largest) and abs(left - right) <= max(TOLERANCE * largest, TINY)
 
 
 def not_rebuilt(stated: object, rebuilt: object, path: str = "") -> Iterator[tuple[str, object]]:
