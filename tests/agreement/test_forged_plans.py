@@ -12,7 +12,7 @@ import pytest
 from checks.forgeries import Forgery, Others, Right, listed, of_infeasible, shared
 
 from layoutopt.optimizer.evidence.honesty import assess
-from layoutopt.optimizer.report.plain_plan import plan_to_plain
+from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan, write_again
 from layoutopt.optimizer.solve.api import freer_gain, solve_layout
 from layoutopt.optimizer.solve.inputs import question_from_plain

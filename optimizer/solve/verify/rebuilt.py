@@ -42,9 +42,9 @@ class Rebuilt:
     is expected to answer (None: whatever it states), ``removed_by_rule`` the numbers of candidates that each rule
     removes (None: whatever is stated), ``size`` the size of the space in closed form (None: spaces too large to be
     counted are not compared). ``gap_target``, ``warm_start_s``, ``top`` and ``near`` are the search's options,
-    ``repeatable`` tells whether it takes the same course again. ``restate`` writes what a plan with these layouts, the answer first,
-    states; ``again`` searches again and writes that plan, ``freer`` builds the space of a trainer without rules (None
-    each: not compared). ``restrictions`` say in words what the claim is restricted to.
+    ``repeatable`` tells whether it takes the same course again. ``restate`` writes what a plan with these layouts,
+    the answer first, states; ``again`` searches again and writes that plan, ``freer`` builds the space of a trainer
+    without rules (None each: not compared). ``restrictions`` say in words what the claim is restricted to.
     """
 
     space: PricedSpace
