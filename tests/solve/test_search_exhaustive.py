@@ -1,6 +1,7 @@
 """The search's answer equals exhaustive enumeration of the joint space: layouts, stage splits and recomputation."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -8,19 +9,23 @@ from itertools import product
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions, SearchResult
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+from layoutopt.optimizer.solve.search.demands import Constrain
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
 from layoutopt.optimizer.specs.loading import load_gpu
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 from layoutopt.optimizer.specs.workload import Workload
+
+Meets = Callable[[LayoutBatch, int, np.ndarray, np.ndarray, StageCosts], np.ndarray]
 
 FRAMEWORKS = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY)
 SPACES = 63
@@ -190,8 +195,11 @@ def recomputations(
             yield first.reshape(vp, len(blocks), -1).sum(axis=0)
 
 
-def fastest_by_enumeration(source: CostedSpace) -> tuple[float, int]:
-    """Return the least step time of every layout with stages that fits, and how many layouts were priced."""
+def fastest_by_enumeration(source: CostedSpace, meets: Meets | None = None) -> tuple[float, int]:
+    """Return the least step time of every layout with stages that fits, and how many layouts were priced.
+
+    ``meets`` tells for the choices of stages of one tuple which of them a question accepts.
+    """
     best, priced = np.inf, 0
     counts = tuple(int(n) for n in source.counts)
     batch, _ = source.expand(source.degrees)
@@ -204,7 +212,10 @@ def fastest_by_enumeration(source: CostedSpace) -> tuple[float, int]:
         one = terms.take(np.full(len(blocks), row))
         padding = ((0, 0), (0, one.in_flight.shape[1] - pp), (0, 0))
         costs = price_stages(one, np.pad(blocks, padding), np.pad(again, padding))
-        best = min(best, float(np.min(costs.step_time_s, where=costs.fits, initial=np.inf)))
+        good = costs.fits
+        if meets is not None:
+            good = good & meets(batch.take(np.array([row])), pp, blocks, again, costs)
+        best = min(best, float(np.min(costs.step_time_s, where=good, initial=np.inf)))
         priced += len(blocks)
     return best, priced
 
@@ -300,3 +311,147 @@ def test_one_model_gives_the_same_optimum(seed: int) -> None:
         assert whole.best.step_time_s == pytest.approx(
             sliced.best.step_time_s, rel=1e-9, abs=whole.rounding_s
         )
+
+
+AXIS_REQUIREMENTS = (
+    "tp*cp <= 2", "pp*vp >= 2", "zero*micro_batch <= 2", "dp // tp >= 1", "1 < pp <= 3", "micro_batches % 4 == 0",
+    "sp + ep != 2", "gpus * micro_batch < 20", "(tp - 1)*(cp - 1) == 0", "ep*etp <= 2 + vp", "hsdp_shard*vp <= 2",
+)  # fmt: skip
+STAGE_REQUIREMENTS = (
+    "layers[0] <= 2", "layers[-1] >= 2", "layers[0] < layers[-1]", "layers[0] + 2*layers[1] <= 6", "layers[0] != 1",
+    "recomputed[0] <= 0", "recomputed[-1] >= 1", "tp*layers[0] <= 4", "layers[0] == layers[1]", "layers[-2] > 1",
+    "recomputed[0] + recomputed[1] <= layers[0]", "1 <= layers[0]*pp <= 6", "3*layers[0] <= 2*micro_batches/pp",
+)  # fmt: skip
+REQUIRED_SPACES = 32
+
+
+class _Ranks:
+    """Layers of a rank for every choice of stages; ranks that a pipeline lacks hold none."""
+
+    def __init__(self, held: np.ndarray, pp: int) -> None:
+        self.held, self.pp = held, pp
+
+    def __getitem__(self, rank: int) -> np.ndarray:
+        place = rank if rank >= 0 else self.pp + rank
+        if not 0 <= place < self.pp:
+            return np.zeros(len(self.held), dtype=np.int64)
+        copies = (
+            self.pp // self.held.shape[1]
+        )  # DualPipe: the second half of the ranks holds the stages again
+        return self.held[:, place if copies == 1 or place < self.pp // 2 else self.pp - 1 - place]
+
+
+def python_meets(texts: tuple[str, ...]) -> Meets:
+    """Judge layouts by Python's own arithmetic on the texts, one tuple at a time."""
+
+    def meets(
+        row: LayoutBatch, pp: int, blocks: np.ndarray, again: np.ndarray, costs: StageCosts
+    ) -> np.ndarray:
+        names = (
+            "tp",
+            "cp",
+            "pp",
+            "vp",
+            "dp",
+            "ep",
+            "etp",
+            "sp",
+            "zero",
+            "hsdp_shard",
+            "micro_batch",
+            "micro_batches",
+        )
+        space = {name: int(getattr(row, name)[0]) for name in names}
+        space["gpus"] = space["tp"] * space["cp"] * space["pp"] * space["dp"]
+        ranks = {
+            "layers": _Ranks(blocks.sum(axis=2), space["pp"]), "recomputed": _Ranks(again.sum(axis=2), space["pp"]),
+            "step_s": costs.step_time_s, "peak_gb": costs.peak_bytes / 1e9,
+        }  # fmt: skip
+        good = np.ones(len(blocks), dtype=bool)
+        for text in texts:
+            for part in _pairs(text):
+                good &= np.asarray(eval(part, {}, {**space, **ranks}))
+        return good
+
+    return meets
+
+
+def _pairs(text: str) -> list[str]:
+    """Split a chain such as 1 < pp <= 3, which arrays can't do at once."""
+    pieces = re.split(r"(<=|>=|==|!=|<|>)", text)
+    return ["".join(pieces[i : i + 3]) for i in range(0, len(pieces) - 2, 2)]
+
+
+def required_question(seed: int) -> tuple[Question, tuple[str, ...]]:
+    """Draw a question and one to three requirements; limits on time and memory lie near the optimum."""
+    question = tight(open_question(seed) if seed % 4 == 3 else random_question(seed), seed)
+    rng = np.random.default_rng(7000 + seed)
+    best = search(question.costed_space()).best
+    texts = [str(rng.choice(STAGE_REQUIREMENTS)), str(rng.choice(STAGE_REQUIREMENTS + AXIS_REQUIREMENTS))]
+    if best is not None and seed % 3 == 0:
+        texts[1] = f"peak_gb <= {best.peak_bytes / 1e9 * rng.uniform(0.7, 1.0):.9g}"
+    if best is not None and seed % 5 == 0:
+        texts.append(f"step_s <= {best.step_time_s * rng.uniform(1.0, 1.2):.9g}")
+    if best is not None and seed % 7 == 0:
+        texts.append(f"step_s + layers[0]*{best.step_time_s / 10:.9g} <= {best.step_time_s * 1.3:.9g}")
+    required = tuple(dict.fromkeys(texts[seed % 2 :]))
+    space = replace(question.options.space, require=required)
+    return replace(question, options=replace(question.options, space=space)), required
+
+
+@pytest.mark.parametrize("seed", range(REQUIRED_SPACES))
+def test_search_with_requirements_equals_enumeration(seed: int) -> None:
+    """Requirements of axes, stages, memory and time: no layout that meets them beats the answer, which meets them."""
+    question, required = required_question(seed)
+    source, meets = question.costed_space(), python_meets(required)
+    best, priced = fastest_by_enumeration(source, meets)
+    assert priced <= MOST_LAYOUTS
+    result = search(source)
+    assert result.complete
+    assert (result.best is None) == np.isinf(best)
+    if result.best is None:
+        return
+    assert result.best.step_time_s == pytest.approx(best, rel=1e-9, abs=result.rounding_s)
+    assert result.bound_s <= best * (1 + 1e-12)
+    row = result.best
+    costs = price_stages(source.terms(row.layout), row.blocks[None], row.recomputed[None])
+    assert meets(row.layout, len(row.blocks), row.blocks[None], row.recomputed[None], costs).all()
+
+
+def test_requirements_of_the_random_questions_bind() -> None:
+    """The random requirements are worth testing: some change the answer, some leave none, some leave it alone."""
+    changed = {"none": 0, "slower": 0, "same": 0}
+    for seed in range(REQUIRED_SPACES):
+        question, _ = required_question(seed)
+        free = replace(
+            question, options=replace(question.options, space=replace(question.options.space, require=()))
+        )
+        with_them, without = search(question.costed_space()).best, search(free.costed_space()).best
+        if without is None:
+            continue
+        slower = with_them is not None and with_them.step_time_s > without.step_time_s * (1 + 1e-6)
+        changed["none" if with_them is None else "slower" if slower else "same"] += 1
+    assert min(changed.values()) >= 3, changed
+
+
+FUNCTIONS: dict[str, Constrain] = {
+    "tp*layers[0] <= 4": lambda model, v: model.add(v.tp * v.layers[0] <= 4),
+    "layers[0] < layers[-1]": lambda model, v: model.add(v.layers[0] < v.layers[-1]),
+    "pp*vp >= 2": lambda model, v: model.add(v.pp * v.vp >= 2),
+    "recomputed[0] <= 0": lambda model, v: model.add(sum(v.variables.recomputed[0]) <= 0),
+}
+
+
+@pytest.mark.parametrize("text", FUNCTIONS)
+@pytest.mark.parametrize("seed", [0, 2, 5, 9, 14])
+def test_functions_are_requirements(seed: int, text: str) -> None:
+    """A function of model and variables, over numbers or over the solver's variables, gives what the text gives."""
+    question = tight(random_question(seed), seed)
+    by_text = replace(question.options.space, require=(text,))
+    asked = replace(question, options=replace(question.options, space=by_text))
+    told = replace(question, options=replace(question.options, constrain=FUNCTIONS[text]))
+    one, other = search(asked.costed_space()), search(told.costed_space())
+    assert one.complete and other.complete
+    assert (one.best is None) == (other.best is None)
+    if one.best and other.best:
+        assert one.best.step_time_s == pytest.approx(other.best.step_time_s, rel=1e-9, abs=one.rounding_s)

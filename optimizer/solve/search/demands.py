@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,8 +14,6 @@ from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Part, Re
 from layoutopt.optimizer.space.requirement import NotKnownYet, RequirementView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.expression import Atom
     from layoutopt.optimizer.space.requirement import Requirement
 
-    Constrain = Callable[[Any, Any], None]
+Constrain = Callable[[Any, Any], object]
+"""A user's function of (model, view); what it returns is ignored."""
 
 MOST_LAYERS = 1 << 40
 """More layers than any model has, where a side of a limit is open."""
