@@ -36,9 +36,7 @@ class RunFacts:
     def price(self) -> float:
         """Cost of a GPU for an hour; raises InputError where nobody gave it."""
         if self.gpu_hour_cost is None:
-            raise input_error(
-                "cost needs the price of a GPU hour", "e.g. --gpu-hour-cost 2.5", key="gpu_hour_cost"
-            )
+            raise input_error("is not given, and cost rests on it", "e.g. 2.5", key="gpu_hour_cost")
         return self.gpu_hour_cost
 
 

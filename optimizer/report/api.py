@@ -19,7 +19,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Judgement, Plan
     from layoutopt.optimizer.solve.resolve import OpenModel, Resolved
     from layoutopt.optimizer.solve.search.best_first import Progress
+    from layoutopt.optimizer.solve.search.demands import Constrain
     from layoutopt.optimizer.space.options import Value
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -124,6 +125,11 @@ def solve(
     forbid: Fixed | None = None,
     most: Mapping[str, int] | None = None,
     least: Mapping[str, int] | None = None,
+    require: str | Sequence[str] = (),
+    constrain: Constrain | None = None,
+    then: str | None = None,
+    within: float = 0.0,
+    gpu_hour_cost: float | None = None,
     time_limit_s: float = float("inf"),
     options: SolveOptions | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -131,7 +137,11 @@ def solve(
     """Find the fastest layout and prove it.
 
     ``framework`` is the trainer, Megatron-LM by default. ``fix={"tp": 8, "pp": (4, 8)}`` restricts axes, ``forbid``,
-    ``most`` and ``least`` likewise. ``options`` are SolveOptions for everything else; the other arguments win over it.
+    ``most`` and ``least`` likewise. ``require`` are comparisons that the layout has to meet (``"layers[0] <= 5"``), those
+    about cost with a ``gpu_hour_cost``; ``constrain`` is a function of model and variables that adds any other constraint
+    to every slice of the search: ``lambda model, v: model.add(v.tp * v.cp <= 8)``. Of the fastest layouts, or those up to
+    ``within`` slower, ``then`` takes the best in days, cost, energy, gpus or memory. ``options`` are SolveOptions for
+    everything else; the other arguments win over it.
     """
     from layoutopt.optimizer.solve.api import solve_layout
 
@@ -141,6 +151,9 @@ def solve(
         options,
         framework=framework_named(framework) if framework else options.framework,
         time_limit_s=min(options.time_limit_s, time_limit_s),
+        constrain=constrain or options.constrain,
+        then=then or options.then,
+        within=within or options.within,
         space=replace(
             space,
             software=software or space.software,
@@ -148,6 +161,8 @@ def solve(
             forbid={**space.forbid, **_tuples(forbid)},
             max={**space.max, **(most or {})},
             min={**space.min, **(least or {})},
+            require=(*space.require, *((require,) if isinstance(require, str) else require)),
+            gpu_hour_cost=space.gpu_hour_cost if gpu_hour_cost is None else gpu_hour_cost,
         ),
     )
     plan = solve_layout(model, cluster, chosen, on_progress=on_progress)
@@ -161,12 +176,17 @@ def evaluate(
     *,
     framework: str = "megatron",
     software: str | None = None,
+    require: str | Sequence[str] = (),
+    gpu_hour_cost: float | None = None,
 ) -> Evaluation:
-    """Price a layout (``"tp=8,pp=4,zero=1"``) and judge whether it can be launched and fits."""
+    """Price a layout (``"tp=8,pp=4,zero=1"``) and judge whether it can be launched, fits, and meets what is required."""
     from layoutopt.optimizer.solve.judge import judge_layout
 
     chosen = SolveOptions(framework=framework_named(framework), space=SpaceOptions(software=software))
-    judgement = judge_layout(model, cluster, _layout(layout), framework=chosen.framework, software=software)
+    judgement = judge_layout(
+        model, cluster, _layout(layout), framework=chosen.framework, software=software,
+        require=(require,) if isinstance(require, str) else tuple(require), gpu_hour_cost=gpu_hour_cost,
+    )  # fmt: skip
     return Evaluation(workload=model, cluster=cluster, options=chosen, judgement=judgement)
 
 
@@ -288,8 +308,20 @@ class Result(_Answer):
         return self.open_model.model
 
     def resolve(self) -> Resolved:
-        """Solve again with the constraints that were added to ``model``."""
+        """Solve again with the constraints that were added to ``model``: its tuples alone, the others by their bound."""
         return self.open_model.resolve()
+
+    def again(
+        self,
+        constrain: Constrain | None = None,
+        *,
+        require: str | Sequence[str] = (),
+        then: str | None = None,
+    ) -> Result:
+        """Ask the same question with more constraints, proven over the whole space: ``result.again(require="tp*cp<=2")``."""
+        return solve(
+            self.workload, self.cluster, options=self.options, constrain=constrain, require=require, then=then
+        )
 
     def explain(self, layout: Layout | PartialLayout | str) -> Reasons:
         """Explain another layout under the same question; this result is its optimum."""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
 from layoutopt.optimizer.solve.plan import Judgement
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout, with_own_split
 from layoutopt.optimizer.space.context import RunOptions, make_context
+from layoutopt.optimizer.space.requirement import broken_requirements, parse_requirement
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
@@ -44,10 +46,13 @@ def judge_layout(
     run_options: RunOptions | None = None,
     cost: CostKind = CostKind.FULL,
     preset: FrameworkPreset | None = None,
+    require: tuple[str, ...] = (),
+    gpu_hour_cost: float | None = None,
 ) -> Judgement:
     """Return the verdict on a layout with every reason; a layout that can be priced is, even when invalid.
 
-    ``preset`` replaces the framework's own, where a launch file states its switches.
+    ``preset`` replaces the framework's own, where a launch file states its switches. ``require`` are comparisons that the
+    layout has to meet (``parse_requirement``), ``gpu_hour_cost`` is the price in those about cost.
 
     Raises InputError when the layout's degrees don't multiply to the GPUs or the batch.
     """
@@ -64,15 +69,20 @@ def judge_layout(
     broken = check_layout(
         whole, model, training, cluster, framework, software, run_options, automatic=automatic
     )
-    reasons = tuple(str(rule) for rule in broken)
+    requirements = tuple(map(parse_requirement, require))
     # Ranks that the cluster does not have, or stages without layers, have no price.
     if broken and (whole.gpus > cluster.gpu_count or not whole.stages):
+        reasons = tuple(str(rule) for rule in broken)
         return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)
     preset = preset or preset_of_run(framework, software, cluster, run_options)
     prices = build_cost_model(
         model, training, cluster, framework=framework, software=software, kind=cost, preset=preset
     )
     priced = estimate(prices, whole)
+    facts = RunFacts(training=training, cluster=cluster, gpu_hour_cost=gpu_hour_cost)
+    step_s, peak_bytes = priced.step_time_s, priced.memory.peak_bytes
+    broken = (*broken, *broken_requirements(requirements, facts, whole, step_s, peak_bytes))
+    reasons = tuple(str(rule) for rule in broken)
     verdict = Verdict.INVALID if broken else memory_verdict(priced.memory)
     if not broken or memory_verdict(priced.memory) is Verdict.DOES_NOT_FIT:
         reasons += _memory_reasons(memory_verdict(priced.memory), priced.memory)

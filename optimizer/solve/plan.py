@@ -53,6 +53,9 @@ class SolveOptions:
             near = get_close_matches(self.then, GOALS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(GOALS)}"
             raise input_error(f"no goal {self.then[:40]!r}", hint, key="then")
+        wanted = {name for requirement in self.space.requirements for name in requirement.names}
+        if (self.then == "cost" or "cost" in wanted) and self.space.gpu_hour_cost is None:
+            raise input_error("is not given, and cost rests on it", "e.g. 2.5", key="gpu_hour_cost")
         if not 0 <= self.within < 1:
             raise input_error(f"{self.within} is no share", "0 up to below 1", key="within")
 

@@ -135,6 +135,8 @@ class Requirement:
 
     def _named(self, error: InputError) -> InputError:
         (problem, *_) = error.problems
+        if problem.key != "require":
+            return error
         return input_error(f"{_shown(self.text)} {problem.what}", problem.allowed, key=problem.key)
 
     def _value(self, node: ast.expr, view: RequirementView) -> Expression:

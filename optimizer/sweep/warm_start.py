@@ -73,6 +73,8 @@ def _priced_s(question: Question, layout: Layout) -> float:
         software=options.space.software,
         run_options=options.space.run,
         cost=options.cost,
+        require=options.space.require,
+        gpu_hour_cost=options.space.gpu_hour_cost,
     )
     if judged.estimate is None or judged.verdict not in (Verdict.FITS, Verdict.BORDERLINE):
         return inf

@@ -9,8 +9,10 @@ import click
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.job_options import job_arguments
 from layoutopt.optimizer.report.commands.options import (
+    DemandChoices,
     FrameworkOptions,
     OutputOptions,
+    demand_options,
     framework_options,
     output_options,
     workload_options,
@@ -35,9 +37,14 @@ CODES = {
 @job_arguments
 @workload_options
 @framework_options
+@demand_options
 @output_options
 def command(
-    given: JobChoices, asked: RunChoices, trainer: FrameworkOptions, output: OutputOptions
+    given: JobChoices,
+    asked: RunChoices,
+    trainer: FrameworkOptions,
+    demands: DemandChoices,
+    output: OutputOptions,
 ) -> ExitCode:
     """Price a layout of MODEL on CLUSTER and judge whether it can be launched and fits.
 
@@ -45,20 +52,23 @@ def command(
     a launch file says what is trained in which layout: layoutopt evaluate --from train.sh --cluster h100-256.
     """
     from layoutopt.optimizer.cost.factory import CostKind
-    from layoutopt.optimizer.report.commands.inputs import read_job
+    from layoutopt.optimizer.report.commands.inputs import named, read_job
     from layoutopt.optimizer.solve.judge import judge_layout
 
     job = read_job(given, asked, trainer, output)
-    judgement = judge_layout(
-        job.workload,
-        job.cluster,
-        job.layout,
-        framework=job.framework,
-        software=job.software,
-        run_options=job.run,
-        cost=CostKind(trainer.cost_model),
-        preset=job.preset,
-    )
+    with named(require="--require", gpu_hour_cost="--gpu-hour-cost"):
+        judgement = judge_layout(
+            job.workload,
+            job.cluster,
+            job.layout,
+            framework=job.framework,
+            software=job.software,
+            run_options=job.run,
+            cost=CostKind(trainer.cost_model),
+            preset=job.preset,
+            require=demands.require,
+            gpu_hour_cost=demands.gpu_hour_cost,
+        )
     _print(judgement, job, trainer, output)
     return CODES[judgement.verdict.value]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.report.commands.job_options import JobChoices
     from layoutopt.optimizer.report.commands.options import (
+        DemandChoices,
         FrameworkOptions,
         OutputOptions,
         SearchChoices,
@@ -107,7 +108,12 @@ def _is_given(name: str) -> bool:
 
 
 def solve_options(
-    space: SpaceChoices, search: SearchChoices, trainer: FrameworkOptions, precisions: tuple[str, ...] = ()
+    space: SpaceChoices,
+    search: SearchChoices,
+    trainer: FrameworkOptions,
+    precisions: tuple[str, ...] = (),
+    *,
+    demands: DemandChoices | None = None,
 ) -> SolveOptions:
     """Collect everything beside workload and cluster that decides the answer."""
     from layoutopt.optimizer.cost.factory import CostKind
@@ -115,29 +121,46 @@ def solve_options(
     from layoutopt.optimizer.solve.plan import SolveOptions
 
     near_ties = SolveOptions()
-    return SolveOptions(
-        framework=framework_named(trainer.framework),
-        space=space_options(space, trainer.software, precisions),
-        cost=CostKind(trainer.cost_model),
-        top=search.top or near_ties.top,
-        near=None if search.top else near_ties.near,
-        time_limit_s=float("inf") if search.time_limit is None else search.time_limit,
-        workers=search.workers,
-        gap=search.gap,
-        seed=search.seed,
-        one_model=search.one_model,
-    )
+    declared = space_options(space, trainer.software, precisions, demands=demands)
+    with named(gpu_hour_cost="--gpu-hour-cost"):
+        return SolveOptions(
+            framework=framework_named(trainer.framework),
+            space=declared,
+            cost=CostKind(trainer.cost_model),
+            top=search.top or near_ties.top,
+            near=None if search.top else near_ties.near,
+            time_limit_s=float("inf") if search.time_limit is None else search.time_limit,
+            workers=search.workers,
+            gap=search.gap,
+            seed=search.seed,
+            one_model=search.one_model,
+            then=search.then,
+            within=search.within,
+        )
 
 
 def space_options(
-    space: SpaceChoices, software: str | None, precisions: tuple[str, ...] = ()
+    space: SpaceChoices,
+    software: str | None,
+    precisions: tuple[str, ...] = (),
+    *,
+    demands: DemandChoices | None = None,
 ) -> SpaceOptions:
     """Read the restrictions; raises ``InputError`` with every problem of one option."""
     from layoutopt.optimizer.space.options import SpaceOptions
     from layoutopt.optimizer.specs.vocabulary import Precision
 
-    with named(fix="--fix", forbid="--forbid", max="--max", min="--min", allow_idle="--allow-idle"):
+    with named(
+        fix="--fix",
+        forbid="--forbid",
+        max="--max",
+        min="--min",
+        allow_idle="--allow-idle",
+        require="--require",
+    ):
         return SpaceOptions(
+            require=demands.require if demands else (),
+            gpu_hour_cost=demands.gpu_hour_cost if demands else None,
             fix=axis_values("--fix", space.fix),
             forbid=axis_values("--forbid", space.forbid),
             max=_axis_limits("--max", space.max),

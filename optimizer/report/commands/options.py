@@ -15,8 +15,10 @@ from layoutopt.optimizer.report.commands.values import (
     COST_KINDS,
     COUNT,
     FRAMEWORK,
+    GOAL,
     PRECISIONS,
     SAVER,
+    Number,
     QuantityText,
     Release,
     Share,
@@ -57,9 +59,19 @@ class SpaceChoices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchChoices:
-    """How long and how widely to search."""
+class DemandChoices:
+    """What the answer has to meet, as written, and the price that demands about cost need."""
 
+    require: tuple[str, ...]
+    gpu_hour_cost: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchChoices:
+    """How long and how widely to search, and what counts among the fastest."""
+
+    then: str | None
+    within: float
     top: int | None
     time_limit: float | None
     workers: int
@@ -187,9 +199,33 @@ space_options = _grouped(
     ),
 )
 
+demand_options = _grouped(
+    "demands",
+    DemandChoices,
+    click.option(
+        "--require",
+        multiple=True,
+        metavar="COMPARISON",
+        help='What the layout has to meet: "tp*cp<=8", "layers[0]<=5", "peak_gb<=70", "days<=60".',
+    ),
+    click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour."),
+)
+
 search_options = _grouped(
     "search",
     SearchChoices,
+    click.option(
+        "--then",
+        type=GOAL,
+        help="Of the fastest layouts take the one that is best in this.",
+    ),
+    click.option(
+        "--within",
+        type=Share("PERCENT", percent=True),
+        default=0.0,
+        show_default="the solver's rounding",
+        help="With --then: how much slower than the fastest a layout may be.",
+    ),
     click.option(
         "--top",
         type=Whole(1, 1000),

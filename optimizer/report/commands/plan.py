@@ -13,6 +13,7 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
+    DemandChoices,
     DrawingOptions,
     FrameworkOptions,
     OutputOptions,
@@ -20,6 +21,7 @@ from layoutopt.optimizer.report.commands.options import (
     SpaceChoices,
     SpaceCommand,
     cluster_argument,
+    demand_options,
     drawing_options,
     framework_options,
     model_argument,
@@ -73,7 +75,6 @@ class _Extra:
 @click.option(
     "--tokens", type=QuantityText("TOKENS", "TOKENS"), help='Tokens of the main training, e.g. "15T".'
 )
-@click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour.")
 @click.option(
     "--error",
     type=Share("PERCENT", percent=True),
@@ -95,6 +96,7 @@ class _Extra:
 @workload_options
 @framework_options
 @space_options
+@demand_options
 @search_options
 @drawing_options
 @output_options
@@ -102,7 +104,6 @@ def command(
     model: str,
     cluster: str,
     tokens: float | None,
-    gpu_hour_cost: float | None,
     error: float | None,
     days: float | None,
     fewest: bool,
@@ -113,6 +114,7 @@ def command(
     asked: RunChoices,
     trainer: FrameworkOptions,
     space: SpaceChoices,
+    demands: DemandChoices,
     search: SearchChoices,
     drawing: DrawingOptions,
     output: OutputOptions,
@@ -129,8 +131,8 @@ def command(
     workload, machine = read_question(model, cluster, asked, output)
     workload = _with_tokens(workload, tokens)
     options = PlanOptions(
-        gpu_hour_cost=gpu_hour_cost,
-        solve=solve_options(space, search, trainer, asked.precision),
+        gpu_hour_cost=demands.gpu_hour_cost,
+        solve=solve_options(space, search, trainer, asked.precision, demands=demands),
         seed=search.seed,
     )
     questions = _Asked(days=days, fewest=fewest, sizes=sizes, largest_batch=largest_batch, marginal=marginal)

@@ -13,6 +13,7 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
+    DemandChoices,
     DrawingOptions,
     FrameworkOptions,
     OutputOptions,
@@ -20,6 +21,7 @@ from layoutopt.optimizer.report.commands.options import (
     SpaceChoices,
     SpaceCommand,
     cluster_argument,
+    demand_options,
     drawing_options,
     framework_options,
     model_argument,
@@ -55,6 +57,7 @@ CODES = {
 @workload_options
 @framework_options
 @space_options
+@demand_options
 @search_options
 @click.option("--space", "only_space", is_flag=True, help="Print the declared space and search nothing.")
 @click.option(
@@ -75,6 +78,7 @@ def command(
     asked: RunChoices,
     trainer: FrameworkOptions,
     space: SpaceChoices,
+    demands: DemandChoices,
     search: SearchChoices,
     only_space: bool,
     robust: bool,
@@ -91,7 +95,7 @@ def command(
     require_writable(file, key=OUTPUT)
     require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked, output)
-    options = solve_options(space, search, trainer, asked.precision)
+    options = solve_options(space, search, trainer, asked.precision, demands=demands)
     if only_space:
         return _print_space(workload, machine, options, output)
     from layoutopt.optimizer.evidence.honesty import assess
@@ -107,7 +111,8 @@ def command(
         note(f"wrote {file}", output)
     _print_plan(plan, workload, machine, options, output, honesty)
     draw_solve(plan, drawing, output)
-    return CODES[plan.status.value]
+    unproven = plan.then is not None and not plan.then.proven
+    return ExitCode.STOPPED if unproven else CODES[plan.status.value]
 
 
 def _print_space(

@@ -15,19 +15,21 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import OPTIONS, named, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
+    DemandChoices,
     DrawingOptions,
     FrameworkOptions,
     OutputOptions,
     SearchChoices,
     SpaceChoices,
     SpaceCommand,
+    demand_options,
     drawing_options,
     framework_options,
     output_options,
     search_options,
     space_options,
 )
-from layoutopt.optimizer.report.commands.values import Number, Whole
+from layoutopt.optimizer.report.commands.values import Whole
 from layoutopt.optimizer.report.terminal import note, notes, print_document, print_json, print_tables, say
 from layoutopt.optimizer.specs.errors import input_error
 
@@ -90,8 +92,8 @@ def command() -> None:
 @click.option("--cold", is_flag=True, help="Start no point from its neighbour's layout.")
 @framework_options
 @space_options
+@demand_options
 @search_options
-@click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour, for --report.")
 @drawing_options
 @output_options
 def sweep(
@@ -108,8 +110,8 @@ def sweep(
     cold: bool,
     trainer: FrameworkOptions,
     space: SpaceChoices,
+    demands: DemandChoices,
     search: SearchChoices,
-    gpu_hour_cost: float | None,
     drawing: DrawingOptions,
     output: OutputOptions,
 ) -> ExitCode:
@@ -126,14 +128,16 @@ def sweep(
     first = RunChoices(global_batch=_first(batch, "--batch"), sequence_length=_first(seq, "--seq"))
     found = load_sources(sources, first, names=OPTIONS)
     notes(found.notes, output)
-    points = _points(found, (gpus, batch, seq, network), solve_options(space, search, trainer))
+    points = _points(
+        found, (gpus, batch, seq, network), solve_options(space, search, trainer, demands=demands)
+    )
     with named(scheduler="--scheduler"):
         result = _run(
             points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
         )
     rows = _rows(points, store, nested=nested)
     _print(result, rows, store, output, nested=nested)
-    _draw(rows, gpu_hour_cost, drawing, output)
+    _draw(rows, demands.gpu_hour_cost, drawing, output)
     unfinished = result.interrupted or result.unproven or result.failed
     return ExitCode.STOPPED if unfinished else ExitCode.OK
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from layoutopt.optimizer.ask.records import MAX_COUNT
+from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver
@@ -93,6 +94,7 @@ class Words(Word):
 PRECISIONS = Words(Precision)
 OFFLOAD = "offload"
 SAVER = Word((*Saver, OFFLOAD), metavar="SAVER")
+GOAL = Word(GOALS)
 COST_KINDS = Word(("full", "simple"))
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan
+    from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
@@ -66,7 +67,32 @@ def _headline(plan: Plan) -> Text:
         line.append(": no layout was found", style="bold")
     if plan.verdict is not None and plan.verdict.value != "fits":
         line.append(", memory ").append_text(verdict_text(plan.verdict.value))
-    return line.append(f"\n{MEANING[plan.status.value]}")
+    return line.append(f"\n{meaning(plan)}")
+
+
+def meaning(plan: Plan) -> str:
+    """Say what the status means, and what the layout had to meet."""
+    words, asked = MEANING[plan.status.value], demanded(plan)
+    if not asked:
+        return words
+    return words.replace("layout of the declared space", f"layout of the declared space that meets {asked}")
+
+
+def demanded(plan: Plan) -> str:
+    """Name what a question demands of its answer; empty where nothing is."""
+    texts = list(plan.inputs["space"].get("require", ()))
+    if "constrain" in plan.inputs:
+        texts.append(f"the function {plan.inputs['constrain']}")
+    return ", ".join(texts)
+
+
+def second_words(second: Second) -> str:
+    """Say what the second goal came to, and among which layouts."""
+    among = f"that is up to {second.within:.2%} slower" if second.within else "as fast as the fastest"
+    value, first = (f"{number:,.6g} {second.unit}".strip() for number in (second.value, second.first_value))
+    proof = f"none {among} is better" if second.proven else "stopped before the proof"
+    beside = "" if value == first else f" instead of {first}"
+    return f"second goal {second.name}: {value}{beside}; {proof} ({second.tuples:,} tuples are near enough)"
 
 
 def _infeasibility(found: Infeasibility) -> RenderableType:
@@ -115,6 +141,8 @@ def plan_notes(plan: Plan, cluster: ClusterSpec) -> list[str]:
     notes = list(plan.warnings)
     if plan.layout is not None and plan.idle_gpus:
         notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")
+    if plan.then is not None:
+        notes.insert(0, second_words(plan.then))
     if plan.freer_gain is not None:
         notes.append(_freer_words(plan.freer_gain))
     return notes

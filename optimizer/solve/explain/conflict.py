@@ -61,6 +61,12 @@ def _conditions(space: SpaceOptions) -> Iterator[_Condition]:
     for option, sign in (("max", "<="), ("min", ">=")):
         for axis, value in getattr(space, option).items():
             yield _Condition(name=f"{axis} {sign} {value}", option=option, axis=axis)
+    yield from _required(space)
+
+
+def _required(space: SpaceOptions) -> Iterator[_Condition]:
+    for text in space.require:
+        yield _Condition(name=text, option="require", axis=text)
 
 
 def _nothing_meets(question: Question, kept: list[_Condition]) -> bool:
@@ -71,11 +77,14 @@ def _nothing_meets(question: Question, kept: list[_Condition]) -> bool:
         option: {axis: value for axis, value in getattr(space, option).items() if (option, axis) in names}
         for option in ("fix", "forbid", "max", "min")
     }
+    changes["require"] = tuple(text for text in space.require if ("require", text) in names)
     idle = space.allow_idle if space.allow_idle is not None or ("allow_idle", "") in names else IDLE
     options = replace(question.options, space=replace(space, allow_idle=idle, **changes))
     source = replace(question, options=options).costed_space()
     if source.space.empty is not None:
         return True
     if ("", "") not in names:
-        return False
+        if not source.demands.any:
+            return False
+        source = replace(source, roomy=True)
     return not BestFirst(source, SearchOptions(gap=1.0)).run().found

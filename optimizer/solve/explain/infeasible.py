@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from layoutopt.optimizer.solve.explain.conflict import minimal_conflict
 from layoutopt.optimizer.solve.explain.least_memory import least_memory
 from layoutopt.optimizer.solve.plan import Infeasibility
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
 from layoutopt.optimizer.specs.cluster import NetworkLevel
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 
@@ -30,6 +33,10 @@ def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility
             binding=f"rule {empty.rule}" if empty.rule else "no axis value",
             conflict=minimal_conflict(question),
         )
+    if source.demands.any:
+        missed = _missed_demands(question, source)
+        if missed is not None:
+            return missed
     leanest = least_memory(source)
     if leanest is None:
         message = "the layers can't be split over the stages of any layout as the framework's rule asks"
@@ -53,6 +60,28 @@ def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility
         capacity_bytes=capacity,
         fewest_gpus=fewest,
         conflict=(*minimal_conflict(question), *([f"{question.cluster.gpu_count:,} GPUs"] if fewest else [])),
+    )
+
+
+def _missed_demands(question: Question, source: CostedSpace) -> Infeasibility | None:
+    """Say what the fastest layout misses; None where nothing fits whatever is demanded."""
+    best = BestFirst(replace(source, demands=NO_DEMANDS), SearchOptions()).run().best
+    if best is None:
+        return None
+    row = best.layout
+    finished = Finished(
+        batch=row, ranks=len(best.blocks), blocks=best.blocks[None], recomputed=best.recomputed[None],
+        step_s=np.array([best.step_time_s]), peak_bytes=np.array([best.peak_bytes]),
+    )  # fmt: skip
+    wanted = [required.text for required in source.demands.requirements]
+    told = list(source.demands.explained(finished))
+    own = source.demands.constrain is not None
+    names = ", ".join([*wanted, *(["the given function"] if own else [])])
+    why = f" ({'; '.join(told)})" if told else ""
+    return Infeasibility(
+        message=f"no layout meets {names}; the fastest without takes {best.step_time_s:.5g} s per step{why}",
+        binding="requirement",
+        conflict=minimal_conflict(question),
     )
 
 

@@ -24,7 +24,7 @@ from layoutopt.optimizer.solve.model.objective import Objective
 from layoutopt.optimizer.solve.model.posting import post_demands
 from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice
 from layoutopt.optimizer.solve.model.variables import Variables
-from layoutopt.optimizer.solve.search.demands import NO_DEMANDS
+from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -261,8 +261,15 @@ class CpModel:
         self, position: int, blocks: IntArray, recomputed: IntArray, costs: StageCosts
     ) -> bool:
         """Judge an answer by what is demanded, in floats."""
-        one, ranks = self.data.batch.take(np.array([position])), int(self.data.terms.pp[position])
-        return bool(self.demands.met(one, ranks, blocks[None], recomputed[None], costs)[0])
+        finished = Finished(
+            batch=self.data.batch.take(np.array([position])),
+            ranks=int(self.data.terms.pp[position]),
+            blocks=blocks[None],
+            recomputed=recomputed[None],
+            step_s=costs.step_time_s,
+            peak_bytes=costs.peak_bytes,
+        )
+        return bool(self.demands.met(finished)[0])
 
     def _forbid_whole(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
         variables, real = self.variables, range(int(self.data.terms.pp[position]))

@@ -21,6 +21,7 @@ from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, Slice
 from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import good_stages
+from layoutopt.optimizer.solve.search.demands import Finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -441,8 +442,15 @@ class BestFirst:
         if not demands.judged_outside:
             return False
         costs = price_stages(item.terms, near.blocks, near.recomputed)
-        ranks = int(item.terms.pp[0])
-        return bool(demands.met(item.layout, ranks, near.blocks, near.recomputed, costs)[0])
+        finished = Finished(
+            batch=item.layout,
+            ranks=int(item.terms.pp[0]),
+            blocks=near.blocks,
+            recomputed=near.recomputed,
+            step_s=costs.step_time_s,
+            peak_bytes=costs.peak_bytes,
+        )
+        return bool(demands.met(finished)[0])
 
     def _keep(self, item: _Waiting, result: SliceResult) -> None:
         """Remember a layout if it is the best of its family."""

@@ -14,11 +14,13 @@ from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Part, Re
 from layoutopt.optimizer.space.requirement import NotKnownYet, RequirementView
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.quantities import RunFacts
-    from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageCosts
+    from layoutopt.optimizer.cost.terms import FloatArray, IntArray
     from layoutopt.optimizer.space.expression import Atom
     from layoutopt.optimizer.space.requirement import Requirement
 
@@ -56,6 +58,18 @@ class RecordedView(RequirementView):
     def variables(self) -> NoReturn:
         """Variables exist inside of models alone."""
         raise NeedsSolver("variables")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """``n`` layouts of one pp with stages and price: ``ranks`` distinct ranks, blocks and recomputed ones (n, P, K)."""
+
+    batch: LayoutBatch
+    ranks: int
+    blocks: IntArray
+    recomputed: IntArray
+    step_s: FloatArray
+    peak_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,27 +176,36 @@ class Demands:
                 found.append(_stage_limit(comparison, self.layers))
         return tuple(found)
 
-    def met(
-        self, batch: LayoutBatch, ranks: int, blocks: IntArray, recomputed: IntArray, costs: StageCosts
-    ) -> NDArray[np.bool_]:
-        """Tell which finished layouts (n,) meet everything that can be judged outside a model.
+    def met(self, finished: Finished) -> NDArray[np.bool_]:
+        """Tell which finished layouts (n,) meet everything that can be judged outside a model."""
+        result = np.ones(len(finished.batch), dtype=bool)
+        values = self._values(finished)
+        for comparison in self.comparisons(finished.batch) if self.any else ():
+            result &= comparison.holds(values)
+        return result
 
-        ``blocks`` and ``recomputed`` are (n, P, K), ``ranks`` the distinct ranks of all of them.
-        """
-        result = np.ones(len(batch), dtype=bool)
+    def explained(self, finished: Finished) -> Iterator[str]:
+        """Yield for each requirement that the first finished layout misses what its sides are."""
+        assert self.facts is not None
+        view, values = View(finished.batch, self.facts), self._values(finished)
+        for requirement in self.requirements:
+            if not requirement.holds(view, values).all():
+                yield requirement.explain(view, values)
 
+    def _values(self, finished: Finished) -> Callable[[Atom], FloatArray]:
         def of(atom: Atom) -> FloatArray:
             if atom.part is Part.STEP_S:
-                return costs.step_time_s
+                return finished.step_s
             if atom.part is Part.PEAK_BYTES:
-                return costs.peak_bytes
-            held = (blocks if atom.part is Part.LAYERS else recomputed) @ self.layers
-            rank = rank_of(atom.rank, int(batch.pp[0]), ranks)
-            return np.zeros(len(batch)) if rank is None else held[:, rank].astype(np.float64)
+                return finished.peak_bytes
+            counted = finished.blocks if atom.part is Part.LAYERS else finished.recomputed
+            rank = rank_of(atom.rank, int(finished.batch.pp[0]), finished.ranks)
+            if rank is None:
+                return np.zeros(len(finished.batch))
+            held: FloatArray = (counted[:, rank] @ self.layers).astype(np.float64)
+            return held
 
-        for comparison in self.comparisons(batch) if self.any else ():
-            result &= comparison.holds(of)
-        return result
+        return of
 
 
 NO_DEMANDS = Demands()
