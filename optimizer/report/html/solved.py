@@ -15,7 +15,7 @@ from layoutopt.optimizer.report.html.timeline import timeline_chart
 from layoutopt.optimizer.report.html.topology import topology_chart
 from layoutopt.optimizer.report.tables.answer import question_text
 from layoutopt.optimizer.report.tables.layout import layout_text, stage_rows
-from layoutopt.optimizer.report.tables.plan import MEANING, infeasibility_pairs, plan_notes
+from layoutopt.optimizer.report.tables.plan import infeasibility_pairs, meaning, plan_notes
 from layoutopt.optimizer.report.tables.proof import gap_words, proof_pairs
 from layoutopt.optimizer.report.tables.step_time import rates_pairs
 from layoutopt.optimizer.solve.inputs import question_from_plain
@@ -57,7 +57,7 @@ def status_line(plan: Plan) -> Markup:
         if gap_words(plan.gap) == "none" or plan.layout is None
         else f", proven within {gap_words(plan.gap)}"
     )
-    return element("p", element("b", f"{status}{gap}", class_=TONES[status]), f": {MEANING[status]}")
+    return element("p", element("b", f"{status}{gap}", class_=TONES[status]), f": {meaning(plan)}")
 
 
 def _key_numbers(plan: Plan) -> list[Markup]:

@@ -49,6 +49,9 @@ FIRST_CHOICES, CHOICES = 16, 1_024
 MOST_IN_SLICE = 32
 """Tuples of one model at most: more of them solve no faster together than apart."""
 
+MOST_TRIED = 64
+"""Tuples tried for runners-up where bounds miss what is demanded: most of them have none."""
+
 FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
 """Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
 
@@ -388,9 +391,11 @@ class BestFirst:
 
     def _solve_runners_up(self) -> None:
         """Solve tuples of further families, as many as wanted and as near as wanted."""
-        while self._heap and len(self._near_ties()) < self.options.top and not self._stopped():
+        left = MOST_TRIED if self._loose else len(self._heap)
+        while left > 0 and self._heap and len(self._near_ties()) < self.options.top and not self._stopped():
             if self._heap[0].bound_s >= self._wanted_s():
                 break
+            left -= 1
             item = heapq.heappop(self._heap)
             known = self._best_of.get(item.family)
             if known is None or item.bound_s < known.step_time_s:

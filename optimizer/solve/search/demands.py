@@ -35,6 +35,16 @@ class NeedsSolver(LookupError):
     """A user's function asks for variables of the solver: what it demands is only known inside a model."""
 
 
+class Unwritten:
+    """Stands for a user's function in a question that was read from a plan, which holds its name alone."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, model: object, view: object) -> NoReturn:
+        raise NeedsSolver(self.__name__)
+
+
 class Recorder:
     """Stands for the model while a user's function is asked what it compares."""
 

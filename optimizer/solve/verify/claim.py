@@ -62,7 +62,8 @@ def verify_plan(
     every_tuple = estimated_tuples(rebuilt.space) <= max_tuples
     tree, checks = _check_statements(stated, rebuilt, every_tuple=every_tuple)
     exclusion, below_s = Exclusion(), _below_s(stated)
-    if below_s is not None and _all_passed(checks):
+    told = rebuilt.space.demands.constrain is None
+    if below_s is not None and told and _all_passed(checks):
         exclusion = exclude_tuples(
             rebuilt.space, below_s, every_tuple=every_tuple, audit_rows=audit_rows, progress=progress
         )
@@ -247,7 +248,13 @@ def _check_exclusion(
         return Check(name=name, passed=False, reason=_describe(found.witness))
     if _below_s(stated) is None:
         return Check(name=name, passed=True, reason="no bound is claimed")
+    constrain = rebuilt.space.demands.constrain
+    if constrain is not None:
+        reason = f"not checked: it rests on the Python function {getattr(constrain, '__name__', 'given')}, which no plan holds"
+        return Check(name=name, passed=False, reason=reason)
     reason = f"{found.tuples:,} tuples priced, {found.exactly:,} of them solved, {found.even:,} even layouts priced"
+    if found.demanded:
+        reason += f"; {found.demanded:,} searched again with CP-SAT under what is required"
     if found.rows_at_sight:
         reason += (
             f"; {found.rows_at_sight} of {len(rebuilt.space.degrees)} degree rows excluded by optimistic "

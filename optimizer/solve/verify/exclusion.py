@@ -24,6 +24,7 @@ import numpy as np
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.search.space_size import CountedSpace
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_splits import own_split
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray, StageTerms
+    from layoutopt.optimizer.solve.search.demands import Demands
 
 # Ranks priced at once (tuples times pipeline stages): about 100 MB of intermediate arrays, and enough to hide
 # the fixed cost of numpy calls.
@@ -45,6 +47,10 @@ AUDITED_TUPLES = 1_000_000
 
 class PricedSpace(CountedSpace, Protocol):
     """A space of layouts with the terms of their stages."""
+
+    @property
+    def demands(self) -> Demands:
+        """What the question demands of stages, memory and time."""
 
     @property
     def tuples(self) -> IntArray:
@@ -72,6 +78,7 @@ class Exclusion:
     """How the tuples were excluded, up to the first problem.
 
     ``tuples`` were priced, of which ``at_sight`` lack room and ``exactly`` had their stages solved;
+    ``demanded`` of them, whose best stages miss what the question demands, were searched again with CP-SAT;
     ``even`` even layouts were priced. ``rows_at_sight`` degree rows were excluded by their optimistic terms,
     of which ``rows_audited`` were expanded as well. ``witness`` or ``unsound`` (a term out of range) end it.
     """
@@ -79,6 +86,7 @@ class Exclusion:
     tuples: int = 0
     at_sight: int = 0
     exactly: int = 0
+    demanded: int = 0
     even: int = 0
     rows_at_sight: int = 0
     rows_audited: int = 0
@@ -179,20 +187,65 @@ def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float) -> Exclusio
     if unsound:
         return Exclusion(tuples=len(batch), unsound=unsound)
     even, witness = _price_even(space, batch, terms, below_s)
-    left = np.flatnonzero(may_be_below(terms, space.counts, below_s))
+    limit_s = np.minimum(space.demands.limit_s(batch) * (1 + _AT_LIMIT), below_s)
+    left = np.flatnonzero(may_be_below(terms, space.counts, limit_s))
     found = Exclusion(
         tuples=len(batch), at_sight=len(batch) - len(left), exactly=len(left), even=even, witness=witness
     )
-    for row in _distinct(terms.take(left)) if witness is None else ():
-        index = left[[row]]
-        best = solve_stages(terms.take(index), space.counts, space.rule, below_s=below_s)
-        if best is not None:
-            layout = batch.take(index)
-            witness = Witness(
-                layout=layout, step_time_s=best.step_time_s, blocks=best.blocks, recomputed=best.recomputed
-            )
-            return replace(found, witness=witness)
+    rows = left if space.demands.any else left[_distinct(terms.take(left))]
+    for row in rows.tolist() if witness is None else ():
+        one, layout = terms.take(np.array([row])), batch.take(np.array([row]))
+        best = solve_stages(one, space.counts, space.rule, below_s=float(limit_s[row]))
+        if best is None:
+            continue
+        witness = Witness(
+            layout=layout, step_time_s=best.step_time_s, blocks=best.blocks, recomputed=best.recomputed
+        )
+        if not _meets_demands(space, one, witness):
+            found = replace(found, demanded=found.demanded + 1)
+            again = _under_demands(space, layout, one, float(limit_s[row]))
+            if again is None:
+                continue
+            witness = again
+        return replace(found, witness=witness)
     return found
+
+
+_AT_LIMIT = 1e-9
+"""What a question lets a step take is met by times that differ by rounding."""
+
+
+def _meets_demands(space: PricedSpace, terms: StageTerms, witness: Witness) -> bool:
+    if not space.demands.any:
+        return True
+    room = ((0, terms.in_flight.shape[1] - len(witness.blocks)), (0, 0))
+    blocks, again = (np.pad(held, room)[None] for held in (witness.blocks, witness.recomputed))
+    costs = price_stages(terms, blocks, again)
+    finished = Finished(
+        batch=witness.layout,
+        ranks=len(witness.blocks),
+        blocks=blocks,
+        recomputed=again,
+        step_s=costs.step_time_s,
+        peak_bytes=costs.peak_bytes,
+    )
+    return bool(space.demands.met(finished)[0])
+
+
+def _under_demands(
+    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float
+) -> Witness | None:
+    """Look for stages below a step time that meet the question's demands, which the exact search does not know."""
+    from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
+    from layoutopt.optimizer.solve.model.slices import tuple_slice
+
+    data = tuple_slice(layout, terms, space.counts, space.rule, upper_s=below_s)
+    result = CpModel(data, demands=space.demands).solve()
+    if result.status is SliceStatus.NO_BETTER or result.blocks is None or result.recomputed is None:
+        return None
+    ranks = int(terms.pp[0])
+    blocks, again = result.blocks[:ranks], result.recomputed[:ranks]
+    return Witness(layout=layout, step_time_s=result.step_time_s, blocks=blocks, recomputed=again)
 
 
 def _distinct(terms: StageTerms) -> IntArray:
@@ -227,15 +280,16 @@ def _price_even(
         costs = price_stages(terms, blocks, recomputed)
         better = np.flatnonzero(allowed & costs.fits & (costs.step_time_s < below_s))
         priced += int(allowed.sum())
-        if len(better):
-            row = better[costs.step_time_s[better].argmin()]
+        for row in better[np.argsort(costs.step_time_s[better])]:
             depth = int(terms.pp[row])
-            return priced, Witness(
+            witness = Witness(
                 layout=batch.take(np.array([row])),
                 step_time_s=float(costs.step_time_s[row]),
                 blocks=blocks[row, :depth],
                 recomputed=recomputed[row, :depth],
             )
+            if _meets_demands(space, terms.take(np.array([row])), witness):
+                return priced, witness
     return priced, None
 
 

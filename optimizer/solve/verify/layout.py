@@ -11,6 +11,7 @@ from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, StageRule
+from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.space.stage_splits import allowed_sizes, balanced
 from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.layout import Recompute
@@ -64,11 +65,20 @@ def price_stated(space: PricedSpace, layout: Layout, runs: Sequence[Run]) -> Pri
     depth = terms.in_flight.shape[1]
     padded = np.zeros((2, 1, depth, len(runs)), dtype=np.int64)
     padded[0, 0, : len(blocks)], padded[1, 0, : len(blocks)] = blocks, recomputed
+    costs = price_stages(terms, padded[0], padded[1])
+    finished = Finished(
+        batch=batch, ranks=len(blocks), blocks=padded[0], recomputed=padded[1],
+        step_s=costs.step_time_s, peak_bytes=costs.peak_bytes,
+    )  # fmt: skip
+    if space.demands.any:
+        missed = next(space.demands.explained(finished), None)
+        if missed is not None:
+            raise Refuted(f"it misses what is required: {missed}")
     return PricedLayout(
         batch=batch,
         blocks=blocks,
         recomputed=recomputed,
-        costs=price_stages(terms, padded[0], padded[1]),
+        costs=costs,
         capacity_bytes=float(terms.capacity_bytes[0]),
     )
 

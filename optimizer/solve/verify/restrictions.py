@@ -22,6 +22,7 @@ def restrictions(question: Question) -> tuple[str, ...]:
         f"what {question.options.framework.value} can launch",
         *_of_space(asked["space"], default["space"]),
         *_of_prices(question),
+        *_of_goals(question),
     )
 
 
@@ -32,6 +33,8 @@ def _of_space(asked: dict[str, Any], default: dict[str, Any]) -> Iterator[str]:
         if isinstance(value, dict):
             words = _LIMITS.get(name, "{} = {}")
             yield from (words.format(key, _listed(item)) for key, item in value.items())
+        elif name == "require":
+            yield from (f"what meets {text}" for text in value)
         else:
             yield f"{name.replace('_', ' ')}: {_listed(value)}"
 
@@ -44,6 +47,15 @@ def _of_prices(question: Question) -> Iterator[str]:
         yield f"prices of the {options.cost.value} cost model"
     for name, value in question.cluster.calibration.items():
         yield f"the cluster's own constant {name} = {value:.6g}"
+
+
+def _of_goals(question: Question) -> Iterator[str]:
+    options = question.options
+    if options.then is not None:
+        among = f"at most {options.within:.3%} slower than" if options.within else "as fast as"
+        yield f"the best in {options.then} of what is {among} the fastest"
+    if options.constrain is not None:
+        yield f"what the Python function {question.to_plain()['constrain']} allows"
 
 
 def _listed(value: object) -> str:

@@ -30,10 +30,10 @@ _HUGE_BYTES = 1e30  # stands for "no limit", so that it can be multiplied by a p
 _ROUNDING, _MARGIN = 1e-12, 1e-9
 
 
-def may_be_below(terms: StageTerms, counts: IntArray, below_s: float) -> Mask:
+def may_be_below(terms: StageTerms, counts: IntArray, below_s: FloatArray | float) -> Mask:
     """Tell for each tuple (n,) whether some stages might take less than ``below_s`` seconds; False is proof.
 
-    ``below_s`` may be inf: then False proves that nothing fits in memory.
+    ``below_s``, one for all or (n,), may be inf: then False proves that nothing fits in memory.
     """
     weight = terms.bubble_weight
     work = terms.layer_s @ counts + terms.first_s + terms.last_s
