@@ -386,12 +386,12 @@ class BestFirst:
                 self._settled.add(item.layout.table().tobytes())
                 self._solved += 1
             elif reached_s < self._wanted_s():
-                item.bound_s = max(item.bound_s, reached_s * (1 - 1e-12))
+                item.bound_s = max(item.bound_s, reached_s)
                 heapq.heappush(self._heap, item)
 
     def _solve_runners_up(self) -> None:
         """Solve tuples of further families, as many as wanted and as near as wanted."""
-        left = MOST_TRIED if self._loose else len(self._heap)
+        left = MOST_TRIED if self._loose else np.inf
         while left > 0 and self._heap and len(self._near_ties()) < self.options.top and not self._stopped():
             if self._heap[0].bound_s >= self._wanted_s():
                 break

@@ -250,7 +250,8 @@ def _check_exclusion(
         return Check(name=name, passed=True, reason="no bound is claimed")
     constrain = rebuilt.space.demands.constrain
     if constrain is not None:
-        reason = f"not checked: it rests on the Python function {getattr(constrain, '__name__', 'given')}, which no plan holds"
+        function = getattr(constrain, "__name__", "given")
+        reason = f"not checked: it rests on the Python function {function}, which no plan holds"
         return Check(name=name, passed=False, reason=reason)
     reason = f"{found.tuples:,} tuples priced, {found.exactly:,} of them solved, {found.even:,} even layouts priced"
     if found.demanded:
