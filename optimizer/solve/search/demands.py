@@ -197,7 +197,7 @@ class Demands:
     def explained(self, finished: Finished) -> Iterator[str]:
         """Yield for each requirement that the first finished layout misses what its sides are."""
         assert self.facts is not None
-        view, values = View(finished.batch, self.facts), self._values(finished)
+        view, values = RequirementView(finished.batch, self.facts), self._values(finished)
         for requirement in self.requirements:
             if not requirement.holds(view, values).all():
                 yield requirement.explain(view, values)
