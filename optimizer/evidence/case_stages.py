@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.case import SkipRow
+from layoutopt.optimizer.frameworks.record import TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.stage_splits import nanotron_counts
 from layoutopt.optimizer.space.stages import kinds_of, model_order
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 ENDS_AS_LAYERS = "embedding+loss as layers"
 _LAYOUT_STRING = re.compile(r"E[EtmL|,*0-9()]*")
-_DEEPSPEED = (Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED)
 
 
 def stages_of(
@@ -93,7 +93,7 @@ def split_of(
     recipe = _recipes().get((framework, layers, stages))
     if recipe:
         return _items([item.layers for item in parse_layout_string(recipe)], mtp)
-    if framework in _DEEPSPEED:
+    if framework.record.family is TrainerFamily.DEEPSPEED_ENGINE:
         return _items(_from_the_front(layers, stages), mtp)
     raise SkipRow(f"split of {layers} layers over {stages} virtual stages not stated")
 

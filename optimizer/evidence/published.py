@@ -87,11 +87,12 @@ def reference_runs() -> tuple[MeasuredRun, ...]:
 
 def references() -> list[Reference]:
     """Price every published layout under the package's stated assumptions."""
-    return [_reference(run) for run in reference_runs()]
+    return [reference_of(run, built_in("reference")) for run in reference_runs()]
 
 
-def _reference(run: MeasuredRun) -> Reference:
-    case = _case(run, built_in("reference"))
+def reference_of(run: MeasuredRun, assumptions: tuple[Assumption, ...] = ()) -> Reference:
+    """Price one published layout; ``assumptions`` fill what its row leaves open."""
+    case = _case(run, assumptions)
     estimate = price(case)
     return Reference(
         case=case,
@@ -129,7 +130,8 @@ def distance(
 ) -> Distance:
     """Search the freest space with the authors' preset, and say how the published layout compares.
 
-    The search has the same model, cluster, batch and number format, and the authors' schedule beside the usual ones.
+    The search has the same model, cluster, batch, number format and software release, and the authors' schedule beside
+    the usual ones.
     """
     question = _question(reference.case, time_limit_s, workers)
     plan = solve_layout(

@@ -165,7 +165,11 @@ framework_options = _grouped(
         show_default=True,
         help="Trainer that launches the layout: its rules and defaults. 'any' frees all.",
     ),
-    click.option("--software", type=Release(), help="Release of the trainer, where releases differ."),
+    click.option(
+        "--software",
+        type=Release(),
+        help="Release of the trainer, where releases differ, or a date: '2022-05' is the newest release by then.",
+    ),
     click.option(
         "--cost-model",
         type=COST_KINDS,

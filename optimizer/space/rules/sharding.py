@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.frameworks.record import TrainerFamily
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, of_family
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B
 from layoutopt.optimizer.space.rule import (
     EVERY,
@@ -223,7 +224,7 @@ _ZERO_PP = frozenset({"zero", "pp"})
 _SHARD = frozenset({"zero", "hsdp_shard", "dp", "cp"})
 _EP_GRID = frozenset({"tp", "cp", "dp", "ep", "etp"})
 _MEGATRON_FSDP = "NVIDIA/Megatron-LM arguments.py, docs megatron_fsdp.md"
-_DEEPSPEEDS = frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED})
+_DEEPSPEEDS = of_family(TrainerFamily.DEEPSPEED_ENGINE)
 
 _STAGE_RULES = (
     Rule(
