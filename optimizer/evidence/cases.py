@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.hardware import EIGHT_BIT, HOPPER
 from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip, SkipRow
-from layoutopt.optimizer.evidence.case_cluster import cluster_of, memory_size_stated
 from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
-from layoutopt.optimizer.evidence.case_preset import check_method, framework_of, switches_of
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.recipes import with_recipe
-from layoutopt.optimizer.evidence.releases import release_of
-from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
+from layoutopt.optimizer.frameworks.registry import Framework, find_framework
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.reference_fabric import reference_levels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +25,195 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.assumptions import Assumption
     from layoutopt.optimizer.evidence.notes import NoteFacts
     from layoutopt.optimizer.evidence.run import MeasuredRun
-    from layoutopt.optimizer.specs.cluster import GpuSpec
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
+
+
+UNSIZED = {"A100-SXM": "A100-80G-SXM"}
+"""Names without a memory size, with the part whose figures are taken: peak and NVLink are the same."""
+
+_GBIT_BYTES = 1e9 / 8
+
+
+def gpu_of(run: MeasuredRun) -> GpuSpec:
+    """Return the catalog's GPU of a row, or raise SkipRow for a name that it does not know."""
+    try:
+        return _gpu(UNSIZED.get(run.gpu or "", run.gpu or ""))
+    except InputError:
+        raise SkipRow(f"GPU {run.gpu!r} is not in the catalog") from None
+
+
+def memory_size_stated(run: MeasuredRun) -> bool:
+    """Whether the GPU's name says how much memory it has."""
+    return run.gpu not in UNSIZED
+
+
+def cluster_of(run: MeasuredRun) -> ClusterSpec:
+    """Build the reference fabric of the row's GPU with the row's node size and network.
+
+    The stated network of a node is shared equally by its GPUs. An NVLink domain larger than a node is cut to
+    the largest number of GPUs that the run fills evenly, as a job takes equal parts of every rack.
+    """
+    gpu = gpu_of(run)
+    count = run.n_gpus or 1
+    crossing_s = _crossing_s(run)
+    per_node = run.gpus_per_node or min(gpu.gpus_per_node, count)
+    fabric = _reference(gpu.name, count)
+    domain = _domain(gpu, per_node, count)
+    levels = reference_levels(replace(gpu, nvlink_domain=domain, gpus_per_node=per_node), count)
+    nic = fabric.nic_bytes_per_s
+    if run.internode_gbps is not None:
+        nic = run.internode_gbps * _GBIT_BYTES / per_node
+    return replace(
+        fabric,
+        name=f"{gpu.name} x {count}",
+        gpus_per_node=per_node,
+        nics_per_node=per_node,
+        nic_bytes_per_s=nic,
+        nvlink_domain=domain,
+        levels=tuple(replace(level, latency_s=level.latency_s + crossing_s) for level in levels),
+    )
+
+
+def _domain(gpu: GpuSpec, per_node: int, count: int) -> int:
+    if gpu.nvlink_domain < gpu.gpus_per_node:
+        return gpu.nvlink_domain
+    if gpu.nvlink_domain == gpu.gpus_per_node:
+        return per_node
+    limit = min(gpu.nvlink_domain, count)
+    fitting = [size for size in range(per_node, limit + 1, per_node) if count % size == 0]
+    return max(fitting, default=per_node)
+
+
+def _crossing_s(run: MeasuredRun) -> float:
+    """Return the latency that the source's fabric adds to the reference fabric's, seconds per crossing."""
+    return sum((latency for phrase, latency in _fabrics() if phrase in (run.source or "")), 0.0)
+
+
+@cache
+def _fabrics() -> tuple[tuple[str, float], ...]:
+    import yaml
+
+    text = (
+        resources.files("layoutopt.optimizer.evidence").joinpath("fabrics.yaml").read_text(encoding="utf-8")
+    )
+    return tuple((entry["phrase"], float(entry["crossing_latency"])) for entry in yaml.safe_load(text))
+
+
+@lru_cache(maxsize=256)
+def _gpu(name: str) -> GpuSpec:
+    from layoutopt.optimizer.specs.loading import load_gpu
+
+    return load_gpu(name)
+
+
+@lru_cache(maxsize=1024)
+def _reference(name: str, count: int) -> ClusterSpec:
+    from layoutopt.optimizer.specs.loading import reference_cluster
+
+    return reference_cluster(name, count)
+
+
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes per parameter of a gradient buffer or a moment."""
+
+ACCUMULATED_GRAD_BYTES = 6
+"""16-bit gradients and their fp32 accumulation buffer (deepspeedai/DeepSpeed runtime/bf16_optimizer.py)."""
+
+CUDA_GRAPHS = {"none": CudaGraph.NONE, "partial": CudaGraph.PARTIAL, "full_iteration": CudaGraph.FULL}
+_GRAPH_WORDS = (*CUDA_GRAPHS, "maybe_full_iteration")
+METHODS = ("pretrain", "sft")
+_FACTS = ("compiled", "fp8_attention", "fused_loss")
+"""Facts in the notes that are switches of the preset under the same name."""
+
+
+def framework_of(run: MeasuredRun) -> Framework:
+    """Return the framework of a row by name or alias, or raise SkipRow."""
+    known = find_framework(run.framework or "")
+    if known is None:
+        raise SkipRow(f"framework {run.framework!r} has no preset")
+    return known
+
+
+def check_method(run: MeasuredRun) -> None:
+    """Raise SkipRow for runs that train only some of the weights, or offload to the host."""
+    if run.method and run.method not in METHODS:
+        raise SkipRow(f"{run.method} training is not modelled")
+    if run.offload:
+        raise SkipRow(
+            f"offload of {'unnamed state' if run.offload == 'yes' else run.offload} is not modelled"
+        )
+
+
+def switches_of(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dict[str, Any]:
+    """Return the preset fields that the row states."""
+    return {
+        **_overlaps(run),
+        **_graphs(run),
+        **_dtypes(run, facts, framework),
+        **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
+        **({} if facts.deduplicates is None else {"dispatch_dedup": facts.deduplicates}),
+    }
+
+
+def _overlaps(run: MeasuredRun) -> dict[str, Any]:
+    switches: dict[str, Any] = {}
+    if run.tp_overlap is not None:
+        switches["tp_overlap"] = run.tp_overlap
+    if run.dp_overlap is not None:
+        switches |= {"dp_overlap": run.dp_overlap, "param_overlap": run.dp_overlap}
+    if run.ep_overlap is not None and run.schedule != "dualpipe":
+        switches["ep_overlap"] = EpOverlap.BATCH if run.ep_overlap else EpOverlap.NONE
+    return switches
+
+
+def _graphs(run: MeasuredRun) -> dict[str, Any]:
+    """CUDA graphs; ``maybe_full_iteration`` leaves the preset's setting."""
+    if run.cuda_graph is None:
+        return {}
+    if run.cuda_graph not in _GRAPH_WORDS:
+        raise SkipRow(f"CUDA graphs {run.cuda_graph!r} is none of {', '.join(_GRAPH_WORDS)}")
+    return {"cuda_graph": CUDA_GRAPHS[run.cuda_graph]} if run.cuda_graph in CUDA_GRAPHS else {}
+
+
+def _dtypes(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dict[str, Any]:
+    switches: dict[str, Any] = {}
+    if run.grad_dtype is not None:
+        size = _bytes(run.grad_dtype, "gradient")
+        switches |= {"grad_bytes": size, "grad_comm_bytes": size}
+        if size == 4 and framework is Framework.MEGATRON_DEEPSPEED:
+            switches["grad_bytes"] = ACCUMULATED_GRAD_BYTES
+    if facts.fp32_reduction:
+        switches["grad_comm_bytes"] = 4
+    if run.moment_dtype is not None:
+        switches["moment_bytes"] = _bytes(run.moment_dtype, "moment")
+    return switches
+
+
+def _bytes(dtype: str, what: str) -> int:
+    if dtype not in DTYPE_BYTES:
+        raise SkipRow(f"{what} format {dtype!r} is none of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
+
+
+def release_of(run: MeasuredRun) -> str | None:
+    """Return the release that the row states or that its source is known to have run, else None."""
+    if run.software is not None:
+        return run.software
+    return next((release for phrase, release in _releases() if phrase in (run.source or "")), None)
+
+
+@cache
+def _releases() -> tuple[tuple[str, str], ...]:
+    import yaml
+
+    text = (
+        resources.files("layoutopt.optimizer.evidence").joinpath("releases.yaml").read_text(encoding="utf-8")
+    )
+    return tuple((entry["phrase"], entry["software"]) for entry in yaml.safe_load(text))
+
 
 GIB_PER_GB = 2**30 / 1e9
 

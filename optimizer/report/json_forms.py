@@ -61,7 +61,7 @@ FORMS: Mapping[str, Form] = {
     "solve.explain.records:Remedy": Form(added={"step_time_s": "estimate.step_time_s"}),
     "solve.explain.records:Explanation": Form(without=("judgement",), renamed={"fullest": "fullest_rank"}),
     "solve.explain.records:WhyNot": Form(without=("best",)),
-    "space.axes_table:AxisRow": Form(renamed={"range_text": "range"}),
+    "space.enumeration:AxisRow": Form(renamed={"range_text": "range"}),
     "evidence.memory:MemoryReport": Form(
         without=("summary",),
         renamed={"rows": "per_row"},

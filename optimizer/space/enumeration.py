@@ -3,34 +3,143 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.quantities import RunFacts
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.space.axes import declare_axes
-from layoutopt.optimizer.space.axes_table import axes_table
 from layoutopt.optimizer.space.builder import SpaceBuilder
 from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.space.empty import explain_empty
-from layoutopt.optimizer.space.joint import log10_assignments
 from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS, Modifiers
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.requirement import axis_rules
 from layoutopt.optimizer.space.rule import search_rules
 from layoutopt.optimizer.space.rules import RULES
+from layoutopt.optimizer.space.savers import savers_text
+from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.space.axes import Axes
-    from layoutopt.optimizer.space.axes_table import AxisRow
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.counting import SpaceCounts
     from layoutopt.optimizer.space.empty import EmptySpace
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+
+
+_LONG = 16
+"""From so many values on only the first three and the last are written out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRow:
+    """One axis: its name, its range in words, how many values it has."""
+
+    axis: str
+    range_text: str
+    values: int
+
+
+def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
+    """Describe every declared axis."""
+    ctx = axes.ctx
+    domain, blocks, batch = ctx.cluster.nvlink_domain, ctx.blocks, ctx.training.global_batch
+    fewest, most = axes.gpus
+    total = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    sets = [savers_text(chosen) for chosen in axes.savers]
+    savers = [_row("savers", sets, "memory savers")] if any(axes.savers) else []
+    recomputes = [recompute_text(recompute) for recompute in axes.recomputes]
+    return (
+        _row("tp", axes.tp, f"NVLink domain of {domain}"),
+        _row("sp", sorted({sp for tp in axes.tp for sp in axes.sp_of(tp)}), "follows tp"),
+        _row("cp", axes.cp, "at least two tokens per rank"),
+        _row("pp", axes.pp, f"at most {blocks + 2} stages: {blocks} blocks, empty ends"),
+        _row("vp", sorted({vp for pp in axes.pp for vp in axes.vp_of(pp)}), "at least one block per chunk"),
+        _row("dp", _data_degrees(axes), f"{total} GPUs / (tp*cp*pp)"),
+        _row("ep", axes.ep, "divisors of the experts" if ctx.experts else "no experts"),
+        _row(
+            "etp",
+            sorted({etp for tp in axes.tp for etp in axes.etp_of(tp)}),
+            "divisors of tp" if ctx.experts else "",
+        ),
+        _row("micro_batch", axes.micro_batch, f"divisors of the batch of {batch:,}"),
+        _row("zero", axes.zero, "with the level that shard groups tile"),
+        _row("recompute", recomputes, "full: any number of layers, none included"),
+        _row("mesh_order", axes.orders, "innermost first"),
+        _row("schedule", [schedule.value for schedule in axes.schedules], "as pp and vp allow"),
+        _row("precision", [precision.value for precision in axes.precisions], ""),
+        *savers,
+    )
+
+
+def _data_degrees(axes: Axes) -> list[int]:
+    """Return the data-parallel degrees that the other ranges leave."""
+    if axes.dp is not None:
+        return list(axes.dp)
+    gpus = axes.gpus[1]
+    model = {tp * cp * pp for tp in axes.tp for cp in axes.cp for pp in axes.pp}
+    degrees = (gpus // product for product in model if gpus % product == 0)
+    return sorted({dp for dp in degrees if axes.options.allows("dp", dp)})
+
+
+def _row(axis: str, values: Iterable[object], note: str) -> AxisRow:
+    """Describe one axis: its values, shortened when there are many, and what bounds them."""
+    texts = [str(value) for value in values]
+    shown = ", ".join(texts) if len(texts) <= _LONG else f"{', '.join(texts[:3])}, ..., {texts[-1]}"
+    return AxisRow(axis=axis, range_text=f"{shown} ({note})" if note else shown, values=len(texts))
+
+
+def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, rule: StageRule) -> float:
+    """Estimate log10 of the number of layouts with their stages; minus infinity for an empty space.
+
+    ``tuples`` counts layouts without stages by (pp, vp, whether whole layers may be recomputed). Free splits
+    are counted exactly; near-equal splits and recompute counts are those of the even split, hence an
+    estimate.
+    """
+    logs = [
+        log(count)
+        + _log_splits(blocks, pp, vp, rule)
+        + (_log_counts(blocks, pp, vp, rule.recomputation) if may_recompute else 0.0)
+        for (pp, vp, may_recompute), count in tuples.items()
+    ]
+    if not logs:
+        return float("-inf")
+    top = max(logs)
+    return (top + log(sum(exp(value - top) for value in logs))) / log(10)
+
+
+def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
+    """Log of the ways to give ranks their totals: at least vp blocks, the ends one fewer."""
+    spare = blocks + 2 - pp * vp if pp > 1 else 0
+    if pp == 1 or spare <= 0:
+        return 0.0
+    if rule.split in COUNTED:
+        return log(max(sum(1 + int((high - low).max()) for low, high in boxes(rule, pp, vp, blocks)), 1))
+    if rule.split is Split.FREE:
+        return _log_choose(spare + pp - 1, pp - 1)
+    return _log_choose(pp, (blocks + 2) % pp)
+
+
+def _log_counts(blocks: int, pp: int, vp: int, recomputation: Recomputation) -> float:
+    """Log of the recompute counts of an even split."""
+    per_rank = blocks / pp
+    if recomputation is Recomputation.PER_RANK:
+        return pp * log(per_rank + 1)
+    return log(per_rank / vp + 1) if recomputation is Recomputation.UNIFORM_COUNT else log(2)
+
+
+def _log_choose(total: int, chosen: int) -> float:
+    return lgamma(total + 1) - lgamma(chosen + 1) - lgamma(total - chosen + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

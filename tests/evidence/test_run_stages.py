@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.evidence.case import SkipRow
-from layoutopt.optimizer.evidence.case_stages import ENDS_AS_LAYERS, split_of
+from layoutopt.optimizer.evidence.case_layout import ENDS_AS_LAYERS, split_of
 from layoutopt.optimizer.evidence.run import MeasuredRun
 from layoutopt.optimizer.frameworks.registry import Framework
 

@@ -239,7 +239,7 @@ def _run(
     points: Sequence[SweepPoint], store: Path, executor: Executor, output: OutputOptions, **options: Any
 ) -> SweepResult:
     from layoutopt.optimizer.report.json_forms import plan_to_plain
-    from layoutopt.optimizer.report.sweep_progress import SweepProgressPrinter
+    from layoutopt.optimizer.report.progress import SweepProgressPrinter
     from layoutopt.optimizer.sweep.run import run_sweep
 
     with SweepProgressPrinter(quiet=output.quiet, verbose=output.verbose) as printer:

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.estimate import estimate, estimate_row
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.memory import usable_bytes
 from layoutopt.optimizer.frameworks.registry import parse_release
+from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
 from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER, resized
-from layoutopt.optimizer.solve.explain.quick import fastest_layout
 from layoutopt.optimizer.solve.explain.records import Remedy
 from layoutopt.optimizer.solve.judge import BORDERLINE
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.space.context import in_stage_units
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.layout import Layout
+
 
 STAGES = "stages"
 """The change that holds every axis and moves only layers and recomputed layers between stages."""
@@ -178,3 +180,21 @@ def _distinct(remedies: list[Remedy]) -> list[Remedy]:
         if remedy.changes:
             seen.setdefault(remedy.changes, remedy)
     return list(seen.values())
+
+
+def fastest_layout(
+    question: Question, *, should_stop: Callable[[], bool] | None = None
+) -> tuple[Layout, Estimate] | None:
+    """Return the fastest layout that fits and its price, None when there is none (or the search was stopped before)."""
+    source = question.costed_space()
+    if source.space.empty is not None:
+        return None
+    options = question.options
+    search = SearchOptions(
+        time_limit_s=options.time_limit_s, workers=options.workers, gap=options.gap, seed=options.seed
+    )
+    best = BestFirst(source, search, should_stop=should_stop).run().best
+    if best is None:
+        return None
+    layout = layout_of(source, best)
+    return layout, estimate_row(source.cost, layout, best.layout, best.blocks, best.recomputed)
