@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import framework_named, parse_release
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import CpComm, Saver
 
 if TYPE_CHECKING:
@@ -192,6 +193,8 @@ def _table(folder: str) -> Mapping[str, Any]:
     import yaml
 
     file = resources.files("layoutopt.optimizer.frameworks").joinpath(f"{folder}.yaml")
+    if not file.is_file():
+        raise input_error("no such preset", "what differs from base.yaml", file=f"frameworks/{folder}.yaml")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     table: Mapping[str, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=loader)
     return table
@@ -205,6 +208,10 @@ def load_preset(framework: Framework, software: str | None = None) -> FrameworkP
     for last, own in _table(framework.record.folder).get(UNTIL, {}).items():
         if release <= parse_release(framework, last):
             values |= own
+    known = [field.name for field in fields(FrameworkPreset)]
+    if wrong := [name for name in (*values, *known) if name not in values or name not in known]:
+        what = "is unknown" if wrong[0] in values else "is missing"
+        raise input_error(what, "the fields of FrameworkPreset", key=wrong[0], file=_file_name(framework))
     return FrameworkPreset(**{name: _ENUMS.get(name, _as_it_is)(value) for name, value in values.items()})
 
 
@@ -213,6 +220,10 @@ def _settings(framework: Framework) -> dict[str, Any]:
     table = _table(framework.record.folder)
     inherited = _settings(framework_named(table[LIKE])) if LIKE in table else {}
     return inherited | {name: value for name, value in table.items() if name not in (LIKE, UNTIL, "source")}
+
+
+def _file_name(framework: Framework) -> str:
+    return f"frameworks/{framework.record.folder}.yaml"
 
 
 def _as_it_is(value: Any) -> Any:

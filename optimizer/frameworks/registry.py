@@ -60,6 +60,9 @@ class Framework(StrEnum):
     ANY = freest.RECORD
 
 
+EXPORTED = tuple(framework for framework in Framework if framework.record.exports is not None)
+"""Frameworks with an exporter."""
+
 FRAMEWORK_ALIASES = {alias: framework for framework in Framework for alias in framework.record.aliases}
 
 

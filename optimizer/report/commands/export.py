@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
+from layoutopt.optimizer.frameworks.registry import EXPORTED, FRAMEWORK_ALIASES
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     OutputOptions,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
 
 TARGETS = Word(
-    (framework for framework in Framework if framework.record.exports is not None),
+    EXPORTED,
     FRAMEWORK_ALIASES,
     metavar="TRAINER",
 )
