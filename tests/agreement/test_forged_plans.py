@@ -9,14 +9,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from checks.forgeries import Forgery, Others, Right, listed, of_infeasible, shared
+from checks.forgeries import Forgery, Others, Right, listed, of_infeasible, put, shared
+from click.testing import CliRunner
 
+from layoutopt.cli import main
 from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan, write_again
 from layoutopt.optimizer.solve.api import freer_gain, solve_layout
 from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.verify.again import COUNTS
 from layoutopt.optimizer.solve.verify.api import rebuild
 from layoutopt.optimizer.solve.verify.claim import verify_plan as check_plan
 from layoutopt.optimizer.space.options import SpaceOptions
@@ -24,6 +27,9 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt
     from layoutopt.optimizer.solve.verify.report import VerifyReport
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -139,3 +145,122 @@ def test_honest_plan(question: str) -> None:
     report = honest.verify(honest.plan)
     assert report.accepted, str(report)
     assert [text.split()[0] for text in report.not_checked] == ["solve_time_s"]
+
+
+HONEST: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "within a gap": ("llama3-70b", "h100x64", {"gap": 0.2}, {}, ("a gap of at most 20.000%",)),
+    "restricted": ("llama3-8b", "h100x16", {"space": SpaceOptions(fix={"tp": (8,)})}, {}, ("tp = 8",)),
+    "forbidden": (
+        "llama3-8b", "h100x16", {"space": SpaceOptions(forbid={"zero": (1,)}, max={"pp": 4})}, {},
+        ("zero other than 1", "pp at most 4"),
+    ),
+    "a requirement over axes": (
+        "llama3-8b", "h100x16", {"space": SpaceOptions(require=("tp*cp == 8",))}, {}, ("require: tp*cp == 8",)
+    ),
+    "a requirement over memory": (
+        "llama3-8b", "h100x16", {"space": SpaceOptions(require=("peak_gb <= 60",))}, {},
+        ("require: peak_gb <= 60",),
+    ),
+    "a requirement over stages": (
+        "llama3-8b", "h100x16", {"space": SpaceOptions(require=("layers[0] <= 5",))}, {},
+        ("require: layers[0] <= 5",),
+    ),
+    "a second goal": ("llama3-8b", "h100x16", {"then": "memory", "within": 0.01}, {}, ("memory",)),
+    "idle GPUs": ("llama3-8b", "h100x24", {"space": SpaceOptions(allow_idle=0.4)}, {}, ("allow idle: 0.4",)),
+    "many runners-up": ("llama3-8b", "h100x16", {"top": 6, "near": None}, {}, ()),
+    "one model": (
+        "llama3-8b", "h100x16",
+        {"one_model": True, "space": SpaceOptions(
+            fix={"tp": (1,), "mesh_order": ("tp-cp-ep-dp-pp",), "zero": (1, 3)}, max={"vp": 1, "pp": 2}
+        )},
+        {}, ("tp = 1",),
+    ),
+    "robust": ("llama3-8b", "h100x16", {"top": 3, "near": 0.1}, {"robust": True}, ()),
+    "compared with the freest trainer": ("llama3-8b", "h100x16", {}, {"compared": True}, ()),
+    "several threads": ("llama3-8b", "h100x16", {"workers": 2}, {}, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_other_honest_plans(name: str) -> None:
+    """Plans of other options are accepted too; what restricts them is named."""
+    model, cluster, options, more, restrictions = HONEST[name]
+    plan = solved(model, cluster, SolveOptions(**options), **more)
+    report = verify_plan(plan)
+    assert report.accepted, str(report)
+    told = " / ".join(report.restrictions)
+    assert all(words in told for words in restrictions), told
+    assert plan["status"] == ("within_gap" if name == "within a gap" else "optimal")
+
+
+def test_own_constants_are_named() -> None:
+    """A plan with constants of one's own is a consistent answer to its inputs, and the output says which constants."""
+    cluster = replace(load_cluster("h100x16"), calibration={"time_scale": 0.9})
+    report = verify_plan(solved("llama3-8b", cluster))
+    assert report.accepted, str(report)
+    assert "the cluster's own constant time_scale = 0.9" in report.restrictions
+
+
+def test_stopped_plan() -> None:
+    """A search that was stopped claims no more than its bound; its counts can't be found again and are named."""
+    plan = solved("llama3-70b", "h100x256", stop_after_s=0.2)
+    assert plan["status"] == "stopped"
+    report = verify_plan(plan)
+    assert report.accepted, str(report)
+    unread = {text.split()[0] for text in report.not_checked}
+    assert unread == {"solve_time_s", *(f"certificate.{name}" for name in COUNTS)}
+    for claimed in ("optimal", "within_gap", "infeasible"):
+        forged = Forgery(put("status", claimed)).made_of(plan)
+        assert not verify_plan(forged).accepted
+
+
+TEXTS: dict[str, Callable[[str], str]] = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda _: "",
+    "not JSON": lambda _: "status: optimal",
+    "a key twice": lambda text: text.replace('"status":', '"status": "infeasible", "status":', 1),
+    "a key twice, deep": lambda text: text.replace('"peak_bytes":', '"peak_bytes": 1.0, "peak_bytes":', 1),
+    "NaN": lambda text: text.replace('"gap": 0.0', '"gap": NaN', 1),
+    "Infinity": lambda text: text.replace('"gap": 0.0', '"gap": Infinity', 1),
+    "deep nesting": lambda _: '{"inputs": ' * 100_000 + "1" + "}" * 100_000,
+    "more digits than can be read": lambda text: text.replace(
+        '"idle_gpus": 0', f'"idle_gpus": {"9" * 5000}', 1
+    ),
+    "a list": lambda text: f"[{text}]",
+    "a number": lambda _: "3",
+    "null": lambda _: "null",
+    "not text": lambda _: "\x00\x01",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_that_is_no_plan(tmp_path: Path, name: str) -> None:
+    """Text that can't be read as one plan ends with exit code 2 and one line."""
+    text = json.dumps(case("dense").plan)
+    file = tmp_path / "plan.json"
+    file.write_text(TEXTS[name](text))
+    assert file.read_text() != text
+    result = CliRunner().invoke(main, ["verify", str(file)])
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output and len(result.output.strip().splitlines()) <= 2
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    """An honest plan ends with 0 and names what was not checked; a forged one with 3 and the reason."""
+    honest = case("dense").plan
+    slower = listed(others())["slower layout gap target honest bound"].made_of(honest)
+    for plan, code in ((honest, 0), (slower, 3)):
+        file = tmp_path / "plan.json"
+        file.write_text(json.dumps(plan))
+        result = CliRunner().invoke(main, ["verify", str(file)])
+        assert result.exit_code == code, result.output
+        assert ("not checked: solve_time_s" in result.output) is (code == 0)
+        assert "restricted to" in result.output
+
+
+def test_numbers_beyond_floats_are_rejected(tmp_path: Path) -> None:
+    """A number that only overflows when it is read is no figure that a plan can have."""
+    text = json.dumps(case("dense").plan).replace('"mfu_full": ', '"mfu_full": 1e999, "was": ', 1)
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    assert CliRunner().invoke(main, ["verify", str(file)]).exit_code == 3
