@@ -140,10 +140,10 @@ def compare_statements(stated: Tree, rebuilt: Tree, wrong: Tree, right: Mapping[
     ``wrong`` adds to a check what else is wrong (nothing: empty), ``right`` gives the reason of one that passes.
     """
     found: dict[str, list[object]] = {name: [] for name in _NAMES.values()}
-    for difference in differences(stated, rebuilt):
-        found[_name(difference.path)].append(difference)
     for name, text in wrong.items():
         found[name] += [text] if text else []
+    for difference in differences(stated, rebuilt):
+        found[_name(difference.path)].append(difference)
     figures: Counter[str] = Counter(_name(path) for path in _leaves(rebuilt))
     return [
         Check(
