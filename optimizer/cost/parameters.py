@@ -61,7 +61,13 @@ def attention_parameters(model: ModelSpec) -> Parameters:
     bias = model.attention_bias or model.qkv_bias
     key_value = 2 * k * e * (h + bias)
     sharded = a * e * (h + bias) + key_value + a * e * h
-    replicated = (h if model.attention_bias else 0) + (2 * e if model.qk_norm else 0)
+    replicated = float(h if model.attention_bias else 0)
+    if model.qk_norm and model.qk_norm_all:
+        sharded += (a + k) * e
+        key_value += k * e
+    elif model.qk_norm:
+        replicated += 2 * e
+    sharded += a if model.attention_sinks else 0
     return Parameters(sharded=sharded, replicated=replicated, key_value=key_value)
 
 
@@ -94,7 +100,8 @@ def dense_mlp_parameters(model: ModelSpec, ffn: int) -> Parameters:
     up = (2 if model.gated else 1) * ffn
     bias = model.mlp_bias
     return Parameters(
-        sharded=model.hidden * (up + ffn) + (up if bias else 0), replicated=model.hidden if bias else 0
+        sharded=model.hidden * (up + ffn) + (up if bias else 0),
+        replicated=(model.hidden if bias else 0) + model.activation_scalars,
     )
 
 
@@ -117,17 +124,22 @@ def moe_parameters(model: ModelSpec) -> Parameters:
 
 def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     """Count one layer with its norms."""
-    total = Parameters()
-    norm = Parameters(replicated=norm_width(model) * model.hidden)
+    total = Parameters(replicated=norm_width(model) * model.hidden * _norms(model, shape))
     if shape.mixer is Mixer.ATTENTION:
-        total += attention_parameters(model) + norm
+        total += attention_parameters(model)
     elif shape.mixer is Mixer.MAMBA:
-        total += mamba_parameters(model) + norm
+        total += mamba_parameters(model)
     if shape.mlp is Mlp.DENSE:
-        total += dense_mlp_parameters(model, shape.ffn) + norm
+        total += dense_mlp_parameters(model, shape.ffn)
     elif shape.mlp is Mlp.MOE:
-        total += moe_parameters(model) + norm
+        total += moe_parameters(model)
     return total
+
+
+def _norms(model: ModelSpec, shape: LayerShape) -> int:
+    """Norm vectors of a layer: half of them belong to its mixer and half to its MLP, one that both share counts once."""
+    parts = (shape.mixer is not Mixer.NONE) + (shape.mlp is not Mlp.NONE)
+    return min(parts, 1) if model.layer_norms == 1 else parts * model.layer_norms // 2
 
 
 def block_parameters(model: ModelSpec, run: Run) -> Parameters:
@@ -156,7 +168,7 @@ def embedding_parameters(model: ModelSpec, vocab: int) -> Parameters:
 def head_parameters(model: ModelSpec, vocab: int) -> Parameters:
     """Count the final norm and the output matrix (0 weights when tied: it is the embedding)."""
     return Parameters(
-        sharded=0 if model.tied_embeddings else vocab * model.hidden,
+        sharded=(0 if model.tied_embeddings else vocab * model.hidden) + (vocab if model.head_bias else 0),
         replicated=norm_width(model) * model.hidden,
     )
 

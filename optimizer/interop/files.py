@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 
 SWITCHES = (
-    "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "learned_positions", "embedding_norm",
+    "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "qk_norm_all", "layer_norms",
+    "attention_sinks", "activation_scalars", "head_bias", "learned_positions", "embedding_norm",
     "mtp_layers",
 )  # fmt: skip
 """Keys of an architecture that are left out where they are off or 0."""

@@ -185,9 +185,19 @@ class BlockFile(FileModel):
 
 SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
-    *("qk_norm", "learned_positions", "embedding_norm", "mtp_layers"),
+    *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "activation_scalars", "head_bias"),
+    *("learned_positions", "embedding_norm", "mtp_layers"),
 )
 """Fields that ``ModelSpec`` has under the same name."""
+
+
+def _read_layer_norms(value: Any) -> int:
+    if type(value) is int and value in (1, 2, 4):
+        return value
+    raise input_error(f"{shown(value)} norms per layer", "2, 1 (one that attention and MLP share) or 4")
+
+
+LAYER_NORMS = LayerKind(read=_read_layer_norms, schema={"enum": [1, 2, 4]})
 
 
 def _window_mapping(value: Any) -> Any:
@@ -223,6 +233,16 @@ class ArchitectureFile(FileModel):
     qkv_bias: Switch = Field(default=False, description="biases in the query, key and value projections only")
     mlp_bias: Switch = Field(default=False, description="biases in the dense MLP")
     qk_norm: Switch = Field(default=False, description="RMSNorm on queries and keys per head")
+    qk_norm_all: Switch = Field(default=False, description="with qk_norm: the norms span all heads")
+    layer_norms: Annotated[int, LAYER_NORMS] = Field(
+        default=2,
+        description="norm vectors of a layer: 2, 1 (attention and MLP in parallel) or 4 (norms after each too)",
+    )
+    attention_sinks: Switch = Field(default=False, description="one learned attention sink per head")
+    activation_scalars: Annotated[int, whole(least=0, most=64)] = Field(
+        default=0, description="learned numbers of one MLP's activation"
+    )
+    head_bias: Switch = Field(default=False, description="one bias per word in the output matrix")
     learned_positions: Annotated[int, whole(least=0)] = Field(
         default=0, description="length of a learned position table, 0 for none"
     )

@@ -115,7 +115,10 @@ class ModelSpec:
 
     ``runs`` lists the layers in order, contiguously split over pipeline stages. ``heads``, ``kv_heads``
     and ``head_dim`` describe attention without MLA; with ``mla`` only ``heads`` is used.
-    ``learned_positions`` is the length of a learned position table (0: none).
+    ``learned_positions`` is the length of a learned position table (0: none). ``layer_norms`` are the norm vectors of
+    a layer: 2, 1 where attention and MLP run in parallel behind one, 4 with a norm after each of them too.
+    ``qk_norm_all`` lets the query and key norms span all heads, ``attention_sinks`` adds one learned number per head,
+    ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word.
     """
 
     name: str
@@ -132,6 +135,11 @@ class ModelSpec:
     qkv_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_all: bool = False
+    layer_norms: int = 2
+    attention_sinks: bool = False
+    activation_scalars: int = 0
+    head_bias: bool = False
     learned_positions: int = 0
     embedding_norm: bool = False
     mtp_layers: int = 0

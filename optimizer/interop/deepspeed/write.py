@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words
+from layoutopt.optimizer.interop.megatron.write_model import require_decoder
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 Flags = list[tuple[str, Any]]
 
 NO_CHECK = "none: DeepSpeed has no single-GPU mode with fake communication"
+
+
+require_model = require_decoder
+"""The trainer loads the Hugging Face model: whatever its layers have, it builds."""
 
 
 def deepspeed_config(target: Target) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
         model=model,
         sequence_length=length,
         precision=_precision(fields, outer),
-        notes=(*reader.notes(), *length_notes, *_storage_notes(outer, fields)),
+        notes=(*reader.notes(), *_left_out(outer, fields), *length_notes, *_storage_notes(outer, fields)),
     )
 
 
@@ -57,6 +57,19 @@ def _language_part(outer: Fields) -> Fields:
     if isinstance(value, dict):
         return outer.section(key)
     return outer
+
+
+def _left_out(outer: Fields, fields: Fields) -> tuple[str, ...]:
+    """Name the parts of a multimodal model that are not read."""
+    if fields is outer:
+        return ()
+    towers = [
+        key.removesuffix("_config")
+        for key in outer.data
+        if key.endswith("_config") and key not in TEXT_CONFIGS
+    ]
+    towers = [name for name in towers if name not in ("quantization", "generation")]
+    return (f"only the language part is read; left out: {', '.join(towers) or 'everything else'}",)
 
 
 def _model_type(outer: Fields, fields: Fields) -> str:
@@ -109,6 +122,11 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         qkv_bias=all_biases or reader.switch(family.qkv_bias),
         mlp_bias=reader.switch(family.mlp_bias),
         qk_norm=reader.switch(family.qk_norm),
+        qk_norm_all=family.qk_norm_all,
+        layer_norms=family.layer_norms,
+        attention_sinks=family.sinks,
+        activation_scalars=family.activation_scalars,
+        head_bias=reader.switch(family.head_bias),
         learned_positions=_positions(reader),
         embedding_norm=family.embedding_norm,
         mtp_layers=(reader.fields.integer(*MTP_KEYS, most=64) or 0) if family.mtp else 0,
@@ -221,7 +239,11 @@ def _shared_width(reader: ConfigReader, width: int) -> int:
             1, reader.size("n_shared_experts", least=0)
         )
     if rule == "count":
-        return width * (reader.optional("n_shared_experts") or 0)
+        return width * (
+            reader.optional("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0
+        )
+    if rule == "stated":
+        return reader.size("shared_intermediate_size", least=0)
     if rule == "width":
         return reader.size("shared_expert_intermediate_size", least=0)
     return width if rule == "one" else 0

@@ -31,6 +31,11 @@ class HfFamily:
     router_bias: bool | str = False
     expert_bias: bool = False
     embedding_norm: bool = False
+    layer_norms: int = 2
+    qk_norm_all: bool = False
+    sinks: bool = False
+    activation_scalars: int = 0
+    head_bias: bool | str = False
     positions: tuple[str, ...] = ()
     extra_positions: int = 0
     window: str = "none"

@@ -100,6 +100,7 @@ def _sparse_layers(reader: ConfigReader, layers: int) -> list[bool]:
         "sparse_step": _by_sparse_step,
         "first_dense": _after_first_dense,
         "interleave": _interleaved,
+        "span": _in_span,
     }
     return rules[reader.family.moe](reader, layers)
 
@@ -125,6 +126,14 @@ def _interleaved(reader: ConfigReader, layers: int) -> list[bool]:
         return [index in set(listed) for index in range(layers)]
     step = reader.size("interleave_moe_layer_step", most=MAX_LAYERS)
     return [index % step == step - 1 for index in range(layers)]
+
+
+def _in_span(reader: ConfigReader, layers: int) -> list[bool]:
+    first = reader.size("moe_layer_start_index", least=0, most=MAX_LAYERS)
+    last = reader.optional("moe_layer_end_index")
+    interval = reader.size("moe_layer_interval", most=MAX_LAYERS)
+    end = layers - 1 if last is None else last
+    return [first <= index <= end and (index + 1) % interval == 0 for index in range(layers)]
 
 
 def _indices(reader: ConfigReader, key: str, layers: int) -> list[int] | None:
@@ -196,12 +205,32 @@ def _windowed_layers(reader: ConfigReader, layers: int) -> list[bool]:
             fields.integer("sliding_window_pattern", "_sliding_window_pattern", least=1, most=MAX_LAYERS) or 6
         )
         return [(index + 1) % period != 0 for index in range(layers)]
+    if rule == "period":
+        return _by_period(reader, layers)
+    if rule == "full_first":
+        return [index % 4 != 0 for index in range(layers)]
+    if rule == "switch_rope":
+        inside = fields.on("use_sliding_window") and fields.data.get("sliding_window") is not None
+        return [inside and not rotary for rotary in _rotary_layers(reader, layers)]
     if rule == "llama4":
         return _rotary_layers(reader, layers)
     if rule in {"qwen2", "switch"} and fields.on("use_sliding_window"):
         first = reader.size("max_window_layers", least=0, most=MAX_LAYERS) if rule == "qwen2" else 0
         return [index >= first for index in range(layers)]
     return [False] * layers
+
+
+def _by_period(reader: ConfigReader, layers: int) -> list[bool]:
+    """Every n-th layer attends to everything; ``LLLG`` is one period of local and global layers, the last is global."""
+    fields = reader.fields
+    if "sliding_window" in fields and fields.data["sliding_window"] is None:
+        return [False] * layers
+    stated = fields.data.get("sliding_window_pattern")
+    if isinstance(stated, str) and stated and set(stated) <= {"L", "G"}:
+        local = [stated[index % len(stated)] == "L" for index in range(layers)]
+        return [*local[:-1], False]
+    period = reader.size("sliding_window_pattern", most=MAX_LAYERS)
+    return [(index + 1) % period != 0 for index in range(layers)]
 
 
 def _rotary_layers(reader: ConfigReader, layers: int) -> list[bool]:

@@ -62,6 +62,7 @@ def megatron_model(fields: Fields, notes: list[str], *, command_line: bool = Fal
         qkv_bias=biased or fields.on("add_qkv_bias"),
         mlp_bias=biased,
         qk_norm=fields.on("qk_layernorm") and mla is None,
+        attention_sinks=fields.text("softmax_type") == "learnable",
         learned_positions=_positions(fields, notes, command_line),
         mtp_layers=fields.integer("mtp_num_layers", most=64) or 0,
         moe=moe,

@@ -32,6 +32,21 @@ def dense_width(model: ModelSpec) -> int:
 
 
 def require_gpt(model: ModelSpec) -> None:
+    """Refuse what Megatron's GPT classes and those that follow them cannot build."""
+    require_decoder(model)
+    lacking = {
+        f"layers with {model.layer_norms} norms": model.layer_norms != 2,
+        "query and key norms over all heads": model.qk_norm_all,
+        "learned numbers in the activation": model.activation_scalars > 0,
+        "a bias of the output matrix": model.head_bias,
+    }
+    for name, there in lacking.items():
+        if there:
+            what = f"{model.name} has {name}, which this exporter does not write"
+            raise input_error(what, "accelerate or deepspeed, which load the Hugging Face model", key="model")
+
+
+def require_decoder(model: ModelSpec) -> None:
     """Refuse stacks that are not plain causal decoders of attention and MLP."""
     shapes = layer_list(model)
     if any(shape.mixer is not Mixer.ATTENTION or shape.mlp is Mlp.NONE for shape in shapes):
@@ -79,6 +94,7 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--disable-bias-linear", not biased),
         ("--add-qkv-bias", model.qkv_bias and not biased),
         ("--qk-layernorm", model.qk_norm or model.mla is not None),
+        ("--softmax-type", sinks(target, notes)),
         ("--normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
         ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
         ("--position-embedding-type", "learned_absolute" if model.learned_positions else "rope"),
@@ -86,6 +102,20 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--hidden-dropout", "0.1" if target.training.dropout else "0.0"),
     ]
     return flags + mla_flags(model) + moe_flags(target) + window_flags(model) + mtp_flags(model)
+
+
+SINKS = (0, 15)
+"""megatron-core release with ``softmax_type``."""
+
+
+def sinks(target: Target, notes: list[str]) -> str | None:
+    """The softmax with one learned sink per head, where the model has it and the release knows it."""
+    if not target.model.attention_sinks:
+        return None
+    if target.release < SINKS:
+        notes.append("attention sinks are left out: --softmax-type came with core 0.15")
+        return None
+    return "learnable"
 
 
 def mla_flags(model: ModelSpec) -> Flags:

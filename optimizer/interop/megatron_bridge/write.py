@@ -18,6 +18,7 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     dense_width,
     expert_groups,
     layer_list,
+    sinks,
 )
 from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
 from layoutopt.optimizer.interop.records import ExportedJob
@@ -76,7 +77,7 @@ def export(target: Target) -> ExportedJob:
         ["--max_steps", str(target.steps or 1000)],
     ]
     sections = [
-        model_overrides(target),
+        model_overrides(target, notes),
         layout_overrides(target),
         state_overrides(target),
         overlap_overrides(target),
@@ -121,7 +122,7 @@ def recipe_of(model: ModelSpec, notes: list[str]) -> str:
     return RECIPE_OF[family]
 
 
-def model_overrides(target: Target) -> Overrides:
+def model_overrides(target: Target, notes: list[str]) -> Overrides:
     """The architecture, written out so that the recipe's own sizes do not matter."""
     model = target.model
     overrides: Overrides = [
@@ -138,6 +139,7 @@ def model_overrides(target: Target) -> Overrides:
         ("add_bias_linear", model.attention_bias),
         ("add_qkv_bias", model.qkv_bias and not model.attention_bias),
         ("qk_layernorm", model.qk_norm or model.mla is not None),
+        ("softmax_type", sinks(target, notes)),
         ("position_embedding_type", "learned_absolute" if model.learned_positions else "rope"),
         ("mtp_num_layers", model.mtp_layers or None),
         ("seq_length", target.training.sequence_length),

@@ -86,6 +86,7 @@ def require_model(model: ModelSpec) -> None:
         "multi-head latent attention": model.mla is not None,
         "multi-token prediction": model.mtp_layers > 0,
         "query and key norms": model.qk_norm,
+        "attention sinks": model.attention_sinks,
         "sliding windows": any(shape.window for shape in shapes),
         "biases of query, key and value alone": model.qkv_bias and not model.attention_bias,
         "shared experts, or dense layers among sparse ones": mixed,

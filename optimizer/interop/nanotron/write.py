@@ -137,6 +137,7 @@ def require_model(model: ModelSpec) -> None:
         "multi-head latent attention": model.mla is not None,
         "multi-token prediction": model.mtp_layers > 0,
         "query and key norms": model.qk_norm,
+        "attention sinks": model.attention_sinks,
         "sliding windows": any(shape.window for shape in layer_list(model)),
         "LayerNorm, ungated MLPs or full biases": model.norm is not Norm.RMS
         or not model.gated
