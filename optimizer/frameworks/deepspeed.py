@@ -48,6 +48,9 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(0, 10, 2), date="2023-08-31", abilities=_0_10),
         PublishedRelease(number=(0, 16, 4), date="2025-02-20", abilities=_0_16),
         PublishedRelease(number=(0, 19, 6), date="2026-08-27", abilities=_0_16),
+        PublishedRelease(
+            number=(0, 19, 8), date="2026-10-20", abilities=replace(_0_16, hsdp_zero=())
+        ),  # MiCS is gone
     ),
     unstated=Unstated(zero=3),
     exports="0.19.6",

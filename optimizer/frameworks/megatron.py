@@ -33,12 +33,15 @@ _CORE_16 = Abilities(
     expert_savers=(Saver.OFFLOAD_ACTIVATIONS,),  # --offload-modules name none of a dense MLP
     stage_rule=MEGATRON,
 )
-_CORE_14 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=())  # no --fine-grained-activation-offloading
+_CORE_15 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=())  # no --fine-grained-activation-offloading
+_CORE_14 = replace(_CORE_15, precisions=(*SIXTEEN_BIT, Precision.FP8, Precision.MXFP8))  # no --fp4-format
 _CORE_13 = replace(_CORE_14, modules=_CORE_14.modules[:-1])
 # No layout string, which takes any list: --decoder-first-pipeline-num-layers, or --account-for-*-in-pipeline-split.
 _CORE_12 = replace(_CORE_13, stage_rule=replace(MEGATRON, split=Split.EQUAL_MIDDLE, empty_stages=False))
-# No Megatron-FSDP (then "custom FSDP"), selective recomputation of core attention alone.
-_CORE_11 = replace(_CORE_12, zero=(0, 1), modules=("core_attn",), savers=())
+# No Megatron-FSDP (then "custom FSDP"), no --fp8-recipe, selective recomputation of core attention alone.
+_CORE_11 = replace(
+    _CORE_12, zero=(0, 1), modules=("core_attn",), savers=(), precisions=(*SIXTEEN_BIT, Precision.FP8)
+)
 # The first and the last rank differ without chunks only; no --account-for-*.
 _CORE_10 = replace(_CORE_11, stage_rule=replace(_CORE_11.stage_rule, split=Split.EQUAL_MIDDLE_UNCHUNKED))
 _CORE_9 = replace(_CORE_10, hsdp_zero=())  # no --num-distributed-optimizer-instances
@@ -75,7 +78,7 @@ RELEASES = tuple(
         ((0, 12), "2025-05", _CORE_12),
         ((0, 13), "2025-07", _CORE_13),
         ((0, 14), "2025-10", _CORE_14),
-        ((0, 15), "2025-12", _CORE_14),
+        ((0, 15), "2025-12", _CORE_15),
         ((0, 16), "2026-02", _CORE_16),
         ((0, 17), "2026-04", _CORE_16),
         ((0, 18), "2026-06", _CORE_16),

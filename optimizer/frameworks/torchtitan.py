@@ -14,7 +14,7 @@ from layoutopt.optimizer.frameworks.record import (
     Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Split
-from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Fp8Recipe, Schedule
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Fp8Recipe, Precision, Schedule
 
 ERA_A: Release = (0, 2)
 ERA_B: Release = (0, 3)
@@ -35,13 +35,15 @@ PYTORCH = Abilities(
     ),
     zero=(0, 2, 3),
     hsdp_zero=(2, 3),
+    # training.mixed_precision_param bfloat16; converters for float8, mxfp8 and, in Python configurations, nvfp4
+    precisions=(Precision.BF16, Precision.FP8, Precision.MXFP8, Precision.NVFP4),
     etp=False,
     savers=HOST_OPTIMIZER,  # training.enable_cpu_offload
     modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
     stage_rule=replace(NEAR_EQUAL, launch=Split.FREE),  # module_fqns_per_model_part takes any list
 )
 # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
-_TOML = replace(PYTORCH, etp=True)
+_TOML = replace(PYTORCH, etp=True, precisions=PYTORCH.precisions[:-1])
 
 RECORD = FrameworkRecord(
     name="torchtitan",

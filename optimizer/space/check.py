@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.record import NEWEST
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Split
 from layoutopt.optimizer.space.context import make_context
+from layoutopt.optimizer.space.effective import with_stages
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import MEGATRONS, BrokenRule, launch_rules
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.space.rules.flags import padded_vocabulary
-from layoutopt.optimizer.space.rules.stage_lists import broken_stage_rules
-from layoutopt.optimizer.space.stage_splits import own_split
+from layoutopt.optimizer.space.rules.stage_lists import stage_faults
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.space.context import Context, RunOptions
+    from layoutopt.optimizer.space.rule import Rule
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
@@ -63,14 +65,43 @@ def check_layout(
     """
     _require_degrees(layout)
     ctx = make_context(model, training, cluster, framework, software, options)
-    row = row_of(layout)
-    broken = [
-        rule.explain(layout, ctx)
-        for rule in launch_rules(RULES, ctx, staged=bool(layout.stages) and not automatic)
-        if not rule.holds(row, ctx)[0]
+    return tuple(fault.reason for fault in find_faults(layout, ctx, automatic=automatic))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A broken rule, and how to make the nearest layout that meets it (None where none is near)."""
+
+    reason: BrokenRule
+    repair: Callable[[], Layout | None]
+
+
+def find_faults(layout: Layout, ctx: Context, *, automatic: bool = False) -> list[Fault]:
+    """Return every rule that a layout breaks as it is stated; see ``check_layout``."""
+    ctx = launched_by(layout, ctx)
+    row, listed = row_of(layout), bool(layout.stages) and not automatic
+    broken = [rule for rule in launch_rules(RULES, ctx, staged=listed) if not rule.holds(row, ctx)[0]]
+    faults = [
+        Fault(reason=rule.explain(layout, ctx), repair=partial(_repaired, rule, layout, ctx))
+        for rule in broken
     ]
-    listed = broken_stage_rules(layout, ctx)
-    return (*broken, *(rule for rule in listed if not (automatic and rule.rule in _OF_LISTS)))
+    of_list = stage_faults(layout, ctx)
+    return faults + [
+        Fault(reason=reason, repair=partial(repair, layout, ctx))
+        for reason, repair in of_list
+        if listed or reason.rule not in _OF_LISTS
+    ]
+
+
+def launched_by(layout: Layout, ctx: Context) -> Context:
+    """Return the question for the trainer that launches a layout: DeepSpeed's pipelines are Megatron-DeepSpeed's."""
+    if ctx.framework is not Framework.DEEPSPEED or layout.pp == 1:
+        return ctx
+    return replace(ctx, framework=Framework.MEGATRON_DEEPSPEED, release=NEWEST)
+
+
+def _repaired(rule: Rule, layout: Layout, ctx: Context) -> Layout | None:
+    return rule.repair(rule, layout, ctx) if rule.repair else None
 
 
 def advise_layout(
@@ -91,17 +122,13 @@ def advise_layout(
 
 
 def with_own_split(layout: Layout, ctx: Context) -> Layout:
-    """Return a layout whose stages nobody listed with those that the framework makes itself, where it makes one split."""
-    own = own_split(ctx.launch_rule, layout.pp, layout.vp, ctx.model.layers) if layout.pp > 1 else None
-    rule = ctx.launch_rule
-    # Forks of Megatron-DeepSpeed count embedding and head as layers (bigscience, --pp-partition-method): left as it is.
-    counted = rule.split in COUNTED - {Split.LARGER_FIRST}
-    if not counted or own is None or (own % layout.vp).any():
+    """Return a layout whose stages nobody listed with those that the framework makes itself, where it makes one split.
+
+    Forks of Megatron-DeepSpeed count embedding and head as layers (bigscience, --pp-partition-method): left as it is.
+    """
+    if ctx.launch_rule.split not in COUNTED - {Split.LARGER_FIRST} or layout.pp == 1:
         return layout
-    layers = [int(held) // layout.vp for _ in range(layout.vp) for held in own]
-    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
-    limit = ctx.model.layers if everything else max((stage.recomputed for stage in layout.stages), default=0)
-    return replace(layout, stages=build_stages(ctx.model, layers, layout.pp, layout.schedule, limit))
+    return with_stages(replace(layout, stages=()), ctx)
 
 
 def _require_degrees(layout: Layout) -> None:

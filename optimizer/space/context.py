@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import load_preset
-from layoutopt.optimizer.frameworks.record import NEWEST, Release
+from layoutopt.optimizer.frameworks.record import NEWEST, Release, TrainerFamily
 from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.space.stage_splits import nanotron_costs
@@ -91,6 +91,10 @@ class Context:
     def launch_rule(self) -> StageRule:
         """Which stage lists can be launched, over layers."""
         rule = abilities_of(self.framework, self.release).stage_rule
+        megatron = self.framework.record.family is TrainerFamily.MEGATRON_CORE
+        if self.model.mtp_layers and megatron and (0, 13) <= self.release < (0, 14):
+            # Layout strings name no prediction layers before core 0.14: what remains is what core 0.12 has.
+            rule = abilities_of(self.framework, (0, 12)).stage_rule
         return replace(rule, costs=nanotron_costs(self.model)) if rule.split is Split.BY_COST else rule
 
     @property

@@ -25,6 +25,7 @@ Factors = Mapping[str, int | str]
 Holds = Callable[[LayoutBatch, Context], BoolArray]
 Detail = Callable[[Layout, Context], tuple[str, Factors]]
 Valid = Callable[["Rule", Layout, Context], Mapping[str, tuple[int, ...]]]
+Repair = Callable[["Rule", Layout, Context], Layout | None]
 
 EVERY = frozenset(Framework)
 MEGATRONS = of_family(TrainerFamily.MEGATRON_CORE)
@@ -38,7 +39,7 @@ class BrokenRule:
 
     ``message`` says it in one line with the factors and the nearest valid values; ``factors`` are the numbers
     it rests on; ``valid`` maps an axis to values that would satisfy the rule, all other axes left as they
-    are.
+    are. ``axis`` is the field of the layout that is called at fault.
     """
 
     rule: str
@@ -47,6 +48,7 @@ class BrokenRule:
     reason: str
     factors: Factors = field(default_factory=dict)
     valid: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    axis: str = ""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.message}"
@@ -59,7 +61,9 @@ class Rule:
     ``holds`` maps a batch to a mask of the rows that satisfy the rule; it reads the columns named in
     ``reads`` and no others, which lets enumeration apply it before the remaining axes are expanded.
     ``detail`` says for one layout that breaks it which numbers don't fit. ``valid`` finds the nearest values
-    that would. ``since`` is the first release with the rule, ``until`` the first without it. ``flag`` names
+    that would, ``repair`` the nearest layout at the same GPUs and global batch; ``axis`` is the field of the
+    layout that is called at fault, by default the most telling one of ``reads``.
+    ``since`` is the first release with the rule, ``until`` the first without it. ``flag`` names
     the field of ``RunOptions`` without which the rule has nothing to judge. ``search_only`` rules shape the
     declared space but never make a user's layout invalid. ``launch_only`` rules judge layouts alone: they tie
     axes together that the space holds apart and that its other rules already keep in order. ``unless_staged``
@@ -78,6 +82,8 @@ class Rule:
     since: Release = ()
     until: Release = (*NEWEST, 0)
     valid: Valid | None = None
+    repair: Repair | None = None
+    axis: str = ""
     flag: str = ""
     search_only: bool = False
     launch_only: bool = False
@@ -100,7 +106,17 @@ class Rule:
             reason=self.reason,
             factors=factors,
             valid=valid,
+            axis=self.axis or next((field for column, field in _BLAMED.items() if column in self.reads), ""),
         )
+
+
+_BLAMED = {
+    "savers": "savers", "schedule": "schedule", "order": "mesh_order", "precision": "precision",
+    "recompute": "recompute", "hsdp_shard": "hsdp_shard", "zero": "zero", "etp": "etp", "ep": "ep", "vp": "vp",
+    "cp": "cp", "sp": "sp", "tp": "tp", "pp": "pp", "micro_batch": "micro_batch", "micro_batches": "micro_batches",
+    "dp": "dp",
+}  # fmt: skip
+"""Columns that a rule may read and their fields of a layout, those first that are called at fault first."""
 
 
 def everywhere(rows: LayoutBatch) -> BoolArray:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from layoutopt.optimizer.interop.launch.export import export
-from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
 from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
 from layoutopt.optimizer.interop.shell.scripts import parse_script
 from layoutopt.optimizer.interop.sources import import_text
@@ -39,7 +38,7 @@ GPU = GpuSpec(
     name="made-up",
     architecture="hopper",
     generation=generations()["hopper"],
-    dense_flops={Precision.BF16: 1e15},
+    dense_flops=dict.fromkeys(Precision, 1e15),
     memory_bytes=85e9,
     nominal_memory_bytes=80e9,
     hbm_bytes_per_s=3e12,
@@ -123,6 +122,13 @@ def run(
     batch = layout.dp * layout.micro_batch * layout.micro_batches
     spec = TrainingSpec(sequence_length=length, global_batch=batch, precision=layout.precision, **training)
     return export(layout, Workload(model=model, training=spec), CLUSTER, to, version=version, plan=PLAN)
+
+
+def nearest(layout: Layout, to: str) -> Layout:
+    """The nearest layout of the 70B model that the framework can launch."""
+    batch = layout.dp * layout.micro_batch * layout.micro_batches
+    spec = TrainingSpec(sequence_length=8192, global_batch=batch, precision=layout.precision)
+    return nearest_layout(layout, Workload(model=LLAMA, training=spec), CLUSTER, to)
 
 
 def llama_stages(layers: list[int], limit: int = 0) -> tuple[VirtualStage, ...]:
@@ -328,12 +334,10 @@ def test_torchtitan_era_b_is_refused() -> None:
 def test_torchtitan_has_no_zero_1() -> None:
     """The error names the axis and proposes FSDP that never reshards, at the same GPUs and batch."""
     with pytest.raises(
-        NotExpressible, match=r"zero: torchtitan.*never reshards.*\(nearest: zero=2\)"
+        NotExpressible, match=r"zero: torchtitan.*ZeRO stage 1.*\(nearest: zero=2\)"
     ) as caught:
         run(replace(TITAN, zero=1, hsdp_shard=None), LLAMA, "torchtitan")
-    assert caught.value.nearest == nearest_expressible(
-        replace(TITAN, zero=2, hsdp_shard=None), "torchtitan", LLAMA
-    )
+    assert caught.value.nearest == nearest(replace(TITAN, zero=2, hsdp_shard=None), "torchtitan")
 
 
 def test_deepspeed_json_for_hugging_face() -> None:
@@ -356,7 +360,7 @@ def test_deepspeed_pipeline_goes_through_megatron_deepspeed() -> None:
     assert set(job.files) == {"launch.sh", "ds_config.json"}
     assert "--zero-stage 1" in job.files["launch.sh"]
     assert json.loads(job.files["ds_config.json"])["zero_optimization"]["stage"] == 1
-    with pytest.raises(NotExpressible, match=r"zero: .*exclude pipeline parallelism"):
+    with pytest.raises(NotExpressible, match=r"zero: .*ZeRO-2 with pp 4"):
         run(replace(layout, zero=2), LLAMA, "deepspeed")
     with pytest.raises(InputError, match="no multi-head latent attention"):
         run(EXPERTS, DEEPSEEK, "deepspeed")
@@ -364,7 +368,7 @@ def test_deepspeed_pipeline_goes_through_megatron_deepspeed() -> None:
 
 def test_nanotron_yaml_parses_with_numbers() -> None:
     """Floats keep a dot (PyYAML reads 1e-5 as a string); the split is nanotron's own."""
-    layout = nearest_expressible(INTERLEAVED, "nanotron", LLAMA)
+    layout = nearest(INTERLEAVED, "nanotron")
     data = yaml.safe_load(run(layout, LLAMA, "nanotron").files["config.yaml"])
     assert data["parallelism"]["tp_mode"] == "REDUCE_SCATTER"
     assert isinstance(data["model"]["model_config"]["rms_norm_eps"], float)
@@ -394,14 +398,14 @@ def test_errors_name_the_axis_and_the_nearest_layout(framework: str, axis: str) 
     with pytest.raises(NotExpressible) as caught:
         run(INTERLEAVED, LLAMA, framework)
     assert axis in [problem.key for problem in caught.value.problems]
-    assert caught.value.problems[-1].key == "nearest expressible layout"
+    assert caught.value.problems[-1].key == "nearest launchable layout"
     assert all("\n" not in str(problem) for problem in caught.value.problems)
 
 
 def test_nearest_layout_can_be_exported() -> None:
     """What is offered as nearest is accepted by the same exporter."""
     for framework in ("torchtitan", "megatron-deepspeed", "deepspeed", "nanotron", "accelerate"):
-        near = nearest_expressible(INTERLEAVED, framework, LLAMA)
+        near = nearest(INTERLEAVED, framework)
         assert run(near, LLAMA, framework).layout == near
 
 

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.interop.stages import stage_items, with_stages
+from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string, write_layout_string
-from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
@@ -102,19 +100,3 @@ def test_v_shaped_schedules_come_back_to_rank_0() -> None:
         (5, False, False),
         (4, False, False),
     ]
-
-
-def test_stages_that_cannot_be_filled() -> None:
-    """A layout without stages whose layers do not fill them is bad input, with the product named."""
-    shape = LayerShape(ffn=64)
-    model = ModelSpec(
-        name="short",
-        hidden=64,
-        heads=1,
-        kv_heads=1,
-        head_dim=64,
-        vocab=64,
-        runs=(Run(name="dense", block=(shape,), count=3),),
-    )
-    with pytest.raises(InputError, match=r"3 layers do not fill pp=4 \* vp=2"):
-        with_stages(Layout(pp=4, vp=2, schedule=Schedule.INTERLEAVED), model)

@@ -16,7 +16,6 @@ HEAVY = ("numpy", "scipy", "networkx", "pydantic", "ortools", "yaml", "plotly", 
         "layoutopt.optimizer.interop",
         "layoutopt.optimizer.interop.sources",
         "layoutopt.optimizer.interop.records",
-        "layoutopt.optimizer.interop.launch.export",
     ],
 )
 def test_import_loads_no_heavy_package(module: str) -> None:

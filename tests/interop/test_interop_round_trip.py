@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.interop.launch.complete import complete_layout
-from layoutopt.optimizer.interop.launch.export import export
-from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
-from layoutopt.optimizer.interop.launch.target import resolved
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
+from layoutopt.optimizer.interop.launch.target import context_of, framework_named, version_text
 from layoutopt.optimizer.interop.records import CheckpointInterval
 from layoutopt.optimizer.interop.sources import import_text
+from layoutopt.optimizer.space.effective import effective
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.layout import Layout, Recompute
@@ -37,7 +37,7 @@ GPU = GpuSpec(
     name="made-up",
     architecture="hopper",
     generation=generations()["hopper"],
-    dense_flops={Precision.BF16: 1e15},
+    dense_flops=dict.fromkeys(Precision, 1e15),
     memory_bytes=85e9,
     nominal_memory_bytes=80e9,
     hbm_bytes_per_s=3e12,
@@ -163,6 +163,18 @@ def workload(model: ModelSpec, layout: Layout) -> Workload:
     )
 
 
+def nearest(layout: Layout, framework: str, model: ModelSpec, *, version: str | None) -> Layout:
+    """The nearest layout that the framework can launch."""
+    return nearest_layout(layout, workload(model, layout), CLUSTER, framework, version=version)
+
+
+def resolved(layout: Layout, framework: str, model: ModelSpec, version: str | None) -> Layout:
+    """The layout as it takes effect."""
+    target = framework_named(framework)
+    ctx = context_of(layout, workload(model, layout), CLUSTER, target, version_text(target, version))
+    return effective(layout, ctx)
+
+
 def read_back(kind: str, text: str, layout: Layout) -> ImportedJob:
     """Import one exported file; what only the command line or the trainer knows is given along."""
     options = {"gpus": layout.gpus} if kind == "deepspeed-json" else {}
@@ -186,14 +198,14 @@ def test_export_then_import_gives_the_same_layout(
     if framework in ("nanotron", "megatron-deepspeed"):
         assume(not model.is_moe)
     try:
-        wanted = nearest_expressible(layout, framework, model, version=version)
+        wanted = nearest(layout, framework, model, version=version)
     except NotExpressible:
         assume(False)
     # A 16-bit or offloaded optimizer is written as a sharded one on a single replica too, where that is the same.
     assume(wanted.zero or wanted.dp * wanted.cp > 1 or not wanted.savers)
     assume(framework != "deepspeed" or (wanted.pp == 1 and not wanted.sp))
     job = export(wanted, workload(model, wanted), CLUSTER, framework, version=version)
-    assert job.layout == resolved(wanted, model)
+    assert job.layout == resolved(wanted, framework, model, version)
     back = complete_layout(read_back(kind, job.files[file], wanted), model=model)
     assert back == job.layout
 
@@ -201,20 +213,20 @@ def test_export_then_import_gives_the_same_layout(
 @pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
 @settings(max_examples=25, deadline=None)
 @given(case=layouts())
-def test_nearest_expressible_keeps_gpus_and_batch(
+def test_nearest_layout_keeps_gpus_and_batch(
     framework: str, version: str | None, kind: str, file: str, case: tuple[Layout, ModelSpec]
 ) -> None:
     """The nearest layout runs on the same GPUs with the same batch, and is its own nearest."""
     layout, model = case
     try:
-        near = nearest_expressible(layout, framework, model, version=version)
+        near = nearest(layout, framework, model, version=version)
     except NotExpressible as error:
         assert error.nearest is None and all("\n" not in str(problem) for problem in error.problems)
         return
     batch = layout.dp * layout.micro_batch * layout.micro_batches
     assert near.gpus == layout.gpus and near.dp * near.micro_batch * near.micro_batches == batch
     assert sum(stage.layers for stage in near.stages) == model.layers
-    assert nearest_expressible(near, framework, model, version=version) == near
+    assert nearest(near, framework, model, version=version) == near
 
 
 def test_checkpoint_schedule_survives() -> None:
@@ -223,7 +235,7 @@ def test_checkpoint_schedule_survives() -> None:
     layout = Layout(dp=4, micro_batch=1, micro_batches=2, zero=1)
     plan = CheckpointInterval(interval_steps=123)
     for framework, version, kind, file in TARGETS[:6]:
-        near = nearest_expressible(layout, framework, model, version=version)
+        near = nearest(layout, framework, model, version=version)
         job = export(near, workload(model, near), CLUSTER, framework, version=version, plan=plan)
         options = import_text(job.files[file], "", kind).value.options
         assert (options.checkpoint_interval, options.checkpoint_async) == (123, True)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from layoutopt.optimizer.interop.launch.export import export
-from layoutopt.optimizer.interop.launch.expressible import NotExpressible, nearest_expressible
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.vocabulary import Saver
@@ -26,6 +25,13 @@ def launch_file(
     layout = replace(layout, precision=workload.training.precision, savers=tuple(sorted(savers)))
     job = export(layout, workload, load_cluster("h100x8"), to, version=version)
     return next(iter(job.files.values()))
+
+
+def nearest(layout: Layout, to: str, version: str | None = None) -> Layout:
+    """The nearest layout of llama3-8b on eight GPUs that the framework can launch."""
+    workload = load_workload("llama3-8b")
+    workload = replace(workload, training=replace(workload.training, global_batch=8))
+    return nearest_layout(layout, workload, load_cluster("h100x8"), to, version=version)
 
 
 def test_megatron_writes_every_saver() -> None:
@@ -79,7 +85,7 @@ def test_missing_savers_are_refused(
     layout = replace(DENSE, zero=zero, savers=savers)
     with pytest.raises(NotExpressible, match="savers"):
         launch_file(to, layout, *savers, version=version)
-    assert nearest_expressible(layout, to, load_workload("llama3-8b").model, version=version).savers == kept
+    assert nearest(layout, to, version).savers == kept
 
 
 @pytest.mark.parametrize(("to", "least"), [("megatron-lm", 1), ("torchtitan", 2), ("deepspeed", 1)])
@@ -88,4 +94,4 @@ def test_optimizer_savers_need_a_sharded_optimizer(to: str, least: int) -> None:
     layout = replace(DENSE, zero=0, savers=(OPTIMIZER,))
     with pytest.raises(NotExpressible, match="zero"):
         launch_file(to, layout, OPTIMIZER)
-    assert nearest_expressible(layout, to, load_workload("llama3-8b").model).zero == least
+    assert nearest(layout, to).zero == least

@@ -201,8 +201,8 @@ def test_everything_enumerated_can_be_launched(
     question = ask(16, 48, layers=6, experts=experts, kv_heads=4)
     options = SpaceOptions(schedules=tuple(Schedule), precisions=(Precision.BF16, Precision.FP8))
     space = build_space(*question, framework, options)
-    assert len(space.degrees)
-    for layout in layouts_of(space):
+    assert len(space.degrees) or (experts and framework is Framework.NANOTRON)  # it has no experts
+    for layout in layouts_of(space) if len(space.degrees) else ():
         assert check_layout(layout, *question, framework) == (), layout
 
 

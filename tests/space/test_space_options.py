@@ -251,8 +251,12 @@ def test_stage_rules_of_frameworks() -> None:
     assert rules[F.MEGATRON].recomputation is Recomputation.UNIFORM_COUNT
     assert rules[F.TORCHTITAN].recomputation is Recomputation.ALL_OR_NONE
     assert rules[F.ANY].recomputation is Recomputation.PER_RANK
-    assert rules[F.NANOTRON].split is Split.NEAR_EQUAL
-    assert abilities_of(F.MEGATRON, (0, 12)).stage_rule.split is Split.NEAR_EQUAL
+    assert rules[F.TORCHTITAN].split is Split.NEAR_EQUAL
+    assert rules[F.TORCHTITAN].launchable is Split.FREE
+    assert rules[F.NANOTRON].split is Split.BY_COST
+    assert rules[F.MEGATRON_DEEPSPEED].split is Split.LARGER_FIRST
+    splits = [abilities_of(F.MEGATRON, (0, minor)).stage_rule.split for minor in (8, 10, 12, 13)]
+    assert splits == [Split.EQUAL, Split.EQUAL_MIDDLE_UNCHUNKED, Split.EQUAL_MIDDLE, Split.FREE]
 
 
 def test_24_orders() -> None:

@@ -194,7 +194,7 @@ def test_ulysses_degrees(judge: Judge) -> None:
 @pytest.mark.parametrize(
     ("layout", "gpus"),
     [
-        (Layout(dp=8, cp=8), 8),  # pytorch/torchtitan#1184: cp doesn't overlap dp_shard
+        (Layout(dp=8, cp=8, zero=3), 8),  # pytorch/torchtitan#1184: cp doesn't overlap dp_shard
         (Layout(dp=4), 8),  # NVIDIA/Model-Optimizer#1302: replicate defaults to 1
         (Layout(dp=8), 2),  # huggingface/finetrainers#408: 4 x 2 on 2 GPUs
         (Layout(tp=2), 1),  # NVIDIA-NeMo/Speech#11480: one process launched

@@ -128,6 +128,17 @@ def named_model(job: ImportedJob) -> ModelSpec | None:
     return model if job.mtp_layers is None else replace(model, mtp_layers=job.mtp_layers)
 
 
+def _own_layers(job: ImportedJob, layers: int, pp: int) -> list[int]:
+    """Layers per stage of a framework that balances them itself by their number; none of others."""
+    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
+    from layoutopt.optimizer.frameworks.stage_rule import Split
+    from layoutopt.optimizer.space.stage_splits import own_split  # it loads numpy
+
+    rule = abilities_of(job.framework, parse_release(job.framework, job.version)).stage_rule
+    own = own_split(rule, pp, 1, layers) if rule.split is Split.LARGER_FIRST else None
+    return [] if own is None else [int(held) for held in own]
+
+
 def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int | None:
     inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
     if gpus is None:
@@ -167,6 +178,8 @@ def _stages(
         and (pp == 1 or job.framework.record.unstated.equal_stages)
     ):
         layers = [model.layers // (pp * vp)] * (pp * vp)
+    if not layers and vp == 1:
+        layers = _own_layers(job, model.layers, pp)
     if not layers:
         return ()
     if sum(layers) != model.layers or len(layers) != pp * vp:

@@ -1,24 +1,43 @@
 """Export a layout: one function for all frameworks.
 
-The writer of a framework is ``export`` in ``interop/FOLDER/write.py``; ``require_model`` there refuses what it cannot build.
+The writer of a framework is ``export`` in ``interop/FOLDER/write.py``; what it can't launch is for the rules to say.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.expressible import require_expressible
-from layoutopt.optimizer.interop.launch.limits import Context
-from layoutopt.optimizer.interop.launch.target import make_target
+from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.frameworks.registry import abilities_of
+from layoutopt.optimizer.interop.launch.target import context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
+from layoutopt.optimizer.space.check import find_faults, launched_by
+from layoutopt.optimizer.space.repair import nearest_launchable
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
+
+
+class NotExpressible(InputError):
+    """A layout that the framework cannot launch: one problem per rule, and the nearest layout that it can and that fits."""
+
+    def __init__(self, *problems: Problem, nearest: Layout | None) -> None:
+        super().__init__(*problems)
+        self.nearest = nearest
 
 
 def export(
@@ -57,16 +76,97 @@ def export(
         No such exporter, or a batch that the layout does not produce.
     """
     target = make_target(layout, workload, cluster, to, version=version, checkpoint=plan)
-    framework = _deepspeed_kind(target.framework, target.layout)
-    module = importlib.import_module(f"layoutopt.optimizer.interop.{framework.record.folder}.write")
-    getattr(module, "require_model", require_gpt)(target.model)
-    require_expressible(target.layout, Context(model=target.model, release=target.release), framework)
+    require_gpt(target.model)
+    ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
+    reasons, nearest = nearest_launchable(target.layout, ctx)
+    if reasons:
+        offered = fitting(nearest, ctx, target.version) if nearest else None
+        raise NotExpressible(*_problems(reasons, ctx, nearest, offered), nearest=offered)
+    folder = launched_by(target.layout, ctx).framework.record.folder
+    module = importlib.import_module(f"layoutopt.optimizer.interop.{folder}.write")
     job: ExportedJob = module.export(target)
     return job
 
 
-def _deepspeed_kind(framework: Framework, layout: Layout) -> Framework:
-    """Pipelines and sequence parallelism need Megatron-DeepSpeed, the rest is DeepSpeed's own JSON."""
-    if framework is Framework.DEEPSPEED and (layout.pp > 1 or layout.sp):
-        return Framework.MEGATRON_DEEPSPEED
-    return framework
+def nearest_layout(
+    layout: Layout, workload: Workload, cluster: ClusterSpec, to: str, *, version: str | None = None
+) -> Layout:
+    """Return the layout itself when the framework can launch it, else the nearest one that it can.
+
+    Raises ``NotExpressible`` when none is nearby.
+    """
+    target = make_target(layout, workload, cluster, to, version=version)
+    ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
+    reasons, nearest = nearest_launchable(target.layout, ctx)
+    if nearest is None:
+        raise NotExpressible(*_problems(reasons, ctx, None, None), nearest=None)
+    return nearest
+
+
+def fitting(layout: Layout, ctx: Context, version: str) -> Layout | None:
+    """Return a layout if it fits the GPUs' memory, else the first that does of those that recompute or shard more."""
+    cost = build_cost_model(ctx.model, ctx.training, ctx.cluster, framework=ctx.framework, software=version)
+    for option in _leaner(layout, ctx):
+        memory = estimate(cost, option).memory
+        if memory.peak_bytes <= memory.capacity_bytes:
+            return option
+    return None
+
+
+def _leaner(layout: Layout, ctx: Context) -> Iterator[Layout]:
+    """Yield the layout, then ones with every layer recomputed, and with higher ZeRO stages, as far as they launch."""
+    every = tuple(replace(stage, recomputed=stage.layers, recomputed_kinds={}) for stage in layout.stages)
+    again = replace(layout, recompute=Recompute(granularity=Granularity.FULL), stages=every)
+    stages = [stage for stage in abilities_of(ctx.framework, ctx.release).zero if stage > layout.zero]
+    yield layout
+    for option in (again, *(replace(one, zero=zero) for zero in stages for one in (layout, again))):
+        if not find_faults(option, ctx):
+            yield option
+
+
+def _problems(
+    reasons: tuple[BrokenRule, ...], ctx: Context, nearest: Layout | None, offered: Layout | None
+) -> list[Problem]:
+    """One line per broken rule with the nearest value, and one with the nearest layout as a whole."""
+    problems = []
+    for reason in reasons:
+        value = getattr(offered, reason.axis, None) if reason.axis in _ONE_VALUE else None
+        allowed = "" if value is None else f"nearest: {reason.axis}={value}"
+        what = f"{ctx.framework.value}: {reason.message}; {reason.reason}"
+        problems.append(Problem(what=what, allowed=allowed, key=reason.axis))
+    near = "none at this number of GPUs and global batch"
+    if offered is not None:
+        near = describe(offered)
+    elif nearest is not None:
+        near = f"none that fits the GPUs' memory; the nearest otherwise is {describe(nearest)}"
+    return [*problems, Problem(what=near, key="nearest launchable layout")]
+
+
+_ONE_VALUE = (
+    "tp", "sp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "schedule", "mesh_order", "precision",
+)  # fmt: skip
+
+
+def describe(layout: Layout) -> str:
+    """One line naming every axis of a layout that is not at its default."""
+    parts = [f"tp={layout.tp}", f"pp={layout.pp}", f"dp={layout.dp}"]
+    parts += [
+        f"{axis}={getattr(layout, axis)}" for axis in ("cp", "vp", "ep", "etp") if getattr(layout, axis) > 1
+    ]
+    parts.append(f"zero={layout.zero}" + (f" in groups of {layout.hsdp_shard}" if layout.hsdp_shard else ""))
+    parts += [f"micro-batch={layout.micro_batch}", f"micro-batches={layout.micro_batches}"]
+    if layout.pp > 1:
+        layers = "layers=" + _spans([stage.layers for stage in layout.stages])
+        parts += [f"schedule={layout.schedule.value}", layers]
+    if layout.recompute.granularity is not Granularity.NONE:
+        parts.append("recompute=" + "+".join((layout.recompute.granularity.value, *layout.recompute.modules)))
+    if layout.mesh_order != DEFAULT_MESH_ORDER:
+        parts.append(f"order={layout.mesh_order}")
+    if layout.savers:
+        parts.append("savers=" + "+".join(layout.savers))
+    return " ".join([*parts, layout.precision.value])
+
+
+def _spans(counts: list[int]) -> str:
+    groups = [(count, len([*same])) for count, same in groupby(counts)]
+    return ",".join(f"{count}*{times}" if times > 1 else str(count) for count, times in groups)

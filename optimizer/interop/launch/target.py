@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import FrameworkPreset, load_preset
-from layoutopt.optimizer.frameworks.registry import Framework, find_framework, parse_release
-from layoutopt.optimizer.interop.stages import with_stages
+from layoutopt.optimizer.frameworks.registry import Framework, find_framework
+from layoutopt.optimizer.space.context import Context, RunOptions, make_context
+from layoutopt.optimizer.space.effective import effective, with_stages
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.record import Release
@@ -80,6 +79,14 @@ def version_text(framework: Framework, version: str | None) -> str:
     return f"era {stated.upper()}" if letter else stated
 
 
+def context_of(
+    layout: Layout, workload: Workload, cluster: ClusterSpec, framework: Framework, version: str
+) -> Context:
+    """Return the question that a launch of a layout is: as many processes as it has ranks."""
+    options = RunOptions(processes=layout.gpus)
+    return make_context(workload.model, workload.training, cluster, framework, version, options)
+
+
 def make_target(
     layout: Layout,
     workload: Workload,
@@ -100,39 +107,16 @@ def make_target(
             key="global_batch",
         )
     stated = version_text(framework, version)
+    ctx = context_of(layout, workload, cluster, framework, stated)
+    whole = effective(with_stages(effective(layout, ctx), ctx), ctx)
     return Target(
         framework=framework,
         version=stated,
-        release=parse_release(framework, stated),
-        layout=resolved(layout, model),
+        release=ctx.release,
+        layout=whole,
         model=model,
         training=training,
         cluster=cluster,
         preset=load_preset(framework, stated).with_training(training),
         checkpoint=checkpoint,
-    )
-
-
-def resolved(layout: Layout, model: ModelSpec) -> Layout:
-    """Name the stages and drop settings without effect, so that equal layouts look equal.
-
-    Sequence parallelism needs tp > 1, sharding more than one rank, expert axes experts, recomputation
-    recomputed layers.
-    """
-    ranks = layout.dp * layout.cp
-    stages = with_stages(layout, model)
-    if layout.recompute.granularity is not Granularity.FULL:
-        stages = tuple(replace(stage, recomputed=0, recomputed_kinds={}) for stage in stages)
-    idle = layout.recompute.granularity is Granularity.FULL and not any(stage.recomputed for stage in stages)
-    return replace(
-        layout,
-        sp=layout.sp and layout.tp > 1,
-        zero=layout.zero if ranks > 1 else 0,
-        hsdp_shard=None
-        if layout.hsdp_shard == ranks or ranks == 1 or layout.zero == 0
-        else layout.hsdp_shard,
-        etp=layout.etp if model.is_moe else 1,
-        recompute=Recompute() if idle else layout.recompute,
-        schedule=layout.schedule if layout.pp > 1 else Schedule.NONE,
-        stages=stages,
     )

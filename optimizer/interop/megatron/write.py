@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
-from layoutopt.optimizer.interop.launch.limits import is_even_split, uneven_ends
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
 from layoutopt.optimizer.interop.megatron.write_model import model_flags
 from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
 from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
 
@@ -40,6 +40,8 @@ def export(target: Target) -> ExportedJob:
     words = [flag_words(section) for section in sections]
     start = [*torchrun_words(target), "pretrain_gpt.py"]
     env = environment(target, notes)
+    if Saver.OFFLOAD_ACTIVATIONS in target.layout.savers:
+        env += "export NVTE_CPU_OFFLOAD_V1=1  # Transformer Engine 2.10 and later offload by another path otherwise\n"
     script = (
         "#!/bin/bash\n" + header(target, f"Megatron-LM {target.version}") + env + command_text(start, words)
     )
@@ -60,6 +62,9 @@ def environment(target: Target, notes: list[str]) -> str:
     if layout.zero >= 2:
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS is not 1: FSDP prefetching needs several connections")
         return "unset CUDA_DEVICE_MAX_CONNECTIONS  # FSDP refuses 1\n"
+    # Asynchronous all-reduces of tensor parallelism are on by default before core 0.11, at tp 1 too.
+    if target.release < (0, 11):
+        return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory before core 0.11\n"
     old = not target.cluster.gpu.generation.ordered_streams
     if old and (layout.tp > 1 or layout.cp > 1):
         return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory below Blackwell when tp > 1 or cp > 1\n"
@@ -95,8 +100,6 @@ def layout_flags(target: Target, notes: list[str]) -> Flags:
         flags.append(("--expert-model-parallel-size", layout.ep))
         flags.append(("--expert-tensor-parallel-size", layout.etp if target.release >= (0, 10) else None))
         flags += dispatch_flags(target)
-        if layout.tp > 1 and not layout.sp:
-            notes.append("experts with tp > 1 need sequence parallelism: Megatron-LM will refuse to train")
     return flags + recompute_flags(target)
 
 
@@ -128,21 +131,37 @@ def layout_string(layout: Layout) -> str:
 
 
 def stage_flags(layout: Layout, target: Target) -> Flags:
-    """Even stages by layers per chunk, others by a layout string."""
+    """Even stages by layers per chunk, others by a layout string, or by their ends before there were such strings."""
     if not is_even_split(layout, target.model):
-        if target.release >= (0, 13):
+        if takes_string(target):
             return [("--pipeline-model-parallel-layout", layout_string(layout))]
-        ends = uneven_ends(layout)
-        virtual = ("--num-virtual-stages-per-pipeline-rank", layout.vp if layout.vp > 1 else None)
-        first, last = ends or (None, None)
         return [
-            ("--decoder-first-pipeline-num-layers", first),
-            ("--decoder-last-pipeline-num-layers", last),
-            virtual,
+            *end_flags(layout),
+            ("--num-virtual-stages-per-pipeline-rank", layout.vp if layout.vp > 1 else None),
         ]
     if layout.vp == 1:
         return []
     return [("--num-layers-per-virtual-pipeline-stage", target.model.layers // (layout.pp * layout.vp))]
+
+
+def takes_string(target: Target) -> bool:
+    """Whether the release has layout strings, core 0.13, and for MTP layers too, core 0.14."""
+    return target.release >= ((0, 14) if target.model.mtp_layers else (0, 13))
+
+
+def end_flags(layout: Layout) -> Flags:
+    """Layers of the first and the last rank, or the ends counted as a layer each."""
+    ends = uneven_ends(layout)
+    if ends is not None:
+        return [
+            ("--decoder-first-pipeline-num-layers", ends[0]),
+            ("--decoder-last-pipeline-num-layers", ends[1]),
+        ]
+    first, last = counted_ends(layout) or (False, False)
+    return [
+        ("--account-for-embedding-in-pipeline-split", first),
+        ("--account-for-loss-in-pipeline-split", last),
+    ]
 
 
 def recompute_flags(target: Target) -> Flags:
@@ -189,6 +208,7 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
     if layout.zero >= 2:
         switch = "--use-megatron-fsdp" if target.release >= (0, 14) else "--use-custom-fsdp"
         flags += [(switch, True), ("--data-parallel-sharding-strategy", STRATEGY[layout.zero])]
+        flags.append(("--no-gradient-accumulation-fusion", target.release < (0, 14)))
         if layout.pp > 1:
             notes.append(
                 "Megatron-FSDP with a pipeline is accepted but not covered by Megatron-LM's own tests"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
-from layoutopt.optimizer.interop.launch.limits import is_even_split
 from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
 from layoutopt.optimizer.interop.megatron.write import (
     OFFLOAD_MODULES,
@@ -13,6 +12,7 @@ from layoutopt.optimizer.interop.megatron.write import (
     environment,
     fp8_recipe,
     layout_string,
+    takes_string,
 )
 from layoutopt.optimizer.interop.megatron.write_model import (
     dense_width,
@@ -22,6 +22,7 @@ from layoutopt.optimizer.interop.megatron.write_model import (
 )
 from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
 from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.model import Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Precision, Saver
 
@@ -186,13 +187,20 @@ def moe_overrides(target: Target) -> Overrides:
 def layout_overrides(target: Target) -> Overrides:
     """Sequence parallelism, stages, mesh order and recomputation; degrees are short flags."""
     layout, chosen = target.layout, target.layout.recompute
-    even = is_even_split(layout, target.model)
+    even, string = is_even_split(layout, target.model), takes_string(target)
+    ends = None if even or string else uneven_ends(layout)
+    counted = (counted_ends(layout) if not (even or string or ends) else None) or (False, False)
     overrides: Overrides = [
         ("model.virtual_pipeline_model_parallel_size", layout.vp if layout.vp > 1 else None),
         ("model.sequence_parallel", layout.sp),
-        ("model.pipeline_model_parallel_layout", None if even else f'"{layout_string(layout)}"'),
-        ("model.account_for_embedding_in_pipeline_split", False),
-        ("model.account_for_loss_in_pipeline_split", False),
+        (
+            "model.pipeline_model_parallel_layout",
+            None if even or not string else f'"{layout_string(layout)}"',
+        ),
+        ("model.account_for_embedding_in_pipeline_split", counted[0]),
+        ("model.account_for_loss_in_pipeline_split", counted[1]),
+        ("model.num_layers_in_first_pipeline_stage", ends[0] if ends else None),
+        ("model.num_layers_in_last_pipeline_stage", ends[1] if ends else None),
         ("dist.use_tp_pp_dp_mapping", layout.mesh_order == PP_BEFORE_DP),
         ("model.cp_comm_type", target.preset.cp_comm.value if layout.cp > 1 else None),
     ]

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.deepspeed.write import NO_CHECK, deepspeed_config
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header
-from layoutopt.optimizer.interop.megatron.write_model import dense_width, layer_list, require_gpt
+from layoutopt.optimizer.interop.megatron.write_model import dense_width
 from layoutopt.optimizer.interop.records import ExportedJob
-from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.model import Mlp, Norm
+from layoutopt.optimizer.specs.model import Norm
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
-    from layoutopt.optimizer.specs.model import ModelSpec
 
 Flags = list[tuple[str, Any]]
 
@@ -75,31 +73,6 @@ def _model_flags(target: Target) -> Flags:
         ("--topk", model.moe.top_k),
         ("--expert-interval", 1),
     ]
-
-
-def require_model(model: ModelSpec) -> None:
-    """Refuse what Megatron-DeepSpeed's model code does not have."""
-    require_gpt(model)
-    shapes = layer_list(model)
-    mixed = model.moe is not None and (len({shape.mlp for shape in shapes}) > 1 or bool(model.moe.shared_ffn))
-    lacking = {
-        "multi-head latent attention": model.mla is not None,
-        "multi-token prediction": model.mtp_layers > 0,
-        "query and key norms": model.qk_norm,
-        "attention sinks": model.attention_sinks,
-        "sliding windows": any(shape.window for shape in shapes),
-        "biases of query, key and value alone": model.qkv_bias and not model.attention_bias,
-        "shared experts, or dense layers among sparse ones": mixed,
-        "experts of another width than the MLP": any(shape.mlp is Mlp.DENSE for shape in shapes)
-        and model.moe is not None,
-    }
-    for name, there in lacking.items():
-        if there:
-            raise input_error(
-                f"Megatron-DeepSpeed has no {name}, which {model.name} needs",
-                "another framework",
-                key="model",
-            )
 
 
 def _layout_flags(target: Target) -> Flags:

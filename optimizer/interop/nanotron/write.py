@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.text import header, torchrun_words, yaml_text
-from layoutopt.optimizer.interop.megatron.write_model import dense_width, layer_list, require_gpt
+from layoutopt.optimizer.interop.megatron.write_model import dense_width
 from layoutopt.optimizer.interop.records import ExportedJob
-from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.model import Norm
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
-    from layoutopt.optimizer.specs.model import ModelSpec
 
 
 def export(target: Target) -> ExportedJob:
@@ -127,27 +124,3 @@ def model_config(target: Target) -> dict[str, Any]:
     if target.layout.cp > 1:
         config["_attn_implementation"] = "ring_flash_triton"
     return config
-
-
-def require_model(model: ModelSpec) -> None:
-    """Refuse what nanotron's Llama and Qwen2 classes do not have."""
-    require_gpt(model)
-    lacking = {
-        "mixture of experts": model.is_moe,
-        "multi-head latent attention": model.mla is not None,
-        "multi-token prediction": model.mtp_layers > 0,
-        "query and key norms": model.qk_norm,
-        "attention sinks": model.attention_sinks,
-        "sliding windows": any(shape.window for shape in layer_list(model)),
-        "LayerNorm, ungated MLPs or full biases": model.norm is not Norm.RMS
-        or not model.gated
-        or model.attention_bias,
-        "head dimension other than hidden/heads": model.head_dim * model.heads != model.hidden,
-    }
-    for name, there in lacking.items():
-        if there:
-            raise input_error(
-                f"nanotron's model classes have no {name}, which {model.name} needs",
-                "another framework",
-                key="model",
-            )

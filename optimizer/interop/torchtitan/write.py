@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C
-from layoutopt.optimizer.interop.launch.limits import stage_counts
 from layoutopt.optimizer.interop.launch.text import WIDTH, header
 from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.interop.stages import stage_counts
 from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule

@@ -16,6 +16,7 @@ from layoutopt.optimizer.space.rules import (
     heads,
     layers,
     mesh_orders,
+    models,
     precision,
     products,
     recompute,
@@ -39,6 +40,7 @@ def _own_rules() -> Iterator[Rule]:
 
 RULES: tuple[Rule, ...] = (
     *products.RULES,
+    *models.RULES,
     *heads.RULES,
     *sequence.RULES,
     *layers.RULES,

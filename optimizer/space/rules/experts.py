@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_C
+from layoutopt.optimizer.space.repairs import first_of, lowered, regrouped, setting
 from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, Rule, everywhere, varying
 
 if TYPE_CHECKING:
@@ -95,6 +97,10 @@ def _etp_one_or_tp(rows: LayoutBatch, ctx: Context) -> BoolArray:
     return _etp_is_tp(rows, ctx) | _etp_is_one(rows, ctx)
 
 
+def _etp_as_tp(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    return replace(layout, etp=layout.tp)
+
+
 def _etp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"etp {layout.etp} with tp {layout.tp}", {"etp": layout.etp, "tp": layout.tp}
 
@@ -165,6 +171,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep"}),
         holds=_experts,
         detail=_experts_detail,
+        repair=lowered("ep"),
         valid=varying("ep"),
     ),
     Rule(
@@ -176,6 +183,7 @@ RULES: tuple[Rule, ...] = (
         reads=_EP_FOLD,
         holds=_product,
         detail=_product_detail,
+        repair=lowered("ep", "etp"),
         valid=varying("ep", "etp"),
         frameworks=EVERY - MEGATRONS,
     ),
@@ -187,6 +195,7 @@ RULES: tuple[Rule, ...] = (
         reads=_EP_FOLD,
         holds=_product,
         detail=_product_detail,
+        repair=lowered("ep", "etp"),
         valid=varying("ep", "etp"),
         frameworks=MEGATRONS,
         since=(0, 10),
@@ -199,6 +208,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"dp", "ep"}),
         holds=_divides_dp,
         detail=_divides_dp_detail,
+        repair=lowered("ep"),
         valid=varying("ep"),
         frameworks=MEGATRONS,
         until=(0, 10),
@@ -211,6 +221,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep", "cp"}),
         holds=_without_cp,
         detail=_without_cp_detail,
+        repair=regrouped(cp=1),
         frameworks=MEGATRONS,
         until=(0, 8),
     ),
@@ -222,6 +233,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "etp"}),
         holds=_etp_is_tp,
         detail=_etp_detail,
+        repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
         frameworks=MEGATRONS,
         until=(0, 10),
@@ -237,6 +249,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"etp"}),
         holds=_etp_is_one,
         detail=_etp_detail,
+        repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
         frameworks=_NO_ETP,
     ),
@@ -248,6 +261,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"etp"}),
         holds=_etp_is_one,
         detail=_etp_detail,
+        repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
         frameworks=frozenset({Framework.TORCHTITAN}),
         since=ERA_C,
@@ -260,6 +274,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "etp"}),
         holds=_etp_one_or_tp,
         detail=_etp_detail,
+        repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
         frameworks=frozenset({Framework.TORCHTITAN}),
         until=ERA_C,
@@ -272,6 +287,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "etp"}),
         holds=_etp_one_or_tp,
         detail=_etp_detail,
+        repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
         frameworks=frozenset({Framework.MEGATRON_DEEPSPEED}),
     ),
@@ -283,6 +299,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"etp"}),
         holds=_biased_experts,
         detail=_etp_detail,
+        repair=setting(etp=1),
         valid=varying("etp", limit=1),
         frameworks=MEGATRONS,
     ),
@@ -294,6 +311,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"etp"}),
         holds=_expert_width,
         detail=_expert_width_detail,
+        repair=lowered("etp"),
         valid=varying("etp"),
         frameworks=MEGATRONS,
     ),
@@ -305,6 +323,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep"}),
         holds=_one_domain,
         detail=_one_domain_detail,
+        repair=lowered("ep"),
         valid=varying("ep"),
         flag="dispatcher",
     ),

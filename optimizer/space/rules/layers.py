@@ -8,6 +8,7 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
+from layoutopt.optimizer.space.repairs import regrouped
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
 from layoutopt.optimizer.space.stage_splits import boxes
 
@@ -126,6 +127,19 @@ def _even_chunks_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str,
     return {"vp": tuple(vp for vp in range(1, per_rank + 1) if per_rank % vp == 0)}
 
 
+def _no_windows(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return np.full(len(rows), not ctx.has_windows)
+
+
+def _windows_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"{ctx.model.name} has layers with a sliding window", {"model": ctx.model.name}
+
+
+def _no_pipeline(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.pp == 1
+    return result
+
+
 def _tied(rows: LayoutBatch, ctx: Context) -> BoolArray:
     result: BoolArray = rows.pp == 1
     return result if ctx.model.tied_embeddings else everywhere(rows)
@@ -146,6 +160,7 @@ def _says(text: str) -> Detail:
 
 
 _PP_VP = frozenset({"pp", "vp"})
+_PP = frozenset({"pp"})
 
 _LAYER_RULES = (
     Rule(
@@ -209,6 +224,17 @@ _LAYER_RULES = (
         unless_staged=True,
     ),
     Rule(
+        name="windows_supported",
+        formula="no sliding windows",
+        reason="pretrain_gpt.py has no flag for them before core 0.15",
+        source="NVIDIA/Megatron-LM training/arguments.py (--window-size, --window-attn-skip-freq)",
+        reads=frozenset(),
+        holds=_no_windows,
+        detail=_windows_detail,
+        frameworks=frozenset({Framework.MEGATRON}),
+        until=(0, 15),
+    ),
+    Rule(
         name="tied_with_pp",
         formula="tied embeddings => pp = 1",
         reason="input and output embedding would live on different stages, which this framework refuses",
@@ -216,6 +242,7 @@ _LAYER_RULES = (
         reads=frozenset({"pp"}),
         holds=_tied,
         detail=_says("tied embeddings with pp {pp}"),
+        repair=regrouped(pp=1, vp=1),
         valid=varying("pp", limit=1),
         frameworks=frozenset({Framework.TORCHTITAN}),
     ),
@@ -227,12 +254,26 @@ _LAYER_RULES = (
         reads=frozenset({"pp"}),
         holds=_mtp,
         detail=_says("multi-token prediction layers with pp {pp}"),
+        repair=regrouped(pp=1, vp=1),
         valid=varying("pp", limit=1),
         frameworks=frozenset({Framework.TORCHTITAN}),
     ),
 )
 
 _CHUNK_RULES = (
+    Rule(
+        name="pipeline_needs_modules",
+        formula="pp = 1",
+        reason="a Hugging Face model has no pipeline under DeepSpeed; megatron-deepspeed has one: not searched",
+        source="deepspeedai/DeepSpeed runtime/pipe/module.py",
+        reads=_PP,
+        holds=_no_pipeline,
+        detail=_says("pp {pp} of a Hugging Face model"),
+        repair=regrouped(pp=1, vp=1),
+        valid=varying("pp", limit=1),
+        frameworks=frozenset({Framework.DEEPSPEED}),
+        search_only=True,
+    ),
     Rule(
         name="vp_needs_pp",
         formula="vp > 1 => pp >= 2",
@@ -241,6 +282,7 @@ _CHUNK_RULES = (
         reads=_PP_VP,
         holds=_chunks_need_ranks(2),
         detail=_chunks_detail,
+        repair=regrouped(vp=1),
         valid=varying("vp", "pp"),
     ),
     Rule(
@@ -251,6 +293,7 @@ _CHUNK_RULES = (
         reads=_PP_VP,
         holds=_chunks_need_ranks(3),
         detail=_chunks_detail,
+        repair=regrouped(vp=1),
         valid=varying("vp", "pp"),
         frameworks=MEGATRONS,
         until=(0, 8),
@@ -263,6 +306,7 @@ _CHUNK_RULES = (
         reads=_PP_VP,
         holds=_no_p2p_overlap,
         detail=_chunks_detail,
+        repair=regrouped(vp=1),
         valid=varying("vp", "pp"),
         frameworks=MEGATRONS,
         since=(0, 8),

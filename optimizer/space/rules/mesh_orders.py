@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.registry import abilities_of
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.orders import same_order
+from layoutopt.optimizer.space.repairs import default_order
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Axis
@@ -92,6 +93,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp", "dp", "pp", "ep", "order"}),
         holds=_known_order,
         detail=_order_detail,
+        repair=default_order,
     ),
     Rule(
         name="expert_dp_equals_dp",
@@ -101,6 +103,7 @@ RULES: tuple[Rule, ...] = (
         reads=_EP_GRID | {"pp", "order"},
         holds=_same_dp,
         detail=_same_dp_detail,
+        repair=default_order,
         frameworks=MEGATRONS,
     ),
     Rule(
@@ -111,17 +114,19 @@ RULES: tuple[Rule, ...] = (
         reads=_EP_GRID | {"pp", "order"},
         holds=_grid_nests,
         detail=_grid_nests_detail,
+        repair=default_order,
         frameworks=FREEST,
     ),
     Rule(
         name="fsdp_mesh_order",
         formula="zero >= 2 => the default mesh order",
-        reason="Megatron-FSDP builds its own mesh",
+        reason="it refuses Megatron-FSDP with use_tp_pp_dp_mapping",
         source="NVIDIA-NeMo/Megatron-Bridge training/config.py",
         reads=frozenset({"zero", "order", "pp"}),
         holds=_fsdp_order,
         detail=_fsdp_order_detail,
-        frameworks=MEGATRONS,
+        repair=default_order,
+        frameworks=frozenset({Framework.MEGATRON_BRIDGE}),
         launch_only=True,
     ),
 )

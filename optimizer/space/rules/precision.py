@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import abilities_of, savers_of
+from layoutopt.optimizer.space.repairs import known_precision
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
 from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -58,6 +60,11 @@ def _savers_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     }
 
 
+def _known_savers(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    known = savers_of(ctx.framework, ctx.release, ctx.model)
+    return replace(layout, savers=tuple(saver for saver in layout.savers if saver in known))
+
+
 def _hardware(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray:
     return np.full(len(rows), precision in ctx.cluster.gpu.dense_flops)
 
@@ -68,6 +75,15 @@ def _hardware_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"{gpu.name} has no {layout.precision} GEMMs; valid: {known}", {
         "precision": layout.precision.value
     }
+
+
+def _grouped(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray:
+    ungrouped = ctx.options.grouped_gemm is False
+    return np.full(len(rows), not ctx.experts or ungrouped or precision is not Precision.FP16)
+
+
+def _grouped_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"{ctx.experts} experts in {layout.precision}", {"experts": ctx.experts}
 
 
 def _steps(precision: Precision) -> tuple[int, int]:
@@ -127,6 +143,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision"}),
         holds=_per_precision(_framework),
         detail=_framework_detail,
+        repair=known_precision,
     ),
     Rule(
         name="precision_hardware",
@@ -136,6 +153,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"precision"}),
         holds=_per_precision(_hardware),
         detail=_hardware_detail,
+        repair=known_precision,
     ),
     Rule(
         name="savers_supported",
@@ -146,8 +164,22 @@ RULES: tuple[Rule, ...] = (
         "--fine-grained-activation-offloading and --offload-modules 0.16); torchtitan "
         "training.enable_cpu_offload; DeepSpeed offload_optimizer",
         reads=frozenset({"precision"}),
+        axis="savers",
         holds=_savers,
         detail=_savers_detail,
+        repair=_known_savers,
+    ),
+    Rule(
+        name="grouped_gemm_fp16",
+        formula="experts => no fp16",
+        reason="grouped GEMMs, which experts are launched with, take bf16 alone",
+        source="NVIDIA/Megatron-LM core/transformer/moe/experts.py, core 0.13",
+        reads=frozenset({"precision"}),
+        holds=_per_precision(_grouped),
+        detail=_grouped_detail,
+        repair=known_precision,
+        frameworks=MEGATRONS,
+        until=(0, 14),
     ),
     Rule(
         name="fp8_shapes",
@@ -157,6 +189,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp", "sp", "etp", "micro_batch", "precision"}),
         holds=_per_precision(_shapes),
         detail=_shapes_detail,
+        repair=known_precision,
         valid=varying("tp", "micro_batch"),
         frameworks=MEGATRONS,
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import abilities_of
+from layoutopt.optimizer.space.repairs import MESH, regrouped, setting
 from layoutopt.optimizer.space.rule import EVERY, Rule, varying
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def _absent(axis: str) -> Rule:
         holds=holds,
         detail=detail,
         valid=varying(axis),
+        repair=regrouped(**{axis: 1}) if axis in MESH else setting(**{axis: 1}),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.space.repairs import known_modules, without_modules
 from layoutopt.optimizer.space.rule import EVERY, FREEST, MEGATRONS, TORCH_PIPELINES, Rule
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision
@@ -73,8 +74,8 @@ def _missing_parts(recompute: Recompute, ctx: Context) -> list[str]:
 
 
 def _parts(recompute: Recompute, ctx: Context) -> bool:
-    # A dense-MLP or attention entry without such a layer does nothing; the others are refused.
-    return not set(_missing_parts(recompute, ctx)) - {"mlp", "core_attn"}
+    # An entry without such a layer does nothing, but these two are refused.
+    return not set(_missing_parts(recompute, ctx)) & {"moe_act", "mla_up_proj"}
 
 
 def _parts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -84,9 +85,17 @@ def _parts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _delayed(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    """Delayed scaling can't replay a cast whose scale has moved on."""
-    if ctx.training.fp8_recipe is not Fp8Recipe.DELAYED:
-        return np.ones(len(rows), dtype=bool)
+    """Delayed scaling, Megatron's default and what is launched where no recipe is stated, can't replay a cast.
+
+    Its scale has moved on by then.
+    """
+    stated = ctx.training.fp8_recipe
+    delayed = stated is Fp8Recipe.DELAYED or (stated is None and ctx.framework in MEGATRONS)
+    return _eight_bit(rows, ctx) if delayed else np.ones(len(rows), dtype=bool)
+
+
+def _eight_bit(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    """Mask the rows that don't both multiply in fp8 and recompute what feeds it."""
     discards = per_entry(lambda recompute, _: bool({"moe_act", "layernorm"} & set(recompute.modules)))(
         rows, ctx
     )
@@ -98,6 +107,20 @@ def _delayed(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _delayed_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     modules = ", ".join(layout.recompute.modules)
     return f"recomputing {modules} with delayed fp8 scaling", {"modules": modules}
+
+
+def _eight_bit_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    modules = ", ".join(layout.recompute.modules)
+    return f"recomputing {modules} in {layout.precision}", {"modules": modules}
+
+
+def _named(recompute: Recompute, ctx: Context) -> bool:
+    return recompute.granularity is not Granularity.SELECTIVE or bool(recompute.modules)
+
+
+def _named_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    known = ", ".join(abilities_of(ctx.framework, ctx.release).modules)
+    return f"selective recomputation of no module; valid: {known}", {"modules": ""}
 
 
 RULES: tuple[Rule, ...] = (
@@ -112,6 +135,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"recompute"}),
         holds=per_entry(_granularity),
         detail=_granularity_detail,
+        repair=known_modules,
         frameworks=EVERY,
     ),
     Rule(
@@ -122,19 +146,30 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"recompute"}),
         holds=per_entry(_modules),
         detail=_modules_detail,
+        repair=known_modules,
         frameworks=_LISTS | TORCH_PIPELINES,
     ),
     Rule(
+        name="recompute_modules_named",
+        formula="selective recomputation names a module",
+        reason="without one the launch file would say another one, or nothing",
+        source="NVIDIA/Megatron-LM arguments.py (--recompute-modules, default core_attn); torchtitan SelectiveAC",
+        reads=frozenset({"recompute"}),
+        holds=per_entry(_named),
+        detail=_named_detail,
+        repair=known_modules,
+        frameworks=EVERY - FREEST,
+        launch_only=True,
+    ),
+    Rule(
         name="recompute_modules_present",
-        formula=(
-            "moe_act, moe need experts; mla_up_proj needs latent attention; shared_experts needs shared "
-            "experts"
-        ),
+        formula="moe_act needs grouped GEMMs of experts; mla_up_proj needs latent attention",
         reason="there is nothing to recompute",
         source="NVIDIA/Megatron-LM transformer_config.py",
         reads=frozenset({"recompute"}),
         holds=per_entry(_parts),
         detail=_parts_detail,
+        repair=without_modules("moe_act", "mla_up_proj"),
         frameworks=_LISTS,
     ),
     Rule(
@@ -143,8 +178,23 @@ RULES: tuple[Rule, ...] = (
         reason="discarded outputs would be recast with another scale",
         source="NVIDIA/Megatron-LM transformer_config.py",
         reads=frozenset({"recompute", "precision"}),
+        axis="recompute",
         holds=_delayed,
         detail=_delayed_detail,
+        repair=without_modules("moe_act", "layernorm"),
         frameworks=_LISTS,
+    ),
+    Rule(
+        name="recompute_with_fp8",
+        formula="fp8 => no moe_act, no layernorm",
+        reason="before core 0.14 no recipe could replay a discarded output",
+        source="NVIDIA/Megatron-LM transformer_config.py, core 0.13",
+        reads=frozenset({"recompute", "precision"}),
+        axis="recompute",
+        holds=_eight_bit,
+        detail=_eight_bit_detail,
+        repair=without_modules("moe_act", "layernorm"),
+        frameworks=MEGATRONS,
+        until=(0, 14),
     ),
 )

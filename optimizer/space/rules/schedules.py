@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.space.repairs import first_of, known_schedule, lowered, setting
+from layoutopt.optimizer.space.rows import default_schedule
 from layoutopt.optimizer.space.rule import MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -27,6 +30,15 @@ def micro_batch_formula(layout: Layout, ctx: Context) -> str:
     """Write out how the number of micro-batches comes about."""
     batch = ctx.training.global_batch
     return f"m = {batch:,} / (micro-batch {layout.micro_batch} x dp {layout.dp:,})"
+
+
+def _zero_bubble(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.pp == 1) | (rows.sp == 0)
+    return ~_is(rows, Schedule.ZB_H1) | result
+
+
+def _zero_bubble_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"schedule {layout.schedule} with sequence parallelism", {"schedule": layout.schedule.value}
 
 
 def _fewer_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -147,6 +159,11 @@ def _bounds_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"schedule": model.schedule.value, "vp": layout.vp}
 
 
+def _follow_chunks(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    """Take 1F1B for one chunk and interleaving for several."""
+    return replace(layout, schedule=default_schedule(layout.pp, layout.vp), stages=())
+
+
 def _schedule_batches_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     model, m = schedule_of(layout), layout.micro_batches
     text = f"schedule {model.schedule} needs m >= {model.min_micro_batches} x pp {layout.pp}, m is {m}"
@@ -173,6 +190,7 @@ _MICRO_BATCH_RULES = (
         reads=_PP_VP_M,
         holds=_enough_interleaved,
         detail=_fewer_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("pp", "micro_batches"),
         frameworks=MEGATRONS,
     ),
@@ -184,6 +202,7 @@ _MICRO_BATCH_RULES = (
         reads=frozenset({"pp", "micro_batches", "schedule"}),
         holds=_enough_1f1b,
         detail=_fewer_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("pp", "micro_batches"),
         frameworks=TORCH_PIPELINES,
     ),
@@ -195,6 +214,7 @@ _MICRO_BATCH_RULES = (
         reads=_PIPE_M,
         holds=_enough_but_one,
         detail=_fewer_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("pp", "micro_batches"),
         frameworks=frozenset({Framework.NANOTRON}),
     ),
@@ -206,6 +226,7 @@ _MICRO_BATCH_RULES = (
         reads=_PP_VP_M,
         holds=_groups,
         detail=_groups_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("pp", "micro_batches"),
         frameworks=MEGATRONS,
         since=(0, 10),
@@ -218,6 +239,7 @@ _MICRO_BATCH_RULES = (
         reads=_PP_VP_M,
         holds=_multiple,
         detail=_groups_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("pp", "micro_batches"),
         frameworks=MEGATRONS,
         until=(0, 10),
@@ -230,6 +252,7 @@ _MICRO_BATCH_RULES = (
         reads=frozenset({"pp", "micro_batches", "schedule"}),
         holds=_rounds,
         detail=_rounds_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("micro_batches"),
         frameworks=TORCH_PIPELINES,
     ),
@@ -255,6 +278,18 @@ _SCHEDULE_RULES = (
         reads=frozenset({"pp", "schedule"}),
         holds=_per_schedule(_launchable),
         detail=_launchable_detail,
+        repair=known_schedule,
+    ),
+    Rule(
+        name="zero_bubble_without_sp",
+        formula="zb-h1 => no sequence parallelism",
+        reason="--enable-zbh1-pipeline excludes --sequence-parallel",
+        source="deepspeedai/Megatron-DeepSpeed megatron/arguments.py",
+        reads=frozenset({"pp", "sp", "schedule"}),
+        holds=_zero_bubble,
+        detail=_zero_bubble_detail,
+        repair=setting(schedule=Schedule.ONE_F_ONE_B),
+        frameworks=frozenset({Framework.MEGATRON_DEEPSPEED}),
     ),
     Rule(
         name="schedule_chunks",
@@ -267,6 +302,7 @@ _SCHEDULE_RULES = (
         reads=frozenset({"pp", "vp", "schedule"}),
         holds=_per_schedule(_chunk_bounds),
         detail=_bounds_detail,
+        repair=first_of(_follow_chunks, known_schedule),
         valid=varying("vp"),
     ),
     Rule(
@@ -277,6 +313,7 @@ _SCHEDULE_RULES = (
         reads=frozenset({"pp", "micro_batches", "schedule"}),
         holds=_per_schedule(_micro_batch_bounds),
         detail=_schedule_batches_detail,
+        repair=known_schedule,
         valid=varying("micro_batches", "pp"),
     ),
 )

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.frameworks.torchtitan import ERA_C
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C
+from layoutopt.optimizer.space.repairs import lowered, regrouped, setting
 from layoutopt.optimizer.space.rule import (
     EVERY,
     FREEST,
     MEGATRONS,
+    TORCH_PIPELINES,
     Rule,
     everywhere,
     varying,
@@ -20,9 +22,11 @@ from layoutopt.optimizer.space.rule import (
 from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.context import Context
-    from layoutopt.optimizer.space.rule import BoolArray, Factors
+    from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout
 
 
@@ -151,6 +155,43 @@ def _sp_or_ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"sequence parallelism together with Ulysses degree {layout.cp}", {"cp": layout.cp}
 
 
+def _sp_off(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.sp == 0
+    return everywhere(rows) if abilities_of(ctx.framework, ctx.release).sp else result
+
+
+def _sp_on(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.tp == 1) | (rows.sp == 1)
+    return result
+
+
+def _sp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    word = "with" if layout.sp else "without"
+    return f"tp {layout.tp} {word} sequence parallelism", {"tp": layout.tp, "sp": int(layout.sp)}
+
+
+def _ulysses_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.cp == 1) | ((rows.tp == 1) & (rows.pp == 1))
+    return result
+
+
+def _ulysses_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"Ulysses degree {layout.cp} with tp {layout.tp} and pp {layout.pp}"
+    return text, {"cp": layout.cp, "tp": layout.tp, "pp": layout.pp}
+
+
+def _no_cp_unless(allowed: Callable[[Context], bool]) -> Holds:
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        result: BoolArray = rows.cp == 1
+        return everywhere(rows) if allowed(ctx) else result
+
+    return holds
+
+
+def _cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"cp {layout.cp} for {ctx.model.name}", {"cp": layout.cp}
+
+
 _TE = "TransformerEngine attention/dot_product_attention/context_parallel.py"
 
 RULES: tuple[Rule, ...] = (
@@ -165,6 +206,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp", "sp"}),
         holds=_sequence,
         detail=_sequence_detail,
+        repair=lowered("cp", "tp"),
         valid=varying("cp", "tp"),
         frameworks=EVERY - {Framework.TORCHTITAN},
     ),
@@ -176,6 +218,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp", "sp", "micro_batch"}),
         holds=_packed,
         detail=_packed_detail,
+        repair=lowered("cp", "tp"),
         valid=varying("cp", "tp"),
         frameworks=frozenset({Framework.TORCHTITAN}),
         since=ERA_C,
@@ -188,6 +231,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp"}),
         holds=_sequence_toml,
         detail=_sequence_toml_detail,
+        repair=lowered("cp", "tp"),
         valid=varying("cp", "tp"),
         frameworks=frozenset({Framework.TORCHTITAN}),
         until=ERA_C,
@@ -200,6 +244,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp"}),
         holds=_ulysses_split,
         detail=_ulysses_detail,
+        repair=lowered("cp"),
         valid=varying("cp"),
         frameworks=MEGATRONS,
         flag="cp_comm",
@@ -214,6 +259,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp"}),
         holds=_ulysses_stated,
         detail=_ulysses_detail,
+        repair=lowered("cp"),
         valid=varying("cp"),
         frameworks=FREEST | {Framework.ACCELERATE},
         flag="cp_comm",
@@ -226,6 +272,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "cp"}),
         holds=_ulysses_always,
         detail=_ulysses_detail,
+        repair=lowered("cp"),
         valid=varying("cp"),
         frameworks=frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED}),
     ),
@@ -237,6 +284,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"cp"}),
         holds=_window,
         detail=_window_detail,
+        repair=regrouped(cp=1),
         valid=varying("cp", limit=1),
         frameworks=MEGATRONS,
         flag="cp_comm",
@@ -249,6 +297,7 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"tp", "sp"}),
         holds=_moe_sp,
         detail=_moe_sp_detail,
+        repair=setting(sp=True),
         frameworks=MEGATRONS,
     ),
     Rule(
@@ -259,7 +308,67 @@ RULES: tuple[Rule, ...] = (
         reads=frozenset({"sp", "cp"}),
         holds=_sp_or_ulysses,
         detail=_sp_or_ulysses_detail,
+        repair=setting(sp=False),
         valid=varying("cp", limit=1),
         frameworks=frozenset({Framework.MEGATRON_DEEPSPEED}),
+    ),
+    Rule(
+        name="ulysses_alone",
+        formula="cp > 1 => tp = pp = 1",
+        reason="its groups are built for sequence parallelism without tensor and pipeline parallelism",
+        source="deepspeedai/Megatron-DeepSpeed megatron/core/parallel_state.py (initialize_model_parallel)",
+        reads=frozenset({"tp", "cp", "pp"}),
+        holds=_ulysses_alone,
+        detail=_ulysses_alone_detail,
+        repair=regrouped(cp=1),
+        valid=varying("cp", limit=1),
+        frameworks=frozenset({Framework.MEGATRON_DEEPSPEED}),
+    ),
+    Rule(
+        name="sp_supported",
+        formula="sp only where the framework shards norms and dropout along the sequence",
+        reason="its tensor parallelism doesn't shard the sequence",
+        source="deepspeedai/DeepSpeed module_inject (AutoTP); huggingface/accelerate parallelism_config.py",
+        reads=frozenset({"sp"}),
+        holds=_sp_off,
+        detail=_sp_detail,
+        repair=setting(sp=False),
+    ),
+    Rule(
+        name="sp_with_tp",
+        formula="tp > 1 => sp",
+        reason="the TOML era always shards the sequence with tensor parallelism",
+        source="pytorch/torchtitan v0.2.2 parallelize.py",
+        reads=frozenset({"tp", "sp"}),
+        axis="sp",
+        holds=_sp_on,
+        detail=_sp_detail,
+        repair=setting(sp=True),
+        frameworks=frozenset({Framework.TORCHTITAN}),
+        until=ERA_B,
+    ),
+    Rule(
+        name="cp_needs_qwen",
+        formula="cp > 1 => the Qwen2 model class",
+        reason="the Llama class has no ring attention",
+        source="huggingface/nanotron src/nanotron/models/qwen.py, config (_attn_implementation)",
+        reads=frozenset({"cp"}),
+        holds=_no_cp_unless(lambda ctx: ctx.model.qkv_bias),
+        detail=_cp_detail,
+        repair=regrouped(cp=1),
+        valid=varying("cp", limit=1),
+        frameworks=frozenset({Framework.NANOTRON}),
+    ),
+    Rule(
+        name="mtp_with_cp",
+        formula="multi-token prediction => cp = 1",
+        reason="the prediction layers shift tokens across the pieces of the sequence, which this framework refuses",
+        source="pytorch/torchtitan models/common/mtp.py",
+        reads=frozenset({"cp"}),
+        holds=_no_cp_unless(lambda ctx: not ctx.model.mtp_layers),
+        detail=_cp_detail,
+        repair=regrouped(cp=1),
+        valid=varying("cp", limit=1),
+        frameworks=TORCH_PIPELINES,
     ),
 )

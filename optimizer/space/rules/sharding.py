@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from layoutopt.optimizer.frameworks.record import TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, of_family
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B
+from layoutopt.optimizer.space.repairs import first_of, lowered, nearest_zero, setting
 from layoutopt.optimizer.space.rule import (
     EVERY,
     FREEST,
@@ -19,7 +21,7 @@ from layoutopt.optimizer.space.rule import (
     varying,
 )
 from layoutopt.optimizer.space.rules.experts import expert_dp
-from layoutopt.optimizer.specs.vocabulary import Axis, Precision
+from layoutopt.optimizer.specs.vocabulary import Axis, Precision, Saver
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.context import Context
-    from layoutopt.optimizer.space.rule import BoolArray, Factors
+    from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout
 
 
@@ -154,24 +156,98 @@ def _holds_experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """Expert groups are cut out of one shard group: dp_shard * cp * tp."""
     whole = rows.dp * rows.cp
     shard = np.where(rows.hsdp_shard > 0, rows.hsdp_shard, np.where(rows.zero == 0, rows.cp, whole))
-    result: BoolArray = (shard * rows.tp) % rows.ep == 0
+    result: BoolArray = (shard * rows.tp) % (rows.ep * (rows.etp if ctx.experts else 1)) == 0
     return result
 
 
 def _holds_experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     shard = layout.hsdp_shard or (layout.cp if layout.zero == 0 else layout.dp * layout.cp)
-    text = f"(dp_shard x cp {shard} x tp {layout.tp}) % ep {layout.ep} = {shard * layout.tp % layout.ep}"
-    return text, {"shard": shard, "tp": layout.tp, "ep": layout.ep}
+    experts = layout.ep * layout.etp
+    text = f"(dp_shard x cp {shard} x tp {layout.tp}) % (ep {layout.ep} x etp {layout.etp})"
+    text += f" = {shard * layout.tp % experts}"
+    return text, {"shard": shard, "tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
+
+
+def _sharded_whole(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    """Shard over all data-parallel ranks, so that experts find as many as there are."""
+    return replace(layout, zero=max(layout.zero, 2), hsdp_shard=None)
 
 
 def _ddp_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.zero > 0) | ((rows.tp == 1) & (rows.cp == 1))
+    result: BoolArray = (rows.zero > 0) | (rows.dp == 1) | ((rows.tp == 1) & (rows.cp == 1) & (rows.pp == 1))
     return result
 
 
-def _ddp_needs_shards(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = _ddp_alone(rows, ctx) | (rows.dp == 1)
+def _replicas_need_shards(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    alone = (rows.tp * rows.cp == 1) | (rows.dp == 1)
+    result: BoolArray = alone | ((rows.zero > 0) & (rows.hsdp_shard != rows.cp))
     return result
+
+
+def _ddp_without_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.zero > 0) | (rows.cp == 1)
+    return result
+
+
+def _savers_need(least: int) -> Holds:
+    """Build a predicate: a host or 16-bit optimizer of several replicas is a sharded one."""
+
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        uses = np.array([bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers in rows.codebook.formats])
+        result: BoolArray = ~uses[rows.precision] | _sharded(rows, least)
+        return result
+
+    return holds
+
+
+def _savers_open_need(least: int) -> Holds:
+    """Build a predicate of the space: where such savers are among the choices, all its optimizers are sharded."""
+
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        opened = any(_OPTIMIZER_SAVERS & set(savers) for _, savers in rows.codebook.formats)
+        return _sharded(rows, least) if opened else everywhere(rows)
+
+    return holds
+
+
+def _sharded(rows: LayoutBatch, least: int) -> BoolArray:
+    result: BoolArray = (rows.zero >= least) | (rows.dp * rows.cp == 1)
+    return result
+
+
+def _savers_need_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    savers = [saver for saver in layout.savers if saver in _OPTIMIZER_SAVERS]
+    return f"{', '.join(savers)} with ZeRO-{layout.zero}", {"zero": layout.zero}
+
+
+def _savers_need_zero(
+    least: int, frameworks: frozenset[Framework], *, formula: str, reason: str, source: str
+) -> tuple[Rule, Rule]:
+    """Build the rule on layouts, and the one that shapes the space: masks of its modifiers have to multiply."""
+    launched = Rule(
+        name="savers_need_zero",
+        reads=frozenset({"zero", "dp", "cp", "precision"}),
+        axis="zero",
+        holds=_savers_need(least),
+        detail=_savers_need_detail,
+        repair=setting(zero=least),
+        frameworks=frameworks,
+        launch_only=True,
+        formula=formula,
+        reason=reason,
+        source=source,
+    )
+    searched = replace(
+        launched,
+        reads=frozenset({"zero", "dp", "cp"}),
+        holds=_savers_open_need(least),
+        launch_only=False,
+        search_only=True,
+    )
+    return launched, searched
+
+
+_OPTIMIZER_SAVERS = {Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER}
 
 
 def _ddp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -236,6 +312,7 @@ _STAGE_RULES = (
         reads=frozenset({"zero"}),
         holds=_stage,
         detail=_stage_detail,
+        repair=nearest_zero,
         valid=_stage_valid,
     ),
     Rule(
@@ -246,6 +323,7 @@ _STAGE_RULES = (
         reads=_ZERO_PP,
         holds=_whole_gradients,
         detail=_zero_pp_detail,
+        repair=setting(zero=1, hsdp_shard=None),
         valid=_zero_pp_valid,
         frameworks=_DEEPSPEEDS,
     ),
@@ -257,6 +335,7 @@ _STAGE_RULES = (
         reads=_ZERO_PP,
         holds=_pipeline_engine,
         detail=_zero_pp_detail,
+        repair=setting(zero=1, hsdp_shard=None),
         valid=_zero_pp_valid,
         frameworks=_DEEPSPEEDS,
         flag="pipeline_module",
@@ -269,32 +348,63 @@ _STAGE_RULES = (
         reads=_ZERO_PP,
         holds=_whole_gradients,
         detail=_zero_pp_detail,
+        repair=setting(zero=1, hsdp_shard=None),
         valid=_zero_pp_valid,
         frameworks=MEGATRONS,
         search_only=True,
     ),
     Rule(
         name="ddp_alone",
-        formula="zero = 0 => tp = cp = 1",
+        formula="zero = 0 and dp > 1 => tp = cp = pp = 1",
         reason="plain data parallelism isn't combined with other axes in this era",
         source="pytorch/torchtitan v0.2.2 (DDP has not supported > 1D parallelism)",
-        reads=frozenset({"zero", "tp", "cp"}),
+        reads=frozenset({"zero", "tp", "cp", "pp", "dp"}),
+        axis="zero",
         holds=_ddp_alone,
         detail=_ddp_detail,
+        repair=setting(zero=2),
         valid=_ddp_valid,
         frameworks=frozenset({Framework.TORCHTITAN}),
         until=ERA_B,
     ),
     Rule(
         name="ddp_alone",
-        formula="zero = 0 and dp > 1 => tp = cp = 1",
+        formula="replicas and (tp > 1 or cp > 1) => dp_shard > 1",
         reason="replicas alone, without shards, aren't combined with tp or cp",
         source="huggingface/accelerate parallelism_config.py",
-        reads=frozenset({"zero", "tp", "cp", "dp"}),
-        holds=_ddp_needs_shards,
+        reads=frozenset({"zero", "hsdp_shard", "tp", "cp", "dp"}),
+        axis="zero",
+        holds=_replicas_need_shards,
         detail=_ddp_detail,
+        repair=setting(zero=2),
         valid=_ddp_valid,
         frameworks=frozenset({Framework.ACCELERATE}),
+    ),
+    Rule(
+        name="ddp_without_cp",
+        formula="zero = 0 => cp = 1",
+        reason="FSDP shards over the context-parallel ranks as well",
+        source="pytorch/torchtitan parallel_dims.py; huggingface/accelerate parallelism_config.py",
+        reads=frozenset({"zero", "cp"}),
+        holds=_ddp_without_cp,
+        detail=_ddp_detail,
+        repair=setting(zero=2),
+        valid=_ddp_valid,
+        frameworks=TORCH_PIPELINES | {Framework.ACCELERATE},
+    ),
+    *_savers_need_zero(
+        1,
+        MEGATRONS | _DEEPSPEEDS,
+        formula="16-bit moments or a host optimizer, and several replicas => zero >= 1",
+        reason="the precision-aware optimizer is a distributed one; offload_optimizer belongs to ZeRO",
+        source="NVIDIA/Megatron-LM arguments.py (--use-precision-aware-optimizer); deepspeedai/DeepSpeed config.py",
+    ),
+    *_savers_need_zero(
+        2,
+        TORCH_PIPELINES,
+        formula="a host optimizer, and several replicas => zero >= 2",
+        reason="only FSDP keeps its shards in host memory",
+        source="pytorch/torchtitan training.enable_cpu_offload",
     ),
     Rule(
         name="zero3_experts_alone",
@@ -304,6 +414,7 @@ _STAGE_RULES = (
         reads=frozenset({"zero", "ep", "tp", "cp"}),
         holds=_auto_ep,
         detail=_auto_ep_detail,
+        repair=setting(zero=2, hsdp_shard=None),
         frameworks=frozenset({Framework.DEEPSPEED}),
     ),
     Rule(
@@ -340,6 +451,7 @@ _GROUP_RULES = (
         reads=_SHARD,
         holds=_divides,
         detail=_divides_detail,
+        repair=setting(hsdp_shard=None),
         valid=_divides_valid,
     ),
     Rule(
@@ -353,6 +465,7 @@ _GROUP_RULES = (
         reads=_SHARD,
         holds=_grouped,
         detail=_grouped_detail,
+        repair=setting(hsdp_shard=None),
     ),
     Rule(
         name="replicas_divide_expert_dp",
@@ -362,6 +475,7 @@ _GROUP_RULES = (
         reads=_EP_GRID | {"hsdp_shard"},
         holds=_replicas_fit,
         detail=_replicas_detail,
+        repair=setting(hsdp_shard=None),
         frameworks=EVERY - TORCH_PIPELINES,
     ),
     Rule(
@@ -372,6 +486,7 @@ _GROUP_RULES = (
         reads=_SHARD,
         holds=_nests,
         detail=_nests_detail,
+        repair=setting(hsdp_shard=None),
         valid=varying("hsdp_shard"),
         frameworks=FREEST,
     ),
@@ -383,17 +498,20 @@ _GROUP_RULES = (
         reads=frozenset({"hsdp_shard", "cp"}),
         holds=_whole_cp,
         detail=_whole_cp_detail,
+        repair=setting(hsdp_shard=None),
         valid=varying("hsdp_shard"),
         frameworks=TORCH_PIPELINES,
     ),
     Rule(
         name="shard_holds_experts",
-        formula="(dp_shard * cp * tp) % ep = 0",
+        formula="(dp_shard * cp * tp) % (ep * etp) = 0",
         reason="replicas never serve the same experts: an expert group lies inside a shard group",
         source="pytorch/torchtitan parallel_dims.py",
-        reads=frozenset({"zero", "hsdp_shard", "dp", "cp", "tp", "ep"}),
+        reads=frozenset({"zero", "hsdp_shard", "dp", "cp", "tp", "ep", "etp"}),
+        axis="ep",
         holds=_holds_experts,
         detail=_holds_experts_detail,
+        repair=first_of(_sharded_whole, lowered("ep", "etp"), setting(ep=1, etp=1)),
         valid=varying("ep"),
         frameworks=TORCH_PIPELINES,
     ),

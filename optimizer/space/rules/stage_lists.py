@@ -2,46 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.space.divisors import divisors
+from layoutopt.optimizer.space.effective import restaged
+from layoutopt.optimizer.space.repairs import regroup
 from layoutopt.optimizer.space.rule import BrokenRule
-from layoutopt.optimizer.space.stage_splits import allowed_sizes, own_split
-from layoutopt.optimizer.space.stages import model_order
+from layoutopt.optimizer.space.stage_splits import allowed_sizes, boxes, own_split
+from layoutopt.optimizer.space.stages import chunk_layers, model_order
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.stage_split import kinds_of
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.specs.layout import Layout
 
 
-def broken_stage_rules(layout: Layout, ctx: Context) -> tuple[BrokenRule, ...]:
-    """Return what is wrong with the stage list of a layout; nothing if it has none."""
+StageRepair = Callable[["Layout", "Context"], "Layout | None"]
+
+
+def stage_faults(layout: Layout, ctx: Context) -> list[tuple[BrokenRule, StageRepair]]:
+    """Return what is wrong with the stage list of a layout, each with its repair; nothing if it has none."""
     if not layout.stages:
-        return ()
+        return []
     shape = _shape(layout)
     if shape:  # the other checks read the list by position
-        return (shape,)
-    checks: Sequence[Callable[[Layout, Context], BrokenRule | None]] = (
-        _layer_sum,
-        _ends,
-        _prediction_layers,
-        _empty_stages,
-        _split,
-        _recomputed_at_all,
-        _recomputed,
+        return [(shape, _split_anew)]
+    checks: Sequence[tuple[Callable[[Layout, Context], BrokenRule | None], StageRepair]] = (
+        (_layer_sum, _split_anew),
+        (_ends, _split_anew),
+        (_prediction_layers, _predict_last),
+        (_empty_stages, _split_anew),
+        (_split, _split_anew),
+        (_recomputed_at_all, _deepest_everywhere),
+        (_recomputed, _as_policy),
     )
-    found = (check(layout, ctx) for check in checks)
-    return tuple(broken for broken in found if broken)
+    found = ((check(layout, ctx), repair) for check, repair in checks)
+    return [(broken, repair) for broken, repair in found if broken]
+
+
+def _split_anew(layout: Layout, ctx: Context) -> Layout | None:
+    """Take the split that comes nearest; where the framework has none over these stages, fewer of them."""
+    depth = max((stage.recomputed for stage in layout.stages), default=0)
+    for pp, vp in _shapes(layout):
+        changed = layout if (pp, vp) == (layout.pp, layout.vp) else regroup(layout, pp=pp, vp=vp)
+        if changed is None:
+            continue
+        totals = _nearest_totals(changed, [stage.layers for stage in layout.stages], ctx)
+        if totals is None:
+            continue
+        counts = chunk_layers(totals, pp, vp).tolist()
+        whole = all(stage.recomputed == stage.layers for stage in layout.stages)
+        limit = ctx.model.layers if whole and depth else depth
+        return replace(changed, stages=restaged(ctx.model, changed, counts, limit))
+    return None
+
+
+def _shapes(layout: Layout) -> Iterator[tuple[int, int]]:
+    """Yield pp and vp as they are, without chunks, then with fewer ranks."""
+    yield layout.pp, layout.vp
+    for pp in reversed(divisors(layout.pp)):
+        if (pp, 1) != (layout.pp, layout.vp):
+            yield pp, 1
+
+
+def _nearest_totals(layout: Layout, wanted: list[int], ctx: Context) -> IntArray | None:
+    """Return layers per rank of the split that moves the fewest layers, as far as boxes are searched."""
+    pp, vp, layers = layout.pp, layout.vp, ctx.model.layers
+    rule = replace(ctx.launch_rule, split=ctx.launch_rule.launchable)
+    same = len(wanted) == pp * vp
+    aim = np.array(wanted).reshape(vp, pp).sum(axis=0) if same else np.full(pp, layers // pp)
+    best, least = None, np.inf
+    for low, high in boxes(rule, pp, vp, layers):
+        totals = _within(aim, low, high, layers)
+        moved = float(np.abs(totals - aim).sum() + np.ptp(totals) / 1e3)
+        if totals.sum() == layers and moved < least:
+            best, least = totals, moved
+    return best
+
+
+def _within(aim: IntArray, low: IntArray, high: IntArray, layers: int) -> IntArray:
+    """Clip layers per rank to a range and mend their sum from the fullest, or the emptiest, on."""
+    totals = np.clip(aim, low, high)
+    while (rest := layers - int(totals.sum())) != 0:
+        room = totals < high if rest > 0 else totals > low
+        if not room.any():
+            break
+        order = np.where(room, totals, np.iinfo(np.int64).max if rest > 0 else -1)
+        totals[int(order.argmin() if rest > 0 else order.argmax())] += 1 if rest > 0 else -1
+    return totals
+
+
+def _predict_last(layout: Layout, ctx: Context) -> Layout:
+    """Put all prediction layers on the stage with the head."""
+    last = int(model_order(layout.pp, layout.vp, layout.schedule)[-1])
+    stages = [replace(s, mtp=ctx.model.mtp_layers * (i == last)) for i, s in enumerate(layout.stages)]
+    return replace(layout, stages=tuple(stages))
+
+
+def _deepest_everywhere(layout: Layout, ctx: Context) -> Layout:
+    """Repeat on every stage as many layers as on the deepest, so that no more memory is needed."""
+    depth = max(stage.recomputed for stage in layout.stages)
+    return _with_recomputed(layout, [min(stage.layers, depth) for stage in layout.stages])
+
+
+def _as_policy(layout: Layout, ctx: Context) -> Layout:
+    """Repeat every layer where one policy holds for all, else one number of layers on every stage."""
+    if ctx.launch_rule.recomputation is Recomputation.ALL_OR_NONE:
+        return _with_recomputed(layout, [stage.layers for stage in layout.stages])
+    return _deepest_everywhere(layout, ctx)
+
+
+def _with_recomputed(layout: Layout, counts: list[int]) -> Layout:
+    stages = [
+        replace(stage, recomputed=count, recomputed_kinds={})
+        for stage, count in zip(layout.stages, counts, strict=True)
+    ]
+    full = Recompute(granularity=Granularity.FULL) if any(counts) else Recompute()
+    return replace(layout, stages=tuple(stages), recompute=full)
 
 
 def _broken(rule: str, message: str, formula: str, reason: str, **factors: int) -> BrokenRule:
-    return BrokenRule(rule=rule, message=message, formula=formula, reason=reason, factors=factors)
+    axis = "recompute" if rule.startswith("recompute") else "stages"
+    return BrokenRule(rule=rule, message=message, formula=formula, reason=reason, factors=factors, axis=axis)
 
 
 def _shape(layout: Layout) -> BrokenRule | None:
@@ -100,6 +193,9 @@ def _prediction_layers(layout: Layout, ctx: Context) -> BrokenRule | None:
         return None
     last = max((i for i, stage in enumerate(layout.stages) if stage.layers), default=0)
     behind = layout.stages.index(holding[0]) >= last and holding[0].chunk == layout.vp - 1
+    named = ctx.launch_rule.launchable is Split.FREE  # only a list of stages can put them elsewhere than last
+    last_entry = int(model_order(layout.pp, layout.vp, layout.schedule)[-1])
+    behind &= named or layout.stages.index(holding[0]) == last_entry
     if len(holding) == 1 and holding[0].mtp == ctx.model.mtp_layers and behind:
         return None
     text = (
@@ -197,7 +293,9 @@ def _recomputed(layout: Layout, ctx: Context) -> BrokenRule | None:
         return _broken(
             "recompute_all_or_none", text, "all layers or none", "one policy holds for every layer"
         )
-    if rule is Recomputation.UNIFORM_COUNT and not any(_uniform(layout, ctx)):
+    if rule is Recomputation.UNIFORM_COUNT and not (
+        any(_uniform(layout, ctx)) and _repeats_first(layout, ctx)
+    ):
         text = f"recomputed layers {again} of {layers} are no min(N, layers) for one N"
         return _broken(
             "recompute_uniform",
@@ -213,3 +311,15 @@ def _uniform(layout: Layout, ctx: Context) -> Iterator[bool]:
     stages = layout.stages
     for count in range(max(stage.layers for stage in stages) + 1):
         yield all(stage.recomputed == min(count, stage.layers) for stage in stages)
+
+
+def _repeats_first(layout: Layout, ctx: Context) -> bool:
+    """Whether stages that say which kinds they recompute name those of their first layers."""
+    start = 0
+    for entry in model_order(layout.pp, layout.vp, layout.schedule):
+        stage = layout.stages[int(entry)]
+        kinds = {kind: count for kind, count in stage.recomputed_kinds.items() if count}
+        if kinds and kinds != kinds_of(ctx.model, start, stage.recomputed):
+            return False
+        start += stage.layers
+    return True

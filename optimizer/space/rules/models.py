@@ -1,0 +1,96 @@
+"""Rules on models: what a framework's model classes can build at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.space.rule import Rule
+from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.rule import BoolArray, Detail, Factors, Holds
+    from layoutopt.optimizer.specs.layout import Layout
+
+
+def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
+    model, moe = ctx.model, ctx.model.moe
+    mixed = moe is not None and (len({shape.mlp for shape in ctx.shapes}) > 1 or bool(moe.shared_ffn))
+    return {
+        "layers without attention": any(shape.mixer is not Mixer.ATTENTION for shape in ctx.shapes),
+        "encoder layers": any(shape.bidirectional for shape in ctx.shapes),
+        "multi-head latent attention": model.mla is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+        "query and key norms": model.qk_norm,
+        "attention sinks": model.attention_sinks,
+        "sliding windows": ctx.has_windows,
+        "biases of query, key and value alone": model.qkv_bias and not model.attention_bias,
+        "shared experts, or dense layers among sparse ones": mixed,
+    }
+
+
+def _of_nanotron(ctx: Context) -> Mapping[str, bool]:
+    model = ctx.model
+    other = model.norm is not Norm.RMS or not model.gated or model.attention_bias
+    return {
+        "layers without attention": any(shape.mixer is not Mixer.ATTENTION for shape in ctx.shapes),
+        "layers without an MLP": any(shape.mlp is Mlp.NONE for shape in ctx.shapes),
+        "encoder layers": any(shape.bidirectional for shape in ctx.shapes),
+        "mixture of experts": model.is_moe,
+        "multi-head latent attention": model.mla is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+        "query and key norms": model.qk_norm,
+        "attention sinks": model.attention_sinks,
+        "sliding windows": ctx.has_windows,
+        "LayerNorm, ungated MLPs or full biases": other,
+        "head dimension other than hidden/heads": model.head_dim * model.heads != model.hidden,
+    }
+
+
+def _lacking(lacks: Callable[[Context], Mapping[str, bool]], ctx: Context) -> list[str]:
+    return [name for name, there in lacks(ctx).items() if there]
+
+
+def _holds(lacks: Callable[[Context], Mapping[str, bool]]) -> Holds:
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        return np.full(len(rows), not _lacking(lacks, ctx))
+
+    return holds
+
+
+def _detail(lacks: Callable[[Context], Mapping[str, bool]]) -> Detail:
+    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        missing = ", ".join(_lacking(lacks, ctx))
+        return f"{ctx.framework} has no {missing}, which {ctx.model.name} needs", {"missing": missing}
+
+    return detail
+
+
+def _rule(framework: Framework, lacks: Callable[[Context], Mapping[str, bool]], source: str) -> Rule:
+    return Rule(
+        name="model_supported",
+        formula="the framework's model classes have every part of the model",
+        reason="its model code has to build the model",
+        source=source,
+        reads=frozenset(),
+        axis="model",
+        holds=_holds(lacks),
+        detail=_detail(lacks),
+        frameworks=frozenset({framework}),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _rule(
+        Framework.MEGATRON_DEEPSPEED,
+        _of_megatron_deepspeed,
+        "deepspeedai/Megatron-DeepSpeed megatron/model/{gpt_model,transformer}.py, megatron/arguments.py",
+    ),
+    _rule(Framework.NANOTRON, _of_nanotron, "huggingface/nanotron src/nanotron/models/{llama,qwen}.py"),
+)
