@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def _groups_fit(pipeline: Pipeline) -> bool:
 
 def rank_orders(pipeline: Pipeline) -> tuple[tuple[Op, ...], ...]:
     """Return the operations of every rank in the order that the schedule prescribes."""
-    order = _ORDERS[pipeline.schedule]
+    order = order_of(pipeline.schedule)
     return tuple(tuple(order(pipeline, rank)) for rank in range(pipeline.pp))
 
 
@@ -305,13 +305,24 @@ def _dual_cool_down(tape: _Tape, rank: int, after: int) -> None:
         tape.wgrad()
 
 
-_ORDERS: dict[Schedule, Callable[[Pipeline, int], list[Op]]] = {
-    Schedule.NONE: _sequential,
-    Schedule.GPIPE: _gpipe,
-    Schedule.ONE_F_ONE_B: _one_f_one_b,
-    Schedule.INTERLEAVED: _interleaved,
-    Schedule.ZB_H1: _zb_h1,
-    Schedule.ZB_V: _zb_v,
-    Schedule.DUALPIPE: _dualpipe,
-    Schedule.DUALPIPE_V: _dualpipe_v,
-}
+def order_of(schedule: Schedule) -> Callable[[Pipeline, int], list[Op]]:
+    """Return the function that orders the operations of a rank; one case for each schedule."""
+    match schedule:
+        case Schedule.NONE:
+            return _sequential
+        case Schedule.GPIPE:
+            return _gpipe
+        case Schedule.ONE_F_ONE_B:
+            return _one_f_one_b
+        case Schedule.INTERLEAVED:
+            return _interleaved
+        case Schedule.ZB_H1:
+            return _zb_h1
+        case Schedule.ZB_V:
+            return _zb_v
+        case Schedule.DUALPIPE:
+            return _dualpipe
+        case Schedule.DUALPIPE_V:
+            return _dualpipe_v
+        case _:
+            assert_never(schedule)
