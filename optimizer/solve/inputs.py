@@ -161,7 +161,7 @@ _SEARCH: dict[str, tuple[Any, float, float]] = {
     "near": (int | float, 0, 1e6),
     "one_model": (bool, 0, 1),
     "workers": (int, 0, 10_000),
-    "seed": (int, 0, 2**63 - 1),
+    "seed": (int, 0, 2**31 - 1),
     "warm_start_s": (int | float, 0, inf),
 }
 """Options that steer the search, with their type, least and largest value."""
@@ -202,6 +202,8 @@ def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
     for name, kind in _LISTS.items():
         values = plain[name]
         lists[name] = None if values is None else tuple(kind(value) for value in values)
+    if not isinstance(plain["software"], str | None):
+        raise TypeError(f"software can't be {plain['software']!r:.60}")
     sets = plain["recomputes"]
     if sets is not None:
         sets = tuple(Recompute(granularity=Granularity(kind), modules=tuple(names)) for kind, names in sets)

@@ -206,6 +206,13 @@ def test_own_constants_are_named() -> None:
     assert "the cluster's own constant time_scale = 0.9" in report.restrictions
 
 
+def test_a_false_name_is_told() -> None:
+    """A plan for a better cluster than the one that it names is a consistent answer; the output says what differs."""
+    report = verify_plan(others().roomy)
+    assert report.accepted, str(report)
+    assert "a cluster that is not the built-in h100x16: gpu.memory_bytes" in report.restrictions
+
+
 def test_stopped_plan() -> None:
     """A search that was stopped claims no more than its bound; its counts can't be found again and are named."""
     plan = solved("llama3-70b", "h100x256", stop_after_s=0.2)

@@ -431,6 +431,8 @@ def shared() -> dict[str, Forgery]:
         "an unknown trainer": Forgery(inputs("framework", "none"), read),
         "a restriction of one's own": Forgery(inputs("space/forbid", {"tp": [1]})),
         "a restriction of an unknown axis": Forgery(inputs("space/fix", {"luck": [1]}), read),
+        "a release that is a number": Forgery(inputs("space/software", 12), read),
+        "a seed beyond the solver's": Forgery(inputs("search/seed", 10**11), read),
         "space a list": Forgery(inputs("space", []), read),
         "search a list": Forgery(inputs("search", []), read),
         "warm start below the answer": Forgery(inputs("search/warm_start_s", 0.001)),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import closed_form_size, gap_target, plan_of, solve_layout
 from layoutopt.optimizer.solve.certificate import Status
@@ -51,7 +53,8 @@ def verify_written(
         )
     question = question_from_plain(plain["inputs"], file=file)
     question = replace(question, workload=workload or question.workload, cluster=cluster or question.cluster)
-    return verify_plan(plain, rebuild(question, write, file=file), file=file)
+    with np.errstate(all="ignore"):  # terms out of range are found and named
+        return verify_plan(plain, rebuild(question, write, file=file), file=file)
 
 
 def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
@@ -64,7 +67,7 @@ def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
         size = closed_form_size(source)
     except InputError:
         raise
-    except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
         # A plan's inputs were checked before they were solved; a forger's were not.
         raise input_error(f"inputs that no plan has: {error}", key="inputs", file=file) from None
 

@@ -7,9 +7,23 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.verify.statements import differences
+from layoutopt.optimizer.specs.canonical import to_plain
+from layoutopt.optimizer.specs.gpu_catalog import split_reference
+from layoutopt.optimizer.specs.loading import (
+    cluster_names,
+    load_cluster,
+    load_workload,
+    model_names,
+    reference_cluster,
+)
+from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 _LIMITS = {"fix": "{} = {}", "forbid": "{} other than {}", "max": "{} at most {}", "min": "{} at least {}"}
 
@@ -23,6 +37,7 @@ def restrictions(question: Question) -> tuple[str, ...]:
         *_of_space(asked["space"], default["space"]),
         *_of_prices(question),
         *_of_goals(question),
+        *_of_names(question),
     )
 
 
@@ -56,6 +71,25 @@ def _of_goals(question: Question) -> Iterator[str]:
         yield f"the best in {options.then} of what is {among} the fastest"
     if options.constrain is not None:
         yield f"what the Python function {question.to_plain()['constrain']} allows"
+
+
+def _of_names(question: Question) -> Iterator[str]:
+    """Tell what a model or cluster has otherwise than the package's own of the same name."""
+    model, cluster = question.workload.model, question.cluster
+    if model.name in model_names():
+        yield from _differing("model", model, load_workload(model.name).model)
+    reference = split_reference(cluster.name)
+    if reference is not None and reference[1] <= MAX_GPUS:
+        yield from _differing("cluster", cluster, reference_cluster(*reference))
+    elif cluster.name in cluster_names():
+        yield from _differing("cluster", cluster, load_cluster(cluster.name))
+
+
+def _differing(what: str, stated: ModelSpec | ClusterSpec, own: ModelSpec | ClusterSpec) -> Iterator[str]:
+    mine, theirs = (to_plain(spec) | {"calibration": None} for spec in (stated, own))
+    keys = [difference.path for difference in differences(mine, theirs)]
+    if keys:
+        yield f"a {what} that is not the built-in {own.name}: {', '.join(keys[:4])}{' and more' * (len(keys) > 4)}"
 
 
 def _listed(value: object) -> str:
