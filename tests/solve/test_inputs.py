@@ -80,7 +80,7 @@ def test_digest_sees_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_search_is_part_of_the_inputs() -> None:
     """Gap target, near-ties, seed and threads survive JSON, and each changes the inputs."""
-    changed = {
+    changed: dict[str, Any] = {
         "gap": 0.1,
         "top": 7,
         "near": None,
