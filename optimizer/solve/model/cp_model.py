@@ -82,6 +82,37 @@ class SliceResult:
     corrections: int = 0
 
 
+def new_solver(
+    limits: SolverLimits, time_limit_s: float = float("inf"), linearization: int = 1
+) -> cp_model.CpSolver:
+    """Return a solver with the parameters that every solve uses.
+
+    Presolve is off: that of OR-Tools 9.15 loses optima of models like these (9.11 to 9.14 do not). Without it 9.12 to 9.15
+    lose solutions of models with forbidden assignments: there are none, see ``differ``.
+    """
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = limits.workers
+    parameters.random_seed = limits.seed
+    parameters.cp_model_presolve = False
+    parameters.linearization_level = linearization
+    parameters.relative_gap_limit = limits.gap
+    if np.isfinite(time_limit_s):
+        parameters.max_time_in_seconds = time_limit_s
+    return solver
+
+
+def differ(model: cp_model.CpModel, columns: list[cp_model.IntVar], values: list[int]) -> None:
+    """Some variable is below or above its value: a clause, as forbidden assignments lose solutions (``new_solver``)."""
+    beyond: list[cp_model.IntVar] = []
+    for variable, value in zip(columns, values, strict=True):
+        below, above = (model.new_bool_var("") for _ in range(2))
+        model.add(variable <= value - 1).only_enforce_if(below)
+        model.add(variable >= value + 1).only_enforce_if(above)
+        beyond += [below, above]
+    model.add_bool_or(beyond)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Run:
     """A solve under way."""
@@ -194,21 +225,11 @@ class CpModel:
     def _run(
         self, limits: SolverLimits, time_limit_s: float, linearization: int = 1
     ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-        solver = cp_model.CpSolver()
-        parameters = solver.parameters
-        parameters.num_workers = limits.workers
-        parameters.random_seed = limits.seed
-        # Presolve of OR-Tools 9.15 loses solutions of models like these (9.14 does not); without it the small
-        # slices solve faster as well.
-        parameters.cp_model_presolve = False
-        parameters.linearization_level = linearization
-        parameters.relative_gap_limit = limits.gap
-        if np.isfinite(time_limit_s):
-            parameters.max_time_in_seconds = time_limit_s
+        solver = new_solver(limits, time_limit_s, linearization)
         if limits.should_stop is None:
             return solver, solver.solve(self.model)
         # The interpreter handles Ctrl-C in the main thread only, and only outside of the solver.
-        parameters.catch_sigint_signal = False
+        solver.parameters.catch_sigint_signal = False
         outcome: list[cp_model.CpSolverStatus] = []
         thread = threading.Thread(target=lambda: outcome.append(solver.solve(self.model)), daemon=True)
         thread.start()
@@ -278,14 +299,14 @@ class CpModel:
             *(v for s in real for v in (*variables.blocks[s], *variables.recomputed[s])),
         ]
         values = [position, *(int(v) for s in real for v in (*blocks[s], *recomputed[s]))]
-        self.model.add_forbidden_assignments(columns, [tuple(values)])
+        differ(self.model, columns, values)
 
     def _forbid(self, position: int, ranks: Iterable[int], blocks: IntArray, recomputed: IntArray) -> None:
         variables = self.variables
         for s in ranks:
             columns = [variables.row, *variables.blocks[s], *variables.recomputed[s]]
             values = [position, *blocks[s].tolist(), *recomputed[s].tolist()]
-            self.model.add_forbidden_assignments(columns, [tuple(values)])
+            differ(self.model, columns, values)
 
     def conflict(self, limits: SolverLimits | None = None) -> tuple[str, ...] | None:
         """Return a minimal set of conditions that no layout of the slice meets together, None if there is none.
