@@ -32,6 +32,7 @@ from checks.pipeline_programs import (
 )
 from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
 from layoutopt.optimizer.cost.components import Place as When
+from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -74,6 +75,7 @@ def judge(cost: CostModel, layout: Layout, framework: Framework = Framework.ANY)
 
     Raises ValueError where none runs it.
     """
+    cost = for_layout(cost, layout)
     job, programs = (
         job_of(cost, layout),
         _programs(layout.schedule if layout.pp > 1 else Schedule.NONE, framework),

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from checks.judge import agrees, judge
+from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
@@ -121,7 +122,10 @@ def hear(asked: Asked, *, moves: int = MOVES) -> Hearing:
 
 def neighbours(asked: Asked, cost: CostModel, answer: Layout, *, moves: int) -> Iterator[Sentence]:
     """Judge the answer's neighbours that can be launched and fit."""
-    for what, layout in [*moved_blocks(cost.model, answer, moves), *other_pipelines(asked, answer)]:
+    for what, layout in [
+        *moved_blocks(for_layout(cost, answer).model, answer, moves),
+        *other_pipelines(asked, answer),
+    ]:
         judgement = judge_layout(asked.workload, asked.cluster, layout, framework=asked.framework)
         if judgement.verdict in (Verdict.FITS, Verdict.BORDERLINE) and judgement.estimate:
             judged_s = judge(cost, layout, asked.framework)
