@@ -35,11 +35,29 @@ def read_release(record: FrameworkRecord, software: str | None) -> Release:
     for name, release in record.names.items():
         if re.search(rf"\b{re.escape(name)}\b", text):
             return release
+    date = _date_of(record, software)
+    if date is not None:
+        return _published_by(record, date)
     found = [tuple(int(part) for part in match.split(".")) for match in _NUMBERS.findall(text)]
-    if found and not record.dated:
-        return _own_number(record, max(found), text)
-    date = _DATE.search(text)
-    return _published_by(record, date[0]) if date else NEWEST
+    return _own_number(record, max(found), text) if found and not record.dated else NEWEST
+
+
+def date_remarks(record: FrameworkRecord, software: str | None) -> tuple[str, ...]:
+    """Say what stands for a date by which a framework had no release, or none whose date is known."""
+    date = _date_of(record, software)
+    first = record.releases[0].date
+    if date is None or (first and first <= date + _END_OF_PERIOD):
+        return ()
+    if not first:
+        return (f"no release of {record.name} has a known date: what it can launch today stands for {date}",)
+    return (f"{record.name} had no release by {date}: its first one, of {first}, stands for it",)
+
+
+def _date_of(record: FrameworkRecord, software: str | None) -> str | None:
+    """Return the date that a software string is, if it is one."""
+    text = (software or "").strip().lower()
+    date = None if _NUMBERS.search(text) and not record.dated else _DATE.search(text)
+    return date[0] if date else None
 
 
 def _own_number(record: FrameworkRecord, number: Release, text: str) -> Release:

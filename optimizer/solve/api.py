@@ -12,6 +12,7 @@ from layoutopt.optimizer.cost.batch import SAME
 from layoutopt.optimizer.cost.estimate import estimate_row
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.releases import date_remarks
 from layoutopt.optimizer.solve.certificate import (
     Status,
     build_certificate,
@@ -239,7 +240,7 @@ def plan_of(
         binds=what_binds(estimate) if estimate else (),
         idle_gpus=question.cluster.gpu_count - used,
         inputs=question.to_plain(),
-        warnings=(),
+        warnings=date_remarks(question.options.framework.record, question.options.space.software),
         solve_time_s=0.0,
     )
 

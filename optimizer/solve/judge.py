@@ -9,6 +9,7 @@ from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
+from layoutopt.optimizer.frameworks.releases import date_remarks
 from layoutopt.optimizer.solve.plan import Judgement
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout, with_own_split
@@ -93,7 +94,7 @@ def judge_layout(
         reasons=reasons,
         broken=broken,
         estimate=priced,
-        warnings=tuple(str(rule) for rule in advice),
+        warnings=(*date_remarks(framework.record, software), *(str(rule) for rule in advice)),
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan
 
 RUNS = Path(__file__).parents[1] / "data" / "evidence" / "runs_a100.csv"
-YEARS = ("2020", "2021", "2022-04", "2022", "2023", "2024", "2025-06-30", "2026")
+YEARS = ("2020", "2021", "2022-04", "2022", "2023", "2024", "2025-06-30", "2026-08")
 
 
 def planned(model: str, cluster: str, framework: Framework, software: str) -> Plan:
@@ -211,3 +211,26 @@ def test_ends_of_their_own_by_release(software: str, vp: int, totals: set[int] |
     if plan.layout is not None and totals is not None:
         layers = [sum(one.layers for one in plan.layout.stages if one.rank == rank) for rank in range(8)]
         assert len(set(layers[1:-1])) == 1 and set(layers) <= totals
+
+
+@pytest.mark.parametrize(
+    ("framework", "software", "remark"),
+    [
+        (Framework.TORCHTITAN, "2021", "torchtitan had no release by 2021: its first one, of 2025-06-17"),
+        (Framework.NANOTRON, "2021", "no release of nanotron has a known date"),
+        (Framework.MEGATRON, "2021", ""),
+        (Framework.TORCHTITAN, "v0.2.2", ""),
+        (Framework.TORCHTITAN, None, ""),
+    ],
+)
+def test_a_date_before_the_first_release_is_said(
+    framework: Framework, software: str | None, remark: str
+) -> None:
+    """Plans and verdicts say what stands for a year in which the trainer was not there."""
+    workload, cluster = load_workload("llama3-8b"), load_cluster("a100x64")
+    judged = judge_layout(workload, cluster, PartialLayout(), framework=framework, software=software)
+    told = [text for text in judged.warnings if "release" in text]
+    assert [text[: len(remark)] for text in told] == ([remark] if remark else [])
+    if software is not None:
+        plan = planned("llama3-8b", "a100x64", framework, software)
+        assert list(plan.warnings) == told

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import FrameworkPreset, load_preset
-from layoutopt.optimizer.frameworks.registry import Framework, find_framework
+from layoutopt.optimizer.frameworks.registry import EXPORTED, Framework, find_framework
 from layoutopt.optimizer.space.context import Context, RunOptions, make_context
 from layoutopt.optimizer.space.effective import effective, with_stages
 from layoutopt.optimizer.specs.errors import input_error
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
     from layoutopt.optimizer.specs.workload import Workload
-
-EXPORTED = tuple(framework for framework in Framework if framework.record.exports is not None)
-"""Frameworks with an exporter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
