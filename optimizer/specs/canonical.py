@@ -274,7 +274,11 @@ class _Reader:
 MOST_WHOLE = 10**12
 """Whole numbers above this count nothing that there is, and products of a few of them leave 64 bits."""
 
-_MOST = {"count": MAX_LAYERS, "mtp_layers": MAX_LAYERS, "gpu_count": MAX_GPUS}
+_MOST = {
+    **dict.fromkeys(("count", "mtp_layers"), MAX_LAYERS),
+    "gpu_count": MAX_GPUS,
+    **dict.fromkeys(("grad_bytes", "moment_bytes", "master_bytes"), 64),
+}
 """Fields that tables are made of, with their largest value."""
 
 _SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}

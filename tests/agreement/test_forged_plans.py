@@ -206,6 +206,17 @@ def test_own_constants_are_named() -> None:
     assert "the cluster's own constant time_scale = 0.9" in report.restrictions
 
 
+def test_other_versions_are_named() -> None:
+    """A plan that another numpy computed can be verified; the output says so, and what can't be found again."""
+    honest = case("dense")
+    plan = Forgery(put("certificate/versions/numpy", "1.26.4")).made_of(honest.plan)
+    report = honest.verify(plan)
+    assert report.accepted, str(report)
+    version = "certificate.versions.numpy '1.26.4': not what runs here; prices agree all the same"
+    assert version in report.not_checked
+    assert {f"certificate.{name}" for name in COUNTS} < {text.split()[0] for text in report.not_checked}
+
+
 def test_a_false_name_is_told() -> None:
     """A plan for a better cluster than the one that it names is a consistent answer; the output says what differs."""
     report = verify_plan(others().roomy)

@@ -19,9 +19,9 @@ from layoutopt.optimizer.specs.errors import input_error
 @click.option("--cluster", metavar="CLUSTER", help="Also check that the plan is for this cluster.")
 @output_options
 def command(plan: Path, model: str | None, cluster: str | None, output: OutputOptions) -> ExitCode:
-    """Check the proof of PLAN, the file that solve wrote, with other code than found it.
+    """Check the proof of PLAN, the file that solve wrote, with other code than found it, and all figures that it states.
 
-    Exit code 3 if any check fails.
+    What was not checked is named, and what the claim is restricted to. Exit code 3 if any check fails.
     """
     from layoutopt.optimizer.ask.load import load_cluster
     from layoutopt.optimizer.report.verification import verify_plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from layoutopt.optimizer.solve.verify.restrictions import restrictions
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.plan import Plan
@@ -53,23 +54,34 @@ def verify_written(
         )
     question = question_from_plain(plain["inputs"], file=file)
     question = replace(question, workload=workload or question.workload, cluster=cluster or question.cluster)
-    with np.errstate(all="ignore"):  # terms out of range are found and named
-        return verify_plan(plain, rebuild(question, write, file=file), file=file)
+    with _bad_inputs(file):
+        return verify_plan(plain, rebuild(question, write), file=file)
 
 
-def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
-    """Rebuild what a plan that answers ``question`` is compared with.
-
-    Raises InputError where inputs that can be read are beyond what can be priced.
-    """
+@contextmanager
+def _bad_inputs(file: str) -> Iterator[None]:
+    """Turn what arithmetic makes of inputs that no machine has into bad input: a forger's were never solved."""
     try:
-        source = question.costed_space()
-        size = closed_form_size(source)
+        with np.errstate(all="ignore"):  # terms out of range are found and named
+            yield
     except InputError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
-        # A plan's inputs were checked before they were solved; a forger's were not.
-        raise input_error(f"inputs that no plan has: {error}", key="inputs", file=file) from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise input_error(f"inputs that no plan has: {words}", key="inputs", file=file) from None
+
+
+def rebuild(question: Question, write: Writer) -> Rebuilt:
+    """Rebuild what a plan that answers ``question`` is compared with."""
+    source = question.costed_space()
 
     def restate(stated: StatedPlan, priced: Sequence[PricedLayout]) -> Tree:
         written = write(_restated(question, source, stated, priced), question, stated.plain)
@@ -87,7 +99,7 @@ def rebuild(question: Question, write: Writer, *, file: str = "") -> Rebuilt:
         cost_model=cost_model_digest(),
         inputs=question.to_plain(),
         removed_by_rule={count.rule: count.tuples for count in source.space.counts.removed},
-        size=size,
+        size=closed_form_size(source),
         gap_target=gap_target(options),
         warm_start_s=options.warm_start_s,
         top=options.top,

@@ -65,7 +65,10 @@ def _of_prices(question: Question) -> Iterator[str]:
 
 
 def _of_goals(question: Question) -> Iterator[str]:
-    options = question.options
+    options, usual = question.options, SolveOptions()
+    if (options.top, options.near) != (usual.top, usual.near):
+        slower = "" if options.near is None else f", none more than {options.near:.3%} slower than the first"
+        yield f"at most {options.top:,} layouts reported{slower}"
     if options.then is not None:
         among = f"at most {options.within:.3%} slower than" if options.within else "as fast as"
         yield f"the best in {options.then} of what is {among} the fastest"
