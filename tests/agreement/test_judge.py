@@ -121,6 +121,42 @@ def test_unequal_chunks_of_a_rank_wait_for_each_other() -> None:
     assert span((1.0, 2.0, 2.0, 1.0)) > 8 * 3.0 + 4.0
 
 
+TABLES: list[tuple[Program, str, str]] = [
+    (
+        torch_interleaved,
+        "F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3",
+        "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 F1.2 B1.0 F1.3 B1.1 F3.2 B3.2 F3.3 B3.3 B1.2 B1.3",
+    ),
+    (
+        zb_v,
+        "F0.0 F0.1 F0.2 F3.0 D3.0 W3.0 F3.1 D3.1 W3.1 F0.3 D0.0 W0.0 F3.2 D3.2 W3.2 D0.1 W0.1 F3.3 D3.3 W3.3 D0.2 W0.2 "
+        "D0.3 W0.3",
+        "F1.0 F2.0 F1.1 F2.1 D2.0 W2.0 F1.2 D1.0 W1.0 F2.2 D2.1 W2.1 F1.3 D1.1 W1.1 F2.3 D2.2 W2.2 D1.2 D2.3 D1.3 W1.2 "
+        "W2.3 W1.3",
+    ),
+    (
+        torch_dualpipe_v,
+        "F0.0 F0.1 F0.2 F3.0 D3.0 W3.0 F3.1 F0.3+B3.1 F3.2+B0.0 B3.2 F3.3+B0.1 B3.3 D0.2 W0.2 D0.3 W0.3",
+        "F1.0 F2.0 F1.1 F2.1 F1.2 B2.0 F2.2+B1.0 F1.3+B2.1 F2.3+B1.1 B2.2 B1.2 D2.3 D1.3 W2.3 W1.3",
+    ),
+]
+"""What PyTorch 2.13 makes of two ranks with two chunks and four micro-batches: operation, stage, micro-batch."""
+
+
+@pytest.mark.parametrize(("program", "first", "second"), TABLES)
+def test_orders_are_those_of_pytorchs_own_tables(program: Program, first: str, second: str) -> None:
+    """Read out of torch.distributed.pipelining, where 306 tables of 2 to 8 ranks were the same as these programs'."""
+    job = even_job(program, 2, 4, 2)
+    (path,) = job.paths
+    for rank, table in enumerate((first, second)):
+        ops = [step.op for step in program(job, rank) if isinstance(step, Run)]
+        names = []
+        for op in ops:
+            beside = f"+B{path.index((rank, op.partner[0]))}.{op.partner[1]}" if op.partner else ""
+            names.append(f"{op.kind[0]}{path.index((rank, op.chunk))}.{op.micro_batch}{beside}")
+        assert names == table.split()
+
+
 ALL = [
     (program, vp)
     for runs in PROGRAMS.values()

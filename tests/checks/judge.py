@@ -132,7 +132,7 @@ class Wire:
     def carry_out(self, rank: int, instruction: Instruction, now: float) -> float | None:
         """Return when an instruction that a rank begins now ends; None if something is missing yet."""
         match instruction:
-            case Run(length, ships):
+            case Run(_, length, ships):
                 for message in ships:
                     self.send(rank, message, now + length)
                 return now + length

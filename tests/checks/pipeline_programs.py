@@ -33,9 +33,19 @@ class Message(NamedTuple):
     micro_batch: int
 
 
-class Run(NamedTuple):
-    """Compute for some seconds, then ship messages without waiting for their arrival."""
+class Op(NamedTuple):
+    """F, B (both gradients), D (inputs), W (weights) of a chunk; "FB" runs with ``partner``, a B, beside it."""
 
+    kind: str
+    chunk: int
+    micro_batch: int
+    partner: tuple[int, int] | None = None
+
+
+class Run(NamedTuple):
+    """Compute an operation for some seconds, then ship messages without waiting for their arrival."""
+
+    op: Op
     seconds: float
     ships: tuple[Message, ...] = ()
 
@@ -110,15 +120,6 @@ class Job:
         return (Message(gradient, *target, micro_batch),) if source and source[0] != target[0] else ()
 
 
-class Op(NamedTuple):
-    """F, B (both gradients), D (inputs), W (weights) of a chunk; "FB" runs with ``partner``, a B, beside it."""
-
-    kind: str
-    chunk: int
-    micro_batch: int
-    partner: tuple[int, int] | None = None
-
-
 def needs(job: Job, rank: int, op: Op) -> tuple[Message, ...]:
     """Return the messages that an operation waits for."""
     found: tuple[Message, ...] = ()
@@ -161,7 +162,7 @@ def beside_compute(job: Job, rank: int, ops: Iterable[Op]) -> list[Instruction]:
     program: list[Instruction] = []
     for op in ops:
         program += [Await(message) for message in needs(job, rank, op)]
-        program.append(Run(seconds(job, rank, op), makes(job, rank, op)))
+        program.append(Run(op, seconds(job, rank, op), makes(job, rank, op)))
     return program
 
 
@@ -172,7 +173,7 @@ def between_operations(job: Job, rank: int, ops: Iterable[Op]) -> list[Instructi
         wanted = needs(job, rank, op)
         if waiting or wanted:
             program.append(Exchange(waiting, wanted))
-        program.append(Run(seconds(job, rank, op)))
+        program.append(Run(op, seconds(job, rank, op)))
         waiting = makes(job, rank, op)
     return [*program, Exchange(waiting, ())] if waiting else program
 
@@ -201,7 +202,8 @@ def one_f_one_b(job: Job, rank: int) -> list[Instruction]:
             program.append(Exchange(sends, receives))
 
     def run(kind: str, i: int) -> None:
-        program.append(Run(seconds(job, rank, Op(kind, 0, i))))
+        op = Op(kind, 0, i)
+        program.append(Run(op, seconds(job, rank, op)))
 
     for i in range(warm):
         exchange(receives=job.needed(place, gradient=False, micro_batch=i))
@@ -293,7 +295,7 @@ class _Turns:
         return Op(kind, chunk if kind == "F" else chunks - 1 - chunk, group * pp + i)
 
     def run(self, op: Op, *, ships: bool) -> Run:
-        return Run(seconds(self.job, self.rank, op), makes(self.job, self.rank, op) if ships else ())
+        return Run(op, seconds(self.job, self.rank, op), makes(self.job, self.rank, op) if ships else ())
 
     def out(self, kind: str, turn: int) -> tuple[Message, ...]:
         return makes(self.job, self.rank, self.op(kind, turn))
@@ -430,7 +432,7 @@ class _Dual:
     def run(self, op: Op) -> None:
         """Append an operation."""
         self.ops.append(op)
-        self.program.append(Run(seconds(self.job, self.rank, op)))
+        self.program.append(Run(op, seconds(self.job, self.rank, op)))
 
     def forward(self, phase: int, *, take: bool = True, give: bool = True) -> None:
         """Run a forward chunk."""
