@@ -47,8 +47,12 @@ def space_tables(space: Space, workload: Workload, cluster: ClusterSpec, *, fram
 
 
 def _stage_words(space: Space) -> str:
-    rule = space.stage_rule
-    return f"split of layers {_words(rule.split)}, recomputed layers {_words(rule.recomputation)}"
+    rule, launched = space.stage_rule, space.ctx.launch_rule
+    words = f"split of layers {_words(rule.split)}, recomputed layers {_words(rule.recomputation)}"
+    if launched.launchable is not rule.split or launched.recomputation is not rule.recomputation:
+        words += f"; searched so, the framework launches {_words(launched.launchable)} splits and recomputes "
+        words += _words(launched.recomputation)
+    return words
 
 
 def _words(value: str) -> str:
