@@ -47,11 +47,11 @@ def build_cost_model(
     ``preset`` and ``constants`` replace the package's own; what the training spec states wins over the preset.
     """
     preset = preset or calibrated(load_preset(framework, software), framework, cluster.calibration)
-    preset = preset.with_training(training)
+    preset = pricing_preset(preset, training, kind)
     constants = constants or load_constants(cluster.calibration)
     links = load_links(cluster.calibration)
     if kind is CostKind.SIMPLE:
-        preset, constants, links = _simple_preset(preset), _simple_constants(constants), links.ideal()
+        constants, links = _simple_constants(constants), links.ideal()
     return CostModel(
         model=model,
         training=preset.runs(training),
@@ -61,6 +61,12 @@ def build_cost_model(
         topology=Topology(cluster, links),
         ideal=kind is CostKind.SIMPLE,
     )
+
+
+def pricing_preset(preset: FrameworkPreset, training: TrainingSpec, kind: CostKind) -> FrameworkPreset:
+    """Return a preset as a kind of the cost model uses it for a training run."""
+    stated = preset.with_training(training)
+    return _simple_preset(stated) if kind is CostKind.SIMPLE else stated
 
 
 def _simple_constants(constants: Constants) -> Constants:

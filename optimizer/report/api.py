@@ -17,6 +17,7 @@ from layoutopt.optimizer.frameworks.registry import framework_named
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -235,17 +236,21 @@ class _Answer(ABC):
     def __str__(self) -> str:
         from rich.console import Console
 
+        from layoutopt.optimizer.report.tables.console import Printable
+
         target = Console(
             width=WIDTH, highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False
         )
         with target.capture() as captured:
-            target.print(self._tables())
+            target.print(Printable(self._tables()))
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def _repr_html_(self) -> str:
         from io import StringIO
 
         from rich.console import Console
+
+        from layoutopt.optimizer.report.tables.console import Printable
 
         target = Console(
             width=WIDTH,
@@ -256,13 +261,15 @@ class _Answer(ABC):
             file=StringIO(),
             force_terminal=True,
         )
-        target.print(self._tables())
+        target.print(Printable(self._tables()))
         template = '<pre style="line-height:1.3;overflow-x:auto">{code}</pre>'
         return target.export_html(inline_styles=True, code_format=template)
 
     @property
     def _question_line(self) -> str:
-        return f"{self.workload.model.name} on {self.cluster.gpu_count:,} x {self.cluster.gpu.name}"
+        return printable(
+            f"{self.workload.model.name} on {self.cluster.gpu_count:,} x {self.cluster.gpu.name}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -368,13 +375,11 @@ class Result(_Answer):
         return f"<{self.status}: {self._question_line}: {step:.5g} s per step, {proof}; {layout_text(self.plan.layout)}>"
 
     def _tables(self) -> RenderableType:
-        from layoutopt.optimizer.report.commands.pricing import preset_of
         from layoutopt.optimizer.report.tables.plan import plan_tables
+        from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
         options = self.options
-        preset = preset_of(
-            self.workload, self.cluster, options.framework, options.space.software, options.cost
-        )
+        preset = preset_of_plan(self.workload, self.cluster, options)
         return plan_tables(self.plan, self.workload, self.cluster, preset, framework=options.framework.value)
 
 
@@ -405,13 +410,11 @@ class Evaluation(_Answer):
         return f"<{self.verdict}: {self._question_line}:{price}{''.join(f'; {reason}' for reason in self.reasons)}>"
 
     def _tables(self) -> RenderableType:
-        from layoutopt.optimizer.report.commands.pricing import preset_of
         from layoutopt.optimizer.report.tables.verdict import judgement_tables
+        from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
         options = self.options
-        preset = preset_of(
-            self.workload, self.cluster, options.framework, options.space.software, options.cost
-        )
+        preset = preset_of_plan(self.workload, self.cluster, options)
         name = options.framework.value
         return judgement_tables(self.judgement, self.workload, self.cluster, preset, framework=name)
 

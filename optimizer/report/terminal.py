@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ from layoutopt.optimizer.specs.printable import printable
 from layoutopt.optimizer.specs.writing import to_json
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import RenderableType
 
     from layoutopt.optimizer.report.commands.options import OutputOptions
 
@@ -51,7 +50,7 @@ def print_json(plain: object) -> None:
 
 def print_tables(renderable: RenderableType) -> None:
     """Print what a person reads to stdout; in a file or pipe lines end where their text ends."""
-    from layoutopt.optimizer.report.tables.console import console
+    from layoutopt.optimizer.report.tables.console import Printable, console
 
     target = console()
     if target.is_terminal:
@@ -60,16 +59,3 @@ def print_tables(renderable: RenderableType) -> None:
     with target.capture() as captured:
         target.print(Printable(renderable))
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-@dataclass(frozen=True, slots=True)
-class Printable:
-    """Something for rich to show, with the control characters of its text written out; colours stay."""
-
-    content: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
-        for part in console.render(self.content, options):
-            yield part if part.control else Segment(printable(part.text, lines=True), part.style)

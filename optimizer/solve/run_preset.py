@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.cost.factory import pricing_preset
 from layoutopt.optimizer.frameworks.preset import EpOverlap, calibrated, load_preset
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.frameworks.registry import Framework
+    from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
 
 DEDUPLICATING = ("flex", "deepep", "hybridep", "ncclep")
 """Token dispatchers that send a token once to every NVLink domain it reaches."""
@@ -23,6 +26,12 @@ def preset_of_run(
     """Return a framework's preset, calibrated for a cluster, with the flags that a run states on top."""
     preset = calibrated(load_preset(framework, software), framework, cluster.calibration)
     return preset if run is None else replace(preset, **_stated(run))
+
+
+def preset_of_plan(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> FrameworkPreset:
+    """Return the preset that priced an answer under these options."""
+    preset = preset_of_run(options.framework, options.space.software, cluster, None)
+    return pricing_preset(preset, workload.training, options.cost)
 
 
 def _stated(run: RunOptions) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_colours_stay() -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from layoutopt.optimizer.report.terminal import Printable
+    from layoutopt.optimizer.report.tables.console import Printable
 
     target = Console(force_terminal=True, color_system="standard", no_color=False, width=80)
     with target.capture() as captured:

@@ -79,12 +79,12 @@ def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: Ou
 
         print_json(to_plain(judgement))
         return
-    from layoutopt.optimizer.cost.factory import CostKind
-    from layoutopt.optimizer.report.commands.pricing import preset_of
+    from layoutopt.optimizer.cost.factory import CostKind, pricing_preset
     from layoutopt.optimizer.report.tables.verdict import judgement_tables
+    from layoutopt.optimizer.solve.run_preset import preset_of_run
 
-    kind = CostKind(trainer.cost_model)
-    preset = job.preset or preset_of(job.workload, job.cluster, job.framework, job.software, kind)
+    stated = job.preset or preset_of_run(job.framework, job.software, job.cluster, job.run)
+    preset = pricing_preset(stated, job.workload.training, CostKind(trainer.cost_model))
     print_tables(
         judgement_tables(judgement, job.workload, job.cluster, preset, framework=job.framework.value)
     )

@@ -169,10 +169,10 @@ def _print_plan(
 
         print_json(plan_to_plain(plan, honesty))
         return
-    from layoutopt.optimizer.report.commands.pricing import preset_of
     from layoutopt.optimizer.report.tables.plan import plan_tables
+    from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
-    preset = preset_of(workload, cluster, options.framework, options.space.software, options.cost)
+    preset = preset_of_plan(workload, cluster, options)
     print_tables(
         plan_tables(plan, workload, cluster, preset, framework=options.framework.value, honesty=honesty)
     )

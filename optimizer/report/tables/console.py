@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.box import Box
 from rich.console import Console, Group
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from layoutopt.optimizer.specs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
 
 # Only a rule under the header: tables stay readable in logs.
 _RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -75,3 +79,14 @@ def bullets(lines: Iterable[str]) -> Table:
     for line in lines:
         table.add_row("-", line)
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Printable:
+    """Something for rich to show, with the control characters of its text written out; colours stay."""
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in console.render(self.content, options):
+            yield part if part.control else Segment(printable(part.text, lines=True), part.style)
