@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from layoutopt.optimizer.cost.budget import gpu_power_w, steps_of_run
 from layoutopt.optimizer.specs.errors import input_error
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import TrainingSpec
 
 GB = 1e9
+
+
+class Facts(Protocol):
+    """What quantities ask of a run: its optimizer steps, the price of a GPU hour, watts of a GPU at the grid."""
+
+    @property
+    def steps(self) -> float:
+        """Optimizer steps of the whole run."""
+
+    @property
+    def price(self) -> float:
+        """Cost of a GPU for an hour."""
+
+    @property
+    def power_w(self) -> float:
+        """Watts of a GPU at the grid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +54,11 @@ class RunFacts:
         if self.gpu_hour_cost is None:
             raise input_error("is not given, and cost rests on it", "e.g. 2.5", key="gpu_hour_cost")
         return self.gpu_hour_cost
+
+    @property
+    def power_w(self) -> float:
+        """Watts of a GPU at its power limit, the facility's overhead included."""
+        return gpu_power_w(self.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +82,10 @@ class Quantity:
     goal: str
     unit: str
     meaning: str
-    of: Callable[[RunFacts, FloatArray], Linear]
+    of: Callable[[Facts, FloatArray], Linear]
 
 
-def _gpu_hours(facts: RunFacts, gpus: FloatArray) -> FloatArray:
+def _gpu_hours(facts: Facts, gpus: FloatArray) -> FloatArray:
     """GPU hours of the run per second of a step."""
     return facts.steps / HOUR_S * gpus
 
@@ -84,7 +105,7 @@ QUANTITIES = (
     ),
     Quantity(
         name="energy_kwh", goal="energy", unit="kWh", meaning="energy of the whole run at board power times PUE",
-        of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * gpu_power_w(facts.cluster) / 1e3),
+        of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * facts.power_w / 1e3),
     ),
     Quantity(
         name="gpus", goal="gpus", unit="GPUs", meaning="GPUs that the layout uses",
@@ -96,7 +117,7 @@ QUANTITIES = (
     ),
     Quantity(
         name="power_mw", goal="", unit="MW", meaning="board power of the used GPUs times PUE",
-        of=lambda facts, gpus: Linear(constant=gpus * gpu_power_w(facts.cluster) / 1e6),
+        of=lambda facts, gpus: Linear(constant=gpus * facts.power_w / 1e6),
     ),
 )  # fmt: skip
 """Every quantity: an objective more is a record more in this list."""

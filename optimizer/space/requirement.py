@@ -16,17 +16,17 @@ from layoutopt.optimizer.space.expression import Atom, Comparison, Expression, P
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import BrokenRule, Rule
 from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.layout_file import SHORT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.quantities import RunFacts
+    from layoutopt.optimizer.cost.quantities import Facts
     from layoutopt.optimizer.cost.terms import FloatArray
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Factors
-    from layoutopt.optimizer.specs.layout import Layout
 
 AXES = (*DEGREES, "sp", "zero", "hsdp_shard")
 NAMED = ("recompute", "mesh_order", "schedule", "precision", "savers")
@@ -67,7 +67,7 @@ class RequirementView:
     every quantity that requirements may name. ``exact`` False: the rows' modifiers are not chosen yet.
     """
 
-    def __init__(self, batch: LayoutBatch, facts: RunFacts, *, exact: bool = True) -> None:
+    def __init__(self, batch: LayoutBatch, facts: Facts, *, exact: bool = True) -> None:
         self._batch, self._facts, self._exact = batch, facts, exact
         self.codebook = batch.codebook
         self.layers, self.recomputed = OfRanks(Part.LAYERS), OfRanks(Part.RECOMPUTED)
@@ -175,7 +175,8 @@ def parse_requirement(text: str) -> Requirement:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         assigned = "=" in words and not set("<>!") & set(words) and "==" not in words
         allowed = f"{words.replace('=', ' == ', 1)[:60]}: == compares" if assigned else EXAMPLES
-        place = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        offset = error.offset if isinstance(error, SyntaxError) and not assigned else None
+        place = f" at character {offset}" if offset else ""
         raise input_error(f"{_shown(words)} can't be read{place}", allowed, key="require") from None
     if not isinstance(tree, ast.Compare):
         _refuse_whole(words, tree)
@@ -187,7 +188,19 @@ def parse_requirement(text: str) -> Requirement:
             reader.refuse(tree, "compares in another way than by size", "<=, <, >=, >, == or !=")
     if not reader.names:
         reader.refuse(tree, "names no axis and no quantity", EXAMPLES)
-    return Requirement(text=words, tree=tree, names=frozenset(reader.names))
+    requirement = Requirement(text=words, tree=tree, names=frozenset(reader.names))
+    # One layout of ones tells whether the solver can decide it: products, divisions and directions.
+    requirement.comparisons(RequirementView(row_of(Layout()), _AnyRun()))
+    return requirement
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyRun:
+    """Facts of some run, where only the form of a requirement is looked at."""
+
+    steps: float = 1.0
+    price: float = 1.0
+    power_w: float = 1.0
 
 
 def _refuse_whole(text: str, tree: ast.expr) -> NoReturn:
@@ -316,12 +329,12 @@ def _nothing_open(atom: Atom) -> FloatArray:
     raise AssertionError(f"{atom} is decided by stages")
 
 
-def axis_rules(requirements: Iterable[Requirement], facts: RunFacts) -> tuple[Rule, ...]:
+def axis_rules(requirements: Iterable[Requirement], facts: Facts) -> tuple[Rule, ...]:
     """Turn the requirements that axes alone decide into rules of the space, named by their text."""
     return tuple(_rule(requirement, facts) for requirement in requirements if not requirement.of_stages)
 
 
-def _rule(requirement: Requirement, facts: RunFacts) -> Rule:
+def _rule(requirement: Requirement, facts: Facts) -> Rule:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         met = requirement.holds(RequirementView(rows, facts), _nothing_open)
         return np.broadcast_to(met, (len(rows),)).copy()
@@ -346,7 +359,7 @@ def rule_name(requirement: Requirement) -> str:
 
 
 def broken_requirements(
-    requirements: Iterable[Requirement], facts: RunFacts, layout: Layout, step_s: float, peak_bytes: float
+    requirements: Iterable[Requirement], facts: Facts, layout: Layout, step_s: float, peak_bytes: float
 ) -> Iterator[BrokenRule]:
     """Yield the requirements that a priced layout does not meet."""
     view = RequirementView(row_of(layout), facts)
