@@ -100,7 +100,7 @@ class Requirement:
     @property
     def of_stages(self) -> bool:
         """Whether something that only a layout's stages decide is in it."""
-        return bool(self.names & {*STAGES, "step_s", "peak_gb", "days", "cost", "energy_kwh"})
+        return any(comparison.difference.terms for comparison in self.comparisons(_any_layout()))
 
     @property
     def columns(self) -> frozenset[str]:
@@ -190,7 +190,7 @@ def parse_requirement(text: str) -> Requirement:
         reader.refuse(tree, "names no axis and no quantity", EXAMPLES)
     requirement = Requirement(text=words, tree=tree, names=frozenset(reader.names))
     # One layout of ones tells whether the solver can decide it: products, divisions and directions.
-    requirement.comparisons(RequirementView(row_of(Layout()), _AnyRun()))
+    requirement.comparisons(_any_layout())
     return requirement
 
 
@@ -201,6 +201,10 @@ class _AnyRun:
     steps: float = 1.0
     price: float = 1.0
     power_w: float = 1.0
+
+
+def _any_layout() -> RequirementView:
+    return RequirementView(row_of(Layout()), _AnyRun())
 
 
 def _refuse_whole(text: str, tree: ast.expr) -> NoReturn:
