@@ -17,7 +17,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
-from layoutopt.optimizer.solve.search.demands import Demands
+from layoutopt.optimizer.solve.search.demands import Demands, Unwritten
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import SpaceOptions
@@ -118,13 +118,16 @@ def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question
 
 
 def _goals_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
+    goals: dict[str, Any] = {}
+    if "constrain" in plain:
+        goals["constrain"] = Unwritten(str(plain["constrain"]))
     then = plain.get("then")
     if then is None:
-        return {}
+        return goals
     goal, within = then["goal"], then.get("within", 0.0)
     if not isinstance(goal, str) or isinstance(within, bool) or not isinstance(within, int | float):
         raise ValueError(f"then can't be {then!r:.60}")
-    return {"then": goal, "within": within}
+    return goals | {"then": goal, "within": within}
 
 
 def _search_to_plain(options: SolveOptions) -> dict[str, Any]:

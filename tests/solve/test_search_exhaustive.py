@@ -491,7 +491,7 @@ def test_second_goals_equal_enumeration(seed: int) -> None:
     best = np.inf
     for row, _, _, _, costs in all_layouts(source):
         gpus = float((row.tp * row.cp * row.pp * row.dp)[0])
-        values = {
+        values: dict[str, np.ndarray | float] = {
             "memory": costs.peak_bytes / 1e9, "gpus": gpus, "time": costs.step_time_s,
             "days": costs.step_time_s * hours / 24,
             "cost": costs.step_time_s * hours * gpus * 2.0,
