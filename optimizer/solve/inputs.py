@@ -108,7 +108,7 @@ def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question
         framework, cost = Framework(plain["framework"]), CostKind(plain["cost"])
         space = _space_from_plain(plain["space"])
         search, goals = _search_from_plain(plain.get("search", {})), _goals_from_plain(plain)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise input_error(f"unreadable options: {error}", key="inputs", file=file) from None
     return Question(
         workload=workload_from_plain(plain["workload"], file=file, path=("inputs", "workload")),
@@ -153,7 +153,7 @@ def _search_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, bool) is not (kinds is bool) or not isinstance(value, kinds):
             raise ValueError(f"search.{name} can't be {value!r}")
         elif not low <= value <= high:
-            raise ValueError(f"search.{name} {value:.3g} is not between {low} and {high}")
+            raise ValueError(f"search.{name} {value!r:.40} is not between {low} and {high}")
         values[name] = value
     return values
 

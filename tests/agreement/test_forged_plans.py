@@ -231,7 +231,7 @@ def test_stopped_plan() -> None:
     report = verify_plan(plan)
     assert report.accepted, str(report)
     unread = {text.split()[0] for text in report.not_checked}
-    assert unread == {"solve_time_s", *(f"certificate.{name}" for name in COUNTS)}
+    assert unread == {"solve_time_s", "whether", *(f"certificate.{name}" for name in COUNTS)}
     for claimed in ("optimal", "within_gap", "infeasible"):
         forged = Forgery(put("status", claimed)).made_of(plan)
         assert not verify_plan(forged).accepted

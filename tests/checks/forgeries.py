@@ -353,6 +353,7 @@ def shared() -> dict[str, Forgery]:
         "solver status of another word": Forgery(put("certificate/solver_status", "PERFECT")),
         "runner-up twice": Forgery(lambda p: p["alternatives"].append(copy.deepcopy(p["alternatives"][0]))),
         "answer as its own runner-up": Forgery(twice),
+        "thousands of runners-up": Forgery(put("alternatives", lambda listed: listed[:1] * 5000)),
         "runner-up without layout": Forgery(lambda p: p["alternatives"][0].pop("layout"), read),
         "runner-up null": Forgery(put("alternatives/0", None), read),
         "runner-up's reason": Forgery(put("alternatives/0/why", "slower in every way")),
@@ -405,6 +406,8 @@ def shared() -> dict[str, Forgery]:
         "recomputation of modules": Forgery(
             put("layout/recompute", {"granularity": "selective", "modules": ["mlp"]})
         ),
+        "mesh order of control characters": Forgery(put("layout/mesh_order", "\x1b[2J" * 5000)),
+        "kinds without end": Forgery(put("layout/stages/0/kinds", {f"k{n}": 1 for n in range(2000)})),
         "schedule": Forgery(put("layout/schedule", "gpipe")),
         "schedule unknown": Forgery(put("layout/schedule", "magic"), read),
         "precision": Forgery(put("layout/precision", "fp8")),

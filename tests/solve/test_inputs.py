@@ -106,7 +106,7 @@ def test_plans_without_search_options_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("gap", 2), ("gap", "a"), ("gap", True), ("top", 1.5), ("top", -1), ("near", "x"), ("seed", -1),
+    [("gap", 2), ("gap", "a"), ("gap", True), ("top", 1.5), ("top", -1), ("near", 10**400), ("near", "x"), ("seed", -1),
      ("workers", 10**9), ("one_model", 1), ("warm_start_s", -1.0), ("gap", float("nan"))],
 )  # fmt: skip
 def test_wrong_search_options(name: str, value: object) -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 COUNTS = ("removed_by_memory", "removed_by_bound", "solved")
 """How a search excluded its tuples."""
 
+SEARCHED, EXPLAINED = "second search", "why nothing fits"
+"""Names of the checks that a second search makes."""
+
 WHY = ("infeasibility", "reasons")
 """Why nothing fits."""
 
@@ -38,7 +41,7 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
     if stated.status == Status.INFEASIBLE:
         tree = {name: found.get(name) for name in WHY}
         tree |= _counted(stated, rebuilt, found)
-        return tree, [_compared("why nothing fits", stated, tree)]
+        return tree, [_compared(EXPLAINED, stated, tree)]
     slack = 2 * rounding_s(np.asarray(rebuilt.space.counts))
     mine, theirs = _times_s(stated.plain), _times_s(found)
     if stated.status == Status.WITHIN_GAP and abs(mine[0] - theirs[0]) > slack + TOLERANCE * mine[0]:
@@ -46,9 +49,9 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
     if len(mine) != len(theirs) or not np.allclose(mine, theirs, rtol=TOLERANCE, atol=slack):
         words = " and ".join(_listed(times) for times in (mine, theirs))
         reason = f"layouts stated and found by a second search take {words}"
-        return {}, [Check(name="second search", passed=False, reason=reason)]
+        return {}, [Check(name=SEARCHED, passed=False, reason=reason)]
     tree = _counted(stated, rebuilt, found) | _second_goal(stated, found)
-    return tree, [_compared("second search", stated, tree)]
+    return tree, [_compared(SEARCHED, stated, tree)]
 
 
 def _second_goal(stated: StatedPlan, found: Tree) -> Tree:

@@ -102,7 +102,8 @@ def rebuild(question: Question, write: Writer) -> Rebuilt:
         size=closed_form_size(source),
         gap_target=gap_target(options),
         warm_start_s=options.warm_start_s,
-        top=options.top,
+        top=options.top
+        + (options.then is not None),  # the best in a second goal may join those found for time
         near=options.near,
         repeatable=options.workers == 1,
         restate=restate,

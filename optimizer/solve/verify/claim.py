@@ -16,7 +16,7 @@ import numpy as np
 
 from layoutopt.optimizer.solve.certificate import SAME, Status, inputs_digest, proven_status
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
-from layoutopt.optimizer.solve.verify.again import check_again, check_freer
+from layoutopt.optimizer.solve.verify.again import EXPLAINED, SEARCHED, check_again, check_freer
 from layoutopt.optimizer.solve.verify.exclusion import Exclusion, Witness, exclude_tuples
 from layoutopt.optimizer.solve.verify.layout import PricedLayout, Refuted, price_stated
 from layoutopt.optimizer.solve.verify.plain_reader import short
@@ -75,7 +75,7 @@ def verify_plan(
     return VerifyReport(
         accepted=_all_passed(checks),
         checks=tuple(checks),
-        not_checked=(*_sampled(exclusion), *not_checked(stated.plain, tree)) if tree else (),
+        not_checked=(*_open_questions(exclusion, checks), *not_checked(stated.plain, tree)) if tree else (),
         restrictions=rebuilt.restrictions,
         degree_rows=len(rebuilt.space.degrees),
         tuples=exclusion.tuples,
@@ -86,12 +86,14 @@ def verify_plan(
     )
 
 
-def _sampled(found: Exclusion) -> Iterator[str]:
-    """Name what only a sample was priced of."""
+def _open_questions(found: Exclusion, checks: Sequence[Check]) -> Iterator[str]:
+    """Name what only a sample was priced of, and what only a second search would tell."""
     rows = found.rows_at_sight - found.rows_audited
     if rows > 0:
         sample = f"optimistic terms exclude them, {found.rows_audited:,} more were expanded as a sample"
         yield f"each tuple of {rows:,} degree rows: {sample}"
+    if _all_passed(checks) and not {SEARCHED, EXPLAINED} & {check.name for check in checks}:
+        yield "whether other layouts are as near as the runners-up: only a search that ended can be repeated"
 
 
 def _all_passed(checks: Sequence[Check]) -> bool:
@@ -110,6 +112,9 @@ def _check_statements(stated: StatedPlan, rebuilt: Rebuilt, *, every_tuple: bool
     wrong = _wrong_inputs(stated, rebuilt)
     if wrong:
         return {}, [Check(name="inputs", passed=False, reason=wrong)]
+    if rebuilt.top is not None and len(stated.alternatives) >= max(rebuilt.top, 1):
+        reason = f"{len(stated.alternatives) + 1:,} layouts are stated, {rebuilt.top:,} were asked for"
+        return {}, [Check(name="alternatives", passed=False, reason=reason)]
     priced, refuted = _price_layouts(stated, rebuilt)
     if refuted:
         return {}, refuted
@@ -237,8 +242,6 @@ def _wrong_order(rebuilt: Rebuilt, priced: Sequence[PricedLayout]) -> str:
         return "one is faster than what stands before it"
     if len({one.key for one in priced}) < len(priced):
         return "a layout is stated twice"
-    if rebuilt.top is not None and len(priced) > max(rebuilt.top, 1):
-        return f"{len(priced)} layouts are stated, {rebuilt.top} were asked for"
     if rebuilt.near is not None and times and times[-1] > times[0] * (1 + rebuilt.near + TOLERANCE):
         return f"one is more than {rebuilt.near:.3%} slower than the answer"
     return ""

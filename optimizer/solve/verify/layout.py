@@ -12,6 +12,7 @@ from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, StageRule
 from layoutopt.optimizer.solve.search.demands import Finished
+from layoutopt.optimizer.solve.verify.plain_reader import short
 from layoutopt.optimizer.space.stage_splits import allowed_sizes, balanced
 from layoutopt.optimizer.space.stages import model_order
 from layoutopt.optimizer.specs.layout import Recompute
@@ -99,7 +100,9 @@ def find_tuple(space: PricedSpace, layout: Layout) -> LayoutBatch:
         choices = [same & _means(column, meanings, stated) for stated in preferred]
         found = next((choice for choice in choices if choice.any()), None)
         if found is None:
-            raise Refuted(f"{name} {preferred[0]} with these degrees and modifiers is not in the space")
+            raise Refuted(
+                f"{name} {short(str(preferred[0]))} with these degrees and modifiers is not in the space"
+            )
         same = found
     if same.sum() > 1:
         raise Refuted("the layout leaves open which of several tuples it means")
@@ -151,7 +154,7 @@ def read_stages(
         blocks[j] = np.bincount(held, minlength=len(runs))
         there = _by_name(blocks[j], runs)
         if _present(stage.kinds) != there:
-            raise Refuted(f"stage {j} states kinds {stage.kinds}, the model has {there} there")
+            raise Refuted(f"stage {j} states kinds {short(stage.kinds)}, the model has {there} there")
         recomputed[j] = _recomputed(stage, held, runs, f"stage {j}")
     if start != len(kinds):
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")

@@ -176,9 +176,10 @@ _UNKNOWN = "no statement of a plan"
 _REASONS = {
     "solve_time_s": "the time of another run",
     "certificate.versions": "not what runs here; prices agree all the same",
-    "certificate.removed_by_memory": "the course of a search that was stopped or ran elsewhere",
-    "certificate.removed_by_bound": "the course of a search that was stopped or ran elsewhere",
-    "certificate.solved": "the course of a search that was stopped or ran elsewhere",
+    **dict.fromkeys(
+        ("certificate.removed_by_memory", "certificate.removed_by_bound", "certificate.solved"),
+        "the course of a search that was stopped, ran on several threads or elsewhere",
+    ),
     "certificate": "too many tuples to count again",
 }
 """Why a key was not checked, by the beginning of its name."""
