@@ -1,6 +1,7 @@
 """Export a layout: one function for all frameworks.
 
-The writer of a framework is ``export`` in ``interop/FOLDER/write.py``; what it can't launch is for the rules to say.
+The writer of a framework is ``export`` in ``interop/FOLDER/write.py``; what it can't launch is for the rules to say,
+and what a writer has no words for, ``require_model`` there refuses.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ def export(
         No such exporter, or a batch that the layout does not produce.
     """
     target = make_target(layout, workload, cluster, to, version=version, checkpoint=plan)
-    require_gpt(target.model)
     ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
+    folder = launched_by(target.layout, ctx).framework.record.folder
+    module = importlib.import_module(f"layoutopt.optimizer.interop.{folder}.write")
+    getattr(module, "require_model", require_gpt)(target.model)
     reasons, nearest = nearest_launchable(target.layout, ctx)
     if reasons:
         offered = fitting(nearest, ctx, target.version) if nearest else None
-        raise NotExpressible(*_problems(reasons, ctx, nearest, offered), nearest=offered)
-    folder = launched_by(target.layout, ctx).framework.record.folder
-    module = importlib.import_module(f"layoutopt.optimizer.interop.{folder}.write")
+        raise NotExpressible(*_problems(target.layout, reasons, ctx, nearest, offered), nearest=offered)
     job: ExportedJob = module.export(target)
     return job
 
@@ -99,7 +100,7 @@ def nearest_layout(
     ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
     reasons, nearest = nearest_launchable(target.layout, ctx)
     if nearest is None:
-        raise NotExpressible(*_problems(reasons, ctx, None, None), nearest=None)
+        raise NotExpressible(*_problems(target.layout, reasons, ctx, None, None), nearest=None)
     return nearest
 
 
@@ -125,12 +126,17 @@ def _leaner(layout: Layout, ctx: Context) -> Iterator[Layout]:
 
 
 def _problems(
-    reasons: tuple[BrokenRule, ...], ctx: Context, nearest: Layout | None, offered: Layout | None
+    layout: Layout,
+    reasons: tuple[BrokenRule, ...],
+    ctx: Context,
+    nearest: Layout | None,
+    offered: Layout | None,
 ) -> list[Problem]:
     """One line per broken rule with the nearest value, and one with the nearest layout as a whole."""
     problems = []
     for reason in reasons:
         value = getattr(offered, reason.axis, None) if reason.axis in _ONE_VALUE else None
+        value = None if value == getattr(layout, reason.axis, None) else value
         allowed = "" if value is None else f"nearest: {reason.axis}={value}"
         what = f"{ctx.framework.value}: {reason.message}; {reason.reason}"
         problems.append(Problem(what=what, allowed=allowed, key=reason.axis))
