@@ -11,6 +11,7 @@ from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.frameworks.preset import MEASURED, load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.kinds import nearest
 from layoutopt.optimizer.topology.links import link_table
 
@@ -77,7 +78,9 @@ def check_values(values: Mapping[str, float], *, file: str = "") -> dict[str, fl
 
 
 def check_names(calibration: Mapping[str, float], *, file: str = "") -> None:
-    """Refuse names that no constant has, each with the nearest; what stands before a dot sets all under it.
+    """Refuse names that no constant has, each with the nearest.
+
+    What stands before a dot sets all under it. Constants of GPU families may be named for a family that has none yet.
 
     Raises
     ------
@@ -94,10 +97,17 @@ def check_names(calibration: Mapping[str, float], *, file: str = "") -> None:
             file=file,
         )
         for name in calibration
-        if name not in known and name not in groups
+        if name not in known and name not in groups and not _of_other_family(name)
     ]
     if problems:
         raise InputError(*problems)
+
+
+def _of_other_family(name: str) -> bool:
+    """Whether a name is a constant of GPU families, of one for which the package has no value."""
+    families = {*generations(), *(generation.name for generation in generations().values())}
+    stem, _, family = name.partition(".")
+    return family in families and any(f"{stem}.{other}" in known_parameters() for other in families)
 
 
 def _problem(name: str, value: float, file: str) -> Problem | None:
