@@ -9,7 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from checks.forgeries import Forgery, Others, Right, listed, of_infeasible, put, shared
+from checks.forgeries import OF_INFEASIBLE, SHARED, listed
+from checks.forging import Forgery, Others, Right, put
 from click.testing import CliRunner
 
 from layoutopt.cli import main
@@ -103,14 +104,14 @@ def others() -> Others:
 def table(name: str) -> dict[str, Forgery]:
     """Return the forgeries of a question."""
     if name == "infeasible":
-        return of_infeasible()
-    return shared() | (listed(others()) if name == "dense" else {})
+        return OF_INFEASIBLE
+    return SHARED | (listed(others()) if name == "dense" else {})
 
 
 NAMES = [
-    *(("dense", forgery) for forgery in {**listed(Others()), **shared()}),
-    *(("moe", forgery) for forgery in shared()),
-    *(("infeasible", forgery) for forgery in of_infeasible()),
+    *(("dense", forgery) for forgery in {**listed(Others()), **SHARED}),
+    *(("moe", forgery) for forgery in SHARED),
+    *(("infeasible", forgery) for forgery in OF_INFEASIBLE),
 ]
 
 
