@@ -56,6 +56,8 @@ class SolveOptions:
         wanted = {name for requirement in self.space.requirements for name in requirement.names}
         if (self.then == "cost" or "cost" in wanted) and self.space.gpu_hour_cost is None:
             raise input_error("is not given, and cost rests on it", "e.g. 2.5", key="gpu_hour_cost")
+        if self.within and self.then is None:
+            raise input_error("is given without a second goal", "then memory, for example", key="within")
         if not 0 <= self.within < 1:
             raise input_error(f"{self.within} is no share", "0 up to below 1", key="within")
 

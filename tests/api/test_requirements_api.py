@@ -84,6 +84,8 @@ def test_mistakes_in_functions_are_told(free: layoutopt.Result) -> None:
         free.again(lambda model, v: model.add(v.tpp <= 2))
     with pytest.raises(TypeError, match="no truth value"):
         free.again(lambda model, v: model.add(1 <= v.tp <= 2))
+    with pytest.raises(InputError, match="forbidden assignments lose solutions"):
+        free.again(lambda model, v: model.add_forbidden_assignments([v.variables.row], [(0,)]))
     with pytest.raises(InputError, match="can only be limited from above"):
         free.again(lambda model, v: model.add(v.step_s >= 60))
 

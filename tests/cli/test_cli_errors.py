@@ -39,6 +39,19 @@ ERRORS: dict[tuple[str, ...], str] = {
     (*BASE, "--time-limit", "0"): "--time-limit: 0 is out of range (above 0)",
     (*BASE, "--allow-idle=100"): "--allow-idle: '100' is no share (0% up to below 100%)",
     (*BASE, "--allow-idle", "abc"): "--allow-idle: 'abc' is no share (0% up to below 100%)",
+    (*BASE, "--require", "tpp*cp<=8"): (
+        "--require: 'tpp*cp<=8' has no axis or quantity 'tpp' at character 1 (did you mean tp?)"
+    ),
+    (*BASE, "--require", "cost<=1e6"): "--gpu-hour-cost: is not given, and cost rests on it (e.g. 2.5)",
+    (*BASE, "--then", "memoy"): "--then: 'memoy' is unknown (did you mean memory?)",
+    (*BASE, "--then", "cost"): "--gpu-hour-cost: is not given, and cost rests on it (e.g. 2.5)",
+    (*BASE, "--within", "1%"): "--within: is given without a second goal (then memory, for example)",
+    (*BASE, "--then", "gpus", "--within", "200%"): "--within: '200%' is no share (0% up to below 100%)",
+    ("evaluate", "llama3-8b", "h100x8", "--layout", "tp=2", "--require", "tp>=q"): (
+        "--require: 'tp>=q' has no axis or quantity 'q' at character 5 (one of tp, cp, pp, vp, dp, ep, etp, "
+        "micro_batch, micro_batches, sp, zero, hsdp_shard, step_s, days, cost, energy_kwh, gpus, peak_gb, power_mw, "
+        "layers, recomputed)"
+    ),
     ("evaluate", "llama3-8b", "h100x8", "--layout", ""): (
         "--layout: is empty (tp=8,pp=16,..., a layout file or a plan)"
     ),

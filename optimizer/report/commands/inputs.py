@@ -122,7 +122,7 @@ def solve_options(
 
     near_ties = SolveOptions()
     declared = space_options(space, trainer.software, precisions, demands=demands)
-    with named(gpu_hour_cost="--gpu-hour-cost"):
+    with named(gpu_hour_cost="--gpu-hour-cost", within="--within"):
         return SolveOptions(
             framework=framework_named(trainer.framework),
             space=declared,

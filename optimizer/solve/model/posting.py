@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -11,6 +11,7 @@ from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.search.demands import rank_of
 from layoutopt.optimizer.space.expression import LIMITED, Comparison, Part, Relation
 from layoutopt.optimizer.space.requirement import RequirementView
+from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.model.slices import TupleSlice
@@ -44,6 +45,14 @@ class SliceModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def add_forbidden_assignments(self, *_: object) -> NoReturn:
+        """Refuse what OR-Tools 9.15 loses solutions with (``cp_model.new_solver``)."""
+        raise input_error(
+            "forbidden assignments lose solutions in OR-Tools 9.15",
+            "add_bool_or over literals",
+            key="constrain",
+        )
 
     def add(self, constraint: Comparison | Any) -> cp_model.Constraint | None:
         """Post a comparison for every tuple of the slice, or a constraint over solver variables."""
