@@ -239,6 +239,7 @@ OF_INFEASIBLE: dict[str, Forgery] = {
     "a bound": Forgery(both(put("objective/bound_s", 1.0), put("certificate/bound_s", 1.0))),
     "a gap": Forgery(put("objective/gap", 0.0)),
     "a verdict": Forgery(put("verdict", "fits")),
+    "a gain over nothing": Forgery(put("freer_gain", 0.3)),
     "an estimate": Forgery(put("estimate", {"step_time_s": 1.0})),
     "runner-up of nothing": Forgery(put("alternatives", [{"step_time_s": 1.0}]), READ),
     "what binds": Forgery(put("infeasibility/binding", "rule tp_divides")),

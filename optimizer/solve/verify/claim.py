@@ -197,8 +197,8 @@ def _wrong_claim(stated: StatedPlan, rebuilt: Rebuilt, priced: Sequence[PricedLa
 
 
 def _wrong_without_layout(stated: StatedPlan, status: Status) -> str:
-    if stated.alternatives:
-        return "runners-up are stated, but no layout"
+    if stated.alternatives or stated.freer_gain is not None:
+        return "runners-up or a gain over the layout are stated, but no layout"
     if status in (Status.OPTIMAL, Status.WITHIN_GAP):
         return f"status {status}, but no layout is stated"
     if status is Status.INFEASIBLE and stated.bound_s is not None:
