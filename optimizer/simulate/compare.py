@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.simulate.engine import StageWork
-    from layoutopt.optimizer.simulate.orders import Pipeline
+    from layoutopt.optimizer.cost.orders import Pipeline
     from layoutopt.optimizer.simulate.result import SimulationResult
 
     FloatArray = NDArray[np.float64]

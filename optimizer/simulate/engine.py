@@ -11,7 +11,7 @@ import numpy as np
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.simulate.graph import build_graph
 from layoutopt.optimizer.simulate.memory import rank_memories
-from layoutopt.optimizer.simulate.orders import Kind
+from layoutopt.optimizer.cost.orders import Kind
 from layoutopt.optimizer.simulate.result import Operations, SimulationResult, Transfers
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.simulate.graph import Graph
-    from layoutopt.optimizer.simulate.orders import Pipeline
+    from layoutopt.optimizer.cost.orders import Pipeline
 
     FloatArray = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.simulate.orders import Kind, Op, rank_orders
+from layoutopt.optimizer.cost.orders import Kind, Op, rank_orders
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.simulate.orders import Pipeline
+    from layoutopt.optimizer.cost.orders import Pipeline
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]

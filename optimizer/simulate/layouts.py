@@ -14,7 +14,7 @@ from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.simulate.compare import LayoutSimulation, simulate_layout
 from layoutopt.optimizer.simulate.engine import StageWork
-from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Schedule

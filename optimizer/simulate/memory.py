@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.simulate.orders import Kind
+from layoutopt.optimizer.cost.orders import Kind
 from layoutopt.optimizer.simulate.result import MemoryOverTime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.simulate.orders import Pipeline
+    from layoutopt.optimizer.cost.orders import Pipeline
     from layoutopt.optimizer.simulate.result import Operations
 
     FloatArray = NDArray[np.float64]

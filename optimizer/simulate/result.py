@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.simulate.orders import Pipeline
+    from layoutopt.optimizer.cost.orders import Pipeline
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.simulate.orders import Kind
+from layoutopt.optimizer.cost.orders import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

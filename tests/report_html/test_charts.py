@@ -28,7 +28,7 @@ from layoutopt.optimizer.report.html.timeline import timeline_chart
 from layoutopt.optimizer.report.html.topology import placed_levels, shown_axes, topology_chart
 from layoutopt.optimizer.report.html.wall import goodput_chart, recipe_chart, wall_chart, wall_days
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
-from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster

@@ -17,7 +17,7 @@ from layoutopt.optimizer.simulate.compare import (
     simulate_layout,
 )
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
-from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:

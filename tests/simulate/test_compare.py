@@ -7,7 +7,7 @@ import pytest
 
 from layoutopt.optimizer.simulate.compare import rank_times, simulate_layout
 from layoutopt.optimizer.simulate.engine import StageWork
-from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 

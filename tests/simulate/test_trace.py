@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
-from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.simulate.trace import chrome_trace
 from layoutopt.optimizer.specs.vocabulary import Schedule
 

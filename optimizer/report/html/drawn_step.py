@@ -10,7 +10,7 @@ from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.simulate.engine import simulate
 from layoutopt.optimizer.simulate.layouts import stage_work
-from layoutopt.optimizer.simulate.orders import Pipeline
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:

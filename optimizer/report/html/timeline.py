@@ -8,8 +8,8 @@ import numpy as np
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, layout
+from layoutopt.optimizer.cost.orders import Kind
 from layoutopt.optimizer.report.html.palette import variable
-from layoutopt.optimizer.simulate.orders import Kind
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:

@@ -1,0 +1,490 @@
+"""The exact length of a pipeline step: the longest path through the order of operations that really runs.
+
+Operations are nodes of an acyclic graph. Each waits for the operation before it on its rank, for the activation of
+the stage before and for the gradient of the stage behind; transfers are lengths of those arcs, in whole hops. Where
+they run beside compute only the receiver waits; where a rank waits for them, sends delay the sender and a receive
+starts when the receiver has nothing else to do (``Megatron-LM send_forward_recv_backward``).
+
+Many splits of one shape are priced at once, level by level. A long step repeats itself: after a few periods either
+the times of a period grow evenly, and go on doing so until some arc becomes critical, which is computed; or the next
+period is run. Nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.orders import Kind, Pipeline, rank_orders
+from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+
+Position = tuple[int, int]
+"""Rank and chunk."""
+
+KINDS = len(Kind)
+PERIODS = 3
+"""Periods of the steady phase that are kept: two differences between them tell whether times grow evenly."""
+EVEN = 1e-10
+"""Relative difference of two periods' growth that counts as none."""
+
+
+def successors(pipeline: Pipeline) -> dict[Position, Position]:
+    """Map each position (rank, chunk) to the one that its output goes to; the ends of the model are absent."""
+    ranks = range(pipeline.pp)
+    if pipeline.schedule is Schedule.DUALPIPE:
+        paths = [[(r, 0) for r in ranks], [(r, 1) for r in reversed(ranks)]]
+    elif SCHEDULES[pipeline.schedule].v_shape:
+        paths = [[(r, 0) for r in ranks] + [(r, 1) for r in reversed(ranks)]]
+    else:
+        paths = [[(r, c) for c in range(pipeline.chunks) for r in ranks]]
+    return {here: there for path in paths for here, there in pairwise(path)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ops:
+    """All operations, rank by rank in their order, and their dependencies.
+
+    ``columns`` (6, n): rank, kind, chunk, micro-batch, and a pair's backward chunk and micro-batch. ``before`` and
+    ``hops`` (n, 3): the operation before on the rank, the producers of the activation and of the gradient (n where
+    there is none), and how many transfers lie between.
+    """
+
+    columns: IntArray
+    first: IntArray
+    before: IntArray
+    hops: IntArray
+
+    @property
+    def size(self) -> int:
+        """Number of operations."""
+        return self.columns.shape[1]
+
+
+def _operations(pipeline: Pipeline, *, hops_overlap: bool) -> _Ops:
+    """List the operations of a pipeline with what they wait for."""
+    orders = rank_orders(pipeline)
+    columns = np.array([(r, *op) for r, order in enumerate(orders) for op in order], dtype=np.int64).T
+    first = np.cumsum([0, *(len(order) for order in orders)])
+    n = columns.shape[1]
+    rank, kind, chunk, batch, back_chunk, back_batch = columns
+    pair = kind == Kind.PAIR
+    forward = pair | (kind == Kind.FORWARD)
+    backward = ~forward & (kind != Kind.WGRAD)
+    shape = (pipeline.pp, pipeline.chunks, pipeline.micro_batches_per_chunk)
+    made = np.full((2, *shape), n)
+    made[0, rank[forward], chunk[forward], batch[forward]] = np.flatnonzero(forward)
+    made[1, rank[backward], chunk[backward], batch[backward]] = np.flatnonzero(backward)
+    made[1, rank[pair], back_chunk[pair], back_batch[pair]] = np.flatnonzero(pair)
+    before, hops = np.full((n, 3), n), np.zeros((n, 3), dtype=np.int64)
+    before[1:, 0] = np.arange(n - 1)
+    before[first[:-1], 0] = n
+    source, target = _neighbours(pipeline)
+    gets = [(1, forward, chunk, batch, source, 0)]
+    gets += [(2, backward | pair, np.where(pair, back_chunk, chunk), np.where(pair, back_batch, batch), target, 1)]
+    for column, mask, own_chunk, own_batch, other, which in gets:
+        op = np.flatnonzero(mask & (other[rank, own_chunk % pipeline.chunks, 0] >= 0))
+        from_rank, from_chunk = other[rank[op], own_chunk[op]].T
+        before[op, column] = made[which, from_rank, from_chunk, own_batch[op]]
+        hops[op, column] = from_rank != rank[op]
+    if not hops_overlap:
+        _wait_for_transfers(before, hops, first)
+    return _Ops(columns=columns, first=first, before=before, hops=hops)
+
+
+def _neighbours(pipeline: Pipeline) -> tuple[IntArray, IntArray]:
+    """Return the position before and behind every position, (pp, chunks, 2), -1 at the ends of the model."""
+    source, target = (np.full((pipeline.pp, pipeline.chunks, 2), -1) for _ in range(2))
+    for here, there in successors(pipeline).items():
+        source[there], target[here] = here, there
+    return source, target
+
+
+def _wait_for_transfers(before: IntArray, hops: IntArray, first: IntArray) -> None:
+    """Lengthen arcs where a rank waits: for what it has sent, and for a receive that begins when it is idle."""
+    n = len(before)
+    received = hops[:, 1:].sum(axis=1)
+    sent = np.zeros(n + 1, dtype=np.int64)
+    np.add.at(sent, before[:, 1], hops[:, 1])
+    np.add.at(sent, before[:, 2], hops[:, 2])
+    hops[:, 1] *= received  # a pair receives one after the other
+    previous = before[:, 0]
+    hops[:, 0] = np.where(previous < n, np.maximum(received, sent[np.minimum(previous, n)]), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Seconds of every operation in ``n`` steps of one shape.
+
+    ``by_kind`` (KINDS, pp, chunks, n) in the order of ``Kind``; ``hop_s`` (n,) of one transfer.
+    """
+
+    by_kind: FloatArray
+    hop_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One path through a step as a linear form: times each operation is on it, (KINDS, pp, chunks), and its hops."""
+
+    counts: IntArray
+    hops: int
+
+    def seconds(self, durations: Durations) -> FloatArray:
+        """Return its length in every step, (n,): a floor under the step."""
+        weighed: FloatArray = np.tensordot(self.counts, durations.by_kind, axes=3)
+        return weighed + self.hops * durations.hop_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Period:
+    """The times (L, n) of the ``number``-th period, and by how much each period before it back to the last grew less."""
+
+    number: int
+    end_s: FloatArray
+    growth_s: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The end of every operation of a run (N + 1, n), and its periods."""
+
+    end_s: FloatArray
+    periods: list[_Period]
+
+    @property
+    def makespan_s(self) -> FloatArray:
+        """Seconds from the first operation to the last, (n,)."""
+        result: FloatArray = self.end_s.max(axis=0)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGraph:
+    """Operations of a step in the order of their levels, with ``repeats`` more periods than are listed.
+
+    ``before`` and ``hops`` (N, 3) as in ``_Ops``; ``cell`` (N,) indexes durations. ``levels`` are the bounds of the
+    levels of the operations before the periods, of each period alike, and of those behind: operations of a level
+    don't wait for each other. ``first`` is where the periods start, ``length`` the operations of one (0: none).
+    """
+
+    pipeline: Pipeline
+    before: IntArray
+    hops: FloatArray
+    cell: IntArray
+    levels: tuple[list[int], list[int], list[int]]
+    first: int
+    length: int
+    repeats: int
+
+    def makespan_s(self, durations: Durations) -> FloatArray:
+        """Return the seconds of every step, (n,)."""
+        return self._run(durations).makespan_s
+
+    def longest(self, durations: Durations) -> tuple[FloatArray, list[Path]]:
+        """Return the seconds of every step, (n,), and a longest path of each."""
+        run = self._run(durations)
+        paths = [self._path(run, durations, column) for column in range(len(durations.hop_s))]
+        return run.makespan_s, paths
+
+    def _run(self, durations: Durations) -> _Run:
+        own = durations.by_kind.reshape(-1, len(durations.hop_s))[self.cell]
+        lag = self.hops[:, :, None] * durations.hop_s
+        end = np.zeros((len(self.cell) + 1, own.shape[1]))
+        head, period, tail = self.levels
+        _advance(end, self.before, lag, own, head, 0)
+        if not self.length:
+            return _Run(end_s=end, periods=[])
+        starts = [self.first + k * self.length for k in range(PERIODS)]
+        for start in starts:
+            _advance(end, self.before, lag, own, period, start)
+        periods = self._repeat(end, lag, own, starts)
+        _advance(end, self.before, lag, own, tail, 0)
+        return _Run(end_s=end, periods=periods)
+
+    def _repeat(self, end: FloatArray, lag: FloatArray, own: FloatArray, starts: list[int]) -> list[_Period]:
+        """Run the repeated periods in place of the last listed ones."""
+        zones = [slice(start, start + self.length) for start in starts]
+        done = [_Period(number=k, end_s=end[zone].copy()) for k, zone in enumerate(zones)]
+        left = self.repeats
+        while left:
+            growth = end[zones[2]] - end[zones[1]]
+            jump = min(self._even_periods(end, lag, own, growth, zones), left)
+            if jump:
+                for zone in zones:
+                    end[zone] += jump * growth
+                done.append(
+                    _Period(number=done[-1].number + jump, end_s=end[zones[2]].copy(), growth_s=growth)
+                )
+                left -= jump
+                continue
+            end[zones[0]], end[zones[1]] = end[zones[1]], end[zones[2]]
+            _advance(end, self.before, lag, own, self.levels[1], starts[2])
+            done.append(_Period(number=done[-1].number + 1, end_s=end[zones[2]].copy()))
+            left -= 1
+        return done
+
+    def _even_periods(
+        self, end: FloatArray, lag: FloatArray, own: FloatArray, growth: FloatArray, zones: list[slice]
+    ) -> int:
+        """Count the periods for which every operation goes on growing as it does: until another arc is the longest."""
+        before = end[zones[1]] - end[zones[0]]
+        scale = np.abs(growth).max()
+        if (np.abs(growth - before) > EVEN * scale).any():
+            return 0
+        zone = zones[2]
+        arrival = end[self.before[zone]] + lag[zone]
+        slack = (end[zone] - own[zone])[:, None] - arrival
+        rates = np.zeros_like(end)
+        rates[zones[1]] = rates[zones[2]] = growth
+        closing = rates[self.before[zone]] - growth[:, None]
+        closes = closing > EVEN * scale
+        if not closes.any():
+            return self.repeats
+        return max(int(np.floor((slack[closes] / closing[closes]).min())), 0)
+
+    def _path(self, run: _Run, durations: Durations, column: int) -> Path:
+        """Walk back from the last operation along the arcs that were waited for."""
+        times = _Times(self, run, column)
+        hop_s = float(durations.hop_s[column])
+        seen, hops = np.zeros(len(self.cell), dtype=np.int64), 0
+        node, period = int(times.last()), times.last_period
+        none = len(self.cell)
+        while node < none:
+            seen[node] += 1
+            best, arrival = none, -1.0
+            lengths = self.hops[node].tolist()
+            for other, length in zip(self.before[node].tolist(), lengths, strict=True):
+                if other < none:
+                    value = times.at(other, node, period) + length * hop_s
+                    if value > arrival:
+                        best, arrival, crossed = other, value, int(length)
+            if best == none:
+                break
+            hops += crossed
+            node, period = times.step(best, node, period)
+        counts = np.bincount(self.cell, weights=seen, minlength=durations.by_kind[..., 0].size)
+        return Path(counts=counts.round().astype(np.int64).reshape(durations.by_kind.shape[:3]), hops=hops)
+
+
+class _Times:
+    """Times of one step's operations in every period, for walking back.
+
+    Operations of a repeated period are those of the last listed one, with the number of the period beside.
+    """
+
+    def __init__(self, graph: StepGraph, run: _Run, column: int) -> None:
+        self._end = run.end_s[:, column].tolist()
+        self._first, self._length = graph.first, graph.length
+        self._stop = graph.first + PERIODS * graph.length if graph.length else graph.first
+        self._periods = run.periods
+        self._column = column
+        self.last_period = run.periods[-1].number if run.periods else 0
+        self._cache: dict[int, list[float]] = {}
+
+    def last(self) -> int:
+        """Return the operation that ends last."""
+        return int(np.argmax(self._end[:-1]))
+
+    def _zone(self, node: int) -> int:
+        """Return which listed period holds an operation, -1 for none."""
+        return (node - self._first) // self._length if self._first <= node < self._stop else -1
+
+    def _of_period(self, number: int) -> list[float]:
+        if number not in self._cache:
+            after = next(period for period in self._periods if period.number >= number)
+            times = after.end_s[:, self._column]
+            if after.number > number:
+                assert after.growth_s is not None
+                times = times - (after.number - number) * after.growth_s[:, self._column]
+            self._cache[number] = times.tolist()
+        return self._cache[number]
+
+    def at(self, other: int, node: int, period: int) -> float:
+        """Return the end of ``other``, which ``node`` of a period waits for."""
+        zone = self._zone(other)
+        if zone < 0:
+            return self._end[other]
+        return self._of_period(self._number(zone, node, period))[(other - self._first) % self._length]
+
+    def _number(self, zone: int, node: int, period: int) -> int:
+        """Return the period of an operation in a listed one, seen from ``node``."""
+        own = self._zone(node)
+        return period - ((PERIODS - 1 if own < 0 else own) - zone)
+
+    def step(self, other: int, node: int, period: int) -> tuple[int, int]:
+        """Return ``other`` in the last listed period where it has been repeated, and its period."""
+        zone = self._zone(other)
+        if zone < 0:
+            return other, period
+        number = self._number(zone, node, period)
+        listed = min(number, PERIODS - 1)
+        return other + (listed - zone) * self._length, number
+
+
+def _advance(
+    end: FloatArray, before: IntArray, lag: FloatArray, own: FloatArray, bounds: list[int], start: int
+) -> None:
+    """Compute the ends of the operations of consecutive levels."""
+    for low, high in pairwise(bounds):
+        low, high = low + start, high + start
+        arrival = end[before[low:high]]
+        arrival += lag[low:high]
+        np.add(arrival.max(axis=1), own[low:high], out=end[low:high])
+
+
+LISTED = (6, 9, 14)
+"""Rounds of a long step that are tried as its list of operations: fill, three periods, drain."""
+
+
+@lru_cache(maxsize=256)
+def step_graph(pipeline: Pipeline, *, hops_overlap: bool) -> StepGraph:
+    """Build the operations of a schedule. Raises InputError when it deadlocks."""
+    size = _period_size(pipeline)
+    for rounds in LISTED:
+        spare = (pipeline.micro_batches - rounds * size) // size
+        if spare < 1:
+            break
+        listed = replace(
+            pipeline,
+            micro_batches=pipeline.micro_batches - spare * size,
+            group=pipeline.group_size if pipeline.schedule is Schedule.INTERLEAVED else 0,
+        )
+        graph = _periodic(listed, _operations(listed, hops_overlap=hops_overlap), size, spare)
+        if graph is not None:
+            return replace(graph, pipeline=pipeline)
+    ops = _operations(pipeline, hops_overlap=hops_overlap)
+    everything = np.ones(ops.size, dtype=bool)
+    order, bounds = _by_level(ops, everything)
+    return _graph(pipeline, ops, order, (bounds, [0], [0]), 0, 0)
+
+
+def _period_size(pipeline: Pipeline) -> int:
+    """Return the micro-batches of a period: a group, or about as many as ranks."""
+    if pipeline.schedule is Schedule.INTERLEAVED:
+        return pipeline.group_size
+    return max(pipeline.pp, 2)
+
+
+def _graph(
+    pipeline: Pipeline,
+    ops: _Ops,
+    order: IntArray,
+    levels: tuple[list[int], list[int], list[int]],
+    length: int,
+    repeats: int,
+) -> StepGraph:
+    """Put operations into order."""
+    place = np.empty(ops.size + 1, dtype=np.int64)
+    place[order] = np.arange(ops.size)
+    place[-1] = ops.size
+    rank, kind, chunk = ops.columns[:3, order]
+    return StepGraph(
+        pipeline=pipeline,
+        before=place[ops.before[order]],
+        hops=ops.hops[order].astype(np.float64),
+        cell=(kind * pipeline.pp + rank) * pipeline.chunks + chunk,
+        levels=levels,
+        first=levels[0][-1],
+        length=length,
+        repeats=repeats,
+    )
+
+
+def _periodic(pipeline: Pipeline, ops: _Ops, size: int, repeats: int) -> StepGraph | None:
+    """Find the periods of a step; None where fewer than needed are in the list."""
+    model = SCHEDULES[pipeline.schedule]
+    each = 1 if model.pairs else 3 if model.splits_backward else 2
+    share = pipeline.micro_batches // pipeline.micro_batches_per_chunk
+    shift = size // share
+    length = each * shift * pipeline.chunks
+    steady = [_steady(ops.columns[1:, low:high], length, shift) for low, high in pairwise(ops.first.tolist())]
+    if size % share or any(end - start < 2 * length for start, end in steady):
+        return None
+    front = _closed(ops, np.array([start + length for start, _ in steady]))
+    if min((end - low) // length for (_, end), low in zip(steady, front.tolist(), strict=True)) < PERIODS:
+        return None
+    rank = ops.columns[0]
+    position = np.arange(ops.size) - ops.first[rank]
+    zone = np.clip((position - front[rank]) // length, -1, PERIODS)
+    last = zone == PERIODS - 1
+    head, head_bounds = _by_level(ops, zone < 0)
+    period, period_bounds = _by_level(ops, last)
+    tail, tail_bounds = _by_level(ops, zone == PERIODS)
+    order = np.concatenate([head, *(period - (PERIODS - 1 - k) * length for k in range(PERIODS)), tail])
+    seen = np.append(zone, PERIODS)[ops.before]
+    if (seen[last] < PERIODS - 2).any() or (seen[zone == PERIODS] < PERIODS - 2).any():
+        return None
+    offset = len(head) + PERIODS * len(period)
+    levels = (head_bounds, period_bounds, [bound + offset for bound in tail_bounds])
+    return _graph(pipeline, ops, order, levels, len(period), repeats)
+
+
+def _steady(columns: IntArray, length: int, shift: int) -> tuple[int, int]:
+    """Return the longest stretch of a rank's operations that repeats after ``length`` with later micro-batches."""
+    count = columns.shape[1] - length
+    if count <= 0:
+        return 0, 0
+    early, late = columns[:, :count], columns[:, length:]
+    same = (early[[0, 1, 3]] == late[[0, 1, 3]]).all(axis=0) & (early[2] + shift == late[2])
+    same &= (early[4] == late[4]) | (early[4] + shift == late[4])
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))
+    if not len(edges):
+        return 0, 0
+    start, end = edges[::2], edges[1::2]
+    best = int((end - start).argmax())
+    return int(start[best]), int(end[best]) + length
+
+
+def _closed(ops: _Ops, front: IntArray) -> IntArray:
+    """Move the front of every rank on until nothing behind it waits for anything before it."""
+    rank = np.append(ops.columns[0], 0)
+    position = np.append(np.arange(ops.size) - ops.first[rank[:-1]], -1)
+    while True:
+        behind = position[:-1] < front[rank[:-1]]
+        needed = np.unique(ops.before[behind])
+        moved = front.copy()
+        np.maximum.at(moved, rank[needed], position[needed] + 1)
+        if (moved == front).all():
+            return front
+        front = moved
+
+
+def _by_level(ops: _Ops, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
+    """Sort some operations by the longest chain of them that leads there; return the bounds of the levels too."""
+    level = np.where(members, -1, 0).tolist() + [0]
+    queues = [
+        [low + int(i) for i in np.flatnonzero(members[low:high])] for low, high in pairwise(ops.first.tolist())
+    ]
+    before, at, left = ops.before.tolist(), [0] * len(queues), int(members.sum())
+    while left:
+        stuck = left
+        for r, queue in enumerate(queues):
+            i = at[r]
+            while i < len(queue):
+                one, two, three = before[queue[i]]
+                a, b, c = level[one], level[two], level[three]
+                if a < 0 or b < 0 or c < 0:
+                    break
+                level[queue[i]] = 1 + max(a, b, c)
+                i += 1
+            left -= i - at[r]
+            at[r] = i
+        if left == stuck:
+            raise input_error("the schedule deadlocks", "a group size of at least pp", key="group")
+    own = np.flatnonzero(members)
+    depth = np.array(level)[own]
+    order = np.argsort(depth, kind="stable")
+    bounds = [0, *(np.flatnonzero(np.diff(depth[order])) + 1).tolist(), len(own)]
+    return own[order], bounds if len(own) else [0]
