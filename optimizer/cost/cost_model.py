@@ -39,7 +39,7 @@ from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.stage_parameters import mean_parameters
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
-from layoutopt.optimizer.cost.term_parts import TermParts, placed, scatter_terms
+from layoutopt.optimizer.cost.term_parts import Operations, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
@@ -275,11 +275,13 @@ class CostModel:
         """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
         schedule = schedule_of(batch)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
-        layer_s = units.parts_of("parts_s")
+        layer_s, exposed = units.parts_of("parts_s"), []
         if dp is not None:
-            layer_s[Component.FSDP] = np.asarray(sum(fsdp_s(dp, units, held)))
+            exposed.append(fsdp_s(dp, units, held))
+            layer_s[Component.FSDP] = np.add(*exposed[-1])
         if self.preset.offload_activations and not view.any_set:
-            layer_s[Component.OFFLOAD] = np.add(*self._host.block_s(*map(units.blocks_of, OFFLOADED)))
+            exposed.append(self._host.block_s(*map(units.blocks_of, OFFLOADED)))
+            layer_s[Component.OFFLOAD] = np.add(*exposed[-1])
         left = self._left_bytes(batch, units, held, whole=not view.any_set)
         memory = memory_parts(self._memory_context(batch, units, held, left), working_set=dp is not None)
         stage = units.mean_stage(self.counts / batch.pp[:, None])
@@ -302,7 +304,37 @@ class CostModel:
             fixed_s=self._fixed(batch, dp, groups, held, stage) | {Component.BUBBLE: lone_s},
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
+            operations=self._operations(batch, units, exposed, groups),
             **memory,
+        )
+
+    def _operations(
+        self,
+        batch: LayoutBatch,
+        units: Units,
+        exposed: list[tuple[FloatArray, FloatArray]],
+        groups: MeshGroups,
+    ) -> Operations:
+        """Split the times of blocks and ends into a schedule's operations; ``exposed`` adds to forward and backward."""
+        schedule = schedule_of(batch)
+        forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
+        for before, behind in exposed:
+            forward, backward = forward + before, backward + behind
+        hidden = [units.blocks_of(f"hidden_{name}_s") * schedule.pairs for name in ("forward", "backward")]
+        head = units.head.operations_s
+        if units.mtp is not None:
+            head = head + self.model.mtp_layers * units.mtp.operations_s
+        return Operations(
+            schedule=schedule.schedule,
+            hops_overlap=schedule.hops_overlap and self.preset.pp_overlap,
+            forward_s=forward,
+            backward_s=backward,
+            wgrad_s=units.blocks_of("wgrad_s"),
+            hidden_forward_s=hidden[0],
+            hidden_backward_s=hidden[1],
+            embedding_s=units.embedding.operations_s[units.inverse],
+            head_s=head[units.inverse],
+            hop_s=self._hop_s(batch, groups),
         )
 
     def _last_parts(self, units: Units) -> dict[Component, FloatArray]:

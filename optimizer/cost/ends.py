@@ -37,6 +37,12 @@ class EndUnit:
         """Sum of the parts."""
         return sum(self.parts_s.values(), np.zeros_like(self.activation_bytes))
 
+    @property
+    def operations_s(self) -> FloatArray:
+        """Forward, backward and, of the latter, the weight gradients, (n, 3)."""
+        forward = np.broadcast_to(self.forward_s, self.activation_bytes.shape)
+        return np.stack([forward, self.total_s - forward, self.wgrad_s], axis=1)
+
 
 def vocabulary_rows(comm: CommContext) -> FloatArray:
     """Vocabulary rows on a tensor-parallel rank, padded where the framework pads."""

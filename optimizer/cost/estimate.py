@@ -11,7 +11,8 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
-from layoutopt.optimizer.cost.stage_counts import cuts_blocks, rank_blocks
+from layoutopt.optimizer.cost.stage_counts import cuts_blocks, seat_blocks
+from layoutopt.optimizer.cost.step import durations, graph_of
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
@@ -77,29 +78,56 @@ def for_layout(cost: CostModel, layout: Layout) -> CostModel:
 def estimate(cost: CostModel, layout: Layout) -> Estimate:
     """Price a layout with explicit stages."""
     cost = for_layout(cost, layout)
-    blocks, recomputed = rank_blocks(layout, cost.model)
+    blocks, recomputed = seat_blocks(layout, cost.model)
     return estimate_row(cost, layout, batch_of_one(layout), blocks, recomputed)
 
 
 def estimate_row(
     cost: CostModel, layout: Layout, batch: LayoutBatch, blocks: IntArray, recomputed: IntArray
 ) -> Estimate:
-    """Price one row with its blocks and recomputed blocks, (distinct ranks, K) each."""
+    """Price one row with its blocks and recomputed blocks by chunk, distinct rank and kind, (V, P, K) each.
+
+    The step is that of the order of operations that runs; of a number of micro-batches that no order runs, that of
+    the closed form.
+    """
     ((_, parts),) = cost.parts(batch)
-    ranks = _rank_parts(parts, blocks, recomputed)
+    of_rank, again = blocks.sum(axis=0), recomputed.sum(axis=0)
+    ranks = _rank_parts(parts, of_rank, again)
     rank_time = np.sum(list(ranks.values()), axis=0)
-    slowest = int(rank_time.argmax())
-    m = int(batch.micro_batches[0])
+    breakdown = _breakdown(parts, ranks, rank_time, _pipeline_s(parts, rank_time, blocks, recomputed))
+    memory = _memory(cost, parts, of_rank, again)
+    return _rates(cost, layout, fsum(breakdown.values()), breakdown, memory, rank_time, again)
+
+
+def _pipeline_s(
+    parts: TermParts, rank_time: FloatArray, blocks: IntArray, recomputed: IntArray
+) -> tuple[float, float]:
+    """Return the seconds of the pipeline without transfers, and what exposed transfers add."""
+    terms = parts.terms()
+    graph = graph_of(terms, 0)
+    if graph is None:
+        fixed = {name: float(value[0]) for name, value in parts.fixed_s.items()}
+        others = float(parts.bubble_weight[0] * (rank_time.sum() - rank_time.max()))
+        alone = int(parts.batch.micro_batches[0]) * float(rank_time.max()) + others
+        return alone + fixed[Component.BUBBLE], fixed[Component.PP]
+    both = durations(terms, 0, np.stack([blocks] * 2), np.stack([recomputed] * 2))
+    with_hops, alone = graph.makespan_s(replace(both, hop_s=both.hop_s * [1.0, 0.0])).tolist()
+    return alone, with_hops - alone
+
+
+def _breakdown(
+    parts: TermParts, ranks: dict[Component, FloatArray], rank_time: FloatArray, pipeline: tuple[float, float]
+) -> dict[Component, float]:
+    """Split a step: what the slowest rank works through, what it waits for, and what is outside the pipeline."""
+    slowest, m = int(rank_time.argmax()), int(parts.batch.micro_batches[0])
     breakdown = dict.fromkeys(Component, 0.0)
     for name, value in ranks.items():
         breakdown[name] += m * float(value[slowest])
-    breakdown[Component.BUBBLE] += float(parts.bubble_weight[0] * (rank_time.sum() - rank_time[slowest]))
-    for name, value in parts.fixed_s.items():
+    breakdown[Component.BUBBLE] += pipeline[0] - m * float(rank_time[slowest])
+    breakdown[Component.PP] += pipeline[1]
+    for name, value in parts.outside().items():
         breakdown[name] += float(value[0])
-    step = fsum(breakdown.values())
-    return _rates(
-        cost, layout, step, breakdown, _memory(cost, parts, blocks, recomputed), rank_time, recomputed
-    )
+    return breakdown
 
 
 def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dict[Component, FloatArray]:

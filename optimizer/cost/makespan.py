@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind, Pipeline, rank_orders
+from layoutopt.optimizer.cost.orders import Kind, Pipeline, rank_orders, successors
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -30,26 +30,11 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
 
-Position = tuple[int, int]
-"""Rank and chunk."""
-
 KINDS = len(Kind)
 PERIODS = 3
 """Periods of the steady phase that are kept: two differences between them tell whether times grow evenly."""
 EVEN = 1e-10
 """Relative difference of two periods' growth that counts as none."""
-
-
-def successors(pipeline: Pipeline) -> dict[Position, Position]:
-    """Map each position (rank, chunk) to the one that its output goes to; the ends of the model are absent."""
-    ranks = range(pipeline.pp)
-    if pipeline.schedule is Schedule.DUALPIPE:
-        paths = [[(r, 0) for r in ranks], [(r, 1) for r in reversed(ranks)]]
-    elif SCHEDULES[pipeline.schedule].v_shape:
-        paths = [[(r, 0) for r in ranks] + [(r, 1) for r in reversed(ranks)]]
-    else:
-        paths = [[(r, c) for c in range(pipeline.chunks) for r in ranks]]
-    return {here: there for path in paths for here, there in pairwise(path)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +54,7 @@ class _Ops:
     @property
     def size(self) -> int:
         """Number of operations."""
-        return self.columns.shape[1]
+        return int(self.columns.shape[1])
 
 
 def _operations(pipeline: Pipeline, *, hops_overlap: bool) -> _Ops:
@@ -92,7 +77,9 @@ def _operations(pipeline: Pipeline, *, hops_overlap: bool) -> _Ops:
     before[first[:-1], 0] = n
     source, target = _neighbours(pipeline)
     gets = [(1, forward, chunk, batch, source, 0)]
-    gets += [(2, backward | pair, np.where(pair, back_chunk, chunk), np.where(pair, back_batch, batch), target, 1)]
+    gets += [
+        (2, backward | pair, np.where(pair, back_chunk, chunk), np.where(pair, back_batch, batch), target, 1)
+    ]
     for column, mask, own_chunk, own_batch, other, which in gets:
         op = np.flatnonzero(mask & (other[rank, own_chunk % pipeline.chunks, 0] >= 0))
         from_rank, from_chunk = other[rank[op], own_chunk[op]].T
@@ -195,8 +182,8 @@ class StepGraph:
     def longest(self, durations: Durations) -> tuple[FloatArray, list[Path]]:
         """Return the seconds of every step, (n,), and a longest path of each."""
         run = self._run(durations)
-        paths = [self._path(run, durations, column) for column in range(len(durations.hop_s))]
-        return run.makespan_s, paths
+        back = _Arcs(self, run, durations)
+        return run.makespan_s, [self._path(back, column) for column in range(len(durations.hop_s))]
 
     def _run(self, durations: Durations) -> _Run:
         own = durations.by_kind.reshape(-1, len(durations.hop_s))[self.cell]
@@ -254,83 +241,88 @@ class StepGraph:
             return self.repeats
         return max(int(np.floor((slack[closes] / closing[closes]).min())), 0)
 
-    def _path(self, run: _Run, durations: Durations, column: int) -> Path:
-        """Walk back from the last operation along the arcs that were waited for."""
-        times = _Times(self, run, column)
-        hop_s = float(durations.hop_s[column])
-        seen, hops = np.zeros(len(self.cell), dtype=np.int64), 0
-        node, period = int(times.last()), times.last_period
-        none = len(self.cell)
-        while node < none:
-            seen[node] += 1
-            best, arrival = none, -1.0
-            lengths = self.hops[node].tolist()
-            for other, length in zip(self.before[node].tolist(), lengths, strict=True):
-                if other < none:
-                    value = times.at(other, node, period) + length * hop_s
-                    if value > arrival:
-                        best, arrival, crossed = other, value, int(length)
-            if best == none:
-                break
-            hops += crossed
-            node, period = times.step(best, node, period)
-        counts = np.bincount(self.cell, weights=seen, minlength=durations.by_kind[..., 0].size)
-        return Path(counts=counts.round().astype(np.int64).reshape(durations.by_kind.shape[:3]), hops=hops)
+    def _path(self, back: _Arcs, column: int) -> Path:
+        """Count what lies on a way back."""
+        nodes, hops = back.walk(column)
+        size = KINDS * self.pipeline.pp * self.pipeline.chunks
+        counts = np.bincount(self.cell[nodes], minlength=size)
+        return Path(counts=counts.reshape(KINDS, self.pipeline.pp, self.pipeline.chunks), hops=hops)
 
 
-class _Times:
-    """Times of one step's operations in every period, for walking back.
+class _Arcs:
+    """The arc that every operation waited for, so that a longest path can be walked back.
 
-    Operations of a repeated period are those of the last listed one, with the number of the period beside.
+    Operations of a repeated period are counted as those of the last listed one: ``periods[k]`` leads from one of them to
+    another, of the same period from ``length`` on, of the period before below.
     """
 
-    def __init__(self, graph: StepGraph, run: _Run, column: int) -> None:
-        self._end = run.end_s[:, column].tolist()
-        self._first, self._length = graph.first, graph.length
-        self._stop = graph.first + PERIODS * graph.length if graph.length else graph.first
-        self._periods = run.periods
-        self._column = column
-        self.last_period = run.periods[-1].number if run.periods else 0
-        self._cache: dict[int, list[float]] = {}
+    def __init__(self, graph: StepGraph, run: _Run, durations: Durations) -> None:
+        self._graph, self._numbers = graph, [period.number for period in run.periods]
+        size, first, length = len(graph.cell), graph.first, graph.length
+        self._stop = first + PERIODS * length if length else first
+        lag = graph.hops[:, :, None] * durations.hop_s
+        head, tail = slice(0, first + length), slice(self._stop, size)
+        end = run.end_s.copy()
+        self._last = end[:-1].argmax(axis=0)
+        self._tail = _chosen(end, graph.before[tail], lag[tail])
+        if length:
+            end[first : first + length] = run.periods[0].end_s
+        self._head = _chosen(end, graph.before[head], lag[head])
+        self._periods = []
+        zone = slice(self._stop - length, self._stop)
+        local = graph.before[zone] - (self._stop - 2 * length)
+        for before, period in pairwise(run.periods):
+            earlier = before.end_s if period.growth_s is None else period.end_s - period.growth_s
+            times = np.concatenate([earlier, period.end_s, np.zeros((1, earlier.shape[1]))])
+            self._periods.append(_chosen(times, np.where(local < 2 * length, local, 2 * length), lag[zone]))
 
-    def last(self) -> int:
-        """Return the operation that ends last."""
-        return int(np.argmax(self._end[:-1]))
+    def walk(self, column: int) -> tuple[list[int], int]:
+        """Return the operations on the path of a step, and how many transfers lie between them."""
+        graph, none = self._graph, len(self._graph.cell)
+        tail, head = self._tail[:, column].tolist(), self._head[:, column].tolist()
+        before, hops = graph.before, graph.hops
+        nodes, arcs, node = [], [], int(self._last[column])
+        while self._stop <= node < none:
+            choice = tail[node - self._stop]
+            nodes.append(node)
+            arcs.append(choice)
+            node = int(before[node, choice])
+        if graph.first + graph.length <= node < none:
+            node = self._through_periods(node, column, nodes, arcs)
+        while node < none:
+            choice = head[node]
+            nodes.append(node)
+            arcs.append(choice)
+            node = int(before[node, choice])
+        return nodes, int(hops[nodes, arcs].sum())
 
-    def _zone(self, node: int) -> int:
-        """Return which listed period holds an operation, -1 for none."""
-        return (node - self._first) // self._length if self._first <= node < self._stop else -1
+    def _through_periods(self, node: int, column: int, nodes: list[int], arcs: list[int]) -> int:
+        """Walk from the last period to the first one; return the operation reached there."""
+        length, base = self._graph.length, self._stop - self._graph.length
+        rows = self._graph.before[base : self._stop] - base
+        local, index = node - base, len(self._periods) - 1
+        number = self._numbers[-1]
+        if local < 0:
+            local, number = local + length, number - 1
+        ways, loaded = [], -1
+        while number > 0:
+            while self._numbers[index] >= number:
+                index -= 1
+            if index != loaded:
+                ways, loaded = self._periods[index][:, column].tolist(), index
+                steps = rows[np.arange(length), ways].tolist()
+            nodes.append(base + local)
+            arcs.append(ways[local])
+            local = steps[local]
+            if local < 0:
+                local, number = local + length, number - 1
+        return self._graph.first + local
 
-    def _of_period(self, number: int) -> list[float]:
-        if number not in self._cache:
-            after = next(period for period in self._periods if period.number >= number)
-            times = after.end_s[:, self._column]
-            if after.number > number:
-                assert after.growth_s is not None
-                times = times - (after.number - number) * after.growth_s[:, self._column]
-            self._cache[number] = times.tolist()
-        return self._cache[number]
 
-    def at(self, other: int, node: int, period: int) -> float:
-        """Return the end of ``other``, which ``node`` of a period waits for."""
-        zone = self._zone(other)
-        if zone < 0:
-            return self._end[other]
-        return self._of_period(self._number(zone, node, period))[(other - self._first) % self._length]
-
-    def _number(self, zone: int, node: int, period: int) -> int:
-        """Return the period of an operation in a listed one, seen from ``node``."""
-        own = self._zone(node)
-        return period - ((PERIODS - 1 if own < 0 else own) - zone)
-
-    def step(self, other: int, node: int, period: int) -> tuple[int, int]:
-        """Return ``other`` in the last listed period where it has been repeated, and its period."""
-        zone = self._zone(other)
-        if zone < 0:
-            return other, period
-        number = self._number(zone, node, period)
-        listed = min(number, PERIODS - 1)
-        return other + (listed - zone) * self._length, number
+def _chosen(end: FloatArray, before: IntArray, lag: FloatArray) -> IntArray:
+    """Return which of the three arcs into each operation was the longest, (N, n)."""
+    chosen: IntArray = (end[before] + lag).argmax(axis=1)
+    return chosen
 
 
 def _advance(
@@ -463,9 +455,10 @@ def _closed(ops: _Ops, front: IntArray) -> IntArray:
 
 def _by_level(ops: _Ops, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
     """Sort some operations by the longest chain of them that leads there; return the bounds of the levels too."""
-    level = np.where(members, -1, 0).tolist() + [0]
+    level = [*np.where(members, -1, 0).tolist(), 0]
     queues = [
-        [low + int(i) for i in np.flatnonzero(members[low:high])] for low, high in pairwise(ops.first.tolist())
+        [low + int(i) for i in np.flatnonzero(members[low:high])]
+        for low, high in pairwise(ops.first.tolist())
     ]
     before, at, left = ops.before.tolist(), [0] * len(queues), int(members.sum())
     while left:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import numpy as np
@@ -21,6 +22,10 @@ from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+Position = tuple[int, int]
+"""Rank and chunk."""
 
 
 class Kind(IntEnum):
@@ -103,6 +108,18 @@ def _groups_fit(pipeline: Pipeline) -> bool:
         return pipeline.group == 0
     pp, m, group = pipeline.pp, pipeline.micro_batches, pipeline.group_size
     return min(pp, m) <= group <= m and (m % group == 0 or m % group >= pp)
+
+
+def successors(pipeline: Pipeline) -> dict[Position, Position]:
+    """Map each position (rank, chunk) to the one that its output goes to; the ends of the model are absent."""
+    ranks = range(pipeline.pp)
+    if pipeline.schedule is Schedule.DUALPIPE:
+        paths = [[(r, 0) for r in ranks], [(r, 1) for r in reversed(ranks)]]
+    elif pipeline.schedule.v_shape:
+        paths = [[(r, 0) for r in ranks] + [(r, 1) for r in reversed(ranks)]]
+    else:
+        paths = [[(r, c) for c in range(pipeline.chunks) for r in ranks]]
+    return {here: there for path in paths for here, there in pairwise(path)}
 
 
 def rank_orders(pipeline: Pipeline) -> tuple[tuple[Op, ...], ...]:

@@ -227,12 +227,22 @@ def rank_of_stage(schedule: Schedule, pp: int, stage: int) -> tuple[int, int]:
     return (pp - 1 - place if schedule.v_shape and chunk else place), chunk
 
 
+def seats(schedule: Schedule, pp: int, vp: int) -> IntArray:
+    """Return the entries ``chunk*pp + rank`` of a layout's stage list by chunk and distinct rank, (V, P).
+
+    Ranks that hold the same stages, as DualPipe's s and pp - 1 - s, are one rank of two chunks.
+    """
+    if SCHEDULES[schedule].parameter_copies > 1:
+        first = np.arange(pp // 2)
+        return np.stack([first, pp - 1 - first])
+    return np.arange(pp * vp).reshape(vp, pp)
+
+
 def distinct_rank_of_entry(schedule: Schedule, pp: int, vp: int) -> IntArray:
     """Return the distinct rank, (pp*vp,), of every entry ``chunk*pp + rank`` of a layout's stage list."""
-    entry = np.arange(pp * vp)
-    if SCHEDULES[schedule].parameter_copies > 1:
-        return np.minimum(entry, pp - 1 - entry)
-    return entry % pp
+    ranks, seat = np.empty(pp * vp, dtype=np.int64), seats(schedule, pp, vp)
+    ranks[seat] = np.arange(seat.shape[1])
+    return ranks
 
 
 def head_in_flight(schedule: Schedule, pp: IntArray, micro_batches: IntArray) -> FloatArray:

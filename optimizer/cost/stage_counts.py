@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import distinct_rank_of_entry
+from layoutopt.optimizer.cost.schedules import seats
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.stage_split import model_order
 
@@ -25,12 +25,18 @@ def rank_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
 
     Raises InputError when a stage cuts a block or names an unknown kind.
     """
-    ranks = distinct_rank_of_entry(layout.schedule, layout.pp, layout.vp)
-    of_stages = stage_blocks(layout, model)
-    summed = np.zeros((2, int(ranks.max()) + 1, len(model.runs)), dtype=np.int64)
-    for total, own in zip(summed, of_stages, strict=True):
-        np.add.at(total, ranks, own)
-    return summed[0], summed[1]
+    blocks, recomputed = seat_blocks(layout, model)
+    return blocks.sum(axis=0), recomputed.sum(axis=0)
+
+
+def seat_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
+    """Return (blocks, recomputed blocks) by chunk, distinct rank and kind, each (V, P, K).
+
+    Raises InputError when a stage cuts a block or names an unknown kind.
+    """
+    seat = seats(layout.schedule, layout.pp, layout.vp)
+    blocks, recomputed = stage_blocks(layout, model)
+    return blocks[seat], recomputed[seat]
 
 
 def stage_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:

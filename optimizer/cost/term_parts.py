@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from layoutopt.optimizer.cost.components import Place
 from layoutopt.optimizer.cost.terms import StageTerms
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +42,35 @@ def placed(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """What a schedule's operations take, as ``StageTerms`` holds it; ``schedule`` is shared by all rows."""
+
+    schedule: Schedule
+    hops_overlap: bool
+    forward_s: FloatArray
+    backward_s: FloatArray
+    wgrad_s: FloatArray
+    hidden_forward_s: FloatArray
+    hidden_backward_s: FloatArray
+    embedding_s: FloatArray
+    head_s: FloatArray
+    hop_s: FloatArray
+
+    def slower(self, factor: float) -> Operations:
+        """Multiply every time."""
+        times = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Operations(**{name: factor * v if name.endswith("_s") else v for name, v in times.items()})
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of ``StageTerms``."""
+        result = {field.name: getattr(self, field.name) for field in fields(self)}
+        rows = len(self.hop_s)
+        result["schedule"] = np.full(rows, list(Schedule).index(self.schedule))
+        result["hops_overlap"] = np.full(rows, self.hops_overlap)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TermParts:
     """Named components, each array (n, K) in ``layer_*`` and ``recompute_s`` and (n,) elsewhere. Seconds, bytes.
 
@@ -67,6 +98,7 @@ class TermParts:
     in_flight: FloatArray
     bubble_weight: FloatArray
     may_recompute: NDArray[np.bool_]
+    operations: Operations
 
     def slower(self, factor: float) -> TermParts:
         """Return the parts with every time multiplied; 1 leaves them as they are."""
@@ -76,7 +108,11 @@ class TermParts:
         scaled: dict[str, Any] = {
             field: {part: factor * value for part, value in getattr(self, field).items()} for field in times
         }
-        return replace(self, **scaled)
+        return replace(self, operations=self.operations.slower(factor), **scaled)
+
+    def outside(self) -> Times:
+        """Return the parts of a step before and after the pipeline."""
+        return {part: s for part, s in self.fixed_s.items() if part.record.place is Place.OUTSIDE}
 
     def terms(self) -> StageTerms:
         """Sum the components."""
@@ -102,6 +138,8 @@ class TermParts:
             capacity_bytes=self.capacity_bytes,
             in_flight=self.in_flight,
             may_recompute=self.may_recompute,
+            outside_s=total(self.outside(), rows),
+            **self.operations.columns(),
         )
 
 

@@ -43,6 +43,12 @@ class StageTerms:
     ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
     ``bubble_weight`` is at least 0 and below ``micro_batches`` (1 for 1F1B; above 1 where
     paired micro-batches hide much traffic that fill and drain expose).
+
+    What the schedule's own operations take decides the exact step (``step``): ``schedule`` is the place in ``Schedule``,
+    ``forward_s``, ``backward_s`` and, of the latter, ``wgrad_s`` (n, K) one micro-batch through one block, ``hidden_*``
+    (n, K) traffic that only a paired operation hides, ``embedding_s`` and ``head_s`` (n, 3) forward, backward and wgrad
+    of the two ends, ``hop_s`` one transfer, ``hops_overlap`` whether it runs beside compute, ``outside_s`` what comes
+    before and after the pipeline. Recomputation belongs to the backward.
     """
 
     pp: IntArray
@@ -65,6 +71,17 @@ class StageTerms:
     capacity_bytes: FloatArray
     in_flight: FloatArray
     may_recompute: NDArray[np.bool_]
+    schedule: IntArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+    wgrad_s: FloatArray
+    hidden_forward_s: FloatArray
+    hidden_backward_s: FloatArray
+    embedding_s: FloatArray
+    head_s: FloatArray
+    hop_s: FloatArray
+    hops_overlap: NDArray[np.bool_]
+    outside_s: FloatArray
 
     def __len__(self) -> int:
         return len(self.pp)

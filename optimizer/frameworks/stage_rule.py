@@ -55,15 +55,16 @@ class StageRule:
     and DualPipe, whose ranks s and pp - 1 - s count as one of two chunks, run the second chunks backwards);
     every virtual stage holds at least one block, except the first and the last, which may hold none when pp > 1
     (they hold the embedding and the head); the chunks of one rank differ by at most one block, the smaller ones
-    first, so that ranks work on large chunks at the same time; on the last of several ranks, with the head in its
-    last chunk, that one is among the smaller ones; and the numbers are those of ``split``.
+    first, so that ranks work on large chunks at the same time; the first and the last virtual stage, which work on the
+    embedding and the head as well, may hold any fewer and at most one more than the smallest other chunk of their rank
+    (where ``split`` is not free, one fewer at most); and the numbers are those of ``split``.
 
     What can be launched: any list with the numbers of ``launch``, None for those of ``split``; ``empty_stages`` says
     whether stages between the first and the last may hold nothing. ``costs`` are those of a layer and of the head
     (``Split.BY_COST``); ``unit`` is the number of layers of a block, for frameworks that count layers.
 
-    ``recomputation`` per_rank: rank s recomputes any r_s of its blocks (those cheapest per byte first is not
-    required: with several kinds, r_sk is free for each kind). uniform_count: one number N for all virtual
+    ``recomputation`` per_rank: every virtual stage recomputes any of its blocks (those cheapest per byte first is not
+    required: with several kinds, the number is free for each kind). uniform_count: one number N for all virtual
     stages, of which each recomputes its first min(N, blocks) blocks (Megatron-LM ``--recompute-method
     block``). all_or_none: every block or none.
     ``limits`` come from the question: bounds know them, and the solver's model holds them exactly.

@@ -20,8 +20,8 @@ from layoutopt.optimizer.specs.vocabulary import Schedule
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.simulate.engine import StageWork
     from layoutopt.optimizer.cost.orders import Pipeline
+    from layoutopt.optimizer.simulate.engine import StageWork
     from layoutopt.optimizer.simulate.result import SimulationResult
 
     FloatArray = NDArray[np.float64]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.orders import Kind
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.simulate.graph import build_graph
 from layoutopt.optimizer.simulate.memory import rank_memories
-from layoutopt.optimizer.cost.orders import Kind
 from layoutopt.optimizer.simulate.result import Operations, SimulationResult, Transfers
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -19,8 +19,8 @@ from layoutopt.optimizer.specs.vocabulary import Schedule
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.simulate.graph import Graph
     from layoutopt.optimizer.cost.orders import Pipeline
+    from layoutopt.optimizer.simulate.graph import Graph
 
     FloatArray = NDArray[np.float64]
 

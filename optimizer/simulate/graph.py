@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind, Op, rank_orders
+from layoutopt.optimizer.cost.orders import Kind, Op, Position, rank_orders, successors
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
-
-Position = tuple[int, int]
-"""Rank and chunk."""
 
 
 class Transfer(NamedTuple):
@@ -67,20 +62,6 @@ class Graph:
             start[node] = earliest
             end[node] = earliest + duration[node]
         return np.array(start), np.array(end)
-
-
-def successors(pipeline: Pipeline) -> dict[Position, Position]:
-    """Map each position (rank, chunk) to the one that its output goes to; the ends of the model are
-    absent.
-    """
-    ranks = range(pipeline.pp)
-    if pipeline.schedule is Schedule.DUALPIPE:
-        paths = [[(r, 0) for r in ranks], [(r, 1) for r in reversed(ranks)]]
-    elif pipeline.schedule.v_shape:
-        paths = [[(r, 0) for r in ranks] + [(r, 1) for r in reversed(ranks)]]
-    else:
-        paths = [[(r, c) for c in range(pipeline.chunks) for r in ranks]]
-    return {here: there for path in paths for here, there in pairwise(path)}
 
 
 def build_graph(pipeline: Pipeline, *, hops_overlap: bool) -> Graph:

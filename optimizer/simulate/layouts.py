@@ -9,12 +9,12 @@ import numpy as np
 from layoutopt.optimizer.cost.components import Component, Place
 from layoutopt.optimizer.cost.estimate import estimate, for_layout
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.simulate.compare import LayoutSimulation, simulate_layout
 from layoutopt.optimizer.simulate.engine import StageWork
-from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Schedule

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import SAME
-from layoutopt.optimizer.cost.estimate import estimate_row
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.releases import date_remarks
@@ -247,7 +247,7 @@ def plan_of(
 
 def _priced(source: CostedSpace, found: Found) -> tuple[Layout, Estimate]:
     layout = layout_of(source, found)
-    return layout, estimate_row(source.cost, layout, found.layout, found.blocks, found.recomputed)
+    return layout, estimate(source.cost, layout)
 
 
 def _alternative(pair: tuple[Layout, Estimate], best: tuple[Layout, Estimate]) -> Alternative:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import DEGREES
-from layoutopt.optimizer.cost.estimate import estimate_row
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.certificate import relative_gap
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
@@ -72,23 +72,22 @@ class OpenModel:
         result = self.model.solve(limits)
         if result.blocks is None or result.recomputed is None:
             return Resolved(layout=None, estimate=None, bound_s=self.others_s, gap=None, proven=False)
-        ranks = int(self.model.data.terms.pp[result.position])
         found = Found(
             layout=self.model.data.batch.take(np.array([result.position])),
-            blocks=result.blocks[:ranks],
-            recomputed=result.recomputed[:ranks],
+            blocks=result.blocks,
+            recomputed=result.recomputed,
             step_time_s=result.step_time_s,
             peak_bytes=result.peak_bytes,
         )
         layout = layout_of(self.source, found)
-        estimate = estimate_row(self.source.cost, layout, found.layout, found.blocks, found.recomputed)
+        priced = estimate(self.source.cost, layout)
         inside = result.step_time_s if result.status is SliceStatus.OPTIMAL else result.bound_s
         bound = min(inside, self.others_s)
         return Resolved(
             layout=layout,
-            estimate=estimate,
+            estimate=priced,
             bound_s=bound,
-            gap=relative_gap(estimate.step_time_s, bound),
+            gap=relative_gap(priced.step_time_s, bound),
             proven=bound >= result.step_time_s,
         )
 

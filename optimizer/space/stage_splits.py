@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.stage_rule import Split
+from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def boxes(rule: StageRule, ranks: int, chunks: int, blocks: int, *, folded: bool = False) -> Iterator[Box]:
     """Yield ranges of blocks per rank, low and high (P,), whose union is exactly what is searched.
 
-    Chunks of a rank follow from its total: equal to within one block. Middle virtual stages hold one or more.
+    Chunks of a rank are equal to within one block, but for the two ends. Middle virtual stages hold one or more.
     Both ends are on the first rank where the pipeline is ``folded``.
     """
     if ranks == 1:
@@ -282,20 +282,20 @@ def _is_own_split(rule: StageRule, sizes: IntArray, pp: IntArray) -> BoolArray:
     return result
 
 
-def balanced(sizes: IntArray, pp: IntArray, vp: IntArray) -> BoolArray:
-    """Tell which stages have the chunks of every rank in the searched order: see ``StageRule``."""
+def balanced(rule: StageRule, sizes: IntArray, pp: IntArray, vp: IntArray, folded: BoolArray) -> BoolArray:
+    """Tell which stages, ``sizes`` (n, C, P), have the chunks of every rank in the searched order: see ``StageRule``."""
     depth, ranks = sizes.shape[1:]
     chunk, rank = np.arange(depth)[:, None], np.arange(ranks)
     real = (rank < pp[:, None, None]) & (chunk < vp[:, None, None])
-    rises = np.where(real[:, 1:], np.diff(sizes, axis=1), 0)
-    last = (rank == pp[:, None, None] - 1) & (pp[:, None, None] > 1)
-    # On the last rank the last chunk comes first: it may exceed none of the others.
-    at_last = chunk == vp[:, None, None] - 1
-    head = np.where(at_last, sizes, 0).sum(axis=1, keepdims=True)
-    inner_rises = np.where(last & at_last[:, 1:], 0, rises)
-    most = np.where(real, sizes, 0).max(axis=1)
-    least = np.where(real, sizes, _BIG).min(axis=1)
-    within = ((most - np.minimum(least, most)) <= 1).all(axis=1)
-    small_head = (np.where(last & real, sizes, head) >= np.where(last, head, 0)).all(axis=(1, 2))
-    result: BoolArray = within & (inner_rises >= 0).all(axis=(1, 2)) & small_head
+    stage, stages = stage_numbers(pp, folded, depth, ranks), (pp * vp)[:, None, None]
+    at_end = real & ((stage == 0) | (stage == stages - 1)) & ((pp > 1) | folded)[:, None, None]
+    inner = real & ~at_end
+    most = np.where(inner, sizes, 0).max(axis=1, keepdims=True)
+    least = np.where(inner, sizes, _BIG).min(axis=1, keepdims=True)
+    within = ~inner.any(axis=1, keepdims=True) | (most - np.minimum(least, most) <= 1)
+    rises = np.where(inner[:, 1:] & inner[:, :-1], np.diff(sizes, axis=1), 0)
+    room = (0 if rule.split in COUNTED else 1) + np.where(inner.any(axis=1, keepdims=True), least, _BIG // 2)
+    low = 0 if rule.split is Split.FREE else most - 1
+    ends = ~at_end | ((sizes <= room) & (sizes >= low))
+    result: BoolArray = within.all(axis=(1, 2)) & (rises >= 0).all(axis=(1, 2)) & ends.all(axis=(1, 2))
     return result

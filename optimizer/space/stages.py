@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.cost.schedules import seats
 from layoutopt.optimizer.specs.layout import VirtualStage
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -76,14 +76,6 @@ def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArra
     return entries
 
 
-def _seats(pp: int, vp: int, schedule: Schedule) -> IntArray:
-    """Return the entries of the stage list by chunk and distinct rank, (chunks, ranks)."""
-    if SCHEDULES[schedule].parameter_copies > 1:
-        first = np.arange(pp // 2)
-        return np.stack([first, pp - 1 - first])
-    return np.arange(pp * vp).reshape(vp, pp)
-
-
 def kinds_of(model: ModelSpec, counts: IntArray, order: IntArray) -> IntArray:
     """Return the blocks of each kind on every virtual stage, shape (stages, K), for contiguous stages.
 
@@ -107,13 +99,14 @@ def virtual_stages(
     recomputed: IntArray,
     schedule: Schedule = Schedule.NONE,
 ) -> tuple[VirtualStage, ...]:
-    """Write per-rank block counts as a layout's stage list.
+    """Write block counts as a layout's stage list.
 
     Parameters
     ----------
     blocks, recomputed
-        Blocks of each kind on each distinct rank and how many of them are recomputed, shape (P, K). Ranks that
-        hold the same stages, as DualPipe's s and pp - 1 - s, are one.
+        Blocks of each kind in every chunk of each distinct rank and how many of them are recomputed, (V, P, K); or those
+        of whole ranks, (P, K), which ``chunk_layers`` and ``spread`` cut. Ranks that hold the same stages, as
+        DualPipe's s and pp - 1 - s, are one.
     schedule
         Decides on which rank each stage is.
 
@@ -123,14 +116,16 @@ def virtual_stages(
         If no contiguous split has these counts per rank and kind.
     """
     blocks, recomputed = np.asarray(blocks, dtype=np.int64), np.asarray(recomputed, dtype=np.int64)
-    order, seat = model_order(pp, vp, schedule), _seats(pp, vp, schedule)
-    counts = chunk_layers(blocks.sum(axis=1), *seat.shape[::-1])
+    order, seat = model_order(pp, vp, schedule), seats(schedule, pp, vp)
+    by_rank = blocks.ndim == 2
+    counts = chunk_layers(blocks.sum(axis=1), *seat.shape[::-1]) if by_rank else blocks.sum(axis=2).ravel()
     counts = counts[np.argsort(seat.ravel())]
     kinds = kinds_of(model, counts, order)
-    if counts.sum() != block_count(model) or (kinds[seat].sum(axis=0) != blocks).any():
+    there = kinds[seat].sum(axis=0) if by_rank else kinds[seat]
+    if counts.sum() != block_count(model) or (there != blocks).any():
         raise ValueError(f"no contiguous split of {block_count(model)} blocks gives {blocks.tolist()}")
     repeated = np.zeros_like(kinds)
-    repeated[seat] = _spread(kinds[seat], recomputed)
+    repeated[seat] = spread(kinds[seat], recomputed) if by_rank else recomputed
     first, last = int(order[0]), int(order[-1])
     return tuple(
         _stage(model, entry, pp, kinds[entry], repeated[entry], embedding=entry == first, head=entry == last)
@@ -175,7 +170,7 @@ def _unique(names: list[str]) -> bool:
     return len(set(names)) == len(names)
 
 
-def _spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
+def spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
     """Spread each rank's recomputed blocks over its chunks, (C, P, K) and (P, K) to (C, P, K).
 
     If one number N for all virtual stages gives these counts (each repeats its first min(N, blocks)), that is

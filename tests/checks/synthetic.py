@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from checks.operations import with_operations
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
-from layoutopt.optimizer.cost.terms import StageTerms
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS
 from layoutopt.optimizer.specs.layout import Recompute
@@ -21,7 +21,7 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
-    from layoutopt.optimizer.cost.terms import FloatArray
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 CODEBOOK = Codebook(
@@ -180,7 +180,7 @@ class SyntheticSource:
         all_held = (held @ np.array(model.blocks)) / batch.pp + head
         kinds = len(model.blocks)
         flat = tokens[:, 0] * model.hidden / batch.tp
-        return StageTerms(
+        return with_operations(
             pp=batch.pp,
             vp=batch.vp,
             folded=np.zeros(len(batch), dtype=bool),

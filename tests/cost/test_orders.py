@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.orders import Kind, Op, Pipeline, rank_orders
+from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Schedule
 

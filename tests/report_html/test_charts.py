@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.components import Component, Place
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.report.html.drawn_step import MAX_OPERATIONS, DrawnStep, draw_step, drawn_pipeline
 from layoutopt.optimizer.report.html.memory import grouped_bytes, memory_chart, memory_message
 from layoutopt.optimizer.report.html.palette import LIGHT
@@ -28,7 +29,6 @@ from layoutopt.optimizer.report.html.timeline import timeline_chart
 from layoutopt.optimizer.report.html.topology import placed_levels, shown_axes, topology_chart
 from layoutopt.optimizer.report.html.wall import goodput_chart, recipe_chart, wall_chart, wall_days
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
-from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES, exposed_hops, in_flight
 from layoutopt.optimizer.simulate.compare import (
     EVEN_TOLERANCE,
@@ -17,7 +18,6 @@ from layoutopt.optimizer.simulate.compare import (
     simulate_layout,
 )
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
-from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.simulate.compare import rank_times, simulate_layout
 from layoutopt.optimizer.simulate.engine import StageWork
-from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layoutopt.optimizer.cost.orders import Kind, Pipeline, successors
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
-from layoutopt.optimizer.simulate.graph import successors
-from layoutopt.optimizer.cost.orders import Kind, Pipeline
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Schedule
 

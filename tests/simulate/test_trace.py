@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.simulate.engine import StageWork, simulate
 from layoutopt.optimizer.cost.orders import Pipeline
+from layoutopt.optimizer.simulate.engine import StageWork, simulate
 from layoutopt.optimizer.simulate.trace import chrome_trace
 from layoutopt.optimizer.specs.vocabulary import Schedule
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.operations import with_operations
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
+from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import (
     FREE,
@@ -98,7 +100,7 @@ class RandomSpace:
             return np.stack([self._random(batch, low, high, salt + k) for k in range(kinds)], axis=1)
 
         activation = each(1.0, 2.0, 30)
-        return StageTerms(
+        return with_operations(
             pp=batch.pp,
             vp=batch.vp,
             folded=np.zeros(len(batch), dtype=bool),
@@ -178,8 +180,11 @@ def enumerate_layouts(space: RandomSpace) -> list[Choice]:
             padded[0, i, :ranks] = by_rank(blocks, ranks)
             padded[1, i, :ranks] = by_rank(recomputed, ranks)
         costs = price_stages(one, padded[0], padded[1])
+        shape = (len(stages), chunks, ranks, len(space.runs))
+        held, again = (np.stack([stage[i] for stage in stages]).reshape(shape) for i in (1, 2))
+        exact = step_s(terms, row, held, again)
         found += [
-            Choice(float(costs.step_time_s[i]), batch.take(np.array([row])), *stages[i][::2], stages[i][1])
+            Choice(float(exact[i]), batch.take(np.array([row])), *stages[i][::2], stages[i][1])
             for i in np.flatnonzero(costs.fits)
         ]
     return sorted(found, key=lambda choice: choice.step_time_s)
@@ -214,14 +219,18 @@ def enumerate_stages(
 
 
 def obeys(split: Split, sizes: tuple[int, ...], ranks: int) -> bool:
-    """Chunks equal to within one block and in order, only ends empty, near-equal where the rule says so."""
+    """Chunks equal to within one block and in order but for the ends, which alone may be empty, near-equal if asked."""
     inner = sizes[1:-1] if ranks > 1 else sizes
     if min(inner, default=1) < 1:
         return False
     for rank in range(ranks):
-        own = sizes[rank::ranks]
-        rising = [own[-1], *own[:-1]] if rank == ranks - 1 > 0 else list(own)
-        if max(own) - min(own) > 1 or rising != sorted(own):
+        places = range(rank, len(sizes), ranks)
+        ends = [j for j in places if ranks > 1 and j in (0, len(sizes) - 1)]
+        own = [sizes[j] for j in places if j not in ends]
+        if own and (max(own) - min(own) > 1 or own != sorted(own)):
+            return False
+        least = 0 if split is Split.FREE else max(own, default=0) - 1
+        if own and not all(least <= sizes[j] <= min(own) + 1 for j in ends):
             return False
     if split is Split.FREE or max(sizes) - min(sizes) <= 1:
         return True

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checks.synthetic import SyntheticSource, dense_405b
 
+from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.search.best_first import FAMILY, BestFirst, SearchOptions
@@ -68,9 +69,11 @@ def search(space: Any, **options: Any) -> SearchResult:
 def obeyed(space: Any, found: Found) -> bool:
     """Whether a layout fits and costs what it says."""
     terms = space.terms(found.layout)
-    padding = ((0, terms.in_flight.shape[1] - len(found.blocks)), (0, 0))
-    costs = price_stages(terms, np.pad(found.blocks, padding)[None], np.pad(found.recomputed, padding)[None])
-    return bool(costs.fits[0]) and costs.step_time_s[0] == pytest.approx(found.step_time_s, rel=1e-12)
+    padding = ((0, terms.in_flight.shape[1] - found.blocks.shape[1]), (0, 0))
+    held, again = (np.pad(part.sum(axis=0), padding)[None] for part in (found.blocks, found.recomputed))
+    exact = step_s(terms, 0, found.blocks[None], found.recomputed[None])[0]
+    fits = bool(price_stages(terms, held, again).fits[0])
+    return fits and exact == pytest.approx(found.step_time_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(("rule", "counts"), [*product(RULES, COUNTS)], ids=str)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checks.operations import exact_price, with_operations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,10 +24,10 @@ RULES = (FREE, MEGATRON, NEAR_EQUAL, NEAR_UNIFORM)
 def random_terms(rng: np.random.Generator, pp: int, vp: int, kinds: int) -> StageTerms:
     """Draw one row of terms; capacity is set later."""
     activation = rng.uniform(0.5, 8.0, (1, kinds)) * 1e9
-    m = int(rng.integers(pp, 6 * pp + 1))
+    m = int(rng.integers(pp, 6 * pp + 1)) if vp == 1 else pp * int(rng.integers(1, 7))
     ranks = np.arange(pp)
     held = np.minimum(m * vp, 2 * (pp - ranks - 1) + (vp - 1) * pp + 1) / vp
-    return StageTerms(
+    return with_operations(
         pp=np.array([pp]),
         vp=np.array([vp]),
         micro_batches=np.array([m]),
@@ -113,7 +114,7 @@ def test_bounds_are_below_every_price(rule: StageRule, seed: int) -> None:
     costs = price_stages(terms, blocks[None], again[None])
     room = float(rng.choice([1.0, 1.0 + 1e-9, 1.2, np.inf]))
     terms.capacity_bytes[0] = float(costs.peak_bytes[0]) * room
-    price = float(costs.step_time_s[0])
+    price = exact_price(terms, counts, blocks, again)
     assert quick_bound(terms, counts)[0] <= price * (1 + 1e-12)
     assert lower_bound(terms, counts, rule)[0] <= price * (1 + 1e-12)
     assert lower_bound(terms, counts, rule, free=True)[0] <= price * (1 + 1e-12)

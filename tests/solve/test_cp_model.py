@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from checks.enumeration import solve_stages
+from checks.operations import with_operations
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
+from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageTerms, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, Recomputation, Split, StageRule
-from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.constraints import ENOUGH_MICRO_BATCHES, MEMORY
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus, SolverLimits
@@ -30,7 +32,7 @@ def random_terms(rng: np.random.Generator, rows: int, kinds: int) -> StageTerms:
     vp = np.where((pp > 1) & (pp < 4), rng.integers(1, 3, rows), 1)
     layer_s, activation = rng.uniform(0.5, 1.5, (rows, kinds)), rng.uniform(1, 3, (rows, kinds)) * GIB
     flight = np.maximum(pp[:, None] - np.arange(int(pp.max())), 0) * rng.uniform(1, 1.4, (rows, 1))
-    return StageTerms(
+    return with_operations(
         pp=pp,
         vp=vp,
         folded=np.zeros(rows, dtype=bool),
@@ -80,7 +82,7 @@ def optima(terms: StageTerms, counts: list[int], rule: StageRule) -> list[float]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.split}-{rule.recomputation}")
-@pytest.mark.parametrize("counts", [[6], [1, 5], [3, 3], [2, 1, 3]], ids=str)
+@pytest.mark.parametrize("counts", [[4], [1, 3], [2, 2], [1, 1, 2]], ids=str)
 def test_slice_is_solved_exactly(rule: StageRule, counts: list[int]) -> None:
     """Each tuple alone, and five together, reach the exact optimum to the stated rounding."""
     rng = np.random.default_rng(len(counts))
@@ -103,24 +105,24 @@ def test_answer_is_priced_in_floats() -> None:
         random_terms(rng, 1, 1), pp=np.array([2]), vp=np.array([1]), in_flight=np.array([[2.0, 1.0]])
     )
     terms = replace(terms, capacity_bytes=np.array([1000 * GIB]), may_recompute=np.array([False]))
-    free = CpModel(slice_of(terms, [7])).solve()
+    free = CpModel(slice_of(terms, [5])).solve()
     tight = replace(terms, capacity_bytes=np.array([free.peak_bytes - 200.0]))
     # Two tuples: a single one has closed-form caps on its ranks, which are exact.
-    result = CpModel(slice_of(tight.take(np.array([0, 0])), [7])).solve()
+    result = CpModel(slice_of(tight.take(np.array([0, 0])), [5])).solve()
     assert result.corrections > 0
     assert result.peak_bytes <= tight.capacity_bytes[0]
-    assert result.step_time_s == pytest.approx(optima(tight, [7], FREE)[0], abs=1e-6)
+    assert result.step_time_s == pytest.approx(optima(tight, [5], FREE)[0], abs=1e-6)
 
 
 def test_bound_and_incumbent_cuts_keep_the_optimum() -> None:
     """The optimum survives its own bound and an incumbent just above it; an incumbent at it leaves nothing better."""
-    rng, counts = np.random.default_rng(1), np.array([1, 6])
+    rng, counts = np.random.default_rng(1), np.array([1, 4])
     terms = random_terms(rng, 4, 2)
     lower = float(lower_bound(terms, counts, MEGATRON).min())
     best = min(optima(terms, counts.tolist(), MEGATRON))
-    above = slice_of(terms, [1, 6], MEGATRON, lower_s=lower, upper_s=best + 2 * rounding_s(counts))
+    above = slice_of(terms, [1, 4], MEGATRON, lower_s=lower, upper_s=best + 2 * rounding_s(counts))
     assert CpModel(above).solve().step_time_s == pytest.approx(best, abs=rounding_s(counts))
-    at_best = CpModel(slice_of(terms, [1, 6], MEGATRON, lower_s=lower, upper_s=best)).solve()
+    at_best = CpModel(slice_of(terms, [1, 4], MEGATRON, lower_s=lower, upper_s=best)).solve()
     assert at_best.status is SliceStatus.NO_BETTER
     assert at_best.bound_s >= best - rounding_s(counts)
 
@@ -214,13 +216,13 @@ def test_model_reports_what_it_counts() -> None:
     result = CpModel(slice_of(terms, [3, 4], MEGATRON)).solve()
     assert result.blocks is not None
     assert result.recomputed is not None
-    assert result.blocks.sum(axis=0).tolist() == [3, 4]
+    assert result.blocks.sum(axis=(0, 1)).tolist() == [3, 4]
     assert np.all(result.recomputed <= result.blocks)
     one, ranks = terms.take(np.array([result.position])), terms.in_flight.shape[1]
-    padding = ((0, ranks - len(result.blocks)), (0, 0))
-    costs = price_stages(one, np.pad(result.blocks, padding)[None], np.pad(result.recomputed, padding)[None])
-    assert costs.fits[0]
-    assert costs.step_time_s[0] == result.step_time_s
+    padding = ((0, ranks - result.blocks.shape[1]), (0, 0))
+    held, again = (np.pad(part.sum(axis=0), padding)[None] for part in (result.blocks, result.recomputed))
+    assert price_stages(one, held, again).fits[0]
+    assert step_s(one, 0, result.blocks[None], result.recomputed[None])[0] == result.step_time_s
 
 
 def test_scarce_memory_on_a_long_pipeline_is_proven_quickly() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from checks.enumeration import solve_stages
+from checks.operations import exact_price, with_operations
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
-from layoutopt.optimizer.cost.terms import StageTerms, price_stages
+from layoutopt.optimizer.cost.terms import StageTerms
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
-from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
@@ -17,17 +18,17 @@ from layoutopt.optimizer.solve.verify.exclusion import even_split
 from layoutopt.optimizer.solve.verify.room import may_be_below
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
-COUNTS = [[5], [1, 4], [2, 3], [1, 2, 3]]
+COUNTS = [[5], [1, 4], [2, 3], [1, 2, 2]]
 
 
 def random_terms(rng: np.random.Generator, ranks: int, kinds: int) -> StageTerms:
     """One folded row with memory between plenty and too little; the ends are both on the first rank."""
     activation = rng.uniform(1, 3, (1, kinds))
-    return StageTerms(
+    return with_operations(
         pp=np.array([ranks]),
         vp=np.array([2]),
         folded=np.array([True]),
-        micro_batches=rng.integers(2 * ranks, 40, 1),
+        micro_batches=2 * rng.integers(ranks, 20, 1),
         layer_s=rng.uniform(0.5, 3, (1, kinds)),
         recompute_s=rng.uniform(0.05, 1, (1, kinds)),
         first_s=rng.uniform(0, 3, 1),
@@ -60,14 +61,16 @@ def blank_row(terms: StageTerms) -> LayoutBatch:
 def test_every_part_of_the_search_agrees_with_exact_stages(rule: StageRule, counts: list[int]) -> None:
     """No bound exceeds the optimum, CP-SAT reaches it, construction never undercuts it."""
     rng, blocks = np.random.default_rng(len(counts)), np.array(counts)
-    for ranks in (1, 2, 3):
+    for ranks in (2, 3):
         for _ in range(4):
             terms = random_terms(rng, ranks, len(counts))
             found = solve_stages(terms, counts, rule)
             best = found.step_time_s if found else np.inf
             assert quick_bound(terms, blocks)[0] <= best * (1 + 1e-9)
             assert lower_bound(terms, blocks, rule)[0] <= best * (1 + 1e-9)
-            assert construct(terms, blocks, rule).step_time_s[0] >= best * (1 - 1e-9)
+            built = construct(terms, blocks, rule)
+            if np.isfinite(built.step_time_s[0]):
+                assert exact_price(terms, blocks, built.blocks[0], built.recomputed[0]) >= best * (1 - 1e-9)
             if found:
                 assert may_be_below(terms, blocks, best * (1 + 1e-9))[0]
             result = CpModel(tuple_slice(blank_row(terms), terms, blocks, rule)).solve()
@@ -77,7 +80,7 @@ def test_every_part_of_the_search_agrees_with_exact_stages(rule: StageRule, coun
             assert result.step_time_s == pytest.approx(best, abs=1e-6)
 
 
-@pytest.mark.parametrize(("ranks", "counts"), [(1, (3,)), (2, (1, 4)), (3, (2, 3, 3)), (4, (1, 9))])
+@pytest.mark.parametrize(("ranks", "counts"), [(2, (1, 4)), (3, (2, 3, 3)), (4, (1, 9))])
 def test_even_split_is_contiguous(ranks: int, counts: tuple[int, ...]) -> None:
     """The even split of a folded pipeline is one that the exact stages could choose."""
     rng = np.random.default_rng(0)
@@ -88,7 +91,7 @@ def test_even_split_is_contiguous(ranks: int, counts: tuple[int, ...]) -> None:
     roomy = StageTerms(
         **{name: getattr(terms, name) for name in terms.__slots__} | {"capacity_bytes": np.array([1e9])}
     )
-    step = price_stages(roomy, blocks[None], np.zeros_like(blocks)[None]).step_time_s[0]
+    step = exact_price(roomy, np.array(counts), blocks, np.zeros_like(blocks))
     best = solve_stages(roomy, counts, RULES[0])
     assert best is not None
     assert best.step_time_s <= step * (1 + 1e-12)

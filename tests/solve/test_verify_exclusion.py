@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.enumeration import solve_stages
 
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
-from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.verify import exclusion
 from layoutopt.optimizer.solve.verify.exclusion import even_split, exclude_tuples, unsound_terms
 from layoutopt.optimizer.solve.verify.room import may_be_below

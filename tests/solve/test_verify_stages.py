@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checks.enumeration import solve_stages
 
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, Split, StageRule
-from layoutopt.optimizer.solve.exact.stages import solve_stages
 from layoutopt.optimizer.solve.verify.layout import Refuted, check_sizes, read_stages
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage

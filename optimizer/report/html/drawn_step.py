@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.simulate.engine import simulate
 from layoutopt.optimizer.simulate.layouts import stage_work
-from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, layout
 from layoutopt.optimizer.cost.orders import Kind
+from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, layout
 from layoutopt.optimizer.report.html.palette import variable
 from layoutopt.optimizer.specs.units import format_seconds
 

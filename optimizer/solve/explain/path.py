@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.estimate import estimate_row
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import list_changes
 from layoutopt.optimizer.solve.explain.lattice import Lattice, cheapest_path, differing
@@ -70,16 +70,15 @@ class _Solver:
         result = CpModel(tuple_slice(row, source.terms(row), source.counts, source.rule)).solve()
         if result.blocks is None or result.recomputed is None:
             return None
-        ranks = int(source.terms(row).pp[0])
         found = Found(
             layout=row,
-            blocks=result.blocks[:ranks],
-            recomputed=result.recomputed[:ranks],
+            blocks=result.blocks,
+            recomputed=result.recomputed,
             step_time_s=result.step_time_s,
             peak_bytes=result.peak_bytes,
         )
         layout = layout_of(source, found)
-        return layout, estimate_row(source.cost, layout, found.layout, found.blocks, found.recomputed)
+        return layout, estimate(source.cost, layout)
 
 
 def _steps(lattice: Lattice, given: Priced, best: Priced) -> Iterator[GapStep]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.solve.search.bound import work_s
+from layoutopt.optimizer.solve.search.floors import rank_floors
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
@@ -27,17 +27,17 @@ SUM_ERROR_KIB = 1e-3  # bytes summed in another order
 class Coefficients:
     """Coefficients of ``n`` tuples, int64. Names in ``_ns`` are contributions to the step time.
 
-    ``slow_*`` weigh the slowest rank: per block and per recomputed block (n, K), at the ends (n, P). ``again_ns``
-    (n, K) is per recomputed block on any rank, ``constant_ns`` (n,). ``held_kib`` and ``saved_kib`` (n, P, K) are per
-    block and per recomputed block, ``room_kib`` (n, P) is the capacity less what a rank holds without blocks,
-    ``buffer_kib`` (n,) is needed by ranks that recompute.
+    ``floor_*`` are those of the path that stays on a rank (``floors``): per block and per recomputed block (n, K, P),
+    and without any (n, P); ``again_ns`` (n, K) is per recomputed block on any rank beside them. ``held_kib`` and
+    ``saved_kib`` (n, P, K) are per block and per recomputed block, ``room_kib`` (n, P) is the capacity less what a rank
+    holds without blocks, ``buffer_kib`` (n,) is needed by ranks that recompute. ``horizon_ns`` (n,) exceeds every step.
     """
 
-    slow_layer_ns: IntArray
-    slow_again_ns: IntArray
-    slow_end_ns: IntArray
+    floor_layer_ns: IntArray
+    floor_again_ns: IntArray
+    floor_base_ns: IntArray
     again_ns: IntArray
-    constant_ns: IntArray
+    horizon_ns: IntArray
     held_kib: IntArray
     saved_kib: IntArray
     room_kib: IntArray
@@ -56,26 +56,37 @@ def rounding_s(counts: IntArray) -> float:
 
 def coefficients(terms: StageTerms, counts: IntArray) -> Coefficients:
     """Scale and round the terms of a slice."""
-    slow = (terms.micro_batches - terms.bubble_weight) * PER_SECOND
-    wait = terms.bubble_weight * PER_SECOND
+    floors, m = rank_floors(terms, counts), terms.micro_batches * PER_SECOND
     flight = terms.in_flight[..., None]
     activation = terms.layer_activation_bytes
     saved = activation - terms.recomputed_activation_bytes
-    slow_ends = _ends(terms, np.floor(slow * terms.first_s), np.floor(slow * terms.last_s))
     room = (terms.capacity_bytes - terms.common_bytes)[:, None] - _ends(
         terms, terms.first_bytes, terms.last_bytes
     )
     return Coefficients(
-        slow_layer_ns=_down(slow[:, None] * terms.layer_s),
-        slow_again_ns=_down(slow[:, None] * terms.recompute_s),
-        slow_end_ns=slow_ends.astype(np.int64),
-        again_ns=_down(wait[:, None] * terms.recompute_s),
-        constant_ns=_down(wait * work_s(terms, counts) + terms.fixed_s * PER_SECOND),
+        floor_layer_ns=_down(m[:, None, None] * floors.layer_s),
+        floor_again_ns=_down(m[:, None, None] * floors.again_s),
+        floor_base_ns=_down(m[:, None] * floors.base_s),
+        again_ns=_down((floors.all_again * PER_SECOND)[:, None] * terms.recompute_s),
+        horizon_ns=_horizon_ns(terms, counts),
         held_kib=_down((terms.layer_state_bytes[:, None] + flight * activation[:, None]) / KIB),
         saved_kib=-_down(flight * -saved[:, None] / KIB),
         room_kib=_down(room / KIB + SUM_ERROR_KIB),
         buffer_kib=_down(terms.recompute_transient_bytes / KIB),
     )
+
+
+def _horizon_ns(terms: StageTerms, counts: IntArray) -> IntArray:
+    """One rank after the other, everything recomputed and every transfer waited for."""
+    each = terms.forward_s + terms.backward_s + terms.hidden_forward_s + terms.hidden_backward_s
+    work = (
+        (each + 2 * terms.recompute_s) @ counts
+        + terms.embedding_s[:, :2].sum(axis=1)
+        + terms.head_s[:, :2].sum(axis=1)
+    )
+    hops = 8.0 * terms.pp * terms.vp * terms.hop_s
+    step = terms.micro_batches * (2 * work + hops) + terms.outside_s
+    return _down(step * PER_SECOND) + 1
 
 
 def _down(value: FloatArray) -> IntArray:

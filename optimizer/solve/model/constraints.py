@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from layoutopt.optimizer.space.stage_splits import boxes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from layoutopt.optimizer.cost.step import PathForm
     from layoutopt.optimizer.solve.model.slices import Shape, TupleSlice
     from layoutopt.optimizer.solve.model.variables import Literal, StageVariables, Variables
 
@@ -65,8 +66,7 @@ class Constraints:
             self.add_peak_memory()
             return
         self._memory_fits()
-        self._slowest_rank()
-        self._step_time()
+        self._floors()
         self._cuts()
 
     def _when(self, constraint: cp_model.Constraint, name: str, *literals: Literal) -> None:
@@ -195,11 +195,11 @@ class Constraints:
                     own = sum(stages.blocks[j][k] for j in shape.of_rank(s))
                     constraint = self._model.add(self._variables.blocks[s][k] == own)
                     self._when(constraint, f"rank_is_its_stages_{shape}_{s}_{k}", literal)
-                self._finish_run(shape, stages, k)
+                if k < len(self._data.counts) - 1:
+                    self._finish_run(shape, stages, k)
 
     def _finish_run(self, shape: Shape, stages: StageVariables, k: int) -> None:
         model, literal, count = self._model, self._variables.shapes[shape], int(self._data.counts[k])
-        last = len(self._data.counts) - 1
         for j, blocks in enumerate(stages.blocks):
             before = stages.until[j - 1][k] if j else 0
             name = f"{shape}_{j}_{k}"
@@ -208,27 +208,48 @@ class Constraints:
             self._when(model.add(stages.until[j][k] == count), f"finished_{name}", literal, done)
             if j:
                 model.add_implication(stages.finished[j - 1][k], done)
-            if k < last:
-                self._when(model.add(blocks[k + 1] == 0), f"run_order_{name}", literal, ~done)
+            self._when(model.add(blocks[k + 1] == 0), f"run_order_{name}", literal, ~done)
 
     def _balanced_chunks(self) -> None:
-        """Chunks of a rank differ by at most one block, smaller ones first; the last rank's last chunk is a small one."""
+        """Chunks of a rank differ by at most one block, the larger ones last; the two ends may hold fewer.
+
+        Splits that are not free keep the ends to within one block too, and those that the framework counts out let
+        no other stage hold fewer than an end.
+        """
         for shape, stages in self._variables.stages.items():
-            (pp, vp, folded), literal = shape, self._variables.shapes[shape]
+            literal, ends = self._variables.shapes[shape], self._ends(shape)
             for j, blocks in enumerate(stages.blocks):
-                inner = (pp == 1 and not folded) or 0 < j < shape.stages - 1
                 self._when(
-                    self._model.add(sum(blocks) >= int(inner)), f"stage_not_empty_{shape}_{j}", literal
+                    self._model.add(sum(blocks) >= int(j not in ends)),
+                    f"stage_not_empty_{shape}_{j}",
+                    literal,
                 )
-            for s in range(pp):
-                chunks = [stages.blocks[j] for j in shape.of_rank(s)]
-                ordered = [chunks[-1], *chunks[:-1]] if s == pp - 1 > 0 else chunks
-                for i in range(vp - 1):
-                    constraint = self._model.add(sum(ordered[i]) <= sum(ordered[i + 1]))
-                    self._when(constraint, f"chunk_order_{shape}_{s}_{i}", literal)
-                if vp > 1:
-                    constraint = self._model.add(sum(ordered[-1]) <= sum(ordered[0]) + 1)
-                    self._when(constraint, f"chunk_balance_{shape}_{s}", literal)
+            for s in range(shape.pp if shape.vp > 1 else 0):
+                self._balanced_rank(shape, s, stages, ends)
+
+    @staticmethod
+    def _ends(shape: Shape) -> tuple[int, ...]:
+        """Return the virtual stages that may be empty."""
+        return () if shape.pp == 1 and not shape.folded else (0, shape.stages - 1)
+
+    def _balanced_rank(self, shape: Shape, s: int, stages: StageVariables, ends: tuple[int, ...]) -> None:
+        model, literal, split = self._model, self._variables.shapes[shape], self._data.rule.split
+        name = f"{shape}_{s}"
+        inner = [j for j in shape.of_rank(s) if j not in ends]
+        small = model.new_int_var(0, self._data.blocks // max(len(inner), 1), f"smaller_chunk_{name}")
+        larger = [model.new_bool_var(f"larger_{name}_{i}") for i in range(len(inner))]
+        for j, more in zip(inner, larger, strict=True):
+            self._when(model.add(sum(stages.blocks[j]) == small + more), f"chunk_balance_{name}_{j}", literal)
+        for one, other in pairwise(larger):
+            model.add_implication(one, other)
+        edges = [sum(stages.blocks[j]) for j in inner[:: max(len(inner) - 1, 1)]]
+        for j in (j for j in shape.of_rank(s) if j in ends):
+            for i, edge in enumerate(edges):
+                own = sum(stages.blocks[j])
+                most = own <= edge if split in COUNTED else own <= edge + 1
+                self._when(model.add(most), f"end_at_most_{name}_{j}_{i}", literal)
+                if split is not Split.FREE:
+                    self._when(model.add(own >= edge - 1), f"end_at_least_{name}_{j}_{i}", literal)
 
     def _recomputation(self) -> None:
         """Recomputed blocks follow the rule; tuples that may not recompute whole blocks recompute none."""
@@ -237,6 +258,11 @@ class Constraints:
         for s, (blocks, recomputed) in enumerate(pairs):
             for k in kinds:
                 self._model.add(recomputed[k] <= blocks[k]).with_name(f"recompute_own_{s}_{k}")
+        if not self._data.terms.may_recompute.any():
+            self._nothing_recomputed()
+            return
+        for shape, stages in self._variables.stages.items():
+            self._stages_recompute(shape, stages)
         for i, may in enumerate(self._data.terms.may_recompute):
             if not may:
                 constraint = self._model.add(sum(self._variables.recomputed_total) == 0)
@@ -245,6 +271,23 @@ class Constraints:
             self._all_or_none()
         elif self._data.rule.recomputation is Recomputation.UNIFORM_COUNT:
             self._uniform_count()
+
+    def _nothing_recomputed(self) -> None:
+        of_stages = (row for stages in self._variables.stages.values() for row in stages.recomputed)
+        for row in (*self._variables.recomputed, *of_stages):
+            for variable in row:
+                self._model.add(variable == 0)
+
+    def _stages_recompute(self, shape: Shape, stages: StageVariables) -> None:
+        """A rank recomputes what its stages recompute, each of its own blocks."""
+        model, literal = self._model, self._variables.shapes[shape]
+        for j, (blocks, recomputed) in enumerate(zip(stages.blocks, stages.recomputed, strict=True)):
+            for k, own in enumerate(recomputed):
+                model.add(own <= blocks[k]).with_name(f"recompute_own_stage_{shape}_{j}_{k}")
+        for s, k in np.ndindex(shape.pp, len(self._data.counts)):
+            total = sum(stages.recomputed[j][k] for j in shape.of_rank(s))
+            constraint = model.add(self._variables.recomputed[s][k] == total)
+            self._when(constraint, f"rank_recomputes_its_stages_{shape}_{s}_{k}", literal)
 
     def _all_or_none(self) -> None:
         everything = self._variables.everything
@@ -256,18 +299,14 @@ class Constraints:
 
     def _uniform_count(self) -> None:
         """Every virtual stage recomputes its first min(count, blocks) blocks."""
-        model, variables = self._model, self._variables
-        if len(self._data.counts) > 1:
-            for shape, stages in variables.stages.items():
-                self._first_blocks(shape, stages)
-            return
-        most = self._data.blocks * max(shape.vp for shape in variables.shapes)
-        limit = model.new_int_var(0, most, "recomputed_limit")
-        for shape, literal in variables.shapes.items():
-            self._when(model.add(limit == shape.vp * variables.count), f"recomputed_limit_{shape}", literal)
-        for s, (blocks, recomputed) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
-            # Balanced chunks: the sum over a rank's chunks of min(count, blocks) is min(vp * count, blocks of the rank).
-            self._first_of(blocks, recomputed, limit, most, str(s))
+        variables = self._variables
+        for shape, stages in variables.stages.items():
+            self._first_blocks(shape, stages)
+        if not variables.stages:
+            for s, (blocks, recomputed) in enumerate(
+                zip(variables.blocks, variables.recomputed, strict=True)
+            ):
+                self._first_of(blocks, recomputed, variables.count, self._data.blocks, str(s))
 
     def _first_of(
         self,
@@ -292,19 +331,12 @@ class Constraints:
 
     def _first_blocks(self, shape: Shape, stages: StageVariables) -> None:
         """A stage recomputes its first blocks, whatever their kinds."""
-        model, variables = self._model, self._variables
-        kinds = range(len(self._data.counts))
+        variables, kinds = self._variables, range(len(self._data.counts))
         for j, (blocks, recomputed) in enumerate(zip(stages.blocks, stages.recomputed, strict=True)):
             for k in kinds:
                 name = f"{shape}_{j}_{k}"
                 upto = slice(k + 1)
                 self._first_of(blocks[upto], recomputed[upto], variables.count, self._data.blocks, name)
-                model.add(recomputed[k] <= blocks[k]).with_name(f"recompute_own_stage_{name}")
-        for s in range(shape[0]):
-            for k in kinds:
-                own = sum(stages.recomputed[j][k] for j in shape.of_rank(s))
-                constraint = model.add(variables.recomputed[s][k] == own)
-                self._when(constraint, f"rank_recomputes_its_stages_{shape}_{s}_{k}", variables.shapes[shape])
 
     def _recomputing_ranks(self) -> None:
         """Count recomputed blocks, and mark the ranks that need the buffer of a recomputed block."""
@@ -342,25 +374,35 @@ class Constraints:
                 constraint = self._model.add(self._variables.peak_kib >= self._memory(i, s) + ends)
                 self._when(constraint, f"peak_memory_{i}_{s}", literal)
 
-    def _slowest_rank(self) -> None:
-        """``slowest_ns`` is at least every rank's time, weighed as the slowest rank is in the step."""
-        numbers, variables = self._data.numbers, self._variables
-        for i, literal in enumerate(variables.chosen):
-            layer, again = numbers.slow_layer_ns[i].tolist(), numbers.slow_again_ns[i].tolist()
-            for s in range(int(self._data.terms.pp[i])):
-                time = _dot(layer, variables.blocks[s]) + _dot(again, variables.recomputed[s])
-                constraint = self._model.add(variables.slowest_ns >= time + int(numbers.slow_end_ns[i, s]))
-                self._when(constraint, f"slowest_rank_{i}_{s}", literal)
-
-    def _step_time(self) -> None:
-        """``step_ns`` is the slowest rank's part, the waiting in the bubble, and what is fixed."""
+    def _floors(self) -> None:
+        """The step is at least the path that stays on any rank."""
         numbers, variables = self._data.numbers, self._variables
         for i, literal in enumerate(variables.chosen):
             again = _dot(numbers.again_ns[i].tolist(), variables.recomputed_total)
-            constraint = self._model.add(
-                variables.step_ns >= variables.slowest_ns + again + int(numbers.constant_ns[i])
-            )
-            self._when(constraint, f"step_time_{i}", literal)
+            for s in range(int(self._data.terms.pp[i])):
+                time = _dot(numbers.floor_layer_ns[i, :, s].tolist(), variables.blocks[s])
+                time += _dot(numbers.floor_again_ns[i, :, s].tolist(), variables.recomputed[s])
+                constraint = self._model.add(
+                    variables.step_ns >= time + again + int(numbers.floor_base_ns[i, s])
+                )
+                self._when(constraint, f"floor_{i}_{s}", literal)
+
+    def add_path(self, i: int, form: PathForm) -> None:
+        """The step of a tuple is at least a path through its schedule."""
+        variables, terms = self._variables, self._data.terms.take(np.array([i]))
+        shape = self._data.shape_of(i)
+        block, again = (
+            np.floor(values[0] * PER_SECOND) for values in (form.block_s(terms), form.again_s(terms))
+        )
+        line = cp_model.LinearExpr.affine(
+            variables.row, 0, int(np.floor(form.constant_s(terms)[0] * PER_SECOND))
+        )
+        for chunk, rank in np.ndindex(shape.vp, shape.pp):
+            blocks, recomputed = variables.seat(shape, chunk, rank)
+            line += _dot(block[chunk, rank].astype(np.int64).tolist(), blocks)
+            if terms.may_recompute[0]:
+                line += _dot(again[chunk, rank].astype(np.int64).tolist(), recomputed)
+        self._when(self._model.add(variables.step_ns >= line), f"path_{i}", variables.chosen[i])
 
     def _cuts(self) -> None:
         """The slice's lower bound holds, and the incumbent must be beaten."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 from typing import TYPE_CHECKING
@@ -21,13 +21,14 @@ from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.model.constraints import ENOUGH_MICRO_BATCHES, MEMORY, Constraints
 from layoutopt.optimizer.solve.model.cuts import Cuts
 from layoutopt.optimizer.solve.model.objective import Objective
+from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.posting import post_demands
 from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice
 from layoutopt.optimizer.solve.model.variables import Variables
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import StageCosts
@@ -65,7 +66,7 @@ class SolverLimits:
 class SliceResult:
     """Best layout of a slice.
 
-    ``position`` is the tuple in the slice, ``blocks`` and ``recomputed`` are (P, K), None without a solution.
+    ``position`` is the tuple in the slice, ``blocks`` and ``recomputed`` are (V, P, K), None without a solution.
     ``step_time_s`` and ``peak_bytes`` are exact prices of it. ``bound_s`` is proven for every layout of the slice that
     fits (``upper_s`` at most, inf when none fits at all), ``bound_bytes`` for the least peak memory.
     """
@@ -120,6 +121,29 @@ class _Run:
     limits: SolverLimits
     deadline_s: float
     corrections: int = 0
+    best: _Answer | None = None
+    bound: float | None = None
+    decides: bool = False
+
+    @property
+    def best_s(self) -> float:
+        """The best exact step so far."""
+        return self.best.step_s if self.best else np.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """A layout of the slice with its exact price."""
+
+    position: int
+    blocks: IntArray
+    recomputed: IntArray
+    costs: StageCosts
+
+    @property
+    def step_s(self) -> float:
+        """The exact step."""
+        return float(self.costs.step_time_s[0])
 
 
 class CpModel:
@@ -128,7 +152,8 @@ class CpModel:
     ``model`` and ``variables`` are public: add any constraint over the variables before ``solve``. ``fixed`` columns
     must take their value. With ``conditional`` the memory, m >= pp and fixed-column families hold under assumption
     literals, for ``conflict``. With ``track_peak`` the variable ``peak_kib`` means something where step time is
-    minimised, too. ``demands`` are posted, and an answer that misses one by rounding is forbidden.
+    minimised, too. ``demands`` are posted, and an answer that misses one by rounding is forbidden. ``paths`` are shared
+    between models: what one learns of a schedule serves the next.
     """
 
     def __init__(
@@ -139,8 +164,10 @@ class CpModel:
         conditional: bool = False,
         track_peak: bool = False,
         demands: Demands = NO_DEMANDS,
+        paths: Paths | None = None,
     ) -> None:
         self.data, self.demands = data, demands
+        self.paths = paths if paths is not None else Paths()
         self.model = cp_model.CpModel()
         self.variables = Variables(self.model, data)
         fixed = dict(fixed or {})
@@ -148,6 +175,10 @@ class CpModel:
         self.conditions = {name: self.model.new_bool_var(name) for name in names} if conditional else {}
         constraints = Constraints(self.model, data, self.variables, self.conditions, fixed)
         constraints.add_constraints()
+        self._constraints = constraints
+        for i in range(len(data) if data.goal is Goal.STEP_TIME else 0):
+            for form in self.paths.of(data.terms, i):
+                constraints.add_path(i, form)
         if (track_peak or demands.needs_peak) and data.goal is Goal.STEP_TIME:
             constraints.add_peak_memory()
         if demands.any:
@@ -158,48 +189,106 @@ class CpModel:
                 Cuts(self.model, data, self.variables).add_cuts()
 
     def hint(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
-        """Suggest a layout of the slice: its tuple and the blocks (P, K) of every rank."""
-        variables = self.variables
+        """Suggest a layout of the slice: its tuple and the blocks (V, P, K) of every chunk of every rank."""
+        variables, shape = self.variables, self.data.shape_of(position)
         self.model.add_hint(variables.row, position)
         for i, literal in enumerate(variables.chosen):
             if isinstance(literal, cp_model.IntVar):
                 self.model.add_hint(literal, i == position)
-        for s, (own, again) in enumerate(zip(variables.blocks, variables.recomputed, strict=True)):
-            for k in range(len(own)):
-                self.model.add_hint(own[k], int(blocks[s, k]))
-                self.model.add_hint(again[k], int(recomputed[s, k]))
+        held: dict[int, tuple[cp_model.IntVar, int]] = {}
+        for s, k in np.ndindex(len(variables.blocks), len(self.data.counts)):
+            real = s < shape.pp
+            for variable, values in ((variables.blocks, blocks), (variables.recomputed, recomputed)):
+                held[variable[s][k].index] = variable[s][k], int(values[:, s, k].sum()) if real else 0
+        for chunk, s in np.ndindex(shape.vp, shape.pp):
+            for own, values in zip(variables.seat(shape, chunk, s), (blocks, recomputed), strict=True):
+                held |= {v.index: (v, int(n)) for v, n in zip(own, values[chunk, s], strict=True)}
+        for variable_, value in held.values():
+            self.model.add_hint(variable_, value)
 
     def solve(self, limits: SolverLimits | None = None) -> SliceResult:
-        """Solve to optimality, or as far as the limits allow."""
+        """Solve to optimality, or as far as the limits allow.
+
+        The model knows some paths of each schedule. What it proposes is priced exactly; where it took longer than the model
+        thinks, the path that shows it is added. In the end the model has nothing left below the best exact step.
+        """
         limits = limits or SolverLimits()
         start = time.perf_counter()
         run = _Run(limits=limits, deadline_s=start + limits.time_limit_s)
+        horizon = self.variables.step_ns.proto.domain[1]
+        try:
+            status = self._search(run)
+        finally:
+            self._limit_ns(horizon)
+        return self._result(status, run, time.perf_counter() - start)
+
+    def _search(self, run: _Run) -> cp_model.CpSolverStatus:
+        """Look for better layouts until there is none; the answer is in ``run.best``."""
         while True:
+            # One tuple below a known step: any such layout will do, which is quicker than the best of the model.
+            run.decides = self._decides(run)
             solver, status = self._try(run)
             if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-                return self._without_solution(status, run, start)
+                return status
             position, blocks, recomputed = self._read(solver)
             costs = self._price(position, blocks, recomputed)
             overfull = self._overfull(position, costs)
-            if not overfull and self._meets_demands(position, blocks, recomputed, costs):
-                break
-            if overfull:
+            if not np.isfinite(costs.step_time_s[0]):  # no order runs so many micro-batches
+                self.model.add(self.variables.row != position)
+                continue
+            if overfull or not self._meets_demands(position, blocks, recomputed, costs):
                 self._forbid(position, overfull, blocks, recomputed)
-            else:
-                self._forbid_whole(position, blocks, recomputed)
-            run.corrections += 1
-        bound = solver.best_objective_bound
+                run.corrections += 1
+                continue
+            answer = _Answer(position=position, blocks=blocks, recomputed=recomputed, costs=costs)
+            if self.data.goal is Goal.PEAK_MEMORY:
+                run.best, run.bound = answer, solver.best_objective_bound
+                return status
+            if answer.step_s < min(run.best_s, self.data.upper_s):
+                run.best = answer
+                self._limit_ns(self._below_ns(answer.step_s, run.limits.gap))
+            told = solver.value(self.variables.step_ns)
+            if (
+                status == cp_model.OPTIMAL
+                and not run.decides
+                and answer.step_s * PER_SECOND <= told + self.data.rounding_ns
+            ):
+                run.bound = solver.best_objective_bound
+                return status
+
+    def _decides(self, run: _Run) -> bool:
+        known = np.isfinite(self.data.upper_s) or run.best is not None
+        return len(self.data) == 1 and self.data.goal is Goal.STEP_TIME and known
+
+    def _below_ns(self, step_s: float, gap: float) -> int:
+        """Return the most that the model may say of a layout that is worth more than one of ``step_s``."""
+        return int(step_s * (1 - gap) * PER_SECOND) - self.data.rounding_ns - 1
+
+    def _limit_ns(self, most: int) -> None:
+        domain = self.variables.step_ns.proto.domain
+        domain[1] = max(most, domain[0])
+
+    def _result(self, status: cp_model.CpSolverStatus, run: _Run, seconds: float) -> SliceResult:
+        best = run.best
+        if best is None:
+            return self._without_solution(status, run, seconds)
+        proven = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         timed = self.data.goal is Goal.STEP_TIME
+        bound_s = (
+            run.bound / PER_SECOND
+            if run.bound is not None
+            else self._below_ns(best.step_s, run.limits.gap) / PER_SECOND
+        )
         return SliceResult(
-            status=SliceStatus.OPTIMAL if status == cp_model.OPTIMAL else SliceStatus.FEASIBLE,
-            position=position,
-            blocks=blocks,
-            recomputed=recomputed,
-            step_time_s=float(costs.step_time_s[0]),
-            peak_bytes=float(costs.peak_bytes[0]),
-            bound_s=max(bound / PER_SECOND, self.data.lower_s) if timed else 0.0,
-            bound_bytes=0.0 if timed else bound * KIB,
-            solve_time_s=time.perf_counter() - start,
+            status=SliceStatus.OPTIMAL if proven else SliceStatus.FEASIBLE,
+            position=best.position,
+            blocks=best.blocks,
+            recomputed=best.recomputed,
+            step_time_s=best.step_s,
+            peak_bytes=float(best.costs.peak_bytes[0]),
+            bound_s=max(bound_s if proven else 0.0, self.data.lower_s) if timed else 0.0,
+            bound_bytes=0.0 if timed else (run.bound or 0.0) * KIB,
+            solve_time_s=seconds,
             corrections=run.corrections,
         )
 
@@ -210,8 +299,10 @@ class CpModel:
             left = run.deadline_s - time.perf_counter()
             patience_s = PATIENCE_S * 2**attempt
             setting = LINEARIZATION[attempt % len(LINEARIZATION)]
-            solver, status = self._run(run.limits, min(patience_s, max(left, 0.0)), setting)
-            if status not in (cp_model.FEASIBLE, cp_model.UNKNOWN):
+            solver, status = self._run(run.limits, min(patience_s, max(left, 0.0)), setting, run.decides)
+            if status not in (cp_model.FEASIBLE, cp_model.UNKNOWN) or (
+                run.decides and status == cp_model.FEASIBLE
+            ):
                 return solver, status
             if status == cp_model.FEASIBLE:
                 best = solver, status
@@ -223,9 +314,10 @@ class CpModel:
         return best or (solver, status)
 
     def _run(
-        self, limits: SolverLimits, time_limit_s: float, linearization: int = 1
+        self, limits: SolverLimits, time_limit_s: float, linearization: int = 1, decides: bool = False
     ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
         solver = new_solver(limits, time_limit_s, linearization)
+        solver.parameters.stop_after_first_solution = decides
         if limits.should_stop is None:
             return solver, solver.solve(self.model)
         # The interpreter handles Ctrl-C in the main thread only, and only outside of the solver.
@@ -244,7 +336,7 @@ class CpModel:
                 thread.join(POLL_S)
         return solver, outcome[0]
 
-    def _without_solution(self, status: cp_model.CpSolverStatus, run: _Run, start: float) -> SliceResult:
+    def _without_solution(self, status: cp_model.CpSolverStatus, run: _Run, seconds: float) -> SliceResult:
         if status == cp_model.MODEL_INVALID:
             raise RuntimeError(f"CP-SAT rejects the model: {self.model.validate()}")
         none = status == cp_model.INFEASIBLE
@@ -252,24 +344,34 @@ class CpModel:
         return SliceResult(
             status=SliceStatus.NO_BETTER if none else SliceStatus.UNKNOWN,
             bound_s=self.data.upper_s - rounding_s if none else self.data.lower_s,
-            solve_time_s=time.perf_counter() - start,
+            solve_time_s=seconds,
             corrections=run.corrections,
         )
 
     def _read(self, solver: cp_model.CpSolver) -> tuple[int, IntArray, IntArray]:
-        variables, shape = self.variables, (len(self.variables.blocks), len(self.data.counts))
-        position = int(solver.value(variables.row))
-        blocks, recomputed = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        for s in range(int(self.data.terms.pp[position])):
-            blocks[s] = [solver.value(variable) for variable in variables.blocks[s]]
-            recomputed[s] = [solver.value(variable) for variable in variables.recomputed[s]]
+        position = int(solver.value(self.variables.row))
+        shape = self.data.shape_of(position)
+        blocks = np.zeros((shape.vp, shape.pp, len(self.data.counts)), dtype=np.int64)
+        recomputed = np.zeros_like(blocks)
+        for chunk, s in np.ndindex(shape.vp, shape.pp):
+            own, again = self.variables.seat(shape, chunk, s)
+            blocks[chunk, s] = [solver.value(variable) for variable in own]
+            recomputed[chunk, s] = [solver.value(variable) for variable in again]
         return position, blocks, recomputed
 
     def _price(self, position: int, blocks: IntArray, recomputed: IntArray) -> StageCosts:
+        """Price exactly; the longest path joins the model."""
         terms = self.data.terms.take(np.array([position]))
-        wide = np.zeros((2, 1, terms.in_flight.shape[1], blocks.shape[1]), dtype=np.int64)
-        wide[0, 0, : len(blocks)], wide[1, 0, : len(blocks)] = blocks, recomputed
-        return price_stages(terms, wide[0], wide[1])
+        wide = np.zeros((2, 1, terms.in_flight.shape[1], blocks.shape[2]), dtype=np.int64)
+        wide[:, 0, : blocks.shape[1]] = blocks.sum(axis=0), recomputed.sum(axis=0)
+        costs = price_stages(terms, wide[0], wide[1])
+        if self.data.goal is Goal.PEAK_MEMORY:
+            return costs
+        step_s, form = self.paths.price(terms, 0, blocks, recomputed)
+        for i in self.data.of_shape(self.data.shape_of(position)):
+            if form is not None and self.paths.alike(self.data.terms, i, position):
+                self._constraints.add_path(i, form)
+        return replace(costs, step_time_s=np.array([step_s]))
 
     def _overfull(self, position: int, costs: StageCosts) -> list[int]:
         """Ranks that exceed the memory by less than the integers can tell."""
@@ -285,28 +387,25 @@ class CpModel:
         finished = Finished(
             batch=self.data.batch.take(np.array([position])),
             ranks=int(self.data.terms.pp[position]),
-            blocks=blocks[None],
-            recomputed=recomputed[None],
+            blocks=blocks.sum(axis=0)[None],
+            recomputed=recomputed.sum(axis=0)[None],
             step_s=costs.step_time_s,
             peak_bytes=costs.peak_bytes,
         )
-        return bool(self.demands.met(finished)[0])
+        return bool(np.isfinite(costs.step_time_s[0]) and self.demands.met(finished)[0])
 
-    def _forbid_whole(self, position: int, blocks: IntArray, recomputed: IntArray) -> None:
-        variables, real = self.variables, range(int(self.data.terms.pp[position]))
-        columns = [
-            variables.row,
-            *(v for s in real for v in (*variables.blocks[s], *variables.recomputed[s])),
-        ]
-        values = [position, *(int(v) for s in real for v in (*blocks[s], *recomputed[s]))]
-        differ(self.model, columns, values)
-
-    def _forbid(self, position: int, ranks: Iterable[int], blocks: IntArray, recomputed: IntArray) -> None:
-        variables = self.variables
+    def _forbid(self, position: int, ranks: list[int], blocks: IntArray, recomputed: IntArray) -> None:
+        """Forbid what ranks hold, or without ranks the whole layout."""
+        variables, shape = self.variables, self.data.shape_of(position)
+        if not ranks:
+            seats = list(np.ndindex(shape.vp, shape.pp))
+            columns = [v for chunk, s in seats for own in variables.seat(shape, chunk, s) for v in own]
+            values = [int(v) for seat in seats for v in (*blocks[seat], *recomputed[seat])]
+            differ(self.model, [variables.row, *columns], [position, *values])
+        held, again = blocks.sum(axis=0), recomputed.sum(axis=0)
         for s in ranks:
             columns = [variables.row, *variables.blocks[s], *variables.recomputed[s]]
-            values = [position, *blocks[s].tolist(), *recomputed[s].tolist()]
-            differ(self.model, columns, values)
+            differ(self.model, columns, [position, *held[s].tolist(), *again[s].tolist()])
 
     def conflict(self, limits: SolverLimits | None = None) -> tuple[str, ...] | None:
         """Return a minimal set of conditions that no layout of the slice meets together, None if there is none.

@@ -84,6 +84,11 @@ class TupleSlice:
         terms = self.terms
         return sorted({*map(Shape, terms.pp.tolist(), terms.vp.tolist(), terms.folded.tolist())})
 
+    def shape_of(self, position: int) -> Shape:
+        """Return the shape of a tuple."""
+        terms = self.terms
+        return Shape(int(terms.pp[position]), int(terms.vp[position]), bool(terms.folded[position]))
+
     def of_shape(self, shape: Shape) -> list[int]:
         """Return the positions of the tuples of a shape."""
         terms = self.terms

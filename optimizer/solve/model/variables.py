@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class StageVariables:
-    """Variables of the virtual stages of one shape, needed where a model has several kinds.
+    """Variables of the virtual stages of one shape, needed where a rank holds several or a model has several kinds.
 
     Lists are indexed by virtual stage, as tokens pass them, then by kind. ``blocks`` are the stage's own, ``until``
     those of the stages up to it, ``recomputed`` the recomputed ones. ``finished[j][k]``: run k ends in stage j or before.
@@ -54,8 +54,8 @@ class Variables:
         Literal: all blocks are recomputed (``Recomputation.ALL_OR_NONE``).
     smallest
         Blocks of the smallest inner stage (``Split.NEAR_EQUAL``).
-    slowest_ns
-        The slowest rank's part in the step time; ``step_ns`` is the step time, both in nanoseconds.
+    step_ns
+        The step time in nanoseconds.
     peak_kib
         Memory of the fullest rank.
     """
@@ -86,12 +86,18 @@ class Variables:
         self.everything = model.new_bool_var("recompute_everything")
         self.smallest = model.new_int_var(0, blocks, "smallest_stage")
         horizon_ns, horizon_kib = self._horizons()
-        self.slowest_ns = model.new_int_var(0, horizon_ns, "slowest_ns")
         self.step_ns = model.new_int_var(0, horizon_ns, "step_ns")
         self.peak_kib = model.new_int_var(0, horizon_kib, "peak_kib")
         self.stages: dict[Shape, StageVariables] = {}
-        if len(kinds) > 1:
+        if len(kinds) > 1 or any(shape.vp > 1 for shape in data.shapes):
             self.stages = {shape: self._stages(shape) for shape in data.shapes}
+
+    def seat(self, shape: Shape, chunk: int, rank: int) -> tuple[list[IntVar], list[IntVar]]:
+        """Return the blocks and the recomputed blocks of each kind in a chunk of a rank."""
+        if shape not in self.stages:
+            return self.blocks[rank], self.recomputed[rank]
+        stages, j = self.stages[shape], shape.of_rank(rank)[chunk]
+        return stages.blocks[j], stages.recomputed[j]
 
     def _count(self, kind: int) -> int:
         return int(self._data.counts[kind])
@@ -124,12 +130,12 @@ class Variables:
     def _horizons(self) -> tuple[int, int]:
         """The time and the memory of a rank that holds and recomputes everything."""
         numbers, counts = self._data.numbers, self._data.counts
-        time = (numbers.slow_layer_ns + numbers.slow_again_ns + numbers.again_ns) @ counts
-        time = time + numbers.slow_end_ns.sum(axis=1) + numbers.constant_ns
         held = (numbers.held_kib @ counts - numbers.room_kib).max(axis=1)
         capacity = (self._data.terms.capacity_bytes / KIB).astype(int)
         again = np.maximum(-numbers.saved_kib @ counts, 0).max(axis=1)
-        return int(time.max()), int(max((held + capacity + numbers.buffer_kib + again).max(), 0)) + 1
+        return int(numbers.horizon_ns.max()), int(
+            max((held + capacity + numbers.buffer_kib + again).max(), 0)
+        ) + 1
 
     def _stages(self, shape: Shape) -> StageVariables:
         counts, result = self._data.counts, StageVariables()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,16 +18,17 @@ from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, SliceStatus, SolverLimits
+from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
-from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
-from layoutopt.optimizer.solve.search.construct import good_stages
+from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.construct import by_chunk, construct, good_stages
 from layoutopt.optimizer.solve.search.demands import Finished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from layoutopt.optimizer.cost.batch import IntArray
-    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+    from layoutopt.optimizer.cost.terms import FloatArray, StageCosts, StageTerms
     from layoutopt.optimizer.solve.search.construct import Stages
     from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
 
@@ -36,6 +37,12 @@ RELAXED_ROWS = 65_536
 
 FIRST_ROWS, GROWTH, ROWS = 64, 8, 8_192
 """Degree rows bounded tightly at once: few first, for a layout to compare with; then more, which is cheaper per row."""
+
+LIKELY = 4
+"""Rows that are followed down first, so that everything else is compared with a good layout."""
+
+TRIED = 48
+"""Tuples of such a row whose stages are constructed, the likeliest first."""
 
 PROMISING = 0.995
 """A row is followed down at once when its bound is below this share of the best step time."""
@@ -51,6 +58,9 @@ MOST_IN_SLICE = 32
 
 MOST_TRIED = 64
 """Tuples tried for runners-up where bounds miss what is demanded: most of them have none."""
+
+SHAPE = ("tp", "cp", "pp", "micro_batch", "ep")
+"""Degrees that make two rows worth a try each."""
 
 FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
 """Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
@@ -75,7 +85,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One layout: a tuple (batch of one), blocks and recomputed blocks per rank (pp, K), its price."""
+    """One layout: a tuple (batch of one), blocks and recomputed blocks of every chunk (V, P, K), its exact price."""
 
     layout: LayoutBatch
     blocks: IntArray
@@ -128,15 +138,16 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """Rows with some modifiers chosen: how many tuples each stands for, and its bound."""
+    """Rows with some modifiers chosen: how many tuples each stands for, its bound, and what it is likely to take."""
 
     batch: LayoutBatch
     weight: IntArray
     bound: FloatArray
+    likely: FloatArray
 
     def take(self, index: IntArray) -> _Partial:
         """Return the selected rows."""
-        return _Partial(self.batch.take(index), self.weight[index], self.bound[index])
+        return _Partial(self.batch.take(index), self.weight[index], self.bound[index], self.likely[index])
 
     @classmethod
     def concat(cls, parts: list[_Partial]) -> _Partial:
@@ -145,6 +156,7 @@ class _Partial:
             LayoutBatch.concat([part.batch for part in parts]),
             np.concatenate([part.weight for part in parts]),
             np.concatenate([part.bound for part in parts]),
+            np.concatenate([part.likely for part in parts]),
         )
 
 
@@ -168,6 +180,7 @@ class BestFirst:
         self._rounding_s = 0.0
         self._overtime_steps = OVERTIME_STEPS
         self._best_of: dict[tuple[int, ...], Found] = {}
+        self._paths = Paths()
         self._aside: list[_Partial] = []
         self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
         self._loose = source.demands.any and source.demands.loose
@@ -176,11 +189,14 @@ class BestFirst:
         """Search until the answer is proven, the time is up or a stop is asked for."""
         if self.options.one_model:
             return self._solve_whole()
-        quick = self._quick_bounds()
+        quick, likely = self._quick_bounds()
         self._by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
         quick = self.source.demands.kept(quick, self.source.degrees, exact=False)
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
+        for row in np.argsort(np.where(np.isfinite(quick), likely, np.inf), kind="stable")[:LIKELY]:
+            if np.isfinite(likely[row]) and likely[row] < self._best_s() and not self._stopped():
+                self._descend(self.source.degrees.take(np.array([row])), self.source.refinements)
         start, size = 0, FIRST_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
@@ -199,7 +215,7 @@ class BestFirst:
         if not len(batch):
             return self._result()
         data = tuple_slice(batch, self.source.terms(batch), self.source.counts, self.source.rule)
-        result = CpModel(data, demands=self.source.demands).solve(self._limits())
+        result = CpModel(data, demands=self.source.demands, paths=self._paths).solve(self._limits())
         self._rounding_s, self._solved = data.rounding_ns / 1e9, len(batch)
         none = result.status is SliceStatus.NO_BETTER
         self._left_bound_s = np.inf if none else result.bound_s
@@ -210,16 +226,15 @@ class BestFirst:
             self._keep(_Waiting(0.0, 0, (), batch.take(one), data.terms.take(one)), result)
         return self._result()
 
-    def _quick_bounds(self) -> FloatArray:
-        """Bound every degree row in closed form."""
+    def _quick_bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Bound every degree row in closed form, and estimate what it is likely to take."""
         rows, counts = self.source.degrees, self.source.counts
-        parts = [
-            quick_bound(
-                self.source.relaxed(rows.take(np.arange(i, min(i + RELAXED_ROWS, len(rows))))), counts
-            )
-            for i in range(0, len(rows), RELAXED_ROWS)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        quick, likely = np.zeros(len(rows)), np.zeros(len(rows))
+        for i in range(0, len(rows), RELAXED_ROWS):
+            index = np.arange(i, min(i + RELAXED_ROWS, len(rows)))
+            terms = self.source.relaxed(rows.take(index))
+            quick[index], likely[index] = quick_bound(terms, counts), likely_s(terms, counts)
+        return quick, likely
 
     def _best_s(self) -> float:
         return min((item.step_time_s for item in self._best_of.values()), default=np.inf)
@@ -255,42 +270,57 @@ class BestFirst:
         terms = self.source.relaxed(self.source.degrees.take(rows))
         bound = lower_bound(terms, self.source.counts, self.source.rule, self._wanted_s(), free=True)
         self._by_memory += self._tuples_of(rows[np.isinf(bound)])
-        rows = rows[bound < self._wanted_s()]
+        kept = bound < self._wanted_s()
+        rows = rows[kept]
         if not len(rows):
             return
         first, *others = self.source.refinements
+        likely = likely_s(terms.take(np.flatnonzero(kept)), self.source.counts)
         aside = self._refined(
-            _Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound), first, free=True
+            _Partial(self.source.degrees.take(rows), self.source.tuples[rows], bound[kept], likely),
+            first,
+            free=True,
         )
         if not len(aside.bound):
             return
-        best = int(aside.bound.argmin())
-        if aside.bound[best] < PROMISING * self._best_s():
-            self._descend(aside.take(np.array([best])), others)
+        best = int(aside.likely.argmin())
+        if aside.likely[best] < PROMISING * self._best_s():
+            self._descend(aside.batch.take(np.array([best])), others)
         self._aside.append(aside)
 
     def _refined(self, partial: _Partial, step: Refinement, *, free: bool = False) -> _Partial:
         """Choose the modifiers of one step and keep what is wanted; ``free`` as in ``lower_bound``."""
         batch, owner = step.expand(partial.batch)
         weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
-        bound = self._bounds(step.terms(batch), free=free)
+        terms = step.terms(batch)
+        bound = self._bounds(terms, free=free)
         self._by_memory += int(weight[np.isinf(bound)].sum())
         bound = self.source.demands.kept(bound, batch, exact=False)
-        return _Partial(batch, weight, bound).take(np.flatnonzero(bound < self._wanted_s()))
+        likely = likely_s(terms, self.source.counts)
+        return _Partial(batch, weight, bound, likely).take(np.flatnonzero(bound < self._wanted_s()))
 
-    def _descend(self, partial: _Partial, steps: list[Refinement]) -> None:
-        """Choose the remaining modifiers greedily by the bound and solve the tuple reached."""
-        batch, terms = partial.batch, None
+    def _descend(self, batch: LayoutBatch, steps: Sequence[Refinement]) -> None:
+        """Choose the remaining modifiers greedily by what is likely and construct stages of the tuple reached."""
+        terms = None
         for step in steps:
             batch, _ = step.expand(batch)
             terms = step.terms(batch)
-            bound = lower_bound(terms, self.source.counts, self.source.rule)
-            best = np.array([int(bound.argmin())])
-            if np.isinf(bound[best[0]]):
+            likely = likely_s(terms, self.source.counts)
+            near = np.argsort(likely, kind="stable")[:TRIED]
+            if np.isinf(likely[near[0]]):
                 return
-            batch, terms, value = batch.take(best), terms.take(best), float(bound[best[0]])
-        if terms is not None:
-            self._solve(self._waiting(batch, terms, value, 0), np.inf)
+            if step is steps[-1]:  # memory decides among what is likely
+                stages = construct(terms.take(near), self.source.counts, self.source.rule)
+                near = near[np.argsort(stages.step_time_s, kind="stable")]
+            batch, terms = batch.take(near[:1]), terms.take(near[:1])
+        if terms is None:
+            return
+        item = self._waiting(batch, terms, 0.0, 0)
+        made = self._constructed(item, np.inf)
+        if made is not None:
+            self._keep(item, made)
+        elif not self._best_of:
+            self._solve(item, np.inf)
 
     def _finish(self) -> None:
         """Expand what was set aside in order of its bound, and solve what may beat the best layout."""
@@ -298,6 +328,7 @@ class BestFirst:
             return
         partial = _Partial.concat(self._aside)
         self._aside = []
+        self._try_likely(partial)
         partial = partial.take(np.argsort(partial.bound, kind="stable"))
         start, size = 0, FIRST_CHOICES
         while start < len(partial.bound) and partial.bound[start] < self._wanted_s() and not self._stopped():
@@ -307,6 +338,22 @@ class BestFirst:
             self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
             self._solve_waiting(max(len(partial.bound) - start, 0))
         self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
+
+    def _try_likely(self, partial: _Partial) -> None:
+        """Follow the likeliest rows of different shapes down, until some in a row are no better."""
+        tried: set[tuple[int, ...]] = set()
+        vain = 0
+        for row in np.argsort(partial.likely, kind="stable").tolist():
+            batch = partial.batch.take(np.array([row]))
+            shape = tuple(int(getattr(batch, name)[0]) for name in SHAPE)
+            if shape in tried:
+                continue
+            if vain == LIKELY or partial.likely[row] >= self._best_s() or self._stopped():
+                return
+            tried.add(shape)
+            before = self._best_s()
+            self._descend(batch, self.source.refinements[1:])
+            vain = 0 if self._best_s() < before else vain + 1
 
     def _push_tuples(self, partial: _Partial) -> None:
         """Choose the remaining modifiers and put the wanted tuples into the heap."""
@@ -365,7 +412,7 @@ class BestFirst:
             self.source.counts, self.source.rule, lower_s=items[0].bound_s, upper_s=upper_s,
         )  # fmt: skip
         self._rounding_s = max(self._rounding_s, data.rounding_ns / 1e9)
-        result = CpModel(data, demands=self.source.demands).solve(self._limits())
+        result = CpModel(data, demands=self.source.demands, paths=self._paths).solve(self._limits())
         if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
             for item in items:
                 heapq.heappush(self._heap, item)
@@ -414,39 +461,53 @@ class BestFirst:
         if key in self._settled:
             return False
         counts, rule = self.source.counts, self.source.rule
-        near = good_stages(item.terms, counts, rule, upper_s)
-        known = bool(near.step_time_s[0] < upper_s) and self._meets_demands(item, near)
-        if known:
-            # The model must still admit the stages that it gets as a hint.
-            upper_s = float(near.step_time_s[0]) + 2 * rounding_s(counts)
+        near = self._constructed(item, upper_s)
+        if near is not None:
+            upper_s = near.step_time_s
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
         self._rounding_s = max(self._rounding_s, rounding_s(counts))
-        model = CpModel(data, demands=self.source.demands)
-        if known:
-            model.hint(0, near.blocks[0], near.recomputed[0])
-        result = model.solve(self._limits())
+        result = CpModel(data, demands=self.source.demands, paths=self._paths).solve(self._limits())
         if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
             # Not proven: the tuple keeps waiting with its bound.
             heapq.heappush(self._heap, item)
-            if known and result.blocks is None:
-                result = _constructed(item.terms, near)
         else:
             self._settled.add(key)
             self._solved += 1
         if result.status is SliceStatus.OPTIMAL and self.options.gap > 0:
             self._left_open_s = min(self._left_open_s, result.bound_s)
+        if result.blocks is None and near is not None:
+            result = near
         if result.blocks is not None:
             self._keep(item, result)
         return result.blocks is not None
 
-    def _meets_demands(self, item: _Waiting, near: Stages) -> bool:
+    def _constructed(self, item: _Waiting, below_s: float) -> SliceResult | None:
+        """Construct stages of one tuple and price them exactly; None where they are no answer below a step time."""
+        near = good_stages(item.terms, self.source.counts, self.source.rule, below_s)
+        if not np.isfinite(near.step_time_s[0]):
+            return None
+        blocks, recomputed = by_chunk(item.terms, near, self.source.counts)
+        step_s, _ = self._paths.price(item.terms, 0, blocks, recomputed)
+        costs = replace(
+            price_stages(item.terms, near.blocks, near.recomputed), step_time_s=np.array([step_s])
+        )
+        if not (step_s < below_s and self._meets_demands(item, near, costs)):
+            return None
+        return SliceResult(
+            status=SliceStatus.FEASIBLE,
+            blocks=blocks,
+            recomputed=recomputed,
+            step_time_s=step_s,
+            peak_bytes=float(costs.peak_bytes[0]),
+        )
+
+    def _meets_demands(self, item: _Waiting, near: Stages, costs: StageCosts) -> bool:
         """Whether constructed stages are an answer to the question."""
         demands = self.source.demands
         if not demands.any:
             return True
         if not demands.judged_outside:
             return False
-        costs = price_stages(item.terms, near.blocks, near.recomputed)
         finished = Finished(
             batch=item.layout,
             ranks=int(item.terms.pp[0]),
@@ -463,11 +524,10 @@ class BestFirst:
         assert result.recomputed is not None
         known = self._best_of.get(item.family)
         if known is None or result.step_time_s < known.step_time_s:
-            pp = int(item.terms.pp[0])
             self._best_of[item.family] = Found(
                 layout=item.layout,
-                blocks=result.blocks[:pp],
-                recomputed=result.recomputed[:pp],
+                blocks=result.blocks,
+                recomputed=result.recomputed,
                 step_time_s=result.step_time_s,
                 peak_bytes=result.peak_bytes,
             )
@@ -508,15 +568,3 @@ class BestFirst:
             solved=self._solved,
             rounding_s=self._rounding_s,
         )
-
-
-def _constructed(terms: StageTerms, near: Stages) -> SliceResult:
-    """Take constructed stages for an answer where CP-SAT had no time to repeat them."""
-    costs = price_stages(terms, near.blocks, near.recomputed)
-    return SliceResult(
-        status=SliceStatus.FEASIBLE,
-        blocks=near.blocks[0],
-        recomputed=near.recomputed[0],
-        step_time_s=float(costs.step_time_s[0]),
-        peak_bytes=float(costs.peak_bytes[0]),
-    )

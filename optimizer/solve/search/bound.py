@@ -1,12 +1,10 @@
 """Lower bounds on the step time of a layout over all its stage splits and recomputations.
 
 Both bounds rest on the bottleneck: no split is faster than the least time T at which the ranks together can hold all
-blocks, each a whole number of them within T and within its memory. With several kinds the ranks are added up under
-weights per kind (a surrogate constraint), which forgets that blocks are contiguous. The step then costs at least
-
-    (m - bubble_weight) * T + bubble_weight * (work + least recomputation with a bottleneck of T) + fixed
-
-for the best T. A bound is infinite only when provably no split fits.
+blocks, each a whole number of them within T and within its memory, a rank's time being that of a path that stays on it
+(``floors``). With several kinds the ranks are added up under weights per kind (a surrogate constraint), which forgets
+that blocks are contiguous. The step then costs at least m * T, and where the paths pass all ranks, the least
+recomputation with a bottleneck of T, for the best T. A bound is infinite only when provably no split fits.
 """
 
 from __future__ import annotations
@@ -19,7 +17,9 @@ import numpy as np
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.capacity import SLACK, TINY, RankCapacity, at_most, mixes
 from layoutopt.optimizer.solve.search.cases import Cases, free_cases, stage_cases
+from layoutopt.optimizer.solve.search.floors import PLAIN, runs
 from layoutopt.optimizer.solve.splits import fewest_in
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,7 @@ CELLS = 1 << 16  # rank states handled at once: they should stay in a core's cac
 HALVINGS = 12  # of the bracket around the bottleneck; the last step to the next whole block is exact
 FIRST_BRACKET = 1.05
 BREAKPOINTS = 3
+SHARPENINGS = 2  # rounds in which what ranks must hold below the cutoff lengthens the paths that pass them
 TRADE_OFFS = (1.01, 1.04, 1.2)  # slower bottlenecks at which the least recomputation is evaluated
 FLOAT_ERROR = 1e-12  # relative, of a step time summed in another order
 
@@ -41,13 +42,43 @@ FLOAT_ERROR = 1e-12  # relative, of a step time summed in another order
 def quick_bound(terms: StageTerms, counts: IntArray) -> FloatArray:
     """Return a lower bound in closed form, (n,) seconds: whole blocks, no recomputation, the least memory.
 
-    Infinite when some rank can't hold its fewest blocks or the ranks can't hold all of them.
+    Infinite when some rank can't hold its fewest blocks or the ranks can't hold all of them. Ranks are busy for all
+    their blocks; 1F1B and GPipe also pass every other rank once.
     """
     blocks = int(counts.sum())
     slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, blocks))
+    bound = np.maximum(terms.micro_batches * slowest_s, _passing_s(terms, counts)) + terms.outside_s
+    return np.where(_may_fit(terms, blocks), bound * (1 - FLOAT_ERROR), np.inf)
+
+
+def likely_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+    """Estimate the best step, (n,) seconds, by the closed form of equal ranks: for a search's order, not its proof."""
+    slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, int(counts.sum())))
     bound = (terms.micro_batches - terms.bubble_weight) * slowest_s
     bound += terms.bubble_weight * work_s(terms, counts) + terms.fixed_s
-    return np.where(_may_fit(terms, blocks), bound * (1 - FLOAT_ERROR), np.inf)
+    return np.where(_may_fit(terms, int(counts.sum())), bound, np.inf)
+
+
+def _passing_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+    """Bound 1F1B and GPipe: all ranks once, and the rank whose path is the longest.
+
+    With f the forward's largest share of a rank's time T_s, the path of rank s takes at least (m - 1 - q f) T_s beside
+    the work of all, q forwards being missed. The longest is at least the work over the sum of the reciprocals, which an
+    integral over q bounds.
+    """
+    work = work_s(terms, counts)
+    both = np.maximum(terms.forward_s + terms.backward_s, TINY)
+    ends = np.maximum(np.stack([terms.embedding_s, terms.head_s])[..., :2].sum(axis=2), TINY)
+    share = (terms.forward_s / both).max(axis=1)
+    share = np.maximum(share, (np.stack([terms.embedding_s, terms.head_s])[..., 0] / ends).max(axis=0))
+    left = np.maximum(terms.micro_batches - 1.0, 0.0)
+    missed = np.where(runs(terms, (Schedule.ONE_F_ONE_B,)), share, 0.0)
+    shrunk = left - missed * np.minimum(terms.pp, left)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        late = np.maximum(terms.pp - left, 0.0) / shrunk  # ranks that miss all forwards but one
+        sum_ = np.where(missed > 0, np.log(left / shrunk) / missed + late, terms.pp / left)
+        longest = np.where((left > 0) & (shrunk > 0), work / sum_, 0.0)
+    return np.where(runs(terms, PLAIN), work + longest, 0.0)
 
 
 def work_s(terms: StageTerms, counts: IntArray) -> FloatArray:
@@ -183,12 +214,18 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
     alive = np.flatnonzero(problem.enough(np.full(len(cases), np.inf)))
     if np.isfinite(cutoff_s) and len(alive):
         bound[alive] = cutoff_s
-        limit = (cutoff_s - problem.constant_s) / np.maximum(problem.weight, TINY)
         # A bottleneck this slow already costs the cutoff.
-        alive = alive[problem.enough(np.maximum(limit, 0.0))[alive]]
+        alive = alive[problem.enough(problem.limit_s(cutoff_s))[alive]]
+    if len(alive) < len(cases):
+        problem = _Bottleneck(terms, counts, cases.take(alive))
+    for _ in range(SHARPENINGS if np.isfinite(cutoff_s) and (terms.vp > 1).any() else 0):
+        if not len(alive):
+            break
+        sharper = _Bottleneck(terms, counts, problem.cases, problem.first_chunk(cutoff_s))
+        kept = sharper.enough(sharper.limit_s(cutoff_s))
+        alive, first = alive[kept], sharper.first_chunk(cutoff_s)[kept]
+        problem = _Bottleneck(terms, counts, problem.cases.take(kept), first)
     if len(alive):
-        if len(alive) < len(cases):
-            problem = _Bottleneck(terms, counts, cases.take(alive))
         least, slowest[alive] = problem.bracket()
         bound[alive] = np.minimum(problem.step_s(least) * (1 - FLOAT_ERROR), cutoff_s)
     return CaseBounds(bound_s=bound, slowest_s=slowest)
@@ -199,9 +236,7 @@ def most_blocks(
 ) -> tuple[NDArray[np.bool_], FloatArray]:
     """Return which cases (c,) may have a step below ``cutoff_s``, and the most blocks (c, P) of each rank in such a step."""
     problem = _Bottleneck(terms, counts, cases)
-    limit = np.full(len(cases), np.inf)
-    if np.isfinite(cutoff_s):
-        limit = np.maximum((cutoff_s - problem.constant_s) / np.maximum(problem.weight, TINY), 0.0)
+    limit = problem.limit_s(cutoff_s) if np.isfinite(cutoff_s) else np.full(len(cases), np.inf)
     return problem.enough(limit), problem.units(problem.capacity.held(np.minimum(limit, 1e15)))[0]
 
 
@@ -218,17 +253,37 @@ def stage_units(
 class _Bottleneck:
     """The search for the least bottleneck time of each case."""
 
-    def __init__(self, terms: StageTerms, counts: IntArray, cases: Cases) -> None:
-        self.capacity = RankCapacity(terms, counts, cases)
+    def __init__(
+        self, terms: StageTerms, counts: IntArray, cases: Cases, first_chunk: FloatArray | None = None
+    ) -> None:
+        self.capacity = RankCapacity(terms, counts, cases, first_chunk)
         self.terms = own = self.capacity.terms
         self.cases, self._counts = cases, counts
         self.kinds = _weights(self.capacity)
         self.need = self.kinds @ counts.astype(np.float64)
         all_again = np.isinf(cases.low) * (own.recompute_s @ counts.astype(np.float64))
-        self.weight = own.micro_batches - own.bubble_weight
-        self.work_s = work_s(own, counts) + all_again
-        self.constant_s = own.bubble_weight * self.work_s + own.fixed_s
+        self.weight = own.micro_batches.astype(np.float64)
+        self.all_again = self.capacity.floors.all_again
+        self.constant_s = self.all_again * all_again
+        self.least_s = self.capacity.floors.base_s.sum(axis=1) + counts @ self.capacity.least_s
         self._mix_units = np.einsum("qk,cyk->yqc", self.capacity.mixes.high, self.kinds)[..., None]
+
+    def limit_s(self, cutoff_s: float) -> FloatArray:
+        """Return the bottleneck (c,) that every step below a cutoff keeps to."""
+        limit = (cutoff_s - self.constant_s) / np.maximum(self.weight, TINY)
+        least: FloatArray = np.maximum(limit, 0.0)
+        return least
+
+    def first_chunk(self, cutoff_s: float) -> FloatArray:
+        """Return the fewest blocks (c, P) of every rank's first chunk in any step below a cutoff.
+
+        A rank holds what the others have no room for, and its chunks differ by at most one block.
+        """
+        most = self.units(self.capacity.held(np.minimum(self.limit_s(cutoff_s), 1e15)))[0]
+        most = np.where(self.capacity.real, np.maximum(most, 0.0), 0.0)
+        fewest = self._counts.sum() - (most.sum(axis=1, keepdims=True) - most)
+        first: FloatArray = np.floor(np.maximum(fewest, 0.0) / self.terms.vp[:, None])
+        return first
 
     def units(self, held: FloatArray) -> FloatArray:
         """Weigh what each rank can hold: (Y, c, P), one row per choice of weights."""
@@ -247,7 +302,7 @@ class _Bottleneck:
 
     def bracket(self) -> tuple[FloatArray, FloatArray]:
         """Return a time below which the blocks can't be held, and one at which they can (cases that fit only)."""
-        low = self.work_s / self.terms.pp * (1 - SLACK)
+        low = self.least_s / self.terms.pp * (1 - SLACK)
         high = low * FIRST_BRACKET
         factor = FIRST_BRACKET
         while (short := ~self.enough(high)).any():
@@ -278,7 +333,7 @@ class _Bottleneck:
         for factor in (*TRADE_OFFS, np.inf):
             until = np.minimum(slowest_s * factor, 1e15)
             recompute = self._least_recompute_s(until)
-            value = self.weight * at + self.terms.bubble_weight * recompute + self.constant_s
+            value = self.weight * at + self.all_again * recompute + self.constant_s
             result = np.minimum(result, value)
             at = until
         return result

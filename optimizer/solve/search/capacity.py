@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.solve.search.floors import rank_floors
+from layoutopt.optimizer.solve.splits import end_stages
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -86,7 +89,9 @@ class RankCapacity:
     fits; ``NOT_HELD`` where the mix, or the rank's fewest blocks, do not. ``time_s(n)`` is the least time of n blocks.
     """
 
-    def __init__(self, terms: StageTerms, counts: IntArray, cases: Cases) -> None:
+    def __init__(
+        self, terms: StageTerms, counts: IntArray, cases: Cases, first_chunk: FloatArray | None = None
+    ) -> None:
         self.cases = cases
         self.terms = terms = terms.take(cases.row)
         self.mixes = mix = mixes(counts)
@@ -97,7 +102,7 @@ class RankCapacity:
         self.saved_bytes = flight * (activation - terms.recomputed_activation_bytes.T[:, :, None])
         ranks = np.arange(flight.shape[1])
         self.real = ranks < terms.pp[:, None]
-        self.end_s = _at_ends(terms, np.zeros(len(terms)), terms.first_s, terms.last_s)
+        self.floors = rank_floors(terms, counts, first_chunk)
         left = terms.capacity_bytes - terms.common_bytes
         self.room_bytes = _at_ends(terms, left, -terms.first_bytes, -terms.last_bytes) * self.real
         self._every = (np.isinf(cases.high) | cases.free)[:, None]
@@ -122,13 +127,17 @@ class RankCapacity:
 
     def _pace(self) -> None:
         """Seconds per counted block and per recomputed block, and the seconds a rank starts with."""
-        again_s = self.terms.recompute_s.T[:, :, None]
+        again_s = self.floors.again_s.transpose(1, 0, 2)
         every = np.isinf(self.cases.low)[:, None]
-        layer_s = self.terms.layer_s.T[:, :, None] + np.where(every, again_s, 0.0)
+        layer_s = self.floors.layer_s.transpose(1, 0, 2) + np.where(every, again_s, 0.0)
         self.layer_s = np.maximum(layer_s[self._kind], TINY)
-        self.base_s = self.end_s + self._of_mix(layer_s)
+        self.base_s = self.floors.base_s + self._of_mix(layer_s)
+        self.least_s = layer_s.min(axis=2)
         self.again_s = self._over_mix(again_s, np.minimum)
-        self.low = np.where(every | self._free, 0.0, self.cases.low[:, None])
+        # Stages at the ends of the model may hold fewer blocks than are recomputed: the others recompute at least so many.
+        vp = self.terms.vp[:, None]
+        share = np.maximum(vp - end_stages(self.terms, self.real.shape[1]), 1) / vp
+        self.low = np.where(every | self._free, 0.0, np.where(every, 0.0, self.cases.low[:, None]) * share)
         self._counted = bool((self.low > 0).any())
 
     def _memory(self) -> None:
@@ -162,7 +171,7 @@ class RankCapacity:
 
     def _free_recompute(self, plain: FloatArray, room: FloatArray, best: FloatArray) -> None:
         """Seconds of recomputation per byte that is missing, for the free cases."""
-        again_s = self.terms.recompute_s.T[:, :, None]
+        again_s = self.floors.again_s.transpose(1, 0, 2)
         saves = self.saved_bytes > 0
         ratio = np.where(saves, again_s / np.where(saves, self.saved_bytes, 1.0), np.inf)
         ratio = self._over_mix(ratio, np.minimum)
@@ -212,7 +221,8 @@ class RankCapacity:
     def _held_free(self, left: FloatArray) -> FloatArray:
         unaided = np.minimum(at_most(left / self.layer_s), self.unaided)
         slope = self.layer_s + self._plain * self._per_byte_s
-        aided = at_most((left + self._room * self._per_byte_s) / slope)
+        room_s = np.where(self._per_byte_s > 0, self._room, 0.0) * self._per_byte_s
+        aided = at_most((left + room_s) / slope)
         aided = np.minimum(aided, self.ceiling)
         late = aided * self.layer_s + self._recompute_s(aided) > left * (1 + SLACK)
         useful = self._useful & (aided > self.unaided)

@@ -13,6 +13,7 @@ from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, sta
 from layoutopt.optimizer.solve.search.cases import stage_cases
 from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, within_limits
 from layoutopt.optimizer.space.stage_splits import allowed_sizes
+from layoutopt.optimizer.space.stages import spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,6 +128,13 @@ def construct(terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: fl
 def good_stages(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float = np.inf) -> Stages:
     """Construct and improve the stages of one layout; an infinite time when none are found below ``below_s``."""
     return improve(terms, construct(terms, counts, rule, below_s), counts, rule)
+
+
+def by_chunk(terms: StageTerms, stages: Stages, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Return blocks and recomputed blocks (V, P, K) of every chunk of the first layout."""
+    kinds = chunks(stages.blocks[:1].sum(axis=2), terms.take(np.array([0]))).kinds(counts)[0]
+    pp = int(terms.pp[0])
+    return kinds[:, :pp], spread(kinds[:, :pp], stages.recomputed[0, :pp])
 
 
 def _keep_best(best: Stages, row: IntArray, found: Stages) -> None:

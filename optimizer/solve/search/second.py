@@ -92,9 +92,8 @@ class SecondSearch:
             if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
                 return best, False
             if result.blocks is not None and result.recomputed is not None:
-                ranks = int(self._source.terms(one).pp[0])
                 found = Found(
-                    layout=one, blocks=result.blocks[:ranks], recomputed=result.recomputed[:ranks],
+                    layout=one, blocks=result.blocks, recomputed=result.recomputed,
                     step_time_s=result.step_time_s, peak_bytes=result.peak_bytes,
                 )  # fmt: skip
                 best = found if self.value(found) < reached else best

@@ -280,5 +280,5 @@ def _describe(witness: Witness) -> str:
     names = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "zero", "micro_batch", "micro_batches")
     degrees = ",".join(f"{name}={int(getattr(batch, name)[0])}" for name in names)
     order = batch.codebook.orders[int(batch.order[0])]
-    blocks = witness.blocks.sum(axis=1).tolist()
+    blocks = witness.blocks.sum(axis=(0, 2)).tolist()
     return f"{degrees},order={order} with {blocks} blocks per rank takes {witness.step_time_s:.9g} s"

@@ -21,11 +21,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
-from layoutopt.optimizer.solve.exact.stages import solve_stages
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.model.paths import Paths
+from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.search.space_size import CountedSpace
+from layoutopt.optimizer.solve.splits import chunks
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_splits import own_split
 
@@ -65,7 +69,7 @@ class PricedSpace(CountedSpace, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """A layout that refutes the claim: a batch of one, its step time, blocks and recomputed blocks (P, K)."""
+    """A layout that refutes the claim: a batch of one, its step time, blocks and recomputed blocks (V, P, K)."""
 
     layout: LayoutBatch
     step_time_s: float
@@ -193,21 +197,12 @@ def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float) -> Exclusio
         tuples=len(batch), at_sight=len(batch) - len(left), exactly=len(left), even=even, witness=witness
     )
     rows = left if space.demands.any else left[_distinct(terms.take(left))]
+    paths = Paths()
     for row in rows.tolist() if witness is None else ():
         one, layout = terms.take(np.array([row])), batch.take(np.array([row]))
-        best = solve_stages(one, space.counts, space.rule, below_s=float(limit_s[row]))
-        if best is None:
-            continue
-        witness = Witness(
-            layout=layout, step_time_s=best.step_time_s, blocks=best.blocks, recomputed=best.recomputed
-        )
-        if not _meets_demands(space, one, witness):
-            found = replace(found, demanded=found.demanded + 1)
-            again = _under_demands(space, layout, one, float(limit_s[row]))
-            if again is None:
-                continue
-            witness = again
-        return replace(found, witness=witness)
+        faster = _faster(space, layout, one, float(limit_s[row]), paths)
+        if faster is not None:
+            return replace(found, witness=faster)
     return found
 
 
@@ -218,34 +213,31 @@ _AT_LIMIT = 1e-9
 def _meets_demands(space: PricedSpace, terms: StageTerms, witness: Witness) -> bool:
     if not space.demands.any:
         return True
-    room = ((0, terms.in_flight.shape[1] - len(witness.blocks)), (0, 0))
-    blocks, again = (np.pad(held, room)[None] for held in (witness.blocks, witness.recomputed))
-    costs = price_stages(terms, blocks, again)
+    ranks = witness.blocks.shape[1]
+    room = ((0, terms.in_flight.shape[1] - ranks), (0, 0))
+    blocks, again = (np.pad(held.sum(axis=0), room)[None] for held in (witness.blocks, witness.recomputed))
     finished = Finished(
         batch=witness.layout,
-        ranks=len(witness.blocks),
+        ranks=ranks,
         blocks=blocks,
         recomputed=again,
-        step_s=costs.step_time_s,
-        peak_bytes=costs.peak_bytes,
+        step_s=np.array([witness.step_time_s]),
+        peak_bytes=price_stages(terms, blocks, again).peak_bytes,
     )
     return bool(space.demands.met(finished)[0])
 
 
-def _under_demands(
-    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float
+def _faster(
+    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float, paths: Paths
 ) -> Witness | None:
-    """Look for stages below a step time that meet the question's demands, which the exact search does not know."""
-    from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
-    from layoutopt.optimizer.solve.model.slices import tuple_slice
-
+    """Look for stages of one tuple below a step time that meet the question's demands."""
     data = tuple_slice(layout, terms, space.counts, space.rule, upper_s=below_s)
-    result = CpModel(data, demands=space.demands).solve()
+    result = CpModel(data, demands=space.demands, paths=paths).solve()
     if result.status is SliceStatus.NO_BETTER or result.blocks is None or result.recomputed is None:
         return None
-    ranks = int(terms.pp[0])
-    blocks, again = result.blocks[:ranks], result.recomputed[:ranks]
-    return Witness(layout=layout, step_time_s=result.step_time_s, blocks=blocks, recomputed=again)
+    return Witness(
+        layout=layout, step_time_s=result.step_time_s, blocks=result.blocks, recomputed=result.recomputed
+    )
 
 
 def _distinct(terms: StageTerms) -> IntArray:
@@ -273,24 +265,32 @@ def unsound_terms(terms: StageTerms) -> str:
 def _price_even(
     space: PricedSpace, batch: LayoutBatch, terms: StageTerms, below_s: float
 ) -> tuple[int, Witness | None]:
-    """Price the even split of every tuple; return how many layouts that were, and one below ``below_s``."""
+    """Price the even split of every tuple; return how many layouts that were, and one below ``below_s``.
+
+    The closed form of equal ranks tells which are worth an exact price.
+    """
     blocks, valid = _even_blocks(space, terms)
     priced = 0
     for recomputed, allowed in ((np.zeros_like(blocks), valid), (blocks, valid & terms.may_recompute)):
         costs = price_stages(terms, blocks, recomputed)
         better = np.flatnonzero(allowed & costs.fits & (costs.step_time_s < below_s))
         priced += int(allowed.sum())
-        for row in better[np.argsort(costs.step_time_s[better])]:
+        for row in better[np.argsort(costs.step_time_s[better])][:EVEN_PRICED]:
+            one = terms.take(np.array([row]))
             depth = int(terms.pp[row])
+            kinds = chunks(blocks[row : row + 1].sum(axis=2), one).kinds(space.counts)[0, :, :depth]
+            again = kinds if recomputed[row].any() else np.zeros_like(kinds)
+            step = float(step_s(one, 0, kinds[None], again[None])[0])
             witness = Witness(
-                layout=batch.take(np.array([row])),
-                step_time_s=float(costs.step_time_s[row]),
-                blocks=blocks[row, :depth],
-                recomputed=recomputed[row, :depth],
+                layout=batch.take(np.array([row])), step_time_s=step, blocks=kinds, recomputed=again
             )
-            if _meets_demands(space, terms.take(np.array([row])), witness):
+            if step < below_s and _meets_demands(space, one, witness):
                 return priced, witness
     return priced, None
+
+
+EVEN_PRICED = 16
+"""Even layouts of one portion of tuples that are priced exactly, the likeliest first."""
 
 
 def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArray[np.bool_]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import DEGREES
-from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry
+from layoutopt.optimizer.cost.schedules import SCHEDULES, distinct_rank_of_entry, seats
+from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, StageRule
 from layoutopt.optimizer.solve.search.demands import Finished
@@ -38,18 +39,14 @@ class Refuted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLayout:
-    """A stated layout as a batch of one, its blocks and recomputed blocks (P, K), and what it costs."""
+    """A stated layout as a batch of one, its blocks and recomputed blocks (V, P, K), its memory and its exact step."""
 
     batch: LayoutBatch
     blocks: IntArray
     recomputed: IntArray
     costs: StageCosts
+    step_time_s: float
     capacity_bytes: float
-
-    @property
-    def step_time_s(self) -> float:
-        """Seconds per step."""
-        return float(self.costs.step_time_s[0])
 
     @property
     def key(self) -> bytes:
@@ -65,10 +62,11 @@ def price_stated(space: PricedSpace, layout: Layout, runs: Sequence[Run]) -> Pri
     blocks, recomputed = read_stages(layout, runs, space.rule, may_recompute=may_recompute)
     depth = terms.in_flight.shape[1]
     padded = np.zeros((2, 1, depth, len(runs)), dtype=np.int64)
-    padded[0, 0, : len(blocks)], padded[1, 0, : len(blocks)] = blocks, recomputed
+    padded[:, 0, : blocks.shape[1]] = blocks.sum(axis=0), recomputed.sum(axis=0)
     costs = price_stages(terms, padded[0], padded[1])
+    costs = replace(costs, step_time_s=step_s(terms, 0, blocks[None], recomputed[None]))
     finished = Finished(
-        batch=batch, ranks=len(blocks), blocks=padded[0], recomputed=padded[1],
+        batch=batch, ranks=blocks.shape[1], blocks=padded[0], recomputed=padded[1],
         step_s=costs.step_time_s, peak_bytes=costs.peak_bytes,
     )  # fmt: skip
     if space.demands.any:
@@ -80,6 +78,7 @@ def price_stated(space: PricedSpace, layout: Layout, runs: Sequence[Run]) -> Pri
         blocks=blocks,
         recomputed=recomputed,
         costs=costs,
+        step_time_s=float(costs.step_time_s[0]),
         capacity_bytes=float(terms.capacity_bytes[0]),
     )
 
@@ -137,7 +136,7 @@ def _modifiers(batch: LayoutBatch, layout: Layout) -> list[_Modifier]:
 def read_stages(
     layout: Layout, runs: Sequence[Run], rule: StageRule, *, may_recompute: bool
 ) -> tuple[IntArray, IntArray]:
-    """Return blocks and recomputed blocks (P, K) of the distinct ranks; raise ``Refuted`` where stages break a rule."""
+    """Return blocks and recomputed blocks (V, P, K) by chunk and rank; raise ``Refuted`` where stages break a rule."""
     ranks, chunks, schedule = layout.pp, layout.vp, layout.schedule
     if len(layout.stages) != ranks * chunks:
         raise Refuted(f"{len(layout.stages)} stages stated, pp * vp is {ranks * chunks}")
@@ -161,10 +160,8 @@ def read_stages(
     rank = distinct_rank_of_entry(schedule, ranks, chunks)
     check_sizes(blocks.sum(axis=1)[order], rank[order], rule, folded=SCHEDULES[schedule].folded)
     _check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
-    by_rank = np.zeros((2, int(rank.max()) + 1, len(runs)), dtype=np.int64)
-    np.add.at(by_rank[0], rank, blocks)
-    np.add.at(by_rank[1], rank, recomputed)
-    return by_rank[0], by_rank[1]
+    seat = seats(schedule, ranks, chunks)
+    return blocks[seat], recomputed[seat]
 
 
 def _check_place(j: int, stage: VirtualStage, ranks: int, *, first: bool, last: bool) -> None:
@@ -231,7 +228,7 @@ def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bo
         raise Refuted(f"stage {int(np.argmax(sizes < least))} is empty")
     grid = np.stack([sizes[place == rank] for rank in range(ranks)], axis=1)[None]
     pp, vp = np.array([ranks]), np.array([stages // ranks])
-    if not balanced(grid, pp, vp)[0]:
+    if not balanced(rule, grid, pp, vp, np.array([folded]))[0]:
         raise Refuted(
             f"the chunks of a rank, {grid[0].T.tolist()}, are not equal to within one block, in order"
         )

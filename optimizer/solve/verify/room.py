@@ -1,12 +1,20 @@
 """Which tuples can be excluded at sight: in a given step time, the ranks have no room for the whole model.
 
-For a step time T every rank is limited to ``(T - fixed - w * W) / (m - w)`` seconds per micro-batch, with
-W the work of all ranks without recomputation. A rank that takes n_k blocks of kind k within its seconds and
-its bytes satisfies every non-negative combination of both limits. Three are used: time alone, memory alone
-with all recomputed, and time plus memory at the price per byte at which recomputing a kind costs what it
+In a step of T seconds every rank s has T less what comes before and after the pipeline, for all its micro-batches:
+
+    m (F_s + B_s)  <=  T - outside - first chunks of the ranks before s - transfers on the way
+
+and under 1F1B and GPipe, where the path to the last rank and back passes every other rank,
+
+    (m - 1 - q_s) F_s + (m - 1) B_s  <=  T - outside - work of all ranks - transfers on the way
+
+with q_s = min(p - 1 - s, m - 1) forwards missed under 1F1B, none under GPipe. A rank that takes n_k blocks of kind k
+within its seconds and its bytes satisfies every non-negative combination of both limits. Three are used: time alone,
+memory alone with all recomputed, and time plus memory at the price per byte at which recomputing a kind costs what it
 frees. Each limits the blocks of one rank; their sum over ranks limits the model. Whole blocks of the cheapest
 kind are counted, and with several kinds also weighted blocks, for several weights of which each gives a valid
-limit. All of it holds for every stage rule: rules only forbid.
+limit. What the other ranks have no room for a rank must hold, which makes first chunks longer. All of it holds for every
+stage rule: rules only forbid.
 """
 
 from __future__ import annotations
@@ -15,6 +23,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _HUGE_BYTES = 1e30  # stands for "no limit", so that it can be multiplied by a price of 0
+_ROUNDS = 3  # of lengthening first chunks
 # A limit counts only when it is missed by more than rounding explains: of one sum, and of all.
 _ROUNDING, _MARGIN = 1e-12, 1e-9
 
@@ -35,22 +46,21 @@ def may_be_below(terms: StageTerms, counts: IntArray, below_s: FloatArray | floa
 
     ``below_s``, one for all or (n,), may be inf: then False proves that nothing fits in memory.
     """
-    weight = terms.bubble_weight
-    work = terms.layer_s @ counts + terms.first_s + terms.last_s
-    limit = (below_s - terms.fixed_s - weight * work) / (terms.micro_batches - weight)
-    possible = _has_time(terms, counts, work, limit)
+    below = np.broadcast_to(below_s, terms.pp.shape)
+    possible = _has_time(terms, counts, below)
     left = np.flatnonzero(possible)
     if len(left):
-        possible[left] = _has_room(terms.take(left), counts, limit[left])
+        possible[left] = _has_room(terms.take(left), counts, below[left])
     return possible
 
 
-def _has_time(terms: StageTerms, counts: IntArray, work: FloatArray, limit: FloatArray) -> Mask:
-    """Compare the limit with the mean rank and with the fullest rank of cheapest blocks."""
+def _has_time(terms: StageTerms, counts: IntArray, below: FloatArray) -> Mask:
+    """Compare with the mean rank and with the fullest rank of cheapest blocks."""
     most_blocks = -(-int(counts.sum()) // terms.pp)
     cheapest = terms.layer_s[:, counts > 0].min(axis=1)
-    least = np.maximum(work / terms.pp, most_blocks * cheapest)
-    enough: Mask = least * (1 - _MARGIN) <= limit
+    work = terms.layer_s @ counts + terms.first_s + terms.last_s
+    least = terms.micro_batches * np.maximum(work / terms.pp, most_blocks * cheapest)
+    enough: Mask = least * (1 - _MARGIN) <= below - terms.outside_s
     return enough
 
 
@@ -67,30 +77,77 @@ class _Room:
     saved_bytes: FloatArray
 
 
-def _room(terms: StageTerms, kinds: IntArray, limit: FloatArray) -> _Room:
+def _room(
+    terms: StageTerms, kinds: IntArray, counts: IntArray, below: FloatArray, first: FloatArray
+) -> _Room:
+    """``first`` (n, P): blocks that the first chunk of every rank holds at least."""
     rank = np.arange(int(terms.pp.max()))
     flight = terms.in_flight[:, : len(rank), None]
-    first, last = rank == 0, rank == terms.pp[:, None] - 1
-    end_s = first * terms.first_s[:, None] + last * terms.last_s[:, None]
-    end_bytes = first * terms.first_bytes[:, None] + last * terms.last_bytes[:, None]
+    at_first, at_last = rank == 0, rank == terms.pp[:, None] - 1
+    end_bytes = at_first * terms.first_bytes[:, None] + at_last * terms.last_bytes[:, None]
     capacity = np.minimum(terms.capacity_bytes, _HUGE_BYTES) * (1 + _ROUNDING)
     activation = terms.layer_activation_bytes[:, None, kinds]
     saved = np.maximum(activation - terms.recomputed_activation_bytes[:, None, kinds], 0.0)
+    passes, forwards, backwards = _passes(terms, rank)
+    ends = at_first[None, :, None] * terms.embedding_s[:, None] + at_last[..., None] * terms.head_s[:, None]
+    whole = at_first * terms.first_s[:, None] + at_last * terms.last_s[:, None]
+    end_s = np.where(passes, forwards * ends[..., 0] + backwards * ends[..., 1], backwards * whole)
+    budget = (below - terms.outside_s) * (1 + _ROUNDING)
+    room_s = budget[:, None] - _before_s(terms, rank, passes, counts, first) - end_s
+    layer = forwards[..., None] * terms.forward_s[:, None] + backwards[..., None] * terms.backward_s[:, None]
+    at_once = backwards[..., None] * terms.layer_s[:, None]
     return _Room(
         real=rank < terms.pp[:, None],
-        room_s=(limit * (1 + _ROUNDING))[:, None] - end_s,
+        room_s=room_s,
         room_bytes=(capacity - terms.common_bytes)[:, None] - end_bytes,
-        layer_s=terms.layer_s[:, None, kinds],
-        recompute_s=terms.recompute_s[:, None, kinds],
+        layer_s=np.where(passes[..., None], layer, at_once)[:, :, kinds],
+        recompute_s=(backwards[..., None] * terms.recompute_s[:, None])[:, :, kinds],
         block_bytes=terms.layer_state_bytes[:, None, kinds] + flight * activation,
         saved_bytes=flight * saved * terms.may_recompute[:, None, None],
     )
 
 
-def _has_room(terms: StageTerms, counts: IntArray, limit: FloatArray) -> Mask:
+def _passes(terms: StageTerms, rank: IntArray) -> tuple[Mask, FloatArray, FloatArray]:
+    """Tell whether the path passes all ranks (n, 1), and how many forwards and backwards of a rank are on it beside that."""
+    m = terms.micro_batches[:, None].astype(np.float64)
+    names = [list(Schedule)[code] for code in terms.schedule.tolist()]
+    passes = np.array([[name in (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B)] for name in names])
+    late = np.array([[name is Schedule.ONE_F_ONE_B] for name in names])
+    missed = np.where(late, np.clip(terms.pp[:, None] - 1 - rank, 0, m - 1), 0.0)
+    beside = np.where(passes, m - 1, m) + 0.0 * rank
+    return passes, beside - missed, beside
+
+
+def _before_s(
+    terms: StageTerms, rank: IntArray, passes: Mask, counts: IntArray, first: FloatArray
+) -> FloatArray:
+    """Return the seconds (n, P) on the path of a rank that are not its own: other ranks, and the way there and back."""
+    both = terms.forward_s + terms.backward_s
+    ends = (terms.embedding_s + terms.head_s)[:, :2].sum(axis=1)
+    chunked = np.array([[list(Schedule)[code] is Schedule.INTERLEAVED] for code in terms.schedule.tolist()])
+    held = np.where(rank > 0, np.maximum(first, 1.0), 0.0)
+    chunks_s = (np.cumsum(held, axis=1) - held) * both.min(axis=1)[:, None]
+    chunks_s = chunks_s + (rank > 0) * terms.embedding_s[:, :2].sum(axis=1)[:, None]
+    hops = np.where(
+        passes, 2 * (terms.pp[:, None] - 1), np.where(chunked, 2 * np.minimum(rank, terms.pp[:, None] - 1), 0)
+    )
+    others = np.where(passes, (both @ counts + ends)[:, None], np.where(chunked, chunks_s, 0.0))
+    return others + hops * (terms.hop_s * (terms.pp > 1))[:, None]
+
+
+def _has_room(terms: StageTerms, counts: IntArray, below: FloatArray) -> Mask:
     kinds = np.flatnonzero(counts)
-    room = _room(terms, kinds, limit)
-    possible = _has_place(terms, room, int(counts.sum()))
+    first = np.ones((len(terms), int(terms.pp.max())))
+    possible = np.ones(len(terms), dtype=bool)
+    for _ in range(_ROUNDS):
+        room = _room(terms, kinds, counts, below, first)
+        fits, most = _has_place(terms, room, int(counts.sum()))
+        possible &= fits
+        if not (terms.vp > 1).any():
+            break
+        held = np.where(room.real, np.minimum(np.maximum(most, 0.0), counts.sum()), 0.0)
+        least = counts.sum() - (held.sum(axis=1, keepdims=True) - held)
+        first = np.floor(np.maximum(least, 0.0) / terms.vp[:, None])
     for weight in _weights(room) if len(kinds) > 1 else ():
         most = np.full(room.real.shape, np.inf)
         for cost, budget in _limits(room):
@@ -104,8 +161,8 @@ def _has_room(terms: StageTerms, counts: IntArray, limit: FloatArray) -> Mask:
     return possible
 
 
-def _has_place(terms: StageTerms, room: _Room, blocks: int) -> Mask:
-    """Count whole blocks of the cheapest kind by each limit; every chunk but the two ends needs one."""
+def _has_place(terms: StageTerms, room: _Room, blocks: int) -> tuple[Mask, FloatArray]:
+    """Count whole blocks of the cheapest kind by each limit, also per rank; every chunk but the two ends needs one."""
     most = np.full(room.real.shape, np.inf)
     for cost, budget in _limits(room):
         most = np.minimum(most, _bought(budget, cost.min(axis=2)))
@@ -115,7 +172,7 @@ def _has_place(terms: StageTerms, room: _Room, blocks: int) -> Mask:
     ends = np.where(terms.folded[:, None], 2 * (rank == 0), apart)
     placed = ((most >= terms.vp[:, None] - ends) | ~room.real).all(axis=1)
     enough: Mask = placed & (np.where(room.real, most, 0.0).sum(axis=1) >= blocks)
-    return enough
+    return enough, most
 
 
 def _bought(budget: FloatArray, cost: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.repairs import first_of, known_schedule, lowered, setting
 from layoutopt.optimizer.space.rows import default_schedule
-from layoutopt.optimizer.space.rule import MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -255,6 +255,17 @@ _MICRO_BATCH_RULES = (
         repair=lowered("vp", "pp"),
         valid=varying("micro_batches"),
         frameworks=TORCH_PIPELINES,
+    ),
+    Rule(
+        name="interleaved_rounds",
+        formula="interleaved => m % max(1, m // pp) = 0",
+        reason="no order of operations runs rounds of different lengths",
+        source=f"{_SCHEDULES_PY}; {_PIPELINES}",
+        reads=frozenset({"pp", "micro_batches", "schedule"}),
+        holds=_rounds,
+        detail=_rounds_detail,
+        valid=varying("micro_batches"),
+        frameworks=FREEST,
     ),
     Rule(
         name="full_pipeline",

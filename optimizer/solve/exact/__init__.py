@@ -1,1 +1,0 @@
-"""The exact optimum of one tuple's stages by dynamic programming, without the solver."""

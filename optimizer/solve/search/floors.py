@@ -1,0 +1,116 @@
+"""Floors under the exact step: for every rank one path through the schedule, linear in what the rank holds.
+
+A path that stays on rank s passes all its operations, waits before them for the ranks that feed it, and leaves by those
+that it feeds. For 1F1B and GPipe it also goes down to the last rank and back before the first backward, so that it counts
+every other rank once, but skips the forwards that s runs meanwhile:
+
+    none, gpipe    m T_s                               + sum of all others' T
+    1f1b           m T_s - min(p - 1 - s, m - 1) F_s   + sum of all others' T
+    interleaved    m T_s                               + first chunks of the ranks before s
+    others         m T_s
+
+with F and T a rank's forward and whole time for one micro-batch. Transfers on the way count where they are certain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.step import NAMES
+from layoutopt.optimizer.specs.vocabulary import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import IntArray
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+
+    Mask = NDArray[np.bool_]
+
+PLAIN = (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+"""Schedules whose paths pass every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFloors:
+    """The step is at least ``micro_batches`` times any rank's time, plus ``all_again`` times all recomputation.
+
+    A rank's time is linear: ``layer_s`` and ``again_s`` (n, K, P) per block and recomputed block, ``base_s`` (n, P)
+    without any, in which all that does not depend on the stages is spread over the micro-batches. ``all_again`` (n,).
+    """
+
+    layer_s: FloatArray
+    again_s: FloatArray
+    base_s: FloatArray
+    all_again: FloatArray
+
+
+def rank_floors(terms: StageTerms, counts: IntArray, first_chunk: FloatArray | None = None) -> RankFloors:
+    """Return the floors of every layout; ``first_chunk`` (n, P) are the fewest blocks of every rank's first chunk."""
+    rank = np.arange(terms.in_flight.shape[1])
+    m, plain = terms.micro_batches[:, None], runs(terms, PLAIN)[:, None]
+    missed = missed_forwards(terms, rank)
+    # Once with all others, so once less here; what runs together may be shorter than its parts.
+    share = np.where(plain, (m - 1) / m, 1.0)
+    both = terms.forward_s + terms.backward_s
+    whole = np.where(plain, both, terms.layer_s)
+    layer = whole[:, :, None] * share[:, None, :] - terms.forward_s[:, :, None] * (missed / m)[:, None, :]
+    again = terms.recompute_s[:, :, None] * share[:, None, :] * np.ones(len(rank))
+    first, last = rank == 0, rank == terms.pp[:, None] - 1
+    ends = first * terms.first_s[:, None] + last * terms.last_s[:, None]
+    forward = first * terms.embedding_s[:, :1] + last * terms.head_s[:, :1]
+    sure = (
+        first * terms.embedding_s[:, :2].sum(axis=1)[:, None]
+        + last * terms.head_s[:, :2].sum(axis=1)[:, None]
+    )
+    base = np.where(plain, sure * share - forward * missed / m, ends)
+    work = (terms.embedding_s + terms.head_s)[:, :2].sum(axis=1) + both @ counts.astype(np.float64)
+    others = np.where(plain, work[:, None], _first_chunks_s(terms, rank, first_chunk))
+    hops = certain_hops(terms, rank) * np.where(terms.pp > 1, terms.hop_s, 0.0)[:, None]
+    return RankFloors(
+        layer_s=np.maximum(layer, 0.0),
+        again_s=again,
+        base_s=base + (others + hops + terms.outside_s[:, None]) / m,
+        all_again=plain[:, 0].astype(np.float64),
+    )
+
+
+def runs(terms: StageTerms, schedules: tuple[Schedule, ...]) -> Mask:
+    """Tell which rows run one of some schedules."""
+    return np.isin(terms.schedule, [NAMES.index(one) for one in schedules])
+
+
+def missed_forwards(terms: StageTerms, rank: IntArray) -> FloatArray:
+    """Return how many forwards of a rank the path misses while it goes down to the last rank and back, (n, P)."""
+    behind = np.clip(terms.pp[:, None] - 1 - rank, 0, terms.micro_batches[:, None] - 1)
+    return np.where(runs(terms, (Schedule.ONE_F_ONE_B,))[:, None], behind, 0).astype(np.float64)
+
+
+def _first_chunks_s(terms: StageTerms, rank: IntArray, first_chunk: FloatArray | None) -> FloatArray:
+    """Forward and backward of the first chunks that come before a rank; the first of all may hold the embedding alone."""
+    each = (terms.forward_s + terms.backward_s).min(axis=1)[:, None]
+    held = np.ones((len(terms), len(rank))) if first_chunk is None else np.maximum(first_chunk, 1.0)
+    held = np.where(rank > 0, held, 0.0)
+    before = np.where(rank > 0, terms.embedding_s[:, :2].sum(axis=1)[:, None], 0.0)
+    interleaved = runs(terms, (Schedule.INTERLEAVED,))[:, None]
+    return np.where(interleaved, before + (np.cumsum(held, axis=1) - held) * each, 0.0)
+
+
+def certain_hops(terms: StageTerms, rank: IntArray) -> FloatArray:
+    """Return the transfers on the path of every rank, (n, P).
+
+    To the rank and away from it; in 1F1B and GPipe to the last rank and back besides. Where ranks wait, also those
+    between operations of the rank itself: all of them but, at the ends of the model, one per micro-batch.
+    """
+    m, pp, vp = (column[:, None] for column in (terms.micro_batches, terms.pp, terms.vp))
+    plain, interleaved = runs(terms, PLAIN)[:, None], runs(terms, (Schedule.INTERLEAVED,))[:, None]
+    way = np.where(plain, 2 * (pp - 1), np.where(interleaved, 2 * np.minimum(rank, pp - 1), 0))
+    at_end = (rank == 0) | (rank == pp - 1)
+    one = runs(terms, (Schedule.ONE_F_ONE_B,))[:, None]
+    missed = missed_forwards(terms, rank)
+    own = np.where(one, np.where(at_end, m - 1, 2 * (m - 1)) - missed, 0)
+    own = np.where(interleaved, 2 * m * vp - 1 - np.where(at_end, m, 0), own)
+    return way + np.where(terms.hops_overlap[:, None], 0, np.maximum(own, 0))
