@@ -264,6 +264,7 @@ _MICRO_BATCH_RULES = (
         reads=frozenset({"pp", "micro_batches", "schedule"}),
         holds=_rounds,
         detail=_rounds_detail,
+        repair=lowered("vp", "pp"),
         valid=varying("micro_batches"),
         frameworks=FREEST,
     ),
