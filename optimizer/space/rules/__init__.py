@@ -22,6 +22,7 @@ from layoutopt.optimizer.space.rules import (
     recompute,
     schedules,
     sequence,
+    shard_groups,
     sharding,
 )
 
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     *schedules.RULES,
     *experts.RULES,
     *sharding.RULES,
+    *shard_groups.RULES,
     *mesh_orders.RULES,
     *recompute.RULES,
     *precision.RULES,
