@@ -64,7 +64,7 @@ def load_job(request: JobRequest, run: RunChoices = AS_STATED, *, names: Names =
 
     Raises ``InputError`` with what is missing.
     """
-    found = _collect(request.files)
+    found = _collect(request.files, run)
     if found.job is not None and request.layout is not None:
         raise input_error("is given together with a launch file", "one of the two", key=names.layout)
     if request.files and request.layout is None:
@@ -120,14 +120,14 @@ def _resized(job: ImportedJob, workload: Workload, machine: ClusterSpec) -> Impo
     return replace(job, gpus=machine.gpu_count, training=training, layout=layout)
 
 
-def _collect(files: tuple[str, ...]) -> _Found:
+def _collect(files: tuple[str, ...], run: RunChoices) -> _Found:
     """Sort files by what they hold."""
     from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel, NodeSet
     from layoutopt.optimizer.interop.sources import FileKind
 
     found = _Found()
     for file in files:
-        imported = import_given(file)
+        imported = import_given(file, run)
         value = imported.value
         if isinstance(value, ImportedJob):
             if found.job is not None:

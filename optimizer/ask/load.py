@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.ask.records import AS_STATED, MAX_COUNT, PYTHON, Loaded, Names, RunChoices
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
@@ -166,12 +166,28 @@ def foreign_cluster(source: str) -> ClusterSpec | None:
     return cluster_from(match[1], import_given(match[2]).value, source)
 
 
-def import_given(source: str | Path | Stream) -> Imported:
-    """Import a file of another tool, or what standard input or a pipe holds."""
-    from layoutopt.optimizer.interop.sources import import_path, import_text
+def import_given(source: str | Path | Stream, run: RunChoices = AS_STATED, **options: Any) -> Imported:
+    """Import a file of another tool, or what standard input or a pipe holds.
 
+    ``options`` are the importer's own. Raises ``InputError`` where ``run.strict`` and something has to be assumed.
+    """
+    from layoutopt.optimizer.interop.files import notes_of
+    from layoutopt.optimizer.interop.sources import Around, import_path, import_text
+
+    around = Around(variables=dict(run.settings), arguments=dict(run.arguments), function=run.function)
     stream = source if isinstance(source, Stream) else _stream(source)
-    return import_text(stream.text, stream.name) if stream else import_path(str(source))
+    found = (
+        import_text(stream.text, stream.name, around=around, **options)
+        if stream
+        else import_path(str(source), around=around, **options)
+    )
+    assumed = notes_of(found) if run.strict else ()
+    if assumed:
+        name = stream.name if stream else str(source)
+        raise InputError(
+            *(Problem(what=note, allowed="state it, or leave strict out", file=name) for note in assumed)
+        )
+    return found
 
 
 def notes_on(source: str | Path, notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -183,7 +199,7 @@ def _foreign_workload(source: str | Path | Stream, run: RunChoices, names: Names
     """Read the model of a Hugging Face configuration or a launch file; the run's numbers come from ``run``."""
     from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel
 
-    found = import_given(source)
+    found = import_given(source, run)
     name = source.name if isinstance(source, Stream) else str(source)
     if isinstance(found.value, ImportedModel):
         return _with_training(found.value, name, run, names)

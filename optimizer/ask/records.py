@@ -53,6 +53,8 @@ class RunChoices:
     """What replaces training numbers of a model file, and the number of GPUs.
 
     The batch is given in sequences or in tokens. The first precision replaces the file's; the others are alternatives.
+    For files of other tools: ``settings`` and ``arguments`` are variables and positions that a script leaves to the
+    outside, ``function`` is the one of a Python configuration, and ``strict`` refuses whatever has to be assumed.
     """
 
     sequence_length: int | None = None
@@ -60,6 +62,10 @@ class RunChoices:
     batch_tokens: float | None = None
     precision: tuple[str, ...] = ()
     gpus: int | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[tuple[int, str], ...] = ()
+    function: str | None = None
+    strict: bool = False
 
 
 AS_STATED = RunChoices()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LARGEST_FILE = 64 * 2**20
 
@@ -162,17 +166,56 @@ def _json_kind(text: str, file: str) -> str:
     return FileKind.HF_CONFIG  # its importer says what is wrong with the syntax
 
 
-def import_text(text: str, file: str = "", kind: str | None = None, **options: Any) -> Imported:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What is known of the world around a file: importers take what concerns their kind.
+
+    ``variables`` and ``arguments`` (by position from 1) of a script, the ``function`` of a Python configuration, and the
+    ``folder`` whose files a script may name.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[int, str] = field(default_factory=dict)
+    function: str | None = None
+    folder: Path | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return what is known as importers' options."""
+        from layoutopt.optimizer.interop.shell.record import Outside
+
+        outside = Outside(variables=self.variables, arguments=self.arguments, beside=self._beside)
+        return {"outside": outside} | ({} if self.function is None else {"function": self.function})
+
+    def _beside(self, name: str) -> str | None:
+        """Return a text file of the folder or below it, None where there is none."""
+        if self.folder is None:
+            return None
+        place = (self.folder / name).resolve()
+        if not place.is_relative_to(self.folder.resolve()) or not place.is_file():
+            return None
+        return read_text(place)
+
+
+def import_text(
+    text: str, file: str = "", kind: str | None = None, *, around: Around | None = None, **options: Any
+) -> Imported:
     """Import a text of the given kind, or of the kind it gives itself away as.
 
     ``options`` are the importer's own: ``job`` for logs, ``collective`` for nccl-tests, ``gpus`` for
-    DeepSpeed, ``function`` for torchtitan, ``name`` for models and Slurm topologies.
+    DeepSpeed, ``function`` for torchtitan, ``name`` for models and Slurm topologies; one that the kind does not have is an
+    ``InputError``. Of ``around`` it takes what it knows.
     """
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
     module_name, function_name = _importer(chosen)
-    module = importlib.import_module(f"layoutopt.optimizer.interop.{module_name}")
+    read = getattr(importlib.import_module(f"layoutopt.optimizer.interop.{module_name}"), function_name)
+    known = set(signature(read).parameters) - {"text", "file"}
+    for name in options.keys() - known:
+        own = sorted(known - {"outside"})
+        allowed = f"only {', '.join(own)}" if own else "nothing beside the file"
+        raise input_error(f"does not apply to {chosen}", allowed, key=name, file=file)
+    offered = {name: value for name, value in (around or Around()).options().items() if name in known}
     try:
-        return Imported(kind=chosen, value=getattr(module, function_name)(text, file, **options))
+        return Imported(kind=chosen, value=read(text, file, **{**offered, **options}))
     except InputError as error:
         # helpers deep in an importer do not know the file's name
         raise InputError(
@@ -194,9 +237,13 @@ def _importer(kind: str) -> tuple[str, str]:
     return f"{framework.record.folder}.read", launch.reader
 
 
-def import_path(path: str | Path, kind: str | None = None, **options: Any) -> Imported:
+def import_path(
+    path: str | Path, kind: str | None = None, *, around: Around | None = None, **options: Any
+) -> Imported:
     """Read and import one file, or the ``config.json`` of a model folder, which names the model."""
-    if Path(path).is_dir():
-        options.setdefault("name", Path(path).resolve().name)
+    place = Path(path)
+    if place.is_dir():
+        options.setdefault("name", place.resolve().name)
         kind = kind or FileKind.HF_CONFIG
-    return import_text(read_text(path), Path(path).name, kind, **options)
+    near = replace(around or Around(), folder=place.parent)
+    return import_text(read_text(path), place.name, kind, around=near, **options)

@@ -231,7 +231,7 @@ def read_back(trainer: Trainer, job: ExportedJob) -> ImportedJob:
     layout = job.layout
     if trainer.framework is Framework.DEEPSPEED and layout.pp > 1:  # launched by Megatron-DeepSpeed
         trainer = replace(trainer, kind="megatron-deepspeed", file="launch.sh")
-    options = {"gpus": layout.gpus} if trainer.kind == "deepspeed-json" else {}
+    options: dict[str, Any] = {"gpus": layout.gpus} if trainer.kind == "deepspeed-json" else {}
     read: ImportedJob = import_text(job.files[trainer.file], "", trainer.kind, **options).value
     if trainer.kind == "accelerate-yaml":
         batch: dict[str, Any] = {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}

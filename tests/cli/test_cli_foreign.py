@@ -206,3 +206,69 @@ def test_every_command_takes_them(run: Callable[..., Result], tmp_path: Path) ->
     assert done.exit_code == 0 and "2 points: 2 solved" in done.stdout
     lonely = run("sweep", CONFIG, "h100", "--gpus", "8", *store)
     assert lonely.exit_code == 2 and "--batch" in lonely.stderr
+
+
+SIZES = """case $SIZE in
+ 8B) TP=1;;
+ 70B) TP=8;;
+esac
+torchrun --nproc_per_node 8 --nnodes ${1:-2} pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+  --seq-length 8192 --bf16 --vocab-size 128256 --micro-batch-size 1 --global-batch-size 128 --tensor-model-parallel-size $TP
+"""
+
+
+def test_what_a_script_leaves_to_the_outside_is_given_by_options(
+    ask: Callable[..., dict[str, Any]], run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Variables and arguments; without them the line says which, and ``--strict`` takes nothing for granted."""
+    script = tmp_path / "sizes.sh"
+    script.write_text(SIZES)
+    refused = run("import", str(script))
+    assert refused.exit_code == 2
+    assert "TP set in one of several branches ($SIZE is 8B | $SIZE is 70B)" in refused.stderr
+    assert "--set SIZE=..." in refused.stderr
+    given = ("--set", "SIZE=70B", "--arg", "1=4")
+    plain = ask("evaluate", "--from", str(script), "--cluster", "h100x32", *given)
+    assert (plain["layout"]["tp"], plain["layout"]["dp"]) == (8, 4)
+    strict = run("import", str(script), *given, "--strict")
+    assert strict.exit_code == 2 and "ffn_hidden_size 16384" in strict.stderr
+
+
+def test_files_beside_a_script_are_read(
+    ask: Callable[..., dict[str, Any]], run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """``source env.sh`` reads the file of the same folder, and none outside of it."""
+    (tmp_path / "env.sh").write_text("SIZE=8B\n")
+    inside = tmp_path / "run.sh"
+    inside.write_text(f"source ./env.sh\n{SIZES}")
+    assert ask("import", str(inside))["layout"]["tp"] == 1
+    below = tmp_path / "below"
+    below.mkdir()
+    outside = below / "run.sh"
+    outside.write_text(f"source ../env.sh\n{SIZES}")
+    assert run("import", str(outside)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--set", "1x=3"), "--set: '1x=3' is no setting (NAME=VALUE, e.g. TP=8)"),
+        (("--set", "TP"), "--set: 'TP' is no setting (NAME=VALUE, e.g. TP=8)"),
+        (("--arg", "a=3"), "--arg: 'a=3' is no argument (N=VALUE with N from 1 to 99, e.g. 1=8)"),
+        (("--arg", "0=3"), "--arg: '0=3' is no argument (N=VALUE with N from 1 to 99, e.g. 1=8)"),
+        (
+            ("--collective", "all-reduce"),
+            "train.sh: --collective: does not apply to megatron-args (nothing beside the file)",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_file_are_one_line(
+    run: Callable[..., Result], tmp_path: Path, words: tuple[str, ...], line: str
+) -> None:
+    """Bad input, not an internal error."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --tensor-model-parallel-size 2"
+    )
+    found = run("import", str(script), *words)
+    assert (found.exit_code, found.stderr.strip()) == (2, line)

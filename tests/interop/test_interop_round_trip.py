@@ -177,7 +177,7 @@ def resolved(layout: Layout, framework: str, model: ModelSpec, version: str | No
 
 def read_back(kind: str, text: str, layout: Layout) -> ImportedJob:
     """Import one exported file; what only the command line or the trainer knows is given along."""
-    options = {"gpus": layout.gpus} if kind == "deepspeed-json" else {}
+    options: dict[str, Any] = {"gpus": layout.gpus} if kind == "deepspeed-json" else {}
     job: ImportedJob = import_text(text, "", kind, **options).value
     if kind == "accelerate-yaml":
         batch: dict[str, Any] = {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}

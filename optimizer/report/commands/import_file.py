@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.options import OutputOptions, output_options, reading_options
 from layoutopt.optimizer.report.commands.values import Word
 from layoutopt.optimizer.report.terminal import notes, print_document, print_json
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.interop.sources import Imported
 
 PARTS = ("model", "layout")
@@ -28,6 +29,7 @@ PARTS = ("model", "layout")
 @click.option(
     "--cluster", metavar="CLUSTER", help="Turn nccl-tests logs into the calibration of this cluster."
 )
+@reading_options
 @output_options
 def command(
     file: str,
@@ -36,6 +38,7 @@ def command(
     job: str | None,
     collective: str | None,
     cluster: str | None,
+    reading: RunChoices,
     output: OutputOptions,
 ) -> None:
     """Read a file of another tool and print it in this tool's terms, as YAML.
@@ -44,14 +47,18 @@ def command(
     their logs, torch's out-of-memory messages, Slurm and PBS node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and
     node-link graphs. Models and layouts come out as files that MODEL and --layout read.
     """
+    from layoutopt.optimizer.ask.load import import_given
     from layoutopt.optimizer.interop.files import notes_of
-    from layoutopt.optimizer.interop.sources import import_path
     from layoutopt.optimizer.report.commands.inputs import named
 
-    options = {"job": import_path(job).value if job else None, "collective": collective}
-    with named(kind="--kind", collective="--collective"):
-        found = import_path(
-            file, kind, **{name: value for name, value in options.items() if value is not None}
+    with named(kind="--kind", collective="--collective", job="--job"):
+        options = {
+            "kind": kind,
+            "job": import_given(job, reading).value if job else None,
+            "collective": collective,
+        }
+        found = import_given(
+            file, reading, **{name: value for name, value in options.items() if value is not None}
         )
     notes(notes_of(found), output)
     plain = _plain(found, file, part, cluster)

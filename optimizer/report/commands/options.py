@@ -18,9 +18,11 @@ from layoutopt.optimizer.report.commands.values import (
     GOAL,
     PRECISIONS,
     SAVER,
+    Argument,
     Number,
     QuantityText,
     Release,
+    Setting,
     Share,
     Whole,
 )
@@ -136,9 +138,39 @@ def _remember_verbose(ctx: click.Context, param: click.Parameter, value: bool) -
 model_argument = click.argument("model", metavar="MODEL", shell_complete=complete_model)
 cluster_argument = click.argument("cluster", metavar="CLUSTER", shell_complete=complete_cluster)
 
+_READING = (
+    click.option(
+        "--set", "settings", metavar="NAME=VALUE", multiple=True, type=Setting(),
+        help="A variable that a launch script leaves to the outside.",
+    ),
+    click.option(
+        "--arg", "arguments", metavar="N=VALUE", multiple=True, type=Argument(),
+        help="The N-th argument of a launch script.",
+    ),
+    click.option("--function", metavar="NAME", help="The function of a Python configuration."),
+    click.option("--strict", is_flag=True, help="Refuse a foreign file where something has to be assumed."),
+)  # fmt: skip
+"""What a foreign file does not say itself."""
+
+
+def reading_options(command: Command) -> Command:
+    """Add these options and pass their values as ``RunChoices``, named ``reading``."""
+
+    @wraps(command)
+    def collect(**given: Any) -> Any:
+        values = {name: given.pop(name) for name in ("settings", "arguments", "function", "strict")}
+        return command(**given, reading=RunChoices(**values))
+
+    decorated: Command = collect
+    for option in reversed(_READING):
+        decorated = option(decorated)
+    return decorated
+
+
 workload_options = _grouped(
     "asked",
     RunChoices,
+    *_READING,
     click.option(
         "--batch", "global_batch", type=COUNT, metavar="SEQUENCES", help="Global batch in sequences."
     ),

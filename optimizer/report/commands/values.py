@@ -98,6 +98,38 @@ GOAL = Word(GOALS)
 COST_KINDS = Word(("full", "simple"))
 
 
+class Setting(Value):
+    """``NAME=VALUE``: a variable of a script."""
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return name and value; raises ``InputError`` for a name that no variable can have."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name.isidentifier() or not name.isascii():
+            raise option_problem(param, f"{str(value)[:60]!r} is no setting", "NAME=VALUE, e.g. TP=8")
+        return name, text
+
+
+class Argument(Value):
+    """``N=VALUE``: an argument of a script by its position from 1."""
+
+    name = "argument"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return position and value; raises ``InputError`` for what is no position."""
+        if isinstance(value, tuple):
+            return value
+        place, equals, text = str(value).partition("=")
+        if not equals or not re.fullmatch(r"[1-9][0-9]?", place):
+            raise option_problem(
+                param, f"{str(value)[:60]!r} is no argument", "N=VALUE with N from 1 to 99, e.g. 1=8"
+            )
+        return int(place), text
+
+
 class Whole(Value):
     """A whole number within limits."""
 
