@@ -9,7 +9,8 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import batch_of
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.cost.stage_counts import rank_blocks
+from layoutopt.optimizer.cost.stage_counts import rank_blocks, seat_blocks
+from layoutopt.optimizer.cost.step import durations, form_of, graph_of
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.evidence.predict import preset_of
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.step import PathForm
+    from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.evidence.case import Case
 
     FloatArray = NDArray[np.float64]
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
 class PreparedGroup:
     """Cases that differ in layout alone, as one batch.
 
-    ``members`` index the list that was prepared; ``blocks`` and ``recomputed`` have shape (n, P, K).
+    ``members`` index the list that was prepared; ``blocks`` and ``recomputed`` have shape (n, P, K). ``paths`` are the
+    longest ones through each case's schedule under its own constants, None where no order runs it.
     """
 
     members: tuple[int, ...]
@@ -37,6 +42,24 @@ class PreparedGroup:
     batch: LayoutBatch
     blocks: IntArray
     recomputed: IntArray
+    paths: tuple[CasePath | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CasePath:
+    """A path through a case's schedule, and its blocks and recomputed blocks of every chunk, (V, P, K)."""
+
+    form: PathForm
+    blocks: IntArray
+    recomputed: IntArray
+
+    def step_s(self, terms: StageTerms, row: int) -> float:
+        """Return the seconds of the path in a row's step: the exact step as long as no other path becomes longer."""
+        one = terms.take(np.array([row]))
+        work = (self.form.block_s(one)[0] * self.blocks).sum() + (
+            self.form.again_s(one)[0] * self.recomputed
+        ).sum()
+        return float(work + self.form.constant_s(one)[0])
 
 
 def prepare(cases: Sequence[Case]) -> list[PreparedGroup]:
@@ -59,10 +82,13 @@ def _group(members: Sequence[int], cases: Sequence[Case]) -> PreparedGroup:
     own = [cases[index] for index in members]
     counts = [rank_blocks(case.layout, case.model) for case in own]
     widest = max(case.layout.pp for case in own)
+    batch = batch_of([case.layout for case in own])
+    terms = _cost_model(own[0], {}).terms(batch)
     return PreparedGroup(
         members=tuple(members),
         case=own[0],
-        batch=batch_of([case.layout for case in own]),
+        batch=batch,
+        paths=tuple(_path(terms, row, case) for row, case in enumerate(own)),
         blocks=np.stack([_padded(blocks, widest) for blocks, _ in counts]),
         recomputed=np.stack([_padded(recomputed, widest) for _, recomputed in counts]),
     )
@@ -81,10 +107,30 @@ def step_times_s(groups: Sequence[PreparedGroup], count: int, values: Mapping[st
 
 
 def group_step_times_s(group: PreparedGroup, values: Mapping[str, float]) -> FloatArray:
-    """Return predicted seconds of one group's cases, in the order of ``members``."""
-    case = group.case
+    """Return predicted seconds of one group's cases, in the order of ``members``.
+
+    Each is the length of the path that is the longest under the case's own constants: linear in what ``values`` change, and
+    never above the exact step.
+    """
+    terms = _cost_model(group.case, values).terms(group.batch)
+    seconds = price_stages(terms, group.blocks, group.recomputed).step_time_s.copy()
+    for row, path in enumerate(group.paths):
+        if path is not None:
+            seconds[row] = path.step_s(terms, row)
+    return seconds
+
+
+def _cost_model(case: Case, values: Mapping[str, float]) -> CostModel:
     cluster = replace(case.cluster, calibration={**case.cluster.calibration, **values})
-    cost = build_cost_model(
+    return build_cost_model(
         case.model, case.training, cluster, framework=case.framework, preset=preset_of(case, values)
     )
-    return price_stages(cost.terms(group.batch), group.blocks, group.recomputed).step_time_s
+
+
+def _path(terms: StageTerms, row: int, case: Case) -> CasePath | None:
+    graph = graph_of(terms, row)
+    if graph is None:
+        return None
+    blocks, recomputed = seat_blocks(case.layout, case.model)
+    _, (path,) = graph.longest(durations(terms, row, blocks[None], recomputed[None]))
+    return CasePath(form=form_of(path, terms, row), blocks=blocks, recomputed=recomputed)
