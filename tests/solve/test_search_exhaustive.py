@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
@@ -33,6 +34,7 @@ SPACES = 63
 OPEN_SPACES = 40
 SAVING_SPACES = 12
 MOST_LAYOUTS = 1_000_000
+PRICED_AT_ONCE = 20_000
 
 
 def random_model(rng: np.random.Generator, moe: bool) -> ModelSpec:
@@ -121,33 +123,35 @@ def saving_question(seed: int) -> Question:
 def stage_choices(
     pp: int, vp: int, folded: bool, counts: tuple[int, ...], rule: StageRule, may_recompute: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """List (blocks, recomputed) of every allowed choice of stages, (choices, pp, K), straight from the rule's text.
+    """List (blocks, recomputed) of every allowed choice of stages, (choices, vp, pp, K), straight from the rule's text.
 
     ``pp`` are ranks; where the stages are folded, a rank's second chunk comes later in the model the earlier its first.
     """
     order = [*range(pp), *range(2 * pp - 1, pp - 1, -1)] if folded else [*range(pp * vp)]
     kinds = np.repeat(np.arange(len(counts)), counts)
-    found: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
-    for totals in compositions(len(kinds), pp):
-        sizes = chunk_sizes(totals, pp, vp)
-        in_order = [sizes[place] for place in order]
-        if not allowed(in_order, rule.split):
+    both: list[tuple[np.ndarray, np.ndarray]] = []
+    for in_order in compositions(len(kinds), pp * vp):
+        sizes = dict(zip(order, in_order, strict=True))
+        ends = {order[0], order[-1]} if pp > 1 or folded else set()
+        chunks = [[(place, sizes[place]) for place in range(rank, pp * vp, pp)] for rank in range(pp)]
+        if not (
+            allowed(list(in_order), rule.split, bool(ends))
+            and all(in_turn(own, ends, rule.split) for own in chunks)
+        ):
             continue
         parts = dict(zip(order, np.split(kinds, np.cumsum(in_order)[:-1]), strict=True))
         pieces = [parts[place] for place in range(pp * vp)]
         stages = np.stack([np.bincount(piece, minlength=len(counts)) for piece in pieces])
-        blocks = stages.reshape(vp, pp, -1).sum(axis=0)
-        for again in recomputations(rule.recomputation, pieces, stages, blocks, may_recompute):
-            found[np.concatenate([blocks, again]).tobytes()] = (blocks, again)
-    both = list(found.values())
-    shape = (0, pp, len(counts))
+        for again in recomputations(rule.recomputation, pieces, stages, may_recompute):
+            both.append((stages.reshape(vp, pp, -1), again.reshape(vp, pp, -1)))
+    shape = (0, vp, pp, len(counts))
     if not both:
         return np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     return np.stack([b for b, _ in both]), np.stack([r for _, r in both])
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to give each of ``parts`` ranks a number of blocks."""
+    """Yield the ways to give each of ``parts`` stages a number of blocks."""
     if parts == 1:
         yield (total,)
         return
@@ -156,19 +160,20 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def chunk_sizes(totals: tuple[int, ...], pp: int, vp: int) -> list[int]:
-    """Split rank totals over chunks, the smaller ones first, on the last rank one of them last; chunk-major."""
-    by_rank = []
-    for rank, total in enumerate(totals):
-        low, extra = divmod(total, vp)
-        sizes = [low] * (vp - extra) + [low + 1] * extra
-        by_rank.append([*sizes[1:], sizes[0]] if rank == pp - 1 and pp > 1 else sizes)
-    return [by_rank[rank][chunk] for chunk in range(vp) for rank in range(pp)]
+def in_turn(own: list[tuple[int, int]], ends: set[int], split: Split) -> bool:
+    """Chunks of a rank rise and differ by at most one; an end holds at most one more, and fewer as the split allows."""
+    inner = [size for place, size in own if place not in ends]
+    if not inner:
+        return True
+    if inner != sorted(inner) or inner[-1] - inner[0] > 1:
+        return False
+    least = 0 if split is Split.FREE else inner[-1] - 1
+    return all(least <= size <= inner[0] + 1 for place, size in own if place in ends)
 
 
-def allowed(sizes: list[int], split: Split) -> bool:
+def allowed(sizes: list[int], split: Split, ends: bool) -> bool:
     """Only the first and last virtual stage may be empty; near-equal splits keep the rest within one block."""
-    inner = sizes[1:-1] if len(sizes) > 1 else sizes
+    inner = sizes[1:-1] if ends else sizes
     if min(inner, default=1) < 1:
         return False
     if split is Split.FREE or max(sizes) - min(sizes) <= 1:
@@ -178,22 +183,20 @@ def allowed(sizes: list[int], split: Split) -> bool:
 
 
 def recomputations(
-    rule: Recomputation, pieces: list[np.ndarray], stages: np.ndarray, blocks: np.ndarray, may: bool
+    rule: Recomputation, pieces: list[np.ndarray], stages: np.ndarray, may: bool
 ) -> Iterator[np.ndarray]:
-    """Yield the recomputed blocks per rank and kind that a rule allows."""
+    """Yield the recomputed blocks per stage and kind that a rule allows."""
     if not may:
-        yield np.zeros_like(blocks)
+        yield np.zeros_like(stages)
     elif rule is Recomputation.PER_RANK:
-        for flat in product(*(range(n + 1) for n in blocks.ravel())):
-            yield np.array(flat, dtype=np.int64).reshape(blocks.shape)
+        for flat in product(*(range(n + 1) for n in stages.ravel())):
+            yield np.array(flat, dtype=np.int64).reshape(stages.shape)
     elif rule is Recomputation.ALL_OR_NONE:
-        yield np.zeros_like(blocks)
-        yield blocks
+        yield np.zeros_like(stages)
+        yield stages
     else:
-        vp = len(pieces) // len(blocks)
         for count in range(int(stages.sum(axis=1).max()) + 1):
-            first = np.stack([np.bincount(piece[:count], minlength=stages.shape[1]) for piece in pieces])
-            yield first.reshape(vp, len(blocks), -1).sum(axis=0)
+            yield np.stack([np.bincount(piece[:count], minlength=stages.shape[1]) for piece in pieces])
 
 
 def fastest_by_enumeration(source: CostedSpace, meets: Meets | None = None) -> tuple[float, int]:
@@ -221,10 +224,15 @@ def all_layouts(
         blocks, again = stage_choices(pp, vp, folded, counts, source.rule, bool(terms.may_recompute[row]))
         if not len(blocks):
             continue
-        one = terms.take(np.full(len(blocks), row))
-        padding = ((0, 0), (0, one.in_flight.shape[1] - pp), (0, 0))
-        costs = price_stages(one, np.pad(blocks, padding), np.pad(again, padding))
-        yield batch.take(np.array([row])), pp, blocks, again, costs
+        for start in range(0, len(blocks), PRICED_AT_ONCE):
+            some = slice(start, start + PRICED_AT_ONCE)
+            held, repeated = blocks[some], again[some]
+            one = terms.take(np.full(len(held), row))
+            padding = ((0, 0), (0, one.in_flight.shape[1] - pp), (0, 0))
+            by_rank = held.sum(axis=1), repeated.sum(axis=1)
+            costs = price_stages(one, *(np.pad(part, padding) for part in by_rank))
+            costs = replace(costs, step_time_s=step_s(terms, row, held, repeated))
+            yield batch.take(np.array([row])), pp, *by_rank, costs
 
 
 def tight(question: Question, seed: int) -> Question:
