@@ -114,7 +114,9 @@ def test_judgement_keys(ask: Callable[..., dict[str, Any]]) -> None:
     broken = ask("evaluate", "llama3-8b", "h100x8", "--batch", "63", "--layout", "tp=2,dp=4,zero=1")
     assert broken["verdict"] == "invalid"
     assert broken["reasons"]
-    assert set(broken["broken"][0]) == {"rule", "message", "formula", "reason", "factors", "valid"}
+    assert set(broken["broken"][0]) == {
+        "rule", "message", "formula", "reason", "factors", "valid", "axis",
+    }  # fmt: skip
 
 
 def test_plan_is_priced_again_the_same(
