@@ -40,6 +40,7 @@ class Ablation(StrEnum):
     CONTEXT = "context-parallel traffic"
     HOST = "host time"
     OPTIMIZER = "optimizer step"
+    SYNC = "waiting for the slowest GPU"
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -148,6 +149,10 @@ class Component(StrEnum):
     STEP = ComponentRecord(
         key="step", words="fixed time per step", hue="slate", group=Group.HOST, place=Place.OUTSIDE,
         ablation=Ablation.HOST, axis=None, loss=False,
+    )  # fmt: skip
+    SYNC = ComponentRecord(
+        key="sync", words="waiting for the slowest GPU of the job", hue="slate", group=Group.COMPUTE, place=Place.OUTSIDE,
+        ablation=Ablation.SYNC, axis=None, loss=True,
     )  # fmt: skip
 
 

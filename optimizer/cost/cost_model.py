@@ -39,6 +39,7 @@ from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.stage_parameters import mean_parameters
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
+from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import Operations, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.frameworks.preset import EpOverlap
@@ -416,6 +417,7 @@ class CostModel:
             Component.PP: transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
             Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, mean.fullest),
             Component.STEP: np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
+            Component.SYNC: zero if self.ideal else self._sync_s(batch, stage),
         }
         if dp is not None:
             blocks = float(self.counts.sum())
@@ -430,6 +432,12 @@ class CostModel:
             )
             parts[Component.DP] = exposed + self._between_ranks_s(batch, groups, mean.blocks)
         return parts
+
+    def _sync_s(self, batch: LayoutBatch, stage: MeanStage) -> FloatArray:
+        """Seconds per step that all ranks wait for the slowest GPU's share of the compute."""
+        gpus = batch.tp * batch.cp * batch.pp * batch.dp
+        share = slowest_share(gpus, self.cluster.gpus_per_node, self.constants["gpu_speed_spread"])
+        return share * batch.micro_batches * (stage.cover_forward_s + stage.cover_backward_s)
 
     def _optimizer_s(self, batch: LayoutBatch, fullest: RankParameters) -> FloatArray:
         """Seconds of the optimizer step on the GPU and on its host."""

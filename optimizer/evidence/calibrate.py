@@ -157,7 +157,8 @@ def candidates(cases: Sequence[Case]) -> tuple[str, ...]:
     """Name the constants that runs of one cluster can settle: for compute, network, NVLink, host time."""
     gpu = cases[0].cluster.gpu
     frameworks = sorted({case.framework.value for case in cases})
-    names = [f"gemm_cap.{gpu.architecture}", "network_fraction", f"nvlink_fraction.{gpu.generation.name}"]
+    shares = [f"network_fraction.{cases[0].cluster.fabric}", f"nvlink_fraction.{gpu.generation.name}"]
+    names = [f"gemm_cap.{gpu.architecture}", *shares]
     return (*names, *(f"host_layer_s.{name}" for name in frameworks))
 
 

@@ -18,9 +18,10 @@ from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework, find_framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
+from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from layoutopt.optimizer.evidence.assumptions import Assumption
     from layoutopt.optimizer.evidence.notes import NoteFacts
@@ -58,7 +59,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
     """
     gpu = gpu_of(run)
     count = run.n_gpus or 1
-    crossing_s = _crossing_s(run)
+    network, crossing_s = _published(run)
     per_node = run.gpus_per_node or min(gpu.gpus_per_node, count)
     fabric = _reference(gpu.name, count)
     domain = _domain(gpu, per_node, count)
@@ -73,6 +74,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
         nics_per_node=per_node,
         nic_bytes_per_s=nic,
         nvlink_domain=domain,
+        fabric=network or fabric.fabric,
         levels=tuple(replace(level, latency_s=level.latency_s + crossing_s) for level in levels),
     )
 
@@ -87,19 +89,21 @@ def _domain(gpu: GpuSpec, per_node: int, count: int) -> int:
     return max(fitting, default=per_node)
 
 
-def _crossing_s(run: MeasuredRun) -> float:
-    """Return the latency that the source's fabric adds to the reference fabric's, seconds per crossing."""
-    return sum((latency for phrase, latency in _fabrics() if phrase in (run.source or "")), 0.0)
+def _published(run: MeasuredRun) -> tuple[NetworkFabric | None, float]:
+    """Return the fabric that the source names, and what a crossing of its nodes takes beside the fabric's latency."""
+    entries = [entry for entry in _fabrics() if entry["phrase"] in (run.source or "")]
+    fabric = next((NetworkFabric(entry["fabric"]) for entry in entries if "fabric" in entry), None)
+    return fabric, sum(float(entry.get("crossing_latency", 0.0)) for entry in entries)
 
 
 @cache
-def _fabrics() -> tuple[tuple[str, float], ...]:
+def _fabrics() -> tuple[Mapping[str, Any], ...]:
     import yaml
 
     text = (
         resources.files("layoutopt.optimizer.evidence").joinpath("fabrics.yaml").read_text(encoding="utf-8")
     )
-    return tuple((entry["phrase"], float(entry["crossing_latency"])) for entry in yaml.safe_load(text))
+    return tuple(yaml.safe_load(text))
 
 
 @lru_cache(maxsize=256)

@@ -82,8 +82,10 @@ def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
             }
             for level in cluster.levels
         ],
+        "fabric": cluster.fabric.value,
         "rail_optimized": cluster.rail_optimized,
         "in_switch_reduction": cluster.in_switch_reduction,
+        "network_reduction": cluster.network_reduction,
         "reserve": _bytes(cluster.reserve_bytes),
         "pue": cluster.pue,
         "failures": {
@@ -120,6 +122,7 @@ def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
         "nvlink_domain": gpu.nvlink_domain,
         "gpus_per_node": gpu.gpus_per_node,
         "nic_bandwidth": _bandwidth(gpu.nic_bytes_per_s),
+        "fabric": gpu.fabric.value,
         "sm_count": gpu.sm_count,
         "tdp": f"{gpu.tdp_w!r} W",
         "host_link_bandwidth": _bandwidth(gpu.host_link_bytes_per_s),

@@ -51,7 +51,7 @@ def known_parameters() -> Mapping[str, Parameter]:
         for name, entry in constant_table().items()
     }
     table |= {
-        name: Parameter(name=name, value=entry.value, bounds=entry.bounds)
+        name: Parameter(name=name, value=entry.value, bounds=entry.limits)
         for name, entry in link_table().items()
     }
     for framework in Framework:

@@ -11,8 +11,8 @@ from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.specs.vocabulary import CpComm
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.mesh import mesh_groups
+from layoutopt.optimizer.topology.one import bus_factor
 from layoutopt.optimizer.topology.prices import Topology
-from layoutopt.optimizer.topology.show import bus_factor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

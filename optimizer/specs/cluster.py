@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.vocabulary import NetworkFabric
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,8 +35,8 @@ class GpuSpec:
     ``dense_flops`` maps each supported precision to dense FLOP/s (no sparsity). ``memory_bytes`` is what
     the driver shows, ``nominal_memory_bytes`` what the datasheet says. Bandwidths are bytes/s, one way.
     ``nvlink_domain`` is the number of GPUs that reach each other over NVLink in the reference system,
-    ``gpus_per_node`` the number in one host. ``architecture`` names the family of calibrated constants, which
-    belongs to a ``generation``.
+    ``gpus_per_node`` the number in one host, ``fabric`` what joins its nodes. ``architecture`` names the family
+    of calibrated constants, which belongs to a ``generation``.
     """
 
     name: str
@@ -52,6 +54,7 @@ class GpuSpec:
     tdp_w: float
     host_link_bytes_per_s: float
     source: str
+    fabric: NetworkFabric = NetworkFabric.INFINIBAND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,9 @@ class ClusterSpec:
 
     ``nvlink_domain`` may exceed ``gpus_per_node`` (NVL72: 4 and 72). ``nic_bytes_per_s`` is one NIC, one
     way; ``nics_per_node`` may be less or more than ``gpus_per_node``. ``levels`` go from the node outward.
-    ``rail_optimized``: GPUs of the same index in their node share a leaf. ``reserve_bytes`` is kept free on
+    ``fabric`` joins the nodes. ``rail_optimized``: GPUs of the same index in their node share a leaf.
+    ``in_switch_reduction``: NVLink switches add up all-reduces (NVLS); ``network_reduction``: so do network
+    switches (SHARP). ``reserve_bytes`` is kept free on
     every GPU beside the modelled overhead. ``host_memory_bytes`` is RAM per node. ``graph`` is an explicit
     node-link graph, None to build one from the levels. ``calibration`` overrides constants by name.
     """
@@ -104,8 +109,10 @@ class ClusterSpec:
     nics_per_node: int
     nic_bytes_per_s: float
     levels: tuple[NetworkLevel, ...]
+    fabric: NetworkFabric = NetworkFabric.INFINIBAND
     rail_optimized: bool = True
     in_switch_reduction: bool = False
+    network_reduction: bool = False
     reserve_bytes: float = 0.0
     host_memory_bytes: float | None = None
     pue: float = 1.2

@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.document import exists
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
-from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile
+from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile, OptionalFabric
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, LayerKind, as_kind_error, quantity, whole
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, HOURS, NUMBER, TIME, parse_quantity, shown
@@ -154,11 +154,17 @@ class ClusterFile(FileModel):
     levels: list[LevelFile] = Field(
         default=[], description="switching levels from the node outward; default one with full bisection"
     )
+    fabric: OptionalFabric = Field(
+        default=None, description="what joins nodes; default the GPU's reference system's"
+    )
     rail_optimized: Annotated[bool, SWITCH] = Field(
         default=True, description="GPUs of the same index in their node share a leaf"
     )
     in_switch_reduction: Annotated[bool, SWITCH] = Field(
-        default=False, description="switches add up all-reduces (NVLS, SHARP)"
+        default=False, description="NVLink switches add up all-reduces (NVLS)"
+    )
+    network_reduction: Annotated[bool, SWITCH] = Field(
+        default=False, description="network switches add up all-reduces (SHARP)"
     )
     graph: Annotated[Any, GRAPH] = Field(
         default=None,
@@ -199,8 +205,10 @@ class ClusterFile(FileModel):
             nics_per_node=self.nics_per_node or node,
             nic_bytes_per_s=nic_bytes_per_s,
             levels=tuple(_levels(self.levels, node, gpus)) or _whole(node, gpus),
+            fabric=self.fabric or self.gpu.fabric,
             rail_optimized=self.rail_optimized,
             in_switch_reduction=self.in_switch_reduction,
+            network_reduction=self.network_reduction,
             reserve_bytes=self.reserve,
             host_memory_bytes=self.host_memory,
             pue=self.pue,

@@ -10,9 +10,9 @@ from layoutopt.optimizer.specs.cluster import GpuSpec
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import generations
-from layoutopt.optimizer.specs.kinds import NAME, SOURCE, LayerKind, quantity, unknown_word, whole
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, LayerKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, FLOP_RATE, POWER, parse_quantity, shown
-from layoutopt.optimizer.specs.vocabulary import Precision
+from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
 
 MAX_GPUS = 100_000_000
 GENERATIONS = generations()
@@ -50,6 +50,8 @@ FLOPS = LayerKind(
 )
 Gpus = Annotated[int, whole(most=MAX_GPUS)]
 Bandwidth = Annotated[float, quantity(BANDWIDTH)]
+Fabric = Annotated[NetworkFabric, word(NetworkFabric)]
+OptionalFabric = Annotated[NetworkFabric | None, word(NetworkFabric)]
 
 MOST_MEMORY_BYTES = 1e15
 """Far above any GPU's memory, and low enough that the solver's whole numbers hold it."""
@@ -74,6 +76,9 @@ class GpuFile(FileModel):
     nvlink_domain: Gpus = Field(description="GPUs that reach each other over NVLink")
     gpus_per_node: Gpus = Field(description="GPUs in one host")
     nic_bandwidth: Bandwidth = Field(description="one NIC, one way")
+    fabric: Fabric = Field(
+        default=NetworkFabric.INFINIBAND, description="what joins nodes in the reference system"
+    )
     sm_count: Annotated[int, whole(most=100_000)] = Field(
         description="streaming multiprocessors or compute units"
     )
@@ -105,4 +110,5 @@ class GpuFile(FileModel):
             tdp_w=self.tdp,
             host_link_bytes_per_s=self.host_link_bandwidth,
             source="; ".join(self.source),
+            fabric=self.fabric,
         )

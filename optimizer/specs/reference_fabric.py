@@ -52,6 +52,7 @@ def build_reference(entry: CatalogEntry, count: int) -> ClusterSpec:
         nics_per_node=gpu.gpus_per_node,
         nic_bytes_per_s=gpu.nic_bytes_per_s,
         levels=reference_levels(gpu, count),
+        fabric=gpu.fabric,
         host_memory_bytes=entry.node_memory_bytes,
         storage=StorageSpec(
             write_bytes_per_s=STORAGE_BYTES_PER_S * count, per_gpu_bytes_per_s=STORAGE_PEAK_BYTES_PER_S

@@ -24,6 +24,18 @@ class Precision(StrEnum):
     NVFP4 = "nvfp4"
 
 
+class NetworkFabric(StrEnum):
+    """What joins nodes: it decides which share of the NICs collectives reach, and their latency."""
+
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    EFA = "efa"
+    GPUDIRECT_TCP = "gpudirect-tcp"
+    SLINGSHOT = "slingshot"
+    OMNI_PATH = "omni-path"
+    ETHERNET = "ethernet"
+
+
 class Saver(StrEnum):
     """What saves memory at the price of digits or of traffic to the host; nothing does unless it is asked for."""
 

@@ -63,7 +63,7 @@ def _rising_steps_s(fabric: Fabric, protocol: Protocol) -> list[float]:
     """Seconds of a step inside a domain and on every tier, none above that of a tier further out."""
     steps = [protocol.nvlink_step_s]
     for tier in fabric.tiers:
-        steps.append(protocol.host_step_s if tier.is_host else protocol.network_step_s + tier.latency_s)
+        steps.append(fabric.step_s(tier, protocol))
     return [min(steps[k:]) for k in range(len(steps))]
 
 
@@ -76,10 +76,12 @@ def ring_bounds(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) ->
     for protocol in fabric.links.ring:
         steps = _rising_steps_s(fabric, protocol)
         within_s = reach.many * (protocol.base_s + passes * (reach.size - 1) * protocol.nvlink_step_s)
+        if fabric.first_network == 0:  # whatever leaves a domain leaves its node
+            steps = [max(step_s, protocol.overhead_s) for step_s in steps]
         hops_s = (reach.size - reach.blocks[0]) * steps[0]
         for k, step_s in enumerate(steps[1:]):
             hops_s = hops_s + (reach.blocks[k] - reach.blocks[k + 1]) * step_s
-        beyond_s = reach.many * (protocol.base_s + passes * hops_s)
+        beyond_s = reach.many * (protocol.base_s + _library_start_s(fabric) + passes * hops_s)
         inside = line(within_s, near, np.zeros_like(near), protocol.bandwidth_share)
         beyond = line(beyond_s, far, np.zeros_like(far), protocol.bandwidth_share)
         lines += _either(fabric, reach, inside, beyond)
@@ -120,7 +122,8 @@ def _tree_beyond_s_per_byte(fabric: Fabric, reach: Reach, gain: float) -> FloatA
     """As of a ring, with twice the traffic inside and ``edges`` of the bytes out of a part."""
     if not fabric.tiers:
         return np.zeros_like(reach.size)
-    first = fabric.sustained(fabric.tiers[0], fabric.links.tree_fraction)
+    fraction = 1.0 if gain > 1 else fabric.links.tree_fraction
+    first = fabric.sustained(fabric.tiers[0], 1.0 if fabric.tiers[0].is_host else fraction)
     edges = 1.0 if fabric.tiers[0].is_host else np.clip(reach.blocks[0] - 1, 0.0, 2.0)
     return np.maximum(1.0 / (first + gain * fabric.nvlink_limit / 2), edges / reach.part / first)
 
@@ -131,16 +134,23 @@ def _tree_latencies_s(
     """Latency within a domain, and beyond: a chain has no fewer steps than a tree has levels."""
     within_s = (reach.size - 1) * protocol.nvlink_step_s
     # ln(x) is at most x - 1 and log2(x), also for the uneven counts of a chain of domains.
-    outward_s = min(_rising_steps_s(fabric, protocol)[1:], default=0.0) * np.log(2)
+    rising = _rising_steps_s(fabric, protocol)[1:]
+    if switched and fabric.first_network == 0:
+        rising = [
+            min(step, step - protocol.network_step_s + fabric.links.nvls_tree_step_s) for step in rising
+        ]
+    outward_s = min(rising, default=0.0) * np.log(2)
     inward_s = np.log2(reach.part) * min(protocol.nvlink_step_s, outward_s)
+    beyond_s = (
+        protocol.base_s + _library_start_s(fabric) + 2 * (inward_s + np.log2(reach.blocks[0]) * outward_s)
+    )
+    within_s = protocol.base_s + 2 * within_s
     if switched:
-        nvls_s = fabric.links.nvls_step_s / 2
+        nvls_s = fabric.links.nvls_step_s
         enough = reach.size >= fabric.links.nvls_min_members
         within_s = np.where(enough, np.minimum(within_s, nvls_s), within_s)
-        inward_s = np.minimum(inward_s, nvls_s)
-    beyond_s = inward_s + np.log2(reach.blocks[0]) * outward_s
-    start_s = reach.many * protocol.base_s
-    return start_s + reach.many * 2 * within_s, start_s + reach.many * 2 * beyond_s
+        beyond_s = np.minimum(beyond_s, nvls_s + 2 * np.log2(reach.blocks[0]) * outward_s)
+    return reach.many * within_s, reach.many * beyond_s
 
 
 def exchange_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
@@ -155,17 +165,45 @@ def exchange_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
     for k, tier in enumerate(fabric.tiers[: fabric.first_network + 1]):
         leaves = (reach.blocks[k] > 1) * reach.many
         share = leaves * (1 - 1 / reach.blocks[k])
-        far = np.maximum(far, share / fabric.sustained(tier, fabric.links.network_all_to_all))
+        far = np.maximum(far, share / fabric.sustained(tier, fabric.network.network_all_to_all))
     return _either(fabric, reach, inside, line(beyond_s, far, np.zeros_like(far)))
+
+
+def sharp_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
+    """Bound ``sharp_lines``: every byte leaves a part once, over the links of all its members."""
+    if not fabric.network_reduces or not fabric.links.tree or not fabric.tiers:
+        return []
+    reach, bulk, links = _reach(fabric, group), fabric.links.tree[0], fabric.links
+    start_s = links.sharp_step_s + fabric.network.network_hop_s
+    inside_s = np.minimum(bulk.base_s + 2 * (reach.part - 1) * bulk.nvlink_step_s, links.nvls_step_s)
+    first = fabric.tiers[0]
+    rate = fabric.sustained(
+        first, 1.0 if first.is_host else links.sharp_fraction / fabric.network.network_fraction
+    )
+    near = reach.many / (rate * np.maximum(reach.part, 1.0) + fabric.in_switch_gain * fabric.nvlink_limit / 2)
+    return [line(reach.many * (start_s + inside_s), near, np.zeros_like(near))]
 
 
 def _exchange_latencies_s(fabric: Fabric, reach: Reach) -> tuple[FloatArray, FloatArray]:
     links = fabric.links
-    near_s, far_s = links.exchange_nvlink_peer_s, links.exchange_network_peer_s
+    near_s, far_s = links.exchange_nvlink_peer_s, fabric.network.exchange_network_peer_s
     within_s = links.exchange_base_s + (reach.size - 1) * near_s
-    way_s = fabric.tiers[0].latency_s if fabric.tiers else 0.0
+    way_s = _first_way_s(fabric)
     peers_s = (reach.part - 1) * min(near_s, far_s) + (reach.size - reach.part) * far_s
     return reach.many * within_s, reach.many * (links.exchange_base_s + peers_s + way_s)
+
+
+def _library_start_s(fabric: Fabric) -> float:
+    """What a group pays for leaving a domain where that is leaving the node."""
+    return 0.0 if fabric.first_network else fabric.network_start_s
+
+
+def _first_way_s(fabric: Fabric) -> float:
+    """The way out of an NVLink domain, with what leaving a node costs."""
+    if not fabric.tiers:
+        return 0.0
+    hop_s = 0.0 if fabric.tiers[0].is_host else fabric.network.network_hop_s
+    return fabric.tiers[0].latency_s + hop_s + _library_start_s(fabric)
 
 
 def split_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
@@ -176,13 +214,14 @@ def split_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
     network takes no faster for up to 15 experts per token at the catalog's ratios of NVLink to NIC).
     """
     reach = _reach(fabric, group)
-    within_s, beyond_s = _exchange_latencies_s(fabric, reach)
+    within_s = reach.many * fabric.links.exchange_base_s
     near = reach.many * fabric.nvlink_s_per_byte(reach.size - 1)
     if not fabric.tiers:
         return [line(within_s, near, np.zeros_like(near))]
+    beyond_s = reach.many * (fabric.links.exchange_base_s + _first_way_s(fabric))
     kept = np.where(reach.size > 2, (reach.size - 2) / np.maximum(reach.size - 1, 1.0), 0.5)
-    far = reach.many / fabric.sustained(fabric.tiers[0], fabric.links.network_all_to_all)
-    latency_s = np.where(reach.fits, np.minimum(within_s, beyond_s), beyond_s)
+    far = reach.many / fabric.sustained(fabric.tiers[0], fabric.network.network_all_to_all)
+    latency_s = np.where(reach.fits, within_s, beyond_s)
     return [line(latency_s, np.where(reach.fits, kept * near, 0.0), np.where(reach.fits, 0.0, far))]
 
 
@@ -193,7 +232,10 @@ def hop_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
     far = np.zeros_like(near)
     if fabric.tiers:
         sharers = 1.0 if fabric.tiers[0].is_host else max(gpus / nics, 1.0)
-        far = reach.many / sharers / fabric.sustained(fabric.tiers[0], fabric.links.network_p2p)
+        far = reach.many / sharers / fabric.sustained(fabric.tiers[0], fabric.network.network_p2p)
+    if fabric.tiers and fabric.first_network == 0:
+        widest = fabric.channel_bytes_per_s(reach.size, np.full_like(reach.size, gpus))
+        far = np.maximum(far, reach.many / widest)
     for protocol in fabric.links.ring:
         steps = _rising_steps_s(fabric, protocol)
         within_s = reach.many * (protocol.base_s + protocol.nvlink_step_s)

@@ -47,12 +47,13 @@ def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> 
 
 
 def _ring_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, passes: int) -> FloatArray:
-    """A pass has n-1 steps, of which one per touched block leaves the block."""
-    steps_s = (lay.size - lay.blocks(0)) * protocol.nvlink_step_s
+    """A pass has n-1 steps, of which one per touched block leaves the block; the host posts each of several nodes."""
+    least_s = lay.abroad(fabric) * protocol.overhead_s
+    steps_s = (lay.size - lay.blocks(0)) * np.maximum(protocol.nvlink_step_s, least_s)
     for k, tier in enumerate(fabric.tiers):
-        step_s = protocol.host_step_s if tier.is_host else protocol.network_step_s + tier.latency_s
+        step_s = np.maximum(fabric.step_s(tier, protocol), least_s)
         steps_s = steps_s + (lay.blocks(k) - lay.blocks(k + 1)) * step_s
-    return lay.many * (protocol.base_s + passes * steps_s)
+    return lay.many * (protocol.base_s + passes * steps_s) + lay.abroad(fabric) * fabric.network_start_s
 
 
 def tree_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
@@ -64,14 +65,32 @@ def tree_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """
     lay, lines = spread(group, fabric), []
     loads = [_tree_load(fabric, lay, k) for k in range(len(fabric.tiers))]
-    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.tree_fraction, host=False)
+    whole = busiest_s_per_byte(fabric, lay, loads, 1.0, host=False)
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     for number, protocol in enumerate(fabric.links.tree):
         in_switch = _in_switch(fabric, lay) if number == 0 else np.zeros_like(lay.size)
         near = np.maximum(_tree_near(fabric, lay, in_switch), host)
+        far = whole / np.where(in_switch > 0, 1.0, fabric.links.tree_fraction)
         latency_s = _tree_latency_s(fabric, lay, protocol, in_switch)
         lines.append(line(latency_s, near, far, protocol.bandwidth_share))
     return lines
+
+
+def sharp_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
+    """All-reduce added up by network switches: every byte leaves a node once and comes back once."""
+    if not fabric.network_reduces or not fabric.links.tree:
+        return []
+    lay, bulk = spread(group, fabric), fabric.links.tree[0]
+    loads = [1.0 / lay.members_at_exit(fabric, k) for k in range(len(fabric.tiers))]
+    far = busiest_s_per_byte(
+        fabric, lay, loads, fabric.links.sharp_fraction / fabric.network.network_fraction, host=False
+    )
+    in_switch = _in_switch(fabric, lay)
+    chain_s = bulk.base_s + 2 * (lay.domain - 1) * bulk.nvlink_step_s
+    inside_s = np.where(in_switch > 0, fabric.links.nvls_step_s, chain_s)
+    latency_s = lay.many * (inside_s + fabric.links.sharp_step_s + fabric.network.network_hop_s)
+    host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
+    return [line(latency_s, np.maximum(_tree_near(fabric, lay, in_switch), host), far)]
 
 
 def _tree_load(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
@@ -109,8 +128,11 @@ def _tree_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, in_switch: 
     way_s = np.where(in_switch > 0, fabric.links.nvls_step_s / 2, chain_s)
     for k, tier in enumerate(fabric.tiers):
         joined = lay.blocks(k) / lay.blocks(k + 1)
+        step_s = fabric.step_s(tier, protocol)
         if tier.is_host:
-            way_s = way_s + (joined - 1) * protocol.host_step_s
+            way_s = way_s + (joined - 1) * step_s
         else:
-            way_s = way_s + np.log2(joined) * (protocol.network_step_s + tier.latency_s)
-    return lay.many * (protocol.base_s + 2 * way_s)
+            switched_s = step_s - protocol.network_step_s + fabric.links.nvls_tree_step_s
+            way_s = way_s + np.log2(joined) * np.where(in_switch > 0, switched_s, step_s)
+    start_s = np.where(in_switch > 0, 0.0, protocol.base_s) + lay.abroad(fabric) * fabric.network_start_s
+    return np.asarray(lay.many * (start_s + 2 * way_s))

@@ -29,19 +29,22 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     loads = [_exchanged(fabric, lay, k) for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
     near = np.maximum(moved * fabric.nvlink_s_per_byte(most - 1), host)
-    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.network.network_all_to_all, host=False)
     return [line(_exchange_latency_s(fabric, lay), near, far)]
 
 
 def split_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
-    """All-to-all given by the bytes inside and beyond the NVLink domain: seconds per byte of each."""
+    """All-to-all given by the bytes inside and beyond the NVLink domain: seconds per byte of each.
+
+    One kernel writes to all peers, so none waits for another (deepseek-ai/DeepEP).
+    """
     lay = spread(group, fabric)
     beyond = np.maximum(lay.size - lay.domain, 1.0) / lay.size
     loads = [_exchanged(fabric, lay, k) / beyond for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
-    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_all_to_all, host=False)
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.network.network_all_to_all, host=False)
     near = (lay.domain_most > 1) * fabric.nvlink_s_per_byte(lay.domain_most - 1)
-    return [line(_exchange_latency_s(fabric, lay), near, np.maximum(host, far))]
+    return [line(_start_s(fabric, lay), near, np.maximum(host, far))]
 
 
 def _exchanged(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
@@ -60,12 +63,19 @@ def _exchanged(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
 
 def _exchange_latency_s(fabric: Fabric, lay: Spread) -> FloatArray:
     """Start, then one send after the other to every peer, the last one over the farthest way."""
-    links, remote = fabric.links, lay.size - lay.domain
-    peers_s = (lay.domain - 1) * links.exchange_nvlink_peer_s + remote * links.exchange_network_peer_s
+    remote_s = (lay.size - lay.domain) * fabric.network.exchange_network_peer_s
+    peers_s = (lay.domain - 1) * fabric.links.exchange_nvlink_peer_s + remote_s
+    return _start_s(fabric, lay) + lay.many * peers_s
+
+
+def _start_s(fabric: Fabric, lay: Spread) -> FloatArray:
+    """Start, and the farthest way."""
     way_s = np.zeros_like(lay.size)
     for k, tier in enumerate(fabric.tiers):
-        way_s = np.maximum(way_s, lay.leaves(k) * tier.latency_s)
-    return lay.many * (links.exchange_base_s + peers_s + way_s)
+        hop_s = 0.0 if tier.is_host else fabric.network.network_hop_s
+        way_s = np.maximum(way_s, lay.leaves(k) * (tier.latency_s + hop_s))
+    start_s = fabric.links.exchange_base_s + lay.abroad(fabric) * fabric.network_start_s
+    return lay.many * (start_s + way_s)
 
 
 def hop_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
@@ -84,11 +94,18 @@ def hop_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
             loads.append(rails * lay.crowding[k] / lay.per_exit[k])
     near = (lay.domain_most > 1) * fabric.nvlink_s_per_byte(1.0)
     near = np.maximum(near, busiest_s_per_byte(fabric, lay, loads, 1.0, host=True))
-    far = busiest_s_per_byte(fabric, lay, loads, fabric.links.network_p2p, host=False)
+    far = busiest_s_per_byte(fabric, lay, loads, fabric.network.network_p2p, host=False)
+    far = np.maximum(far, _channels_s_per_byte(fabric, lay))
     lines = []
     for protocol in fabric.links.ring:
         lines.append(line(_hop_latency_s(fabric, lay, protocol), near, far, protocol.bandwidth_share))
     return lines
+
+
+def _channels_s_per_byte(fabric: Fabric, lay: Spread) -> FloatArray:
+    """Seconds per byte of the channels that a peer in another node gets."""
+    first = min(fabric.first_network, len(lay.inside) - 1)
+    return lay.abroad(fabric) / fabric.channel_bytes_per_s(lay.size, lay.inside[first])
 
 
 def _members_on_nic(fabric: Fabric, group: GroupBatch) -> FloatArray:
@@ -101,6 +118,5 @@ def _hop_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol) -> FloatArra
     """The way of the farthest hop."""
     way_s = np.where(lay.domain_most > 1, protocol.nvlink_step_s, 0.0)
     for k, tier in enumerate(fabric.tiers):
-        step_s = protocol.host_step_s if tier.is_host else protocol.network_step_s + tier.latency_s
-        way_s = np.maximum(way_s, lay.leaves(k) * step_s)
+        way_s = np.maximum(way_s, lay.leaves(k) * fabric.step_s(tier, protocol))
     return lay.many * (protocol.base_s + way_s)

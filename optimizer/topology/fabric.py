@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.topology.graph import NvLink, Tier
     from layoutopt.optimizer.topology.groups import GroupBatch
-    from layoutopt.optimizer.topology.links import LinkConstants
+    from layoutopt.optimizer.topology.links import LinkConstants, NetworkLink, Protocol
 
     FloatArray = NDArray[np.float64]
     BoolArray = NDArray[np.bool_]
@@ -80,6 +81,16 @@ class Fabric:
         return bool(self.graph.graph["in_switch_reduction"])
 
     @property
+    def network_reduces(self) -> bool:
+        """Tell whether network switches add up all-reduces."""
+        return bool(self.graph.graph["network_reduction"])
+
+    @property
+    def network(self) -> NetworkLink:
+        """Constants of what joins the nodes."""
+        return self.links.networks[self.graph.graph["fabric"]]
+
+    @property
     def nics(self) -> tuple[int, int]:
         """GPUs and NICs of a node; one of each where the graph has no network."""
         node = self.graph.nodes.get(NIC, {"gpus": 1, "count": 1})
@@ -127,7 +138,40 @@ class Fabric:
         """Sustained bytes/s of one GPU's way out of the tier's blocks, at ``ratio`` of all-reduce's."""
         if tier.is_host:
             return tier.bytes_per_s * self.links.host_fraction
-        return tier.bytes_per_s * self.links.network_share(self.generation) * ratio
+        return tier.bytes_per_s * self.network.network_fraction * ratio
+
+    @cached_property
+    def network_start_s(self) -> float:
+        """Start of a collective over several nodes beside that of one inside a node."""
+        return self.links.library_start_s(self.generation)
+
+    def step_s(self, tier: Tier, protocol: Protocol) -> float:
+        """Seconds of one dependent step out of the tier's blocks, beside its bytes."""
+        if tier.is_host:
+            return protocol.host_step_s
+        return protocol.network_step_s + self.network.network_hop_s + tier.latency_s
+
+    def channel_bytes_per_s(self, ranks: FloatArray, here: FloatArray) -> FloatArray:
+        """Bytes/s that the channels of one send between nodes carry, for ``ranks`` of which ``here`` are in a node.
+
+        A peer gets as many channels as its NICs need, halved until all peers find room in those of the
+        communicator, eight to a channel (NVIDIA/nccl src/graph/paths.cc, ncclTopoComputeP2pChannels).
+        """
+        one = self.links.p2p_channel_bytes_per_s
+        gpus, nics = self.nics
+        rate = max((tier.bytes_per_s for tier in self.tiers if not tier.is_host), default=0.0)
+        wanted = _power_of_two(max(nics / gpus, rate / one))
+        room = np.minimum(wanted * 2 ** np.ceil(np.log2(here)), self.links.p2p_channels)
+        fitting = 2 ** np.floor(np.log2(np.maximum(room / np.ceil(ranks / _PEERS_PER_CHANNEL), 1.0)))
+        return np.asarray(np.minimum(wanted, fitting) * one)
+
+
+_PEERS_PER_CHANNEL = 8
+"""Sends that one channel works on at a time (NVIDIA/nccl NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
+
+
+def _power_of_two(least: float) -> float:
+    return 1.0 if least <= 1 or math.isinf(least) else float(2 ** math.ceil(math.log2(least)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +204,11 @@ class Spread:
     def leaves(self, k: int) -> FloatArray:
         """1 where the group leaves the blocks below tier ``k``, else 0."""
         return (self.inside[k] < self.size).astype(np.float64)
+
+    def abroad(self, fabric: Fabric) -> FloatArray:
+        """1 where the group reaches over several nodes, else 0."""
+        first = fabric.first_network
+        return self.leaves(first) if first < len(fabric.tiers) else np.zeros_like(self.size)
 
     def even(self, k: int) -> BoolArray:
         """Tell where blocks below tier ``k`` cut the group into equal parts."""

@@ -63,6 +63,8 @@ def cluster_graph(cluster: ClusterSpec, *, mesh: bool = False) -> nx.Graph:
         name=cluster.name,
         rail_optimized=cluster.rail_optimized,
         in_switch_reduction=cluster.in_switch_reduction,
+        network_reduction=cluster.network_reduction,
+        fabric=cluster.fabric.value,
     )
     _node(graph, cluster, GPU, GPU, gpus=1, generation=cluster.gpu.generation.name)
     inside = cluster.nvlink_domain

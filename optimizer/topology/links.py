@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +21,7 @@ PROTOCOLS = ("simple", "ll128", "ll")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstant:
-    """A documented constant; ``bounds`` are the limits of a fit.
+    """A documented constant; ``bounds`` are the range of its source, ``limits`` what a cluster's own measurement may say.
 
     ``value`` holds in a training step, where collectives share the GPU and wait for the last rank; ``alone`` is what
     nccl-tests measures on an idle machine, where that differs.
@@ -30,43 +32,62 @@ class LinkConstant:
     bounds: tuple[float, float]
     meaning: str
     source: str
+    limits: tuple[float, float]
     alone: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """Latencies of one algorithm with one wire protocol, and the share of the bandwidth it keeps."""
+    """Latencies of one algorithm with one wire protocol, and the share of the bandwidth it keeps.
+
+    ``overhead_s`` is the least time of a step, wherever it is, of a collective over several nodes.
+    """
 
     base_s: float
     nvlink_step_s: float
     host_step_s: float
     network_step_s: float
     bandwidth_share: float
+    overhead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLink:
+    """One network fabric: shares of NIC bandwidth and latencies; ``link_table()`` has the meaning of each."""
+
+    network_fraction: float
+    network_gather: float
+    network_all_to_all: float
+    network_p2p: float
+    network_hop_s: float
+    exchange_network_peer_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstants:
     """Fractions of nominal bandwidth and latencies; ``link_table()`` has the meaning of each.
 
-    ``nvlink_fraction``, ``nvlink_mesh`` and ``nvls_gain`` hold one value per GPU family. The first protocol
-    is the bulk one. An empty ``tree`` leaves all-reduce to rings.
+    ``nvlink_fraction``, ``nvlink_mesh``, ``nvls_gain`` and ``network_start_s`` hold one value per GPU family,
+    ``networks`` one entry per network fabric. The first protocol is the bulk one. An empty
+    ``tree`` leaves all-reduce to rings.
     """
 
     nvlink_fraction: Mapping[str, float]
     nvlink_mesh: Mapping[str, float]
     nvls_gain: Mapping[str, float]
+    network_start_s: Mapping[str, float]
+    networks: Mapping[str, NetworkLink]
     nvls_min_members: float
-    network_fraction: float
-    nic_host_share: Mapping[str, float]
-    network_gather: float
-    network_all_to_all: float
-    network_p2p: float
     host_fraction: float
     tree_fraction: float
     nvls_step_s: float
+    nvls_tree_step_s: float
+    sharp_fraction: float
+    sharp_step_s: float
+    p2p_channel_bytes_per_s: float
+    p2p_channels: float
     exchange_base_s: float
     exchange_nvlink_peer_s: float
-    exchange_network_peer_s: float
     ring: tuple[Protocol, ...]
     tree: tuple[Protocol, ...]
 
@@ -78,25 +99,26 @@ class LinkConstants:
         """Tell whether GPUs of a generation have a link to each other one instead of a switch."""
         return self.nvlink_mesh.get(generation, 0.0) > 0
 
-    def network_share(self, generation: str) -> float:
-        """Return the share of nominal NIC bandwidth of a GPU generation; one without it is an error."""
-        return self.network_fraction * _of_generation("nic_host_share", self.nic_host_share, generation)
-
     def in_switch_gain(self, generation: str) -> float:
         """Return the gain of in-switch reduction of a GPU generation; one without it is an error."""
         return _of_generation("nvls_gain", self.nvls_gain, generation)
 
+    def library_start_s(self, generation: str) -> float:
+        """Return what the library of a GPU's vendor adds to the start of a collective over several nodes."""
+        return self.network_start_s.get(generation, 0.0)
+
     def ideal(self) -> LinkConstants:
         """Return links at their nominal bandwidth without latency: rings only, no reduction in switches."""
+        bare = self.without_latency()
+        whole = dict.fromkeys(
+            ("network_fraction", "network_gather", "network_all_to_all", "network_p2p"), 1.0
+        )
         return replace(
-            self.without_latency(),
+            bare,
             tree=(),
             nvlink_fraction=dict.fromkeys(self.nvlink_fraction, 1.0),
-            network_fraction=1.0,
-            nic_host_share=dict.fromkeys(self.nic_host_share, 1.0),
-            network_gather=1.0,
-            network_all_to_all=1.0,
-            network_p2p=1.0,
+            networks={name: replace(network, **whole) for name, network in bare.networks.items()},
+            p2p_channel_bytes_per_s=math.inf,
             host_fraction=1.0,
         )
 
@@ -105,14 +127,18 @@ class LinkConstants:
         bulk = Protocol(
             base_s=0.0, nvlink_step_s=0.0, host_step_s=0.0, network_step_s=0.0, bandwidth_share=1.0
         )
+        still = {"network_hop_s": 0.0, "exchange_network_peer_s": 0.0}
         return replace(
             self,
             ring=(bulk,),
             tree=(bulk,) if self.tree else (),
+            networks={name: replace(network, **still) for name, network in self.networks.items()},
+            network_start_s={},
             nvls_step_s=0.0,
+            nvls_tree_step_s=0.0,
+            sharp_step_s=0.0,
             exchange_base_s=0.0,
             exchange_nvlink_peer_s=0.0,
-            exchange_network_peer_s=0.0,
         )
 
 
@@ -129,23 +155,33 @@ def _of_generation(name: str, values: Mapping[str, float], generation: str) -> f
 
 @cache
 def link_table() -> Mapping[str, LinkConstant]:
-    """Read every documented link constant of the package by name."""
+    """Read every documented link constant of the package by name; those of a fabric are called ``name.fabric``."""
+    table = {name: _constant(entry) for name, entry in _read("links.yaml").items()}
+    for name, shared in _read("fabrics.yaml").items():
+        for fabric, entry in shared["fabrics"].items():
+            table[f"{name}.{fabric}"] = _constant({**shared, **entry})
+    return MappingProxyType(table)
+
+
+def _read(file: str) -> dict[str, Any]:
     import yaml
 
-    text = resources.files("layoutopt.optimizer.topology").joinpath("links.yaml").read_text(encoding="utf-8")
+    text = resources.files("layoutopt.optimizer.topology").joinpath(file).read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table = yaml.load(text, Loader=loader)
-    return MappingProxyType({name: _constant(entry) for name, entry in table.items()})
+    table: dict[str, Any] = yaml.load(text, Loader=loader)
+    return table
 
 
 def _constant(entry: Mapping[str, Any]) -> LinkConstant:
     low, high = entry["bounds"]
+    least, most = entry.get("limits", entry["bounds"])
     return LinkConstant(
         value=float(entry["value"]),
         unit=entry["unit"],
         bounds=(float(low), float(high)),
         meaning=entry["meaning"],
         source=entry["source"],
+        limits=(float(least), float(most)),
         alone=None if "alone" not in entry else float(entry["alone"]),
     )
 
@@ -175,13 +211,14 @@ def load_links(calibration: Mapping[str, float] | None = None, *, alone: bool = 
         nvlink_fraction=_below("nvlink_fraction", values),
         nvlink_mesh=_below("nvlink_mesh", values),
         nvls_gain=_below("nvls_gain", values),
-        nic_host_share=_below("nic_host_share", values),
+        network_start_s=_below("network_start_s", values),
+        networks=_networks(values),
         **scalars,
     )
 
 
-_BASES = ("ring_base_s", "tree_base_s", "exchange_base_s")
-"""Latencies of a whole collective, to which its start in a training step is added."""
+_BASES = ("ring_base_s", "tree_base_s", "nvls_step_s", "exchange_base_s")
+"""Latencies of a whole collective, to which its start is added; NCCL has no base beside the switch's own latency."""
 
 
 def _below(name: str, values: Mapping[str, float]) -> Mapping[str, float]:
@@ -189,11 +226,21 @@ def _below(name: str, values: Mapping[str, float]) -> Mapping[str, float]:
     return {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
 
 
+def _networks(values: Mapping[str, float]) -> Mapping[str, NetworkLink]:
+    names = [field.name for field in fields(NetworkLink)]
+    return {
+        fabric.value: NetworkLink(**{name: values[f"{name}.{fabric.value}"] for name in names})
+        for fabric in NetworkFabric
+    }
+
+
 def _protocols(algorithm: str, values: Mapping[str, float]) -> tuple[Protocol, ...]:
     steps = ("base_s", "nvlink_step_s", "host_step_s", "network_step_s")
+    share = "bandwidth_share" if algorithm == "ring" else f"{algorithm}_bandwidth_share"
     return tuple(
         Protocol(
-            bandwidth_share=values[f"bandwidth_share.{name}"],
+            bandwidth_share=values[f"{share}.{name}"],
+            overhead_s=values.get(f"{algorithm}_overhead_s.{name}", 0.0),
             **{step: values[f"{algorithm}_{step}.{name}"] for step in steps},
         )
         for name in PROTOCOLS

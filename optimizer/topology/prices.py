@@ -10,17 +10,18 @@ from layoutopt.optimizer.topology.closest import (
     exchange_bounds,
     hop_bounds,
     ring_bounds,
+    sharp_bounds,
     split_bounds,
     tree_bounds,
 )
-from layoutopt.optimizer.topology.collectives import ring_lines, tree_lines
+from layoutopt.optimizer.topology.collectives import ring_lines, sharp_lines, tree_lines
 from layoutopt.optimizer.topology.exchange import exchange_lines, hop_lines, split_lines
 from layoutopt.optimizer.topology.explicit import resolve_graph
 from layoutopt.optimizer.topology.fabric import Fabric, useful_lines
 from layoutopt.optimizer.topology.graph import cluster_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import networkx as nx
     from numpy.typing import ArrayLike, NDArray
@@ -51,21 +52,21 @@ class Topology:
         self.links = links
         mesh = links.is_mesh(cluster.gpu.generation.name)
         self.graph = graph if graph is not None else cluster_graph(self.cluster, mesh=mesh)
-        self._fabric = Fabric(self.graph, links)
+        self.fabric = Fabric(self.graph, links)
         self._known: dict[tuple[_Pricing, bool, bytes], list[Line]] = {}
 
     @property
     def nvlink_domain(self) -> int:
         """GPUs that reach each other over NVLink."""
-        return self._fabric.nvlink.domain
+        return self.fabric.nvlink.domain
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Blocks above the NVLink domain, from the node outward."""
-        return self._fabric.tiers
+        return self.fabric.tiers
 
     def all_reduce_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
-        """All-reduce of ``size_bytes`` on every member: rings, or trees with the NVLink switch reducing."""
+        """All-reduce of ``size_bytes`` on every member: rings, trees, or switches that add up."""
         return self._price(size_bytes, group, _ALL_REDUCE, sharing)
 
     def all_gather_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
@@ -115,7 +116,7 @@ class Topology:
         if content in self._known:
             return self._known[content]
         build = pricing.bounds if few.closest else pricing.lines
-        lines = useful_lines(build(self._fabric, few))
+        lines = useful_lines(build(self.fabric, few))
         if len(few) <= _KNOWN_ROWS:
             if len(self._known) >= _KNOWN_GROUPS:
                 self._known.clear()
@@ -129,11 +130,11 @@ class Topology:
         lines, index = self._lines(group, pricing)
         size = np.asarray(size_bytes, dtype=np.float64)
         if index is None or size.shape != index.shape or sharing is not None:
-            return _fastest_s(size, lines, index, sharing)
+            return fastest_s(size, lines, index, sharing)
         best = np.empty(len(index))
         for start in range(0, len(index), _CHUNK):
             part = slice(start, start + _CHUNK)
-            best[part] = _fastest_s(size[part], lines, index[part], None)
+            best[part] = fastest_s(size[part], lines, index[part], None)
         return best
 
 
@@ -144,7 +145,10 @@ _CHUNK = 1 << 14
 """Rows priced at a time, few enough for the arrays of all lines to stay in a core's cache."""
 
 
-def _fastest_s(size: FloatArray, lines: list[Line], index: IntArray | None, sharing: Sharing) -> FloatArray:
+def fastest_s(
+    size: FloatArray, lines: Sequence[Line], index: IntArray | None = None, sharing: Sharing = None
+) -> FloatArray:
+    """Return seconds of ``size`` bytes by the fastest line in every row; rows that repeat have an ``index``."""
     best = _line_s(size, lines[0], index, sharing)
     for one in lines[1:]:
         np.minimum(best, _line_s(size, one, index, sharing), out=best)
@@ -174,12 +178,16 @@ class _Pricing(NamedTuple):
 
 
 _ALL_REDUCE = _Pricing(
-    lambda fabric, group: ring_lines(fabric, group, 2, 1.0) + tree_lines(fabric, group),
-    lambda fabric, group: ring_bounds(fabric, group, 2, 1.0) + tree_bounds(fabric, group),
+    lambda fabric, group: (
+        ring_lines(fabric, group, 2, 1.0) + tree_lines(fabric, group) + sharp_lines(fabric, group)
+    ),
+    lambda fabric, group: (
+        ring_bounds(fabric, group, 2, 1.0) + tree_bounds(fabric, group) + sharp_bounds(fabric, group)
+    ),
 )
 _GATHER = _Pricing(
-    lambda fabric, group: ring_lines(fabric, group, 1, fabric.links.network_gather),
-    lambda fabric, group: ring_bounds(fabric, group, 1, fabric.links.network_gather),
+    lambda fabric, group: ring_lines(fabric, group, 1, fabric.network.network_gather),
+    lambda fabric, group: ring_bounds(fabric, group, 1, fabric.network.network_gather),
 )
 _EXCHANGE = _Pricing(exchange_lines, exchange_bounds)
 _SPLIT = _Pricing(split_lines, split_bounds)

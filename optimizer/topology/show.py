@@ -11,6 +11,7 @@ from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.topology.graph import read_nvlink
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 from layoutopt.optimizer.topology.links import load_links
+from layoutopt.optimizer.topology.one import bus_factor
 from layoutopt.optimizer.topology.prices import Topology
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class TopologyTable:
     """What ``topology show`` prints."""
 
     cluster: str
+    fabric: str
     gpus: int
     nodes: int
     levels: tuple[LevelRow, ...]
@@ -87,6 +89,7 @@ def topology_table(
     rows = [_priced(topology, levels, size_bytes, size, stride) for size, stride in chosen]
     return TopologyTable(
         cluster=cluster.name,
+        fabric=cluster.fabric.value,
         gpus=cluster.gpu_count,
         nodes=-(-cluster.gpu_count // cluster.gpus_per_node),
         levels=levels,
@@ -169,10 +172,3 @@ def _priced(
             )
         )
     return rows
-
-
-def bus_factor(collective: str, members: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth (NVIDIA/nccl-tests doc/PERFORMANCE.md)."""
-    if collective == "p2p":
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (members - 1) / members

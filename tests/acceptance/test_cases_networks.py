@@ -22,7 +22,8 @@ from layoutopt.optimizer.interop.machines.nccl_fit import (
 from layoutopt.optimizer.interop.sources import FileKind, import_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_gpu
 from layoutopt.optimizer.topology.links import load_links
-from layoutopt.optimizer.topology.show import bus_factor, topology_table
+from layoutopt.optimizer.topology.one import bus_factor
+from layoutopt.optimizer.topology.show import topology_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +103,7 @@ def test_two_nodes_do_not_stand_for_more(report: Any) -> None:
     assert "two_nodes" in kinds(tables[1]) and "two_nodes" not in kinds(tables[2])
     cluster = load_cluster("h100x32")
     constants = suggest_calibration(tables, cluster).values
-    assert "32 ranks" in constants["network_fraction"].source
+    assert "32 ranks" in constants["network_fraction.infiniband"].source
     calibrated = replace(cluster, calibration={name: entry.value for name, entry in constants.items()})
     assert predicted_gb(calibrated, 32) == pytest.approx(measured[32], rel=0.1)
 
@@ -122,7 +123,7 @@ def test_each_collective_is_calibrated_apart(report: Any) -> None:
         assert report.near(fits[name].bus_bytes_per_s / 1e9, key)
     assert {anomaly.kind for anomaly in compare_collectives(list(fits.values()))} == {"collectives_differ"}
     constants = suggest_calibration(list(tables.values()), load_cluster("h100x16")).values
-    assert constants["network_gather"].value == pytest.approx(101 / 231, rel=0.1)
+    assert constants["network_gather.infiniband"].value == pytest.approx(101 / 231, rel=0.1)
 
 
 @pytest.mark.report("nccl1244-h20-2node")
@@ -195,7 +196,7 @@ def test_all_gather_is_not_all_reduce(report: Any) -> None:
     ]
     found = suggest_calibration(tables, load_cluster("h100x256"))
     assert "collectives_differ" in {anomaly.kind for anomaly in found.anomalies}
-    assert found.values["network_gather"].value == pytest.approx(
+    assert found.values["network_gather.infiniband"].value == pytest.approx(
         report.check["ag"] / report.check["ar"], rel=0.1
     )
 

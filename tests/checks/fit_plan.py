@@ -164,7 +164,7 @@ def _eight_bit(case: Case) -> bool:
 _PURPOSE: dict[str, Callable[[Case], bool]] = {
     **dict.fromkeys(("host_moe", "permute_passes", "grouped_gemm_half", "ep_hidden"), _moe),
     **dict.fromkeys(("host_moe_padded", "fused_expert_traffic"), _moe),
-    **dict.fromkeys(("network_fraction", "network_gather", "nic_host_share"), _leaves_domain),
+    **dict.fromkeys(("network_fraction", "network_gather"), _leaves_domain),
     **dict.fromkeys(("tp_exposed_overlapped", "host_tp"), _sharded_tensors),
     **dict.fromkeys(("fp8_gain", "fp8_rowwise", "fp8_attention"), _eight_bit),
     "nvfp4_gain": lambda case: case.layout.precision is Precision.NVFP4,

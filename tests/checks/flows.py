@@ -70,7 +70,7 @@ class FlowModel:
     def capacities(self, ratio: float) -> FloatArray:
         """Sustained bytes/s of every directed edge, the network at ``ratio`` of all-reduce's."""
         share = {"nvlink": 1.0, "host": self.links.host_fraction, "port": 1.0}
-        share["network"] = self.links.network_share(self.cluster.gpu.generation.name) * ratio
+        share["network"] = self.links.networks[self.cluster.fabric].network_fraction * ratio
         if self.cluster.nvlink_domain > 1:
             share["nvlink"] = self.links.nvlink_share(self.cluster.gpu.generation.name)
         rates = np.empty(len(self.edges))

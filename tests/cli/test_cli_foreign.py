@@ -116,7 +116,7 @@ def test_imported_files_are_read_again(run: Callable[..., Result], tmp_path: Pat
 def test_collectives_become_a_calibration(run: Callable[..., Result]) -> None:
     """An nccl-tests log and a cluster give constants for its calibration."""
     plain = yaml.safe_load(run("import", str(SAMPLES / "nccl_all_reduce.txt"), "--cluster", "h100x32").stdout)
-    assert 0 < plain["calibration"]["network_fraction"]["value"] <= 1
+    assert 0 < plain["calibration"]["network_fraction.infiniband"]["value"] <= 1
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_space_keys(ask: Callable[..., dict[str, Any]]) -> None:
 def test_list_keys(ask: Callable[..., dict[str, Any]]) -> None:
     """Topology, catalog, verification and schema have their keys."""
     table = ask("topology", "show", "h100-16384")
-    assert set(table) == {"cluster", "gpus", "nodes", "levels", "collectives"}
+    assert set(table) == {"cluster", "fabric", "gpus", "nodes", "levels", "collectives"}
     assert set(table["levels"][0]) == LEVEL
     assert set(table["collectives"][0]) == COLLECTIVE
     assert set(ask("catalog")) == {"models", "clusters", "gpus"}

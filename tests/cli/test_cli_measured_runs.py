@@ -123,7 +123,7 @@ def test_calibrate_writes_a_cluster_with_its_provenance(
     constants = yaml.safe_load(text)["calibration"]
     assert constants["time_scale"]["value"] == pytest.approx(1.2, rel=0.1)
     assert "3 own runs" in constants["time_scale"]["source"]
-    assert constants["network_fraction"]["source"].startswith("nccl-tests")
+    assert constants["network_fraction.infiniband"]["source"].startswith("nccl-tests")
     assert "own-0" in text  # the runs themselves, as comments
     done = run("evaluate", "llama3-8b", str(file), "--layout", "tp=2,pp=2,mb=1,zero=1", "--json")
     assert json.loads(done.stdout)["verdict"] == "fits"

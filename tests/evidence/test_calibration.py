@@ -72,7 +72,7 @@ def test_the_scale_is_found(cases: list[Case]) -> None:
 def test_a_present_calibration_is_the_start(cases: list[Case]) -> None:
     """Calibrating a calibrated cluster changes its scale by what is still missing."""
     own = measured(cases[:3], [1.2] * 3)
-    cluster = replace(own[0].cluster, calibration={"time_scale": 1.1, "network_fraction": 0.8})
+    cluster = replace(own[0].cluster, calibration={"time_scale": 1.1, "network_fraction.infiniband": 0.8})
     result = calibrate([replace(case, cluster=cluster) for case in own], cluster)
     assert result.constants["time_scale"] == pytest.approx(1.2, rel=0.02)
 
@@ -120,28 +120,32 @@ def test_noise_supports_no_constant(cases: list[Case]) -> None:
 
 def test_given_constants_are_kept_and_sourced(cases: list[Case]) -> None:
     """Values measured by collective benchmarks are taken as they are and not fitted again."""
-    given = {"network_fraction": Sourced(value=0.8, source="nccl-tests all_reduce_perf on 4 nodes")}
-    own = measured(cases, [1.0] * 10, {"network_fraction": 0.8})
+    given = {
+        "network_fraction.infiniband": Sourced(value=0.8, source="nccl-tests all_reduce_perf on 4 nodes")
+    }
+    own = measured(cases, [1.0] * 10, {"network_fraction.infiniband": 0.8})
     result = calibrate(own, own[0].cluster, given=given)
-    assert result.values["network_fraction"] == given["network_fraction"]
+    assert result.values["network_fraction.infiniband"] == given["network_fraction.infiniband"]
     assert result.constants["time_scale"] == pytest.approx(1.0, abs=1e-6)
-    assert "network_fraction" not in [trial.name for trial in result.trials]
+    assert "network_fraction.infiniband" not in [trial.name for trial in result.trials]
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (-0.5, "network_fraction = -0.5"),
-        (math.nan, "network_fraction = nan"),
-        (math.inf, "network_fraction = inf"),
-        (7.0, "network_fraction = 7"),
+        (-0.5, "network_fraction.infiniband = -0.5"),
+        (math.nan, "network_fraction.infiniband = nan"),
+        (math.inf, "network_fraction.infiniband = inf"),
+        (7.0, "network_fraction.infiniband = 7"),
     ],
 )
 def test_impossible_constants_are_refused(cases: list[Case], value: float, message: str) -> None:
     """Negative, infinite and physically impossible values are errors that state the range."""
     own = measured(cases[:3], [1.0] * 3)
     with pytest.raises(InputError, match=message):
-        calibrate(own, own[0].cluster, given={"network_fraction": Sourced(value=value, source="x")})
+        calibrate(
+            own, own[0].cluster, given={"network_fraction.infiniband": Sourced(value=value, source="x")}
+        )
 
 
 def test_unknown_constants_are_refused() -> None:

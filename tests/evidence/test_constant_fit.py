@@ -94,7 +94,7 @@ def test_worker_processes_give_the_same_prices(cases: list[Case]) -> None:
 @pytest.mark.parametrize(
     ("name", "gpu", "expected"),
     [
-        ("network_fraction", "H100-80G-SXM", True),
+        ("network_fraction.infiniband", "H100-80G-SXM", True),
         ("gemm_cap.hopper", "H100-80G-SXM", True),
         ("gemm_cap.ampere", "H100-80G-SXM", False),
         ("nvlink_fraction.blackwell", "B200-180G", True),

@@ -46,7 +46,7 @@ def test_most_terms_matter_to_such_a_run(experts: Case) -> None:
 @pytest.mark.parametrize(
     ("name", "cells"),
     [
-        ("context-parallel traffic", {"cp": 2, "dp": 4}),
+        ("context-parallel traffic", {"cp": 8, "dp": 1}),
         ("gradients added by own kernels", {"framework": "nanotron"}),
         ("casts to 8 bits", {"precision": "fp8"}),
     ],

@@ -225,13 +225,15 @@ def test_calibration_from_a_whole_set() -> None:
     values = {name: entry.value for name, entry in result.values.items()}
     assert values["nvlink_fraction.hopper"] == pytest.approx(362 / 450, rel=0.01)
     assert values["nvls_gain.hopper"] == pytest.approx(476 / 362, rel=0.01)
-    assert values["network_fraction"] == pytest.approx(365.6 / 400, rel=0.01)
-    assert values["network_gather"] == pytest.approx(240 / 365.6, rel=0.01)
+    assert values["network_fraction.infiniband"] == pytest.approx(365.6 / 400, rel=0.01)
+    assert values["network_gather.infiniband"] == pytest.approx(240 / 365.6, rel=0.01)
     leaving = 44 * 8 * 24 / 31
-    assert values["network_all_to_all"] == pytest.approx(leaving / 365.6, rel=0.01)
+    assert values["network_all_to_all.infiniband"] == pytest.approx(leaving / 365.6, rel=0.01)
     assert "alltoall on 32 ranks: wrong results" in result.skipped
     assert {"in_switch_reduction", "two_nodes"} <= {anomaly.kind for anomaly in result.anomalies}
-    assert result.values["network_fraction"].source == "nccl-tests: all_reduce 366 GB/s on 32 ranks"
+    assert (
+        result.values["network_fraction.infiniband"].source == "nccl-tests: all_reduce 366 GB/s on 32 ranks"
+    )
 
 
 def test_one_rank_per_node_is_held_to_its_own_nic() -> None:
@@ -247,5 +249,5 @@ def test_calibration_outside_physics_is_left_out() -> None:
     """14 GB/s on a node of 400 GB/s is a fault, not a constant."""
     result = suggest_calibration([table([14] * 12, ranks=32, nodes=4)], load_cluster("h100x256"))
     assert result.values == {}
-    assert any("network_fraction" in line for line in result.skipped)
+    assert any("network_fraction.infiniband" in line for line in result.skipped)
     assert "below_nominal" in {anomaly.kind for anomaly in result.anomalies}

@@ -209,9 +209,9 @@ def test_clusters_of_published_runs() -> None:
 
 @pytest.mark.parametrize("count", [256, 1024, 8192, 16_384])
 def test_h100_clusters_are_the_reference_fabric(count: int) -> None:
-    """The built-in H100 clusters are members of the family that ``NAMExN`` builds."""
+    """The built-in H100 clusters are members of the family that ``NAMExN`` builds, on the fabric of their source."""
     named, built = load_cluster(f"h100-{count}"), load_cluster(f"h100x{count}")
-    assert replace(named, name=built.name) == replace(built, levels=named.levels)
+    assert replace(named, name=built.name) == replace(built, levels=named.levels, fabric=named.fabric)
     assert [(level.gpus, level.oversubscription, level.latency_s) for level in named.levels] == [
         (min(level.gpus, count), level.oversubscription, level.latency_s) for level in built.levels
     ]

@@ -107,7 +107,8 @@ def test_no_dispatch_is_below_the_bound(
             topology, closest_groups(tp=1, cp=1, pp=1, dp=576, ep=size, etp=1).ep, 1e8, experts_per_token
         )
         for stride in (s for s in range(1, 577) if 576 % (s * size) == 0):
-            assert bound_s <= dispatch_s(topology, make_group(size, stride, 576), 1e8, experts_per_token)
+            price_s = dispatch_s(topology, make_group(size, stride, 576), 1e8, experts_per_token)
+            assert bound_s <= price_s * (1 + 1e-12)
 
 
 def test_bound_is_tight_for_neighbours(make_cluster: MakeCluster, make_group: MakeGroup) -> None:

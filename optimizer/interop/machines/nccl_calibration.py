@@ -114,16 +114,16 @@ def _between(fits: Sequence[CollectiveFit], cluster: ClusterSpec) -> dict[str, S
         return {}
     reduce = reduces[0]
     share = reduce.bus_bytes_per_s / _nics_bytes_per_s(reduce, cluster)
-    values = {"network_fraction": _sourced(share, [reduce])}
+    values = {f"network_fraction.{cluster.fabric}": _sourced(share, [reduce])}
     gathers = _largest(fits, GATHERS, across=True)
     exchanges = _largest(fits, ("alltoall",), across=True)
     if gathers:
         ratio = _mean_bus(gathers) / reduce.bus_bytes_per_s
-        values["network_gather"] = _sourced(ratio, [*gathers, reduce])
+        values[f"network_gather.{cluster.fabric}"] = _sourced(ratio, [*gathers, reduce])
     if exchanges:
         exchange = exchanges[0]
         ratio = _leaving_bytes_per_s(exchange) / _nics_bytes_per_s(exchange, cluster) / share
-        values["network_all_to_all"] = _sourced(ratio, [exchange, reduce])
+        values[f"network_all_to_all.{cluster.fabric}"] = _sourced(ratio, [exchange, reduce])
     return values
 
 

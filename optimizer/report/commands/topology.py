@@ -74,6 +74,63 @@ def show(
     print_tables(topology_tables(table, machine))
 
 
+@command.command()
+@cluster_argument
+@click.option(
+    "--collective",
+    type=click.Choice(("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv")),
+    required=True,
+    help="What the ranks do.",
+)
+@click.option(
+    "--bytes",
+    "size",
+    type=QuantityText("BYTES", "BYTES"),
+    required=True,
+    help="Bytes as nccl-tests counts them: of the whole tensor, for an all-to-all and a send of one rank.",
+)
+@click.option("--ranks", type=COUNT, required=True, metavar="N", help="Ranks of the group.")
+@click.option("--per-node", type=COUNT, metavar="N", help="Ranks in each node; default all that fit.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(("ring", "tree", "nvls", "sharp")),
+    help="All-reduce by this one; default the fastest.",
+)
+@output_options
+def cost(
+    cluster: str,
+    collective: str,
+    size: float,
+    ranks: int,
+    per_node: int | None,
+    algorithm: str | None,
+    output: OutputOptions,
+) -> None:
+    """Price one collective of one group of CLUSTER, as nccl-tests would measure it on idle machines."""
+    from layoutopt.optimizer.ask.load import load_cluster
+    from layoutopt.optimizer.topology.links import load_links
+    from layoutopt.optimizer.topology.one import Algorithm, Collective, price_one
+
+    machine = load_cluster(cluster)
+    price = price_one(
+        machine,
+        load_links(machine.calibration, alone=True),
+        Collective(collective),
+        size_bytes=size,
+        ranks=ranks,
+        per_node=per_node or min(ranks, machine.gpus_per_node),
+        algorithm=Algorithm(algorithm) if algorithm else None,
+    )
+    if output.json:
+        from layoutopt.optimizer.report.json_forms import to_plain
+
+        print_json(to_plain(price))
+        return
+    from layoutopt.optimizer.report.tables.topology import price_table
+
+    print_tables(price_table(price))
+
+
 def _groups(cluster: ClusterSpec, group: int | None, stride: int | None) -> list[tuple[int, int]]:
     """Complete a group of which only the size or only the stride is given."""
     if group is None and stride is None:

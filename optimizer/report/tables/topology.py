@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.one import CollectivePrice
     from layoutopt.optimizer.topology.show import CollectiveRow, TopologyTable
 
 
@@ -23,7 +24,7 @@ def topology_tables(table: TopologyTable, cluster: ClusterSpec) -> RenderableTyp
     nic = f"{cluster.nics_per_node} x {format_rate(8 * cluster.nic_bytes_per_s, 'bit/s')}"
     head = Text(
         f"{table.cluster}: {table.gpus:,} {cluster.gpu.name} in {table.nodes:,} nodes of {cluster.gpus_per_node}, "
-        f"{nic} per node{', rails' if cluster.rail_optimized else ''}"
+        f"{nic} {table.fabric} per node{', rails' if cluster.rail_optimized else ''}"
     )
     levels = grid(
         ["level", "joins", "into", "blocks", "per GPU", "oversubscribed", "hop"],
@@ -44,6 +45,23 @@ def topology_tables(table: TopologyTable, cluster: ClusterSpec) -> RenderableTyp
     for (size, stride), rows in groupby(table.collectives, key=lambda row: (row.group, row.stride)):
         parts.append(_group(size, stride, list(rows), [level.name for level in table.levels]))
     return Group(*parts)
+
+
+def price_table(price: CollectivePrice) -> RenderableType:
+    """Show the price of one collective, what every algorithm would take, and its way."""
+    by = f" by {price.algorithm}" if price.algorithm else ""
+    head = Text(
+        f"{price.cluster}: {price.collective}{by} of {format_bytes(price.size_bytes)}, {price.ranks:,} ranks, "
+        f"{price.per_node} on each of {price.nodes:,} nodes, {price.fabric}"
+    )
+    rows = [
+        ("time", format_seconds(price.seconds)),
+        ("of an empty message", format_seconds(price.latency_s)),
+        ("bus bandwidth", format_rate(price.bus_bytes_per_s)),
+        *((f"by {name}", format_seconds(seconds)) for name, seconds in price.algorithms.items()),
+        ("way", " - ".join(price.route)),
+    ]
+    return Group(head, section("Price", grid(["figure", "value"], rows)))
 
 
 def _group(size: int, stride: int, rows: list[CollectiveRow], names: list[str]) -> RenderableType:
