@@ -65,9 +65,7 @@ def load_job(request: JobRequest, run: RunChoices = AS_STATED, *, names: Names =
     Raises ``InputError`` with what is missing.
     """
     found = _collect(request.files, run)
-    if found.job is not None and request.layout is not None:
-        raise input_error("is given together with a launch file", "one of the two", key=names.layout)
-    if request.files and request.layout is None:
+    if found.job is not None or (request.files and request.layout is None):
         return _launched(request, run, names, found)
     if request.layout is None or request.model is None:
         raise input_error("missing", names.layout_or_files, key=names.layout)
@@ -85,11 +83,19 @@ def load_job(request: JobRequest, run: RunChoices = AS_STATED, *, names: Names =
 
 def _launched(request: JobRequest, run: RunChoices, names: Names, found: _Found) -> Job:
     """Read a launch file and what is given along."""
-    from layoutopt.optimizer.interop.launch.complete import complete_layout
+    from layoutopt.optimizer.interop.launch.complete import (
+        assumptions,
+        complete_layout,
+        fill_open,
+        require_stated,
+    )
 
     job = found.job
     if job is None:
         raise input_error("no launch file is among them", "a launch script or configuration", key=names.files)
+    if request.layout is not None:
+        job = fill_open(job, load_layout(request.layout, names=names), names.layout)
+    require_stated(job, f"give it with {names.layout}, which fills what a file leaves open")
     model = load_model(request.model, run, names=names) if request.model else None
     workload = job_workload(job, run, model.value.model if model else found.model, names)
     machine = _machine(request.cluster, run, job, found.nodes, names)
@@ -105,7 +111,7 @@ def _launched(request: JobRequest, run: RunChoices, names: Names, found: _Found)
         run=run_options(job.options),
         preset=_preset(framework, software, machine, job.options),
         died=found.died,
-        notes=(*found.notes, *(model.notes if model else ())),
+        notes=(*found.notes, *assumptions(job), *(model.notes if model else ())),
     )
 
 
@@ -181,9 +187,11 @@ def _preset(
     framework: Framework, software: str | None, cluster: ClusterSpec, options: JobOptions
 ) -> FrameworkPreset:
     """Return the framework's preset with the switches that the file states."""
-    from layoutopt.optimizer.frameworks.preset import EpOverlap, calibrated, load_preset
+    from layoutopt.optimizer.frameworks.preset import EpOverlap, NarrowWeights, calibrated, load_preset
 
     stated: dict[str, Any] = dict(options.preset_overrides())
     if "ep_overlap" in stated:
         stated["ep_overlap"] = EpOverlap(stated["ep_overlap"])
+    if options.fp8_param_gather is not None:
+        stated["narrow_weights"] = NarrowWeights.ALONE if options.fp8_param_gather else NarrowWeights.COPIES
     return replace(calibrated(load_preset(framework, software), framework, cluster.calibration), **stated)

@@ -127,6 +127,7 @@ RECORD = FrameworkRecord(
     },
     exports="core 0.19",
     imports=(
+        LaunchFormat(kind="megatron-test", reader="import_test", sign=r"^MODEL_ARGS(_\d+)?:"),
         LaunchFormat(
             kind="megatron-args",
             reader="import_arguments",

@@ -184,7 +184,9 @@ def imported_to_plain(found: Imported) -> Plain:
     if isinstance(value, ImportedJob):
         return job_to_plain(value)
     if isinstance(value, LoggedRun):
-        return dict(value.columns)
+        timers = {name: list(pair) for name, pair in value.timers_s.items()}
+        kept = {"samples_per_s": value.samples_per_s, "timers_s": timers or None}
+        return dict(value.columns) | stated(kept)
     if isinstance(value, NodeSet):
         return _nodes(value)
     if isinstance(value, GpuTopology):

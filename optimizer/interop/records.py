@@ -51,7 +51,7 @@ class JobOptions:
     The first group has the names of the cost model's framework presets: gradient reduction (``dp``),
     parameter gathering, pipeline sends, expert all-to-all (``none``, ``shared`` or ``batch``).
     ``optimizer_offload`` is the fraction of the optimizer kept in host memory, ``checkpoint_interval``
-    counts steps.
+    counts steps. ``fp8_param_gather``: weights are kept and gathered in 8 bits alone.
     """
 
     tp_overlap: bool | None = None
@@ -67,6 +67,7 @@ class JobOptions:
     activation_offload: bool | None = None
     checkpoint_interval: int | None = None
     checkpoint_async: bool | None = None
+    fp8_param_gather: bool | None = None
 
     def preset_overrides(self) -> dict[str, object]:
         """Return the stated switches under the names of the framework preset's fields."""
@@ -109,10 +110,16 @@ class ImportedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """One measured run as columns of the measured-run table (``validate``), and what was assumed."""
+    """One measured run as columns of the measured-run table (``validate``), and what was assumed.
+
+    ``timers_s`` are a trainer's own timers: the least and the most seconds a step over ranks. ``samples_per_s`` is the
+    whole job's rate where the log states no step time.
+    """
 
     columns: dict[str, str | int | float]
     notes: tuple[str, ...] = ()
+    timers_s: dict[str, tuple[float, float]] = field(default_factory=dict)
+    samples_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.launchers import LAUNCHERS
 from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
@@ -37,6 +38,9 @@ class FileKind(StrEnum):
     MEGATRON_LOG = "megatron-log"
     TORCHTITAN_LOG = "torchtitan-log"
     NANOTRON_LOG = "nanotron-log"
+    DEEPSPEED_LOG = "deepspeed-log"
+    NEMO_LOG = "nemo-log"
+    TRAINER_LOG = "trainer-log"
     TORCH_OOM = "torch-oom"
     SLURM_ENV = "slurm-env"
     SLURM_CONF = "slurm-conf"
@@ -51,9 +55,12 @@ class FileKind(StrEnum):
 _IMPORTERS = {
     FileKind.HF_CONFIG: ("huggingface.config", "import_config"),
     FileKind.MEGATRON_DUMP: ("megatron.read", "import_dump"),
-    FileKind.MEGATRON_LOG: ("measured.logs", "import_megatron_log"),
+    FileKind.MEGATRON_LOG: ("measured.megatron_log", "import_megatron_log"),
     FileKind.TORCHTITAN_LOG: ("measured.logs", "import_torchtitan_log"),
     FileKind.NANOTRON_LOG: ("measured.logs", "import_nanotron_log"),
+    FileKind.DEEPSPEED_LOG: ("measured.other_logs", "import_deepspeed_log"),
+    FileKind.NEMO_LOG: ("measured.other_logs", "import_nemo_log"),
+    FileKind.TRAINER_LOG: ("measured.other_logs", "import_trainer_log"),
     FileKind.TORCH_OOM: ("measured.oom", "import_oom"),
     FileKind.SLURM_ENV: ("machines.slurm", "import_slurm_environment"),
     FileKind.SLURM_CONF: ("machines.slurm", "import_topology_conf"),
@@ -73,7 +80,7 @@ _WITH_MODEL = (
     FileKind.NANOTRON_LOG,
 )
 LAUNCH_FORMATS = {one.kind: (framework, one) for framework in Framework for one in framework.record.imports}
-KINDS = (*FileKind, *LAUNCH_FORMATS)
+KINDS = (*FileKind, *LAUNCH_FORMATS, *LAUNCHERS)
 """Names of all file formats."""
 
 _TEXT_SIGNS = (
@@ -84,7 +91,10 @@ _TEXT_SIGNS = (
     (FileKind.TORCH_OOM, r"out of memory\.\s+Tried to allocate"),
     (FileKind.TORCHTITAN_LOG, r"step:\s*\d+.*memory:\s*[\d.]+GiB"),
     (FileKind.NANOTRON_LOG, r"iteration: \d+ / \d+ \|"),
-    (FileKind.MEGATRON_LOG, r"elapsed time per iteration \(ms\)"),
+    (FileKind.MEGATRON_LOG, r"elapsed time per iteration \(m?s\)"),
+    (FileKind.DEEPSPEED_LOG, r"CurrSamplesPerSec="),
+    (FileKind.NEMO_LOG, r"train_step_timing in s:"),
+    (FileKind.TRAINER_LOG, r"'train_steps_per_second'|\d/\d+ \[[\d:]+<[\d:?]+, +[\d.]+ ?(s/it|it/s)"),
     (FileKind.NVIDIA_TOPO, r"^\s*GPU0\s.*\bX\b|^\s+GPU0\b.*(Affinity|NIC0|GPU1)"),
     (FileKind.SLURM_ENV, r"^\s*(export\s+)?SLURM_(JOB_)?NODELIST="),
     (FileKind.SLURM_CONF, r"^\s*(?i:SwitchName|BlockName|RingName)="),
@@ -109,7 +119,7 @@ def read_text(path: str | Path) -> str:
     try:
         if place.stat().st_size > LARGEST_FILE:
             raise input_error("file is too large", f"at most {LARGEST_FILE >> 20} MiB", file=str(path))
-        return place.read_text(encoding="utf-8")
+        return place.read_text(encoding="utf-8-sig")  # Windows' editors begin a file with a byte order mark
     except FileNotFoundError:
         what = "a folder without config.json" if folder else "no such file"
         raise input_error(what, file=str(path)) from None
@@ -122,6 +132,7 @@ def read_text(path: str | Path) -> str:
 def _signs() -> Iterator[tuple[str, str]]:
     """Yield kinds and the signs of their texts, in the order in which they are tried."""
     yield from _TEXT_SIGNS
+    yield from ((launch.kind, launch.sign) for launch in LAUNCHERS.values())
     for _, launch in sorted(LAUNCH_FORMATS.values(), key=lambda entry: entry[1].shared):
         if launch.sign:
             yield launch.kind, launch.sign
@@ -129,7 +140,7 @@ def _signs() -> Iterator[tuple[str, str]]:
 
 def holds_model(kind: str) -> bool:
     """Tell whether files of a kind describe a model."""
-    return kind in _WITH_MODEL or kind in LAUNCH_FORMATS
+    return kind in _WITH_MODEL or kind in LAUNCH_FORMATS or kind in LAUNCHERS
 
 
 def detect_kind(text: str, file: str = "") -> str:
@@ -231,6 +242,8 @@ def _named(kind: str) -> str:
 
 def _importer(kind: str) -> tuple[str, str]:
     """Return the module and the function that read a kind."""
+    if kind in LAUNCHERS:
+        return f"{kind.replace('-', '_')}.read", LAUNCHERS[kind].reader
     if kind not in LAUNCH_FORMATS:
         return _IMPORTERS[FileKind(kind)]
     framework, launch = LAUNCH_FORMATS[kind]

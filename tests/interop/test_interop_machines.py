@@ -13,11 +13,8 @@ from layoutopt.optimizer.evidence.run import COLUMNS
 from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
 from layoutopt.optimizer.interop.machines.nvidia_topo import import_topo
 from layoutopt.optimizer.interop.machines.slurm import import_topology_yaml
-from layoutopt.optimizer.interop.measured.logs import (
-    import_megatron_log,
-    import_nanotron_log,
-    import_torchtitan_log,
-)
+from layoutopt.optimizer.interop.measured.logs import import_nanotron_log, import_torchtitan_log
+from layoutopt.optimizer.interop.measured.megatron_log import import_megatron_log
 from layoutopt.optimizer.interop.sources import FileKind, import_path, import_text
 from layoutopt.optimizer.specs.errors import InputError
 

@@ -9,6 +9,7 @@ from layoutopt.optimizer.interop.launch.common import looped_schedule
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver
 from layoutopt.optimizer.specs.workload import Workload
@@ -16,7 +17,6 @@ from layoutopt.optimizer.specs.workload import Workload
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
@@ -53,7 +53,7 @@ def complete_layout(
         pp=pp,
         vp=vp,
         ep=part.ep or 1,
-        etp=part.etp or 1,
+        etp=part.etp or _unset_etp(job, model, tp),
         dp=dp,
         zero=part.zero or 0,
         hsdp_shard=part.hsdp_shard,
@@ -66,6 +66,64 @@ def complete_layout(
         savers=_savers(job, model),
         stages=_stages(job, pp, vp, model, schedule),
     )
+
+
+DEGREES = ("tp", "cp", "pp", "ep", "zero")
+"""What decides memory and traffic: open ones are asked for, never filled in."""
+
+OTHERS = {
+    "sp": "sequence parallelism off",
+    "recompute": "nothing recomputed",
+}
+
+
+def require_stated(job: ImportedJob, how: str) -> None:
+    """Raise ``InputError`` for every degree that a launch file leaves open; ``how`` says how to give it."""
+    open_degrees = [name for name in DEGREES if getattr(job.layout, name) is None]
+    if not open_degrees:
+        return
+    why = next((text.partition(": ")[2] for text in job.missing if set(open_degrees) & _named_in(text)), "")
+    what = "not stated by the launch file" + (f", {why}" if why else "")
+    raise InputError(*(Problem(what=what, key=name, allowed=how) for name in open_degrees))
+
+
+def assumptions(job: ImportedJob) -> tuple[str, ...]:
+    """Return what is taken where a launch file leaves something else than a degree open."""
+    part = job.layout
+    taken = [
+        text
+        for name, text in OTHERS.items()
+        if getattr(part, name) is None and (name != "sp" or part.tp != 1)
+    ]
+    if job.training.precision is None:
+        taken.append("precision bf16")
+    return tuple(f"assumed: {text}; the file does not state it" for text in taken)
+
+
+def _named_in(missing: str) -> set[str]:
+    return set(missing.partition(":")[0].replace(",", " ").split())
+
+
+def fill_open(job: ImportedJob, given: PartialLayout, key: str) -> ImportedJob:
+    """Fill what a launch file leaves open; raises ``InputError`` where both state a value and differ."""
+    part, problems, filled = job.layout, [], {}
+    for name in PartialLayout.__slots__:
+        mine, theirs = getattr(part, name), getattr(given, name)
+        if theirs is None or mine == theirs:
+            continue
+        if mine is not None and name not in ("dp", "micro_batches"):
+            what = f"{name}={theirs} is not the {mine} of the launch file"
+            problems.append(Problem(key=key, what=what, allowed="what the file leaves open"))
+        filled[name] = theirs
+    if problems:
+        raise InputError(*problems)
+    return replace(job, layout=replace(part, **filled))
+
+
+def _unset_etp(job: ImportedJob, model: ModelSpec | None, tp: int) -> int:
+    """Return what an unset expert tensor parallelism means."""
+    sharded = job.framework.record.unstated.etp_is_tp and (model is None or model.is_moe)
+    return tp if sharded else 1
 
 
 def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:

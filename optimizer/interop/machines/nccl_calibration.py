@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.calibration import Sourced
@@ -41,7 +41,7 @@ def suggest_calibration(tables: Sequence[NcclTable], cluster: ClusterSpec) -> Nc
     it. Of several tables of a kind the one over most nodes counts. Wrong results, host times and values
     outside physical bounds are left out with the reason.
     """
-    fits, skipped = _fits(tables)
+    fits, skipped = _fits([_in_domain(table, cluster) for table in tables])
     found = [
         anomaly
         for table in tables
@@ -55,6 +55,12 @@ def suggest_calibration(tables: Sequence[NcclTable], cluster: ClusterSpec) -> Nc
         anomalies=(*found, *compare_collectives(fits)),
         skipped=(*skipped, *outside),
     )
+
+
+def _in_domain(table: NcclTable, cluster: ClusterSpec) -> NcclTable:
+    """Count nodes of one NVLink domain as one: between them nothing leaves NVLink."""
+    within = table.nodes is not None and table.nodes > 1 and table.ranks <= cluster.nvlink_domain
+    return replace(table, nodes=1) if within else table
 
 
 def _used_bytes_per_s(table: NcclTable, cluster: ClusterSpec) -> float:
@@ -101,10 +107,22 @@ def _inside(fits: Sequence[CollectiveFit], cluster: ClusterSpec) -> dict[str, So
     if gathers:
         share = _mean_bus(gathers) / cluster.gpu.nvlink_bytes_per_s
         values[f"nvlink_fraction.{family}"] = _sourced(share, gathers)
+    if reduces and not gathers:
+        # in-switch sums and the share of the links cannot be told apart: their product is what was measured
+        share = _mean_bus(reduces) / cluster.gpu.nvlink_bytes_per_s / _nvls_gain(cluster)
+        values[f"nvlink_fraction.{family}"] = _sourced(share, reduces)
     if gathers and reduces and _mean_bus(reduces) > _mean_bus(gathers):
         gain = _mean_bus(reduces) / _mean_bus(gathers)
         values[f"nvls_gain.{family}"] = _sourced(gain, [*reduces, *gathers])
     return values
+
+
+def _nvls_gain(cluster: ClusterSpec) -> float:
+    """Return what all-reduce gains by sums in the switch; 1 where no switch sums."""
+    from layoutopt.optimizer.evidence.parameters import known_parameters
+
+    known = known_parameters().get(f"nvls_gain.{cluster.gpu.generation.name}")
+    return known.value if known is not None else 1.0
 
 
 def _between(fits: Sequence[CollectiveFit], cluster: ClusterSpec) -> dict[str, Sourced]:

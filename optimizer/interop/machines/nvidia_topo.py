@@ -12,7 +12,12 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DEVICE = re.compile(r"\b(?:GPU\d+|NIC\d+|mlx\d+_\w+|bnxt_re\d+|rdma\w+)\b")
+_DEVICE = re.compile(
+    r"(?:\b|(?<=\d))(?:GPU\d+|NIC\d+|mlx\d+_[0-9a-z]+|bnxt_re\d+|rdma[0-9a-z_]+)(?=\b|GPU|NIC|mlx|bnxt|rdma)"
+)
+"""A device; nvidia-smi writes columns as wide as NIC10, so that longer names touch: ``NIC11NIC12``."""
+
+_ROCM = re.compile(r"ROCm System Management|Weight between two GPUs|Link Type between two GPUs|XGMI")
 _LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC")
 _NAMES = re.compile(r"^\s*(NIC\d+):\s*(\S+)", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -26,6 +31,8 @@ Links = dict[tuple[str, str], str]
 def import_topo(text: str, file: str = "") -> GpuTopology:
     """Read the matrix, tab-separated or pasted with blanks."""
     plain = _ANSI.sub("", text)
+    if _ROCM.search(plain):
+        raise input_error("is rocm-smi's, which is not read", "the output of nvidia-smi topo -m", file=file)
     devices, links = _matrix(plain, file)
     gpus = [device for device in devices if device.startswith("GPU")]
     nics = [device for device in devices if not device.startswith("GPU")]
@@ -111,6 +118,12 @@ def _notes(
     pairs = [(a, b) for a in domain for b in domain if a != b]
     if any(not _is_nvlink(links.get(pair)) for pair in pairs):
         notes.append("NVLink is not all-to-all: some pairs reach each other only through others")
+    if 1 < len(domain) < len(gpus):
+        alone = [gpu for gpu in gpus if not any(_is_nvlink(links.get((gpu, other))) for other in gpus)]
+        if alone:
+            notes.append(
+                f"{len(alone)} of {len(gpus)} GPUs have no NVLink, unlike the others: {', '.join(alone)}"
+            )
     if nics and not used:
         notes.append(
             "no NIC is GPU-direct (PIX or PXB): traffic crosses the CPU, or a virtual machine hides the paths"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
@@ -167,6 +168,16 @@ def import_topology_yaml(text: str, file: str = "", name: str | None = None) -> 
         raise input_error("not a list of topologies", "entries with topology: NAME", file=file)
     entries = [Fields({str(key): value for key, value in entry.items()}, file=file) for entry in data]
     entry = _chosen(entries, name, file)
+    others = [shorten(other.data.get("topology")) for other in entries if other is not entry]
+    found = _of_topology(entry, file)
+    if not others or name is not None:
+        return found
+    which = "the cluster's default" if entry.on("cluster_default") else "the first"
+    note = f"topology {shorten(entry.data.get('topology'))} was read, {which} of {len(entries)}; others: "
+    return replace(found, notes=(*found.notes, note + ", ".join(others)))
+
+
+def _of_topology(entry: Fields, file: str) -> NodeSet:
     kinds = [kind for kind in KINDS if kind in entry]
     if len(kinds) != 1:
         raise input_error(f"topology has {len(kinds)} kinds", "exactly one of " + ", ".join(KINDS), file=file)

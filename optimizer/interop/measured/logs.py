@@ -1,4 +1,4 @@
-"""Step logs of torchtitan, nanotron and Megatron-LM to one measured run each."""
+"""Step logs of torchtitan and nanotron to one measured run each; what the readers of all logs share."""
 
 from __future__ import annotations
 
@@ -18,31 +18,26 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
 
 GIB = 2**30
-MIB = 2**20
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TITAN = re.compile(
     r"step:\s*(?P<step>\d{1,9})\b.*?memory:\s*(?P<gib>[\d.]{1,12})GiB.*?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})"
     r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?P<mfu>[\d.]{1,8}%|N/A))?"
 )
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
-_MEGATRON = re.compile(
-    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.*?elapsed time per iteration \(ms\): (?P<ms>[\d.]{1,15})"
-    r"(?:.*?throughput per GPU \(TFLOP/s/GPU\): (?P<tflops>[\d.]{1,12}))?"
-)
-_MEGATRON_MEMORY = re.compile(r"\[Rank \d+\].*?max allocated: (?P<mb>[\d.]{1,15})")
 
 
-def _number(text: str) -> float | None:
+def number(text: str) -> float | None:
+    """Read a number with commas between thousands; None for other words."""
     try:
         return float(text.replace(",", ""))
     except ValueError:
         return None
 
 
-def _steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
-    """Median over the logged steps; of three or more the first, which compiles and warms up, is left out."""
+def steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
+    """Return the median over the logged steps; of three or more the first, which compiles and warms up, is left out."""
     # logs of several ranks repeat their steps: count steps, not lines
     first = min(steps)
     kept = [value for step, value in zip(steps, values, strict=True) if value is not None and step != first]
@@ -57,30 +52,31 @@ def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = N
 
     Tokens per second are per GPU; memory is the most reserved, in GiB in the log and GB in the table.
     """
-    found = [match for line in _ANSI.sub("", text).splitlines() if (match := _TITAN.search(line))]
+    found = [match for line in ANSI.sub("", text).splitlines() if (match := _TITAN.search(line))]
     if not found:
         raise input_error("no torchtitan step lines", "lines with step:, memory: and tps:", file=file)
     steps = [int(match["step"]) for match in found]
-    tokens_s = _steady(steps, [_number(match["tps"]) for match in found])
-    memory = max((value for match in found if (value := _number(match["gib"])) is not None), default=None)
-    mfu = _steady(
+    tokens_s = steady(steps, [number(match["tps"]) for match in found])
+    memory = max((value for match in found if (value := number(match["gib"])) is not None), default=None)
+    mfu = steady(
         steps,
-        [_number(match["mfu"][:-1]) if match["mfu"] and match["mfu"] != "N/A" else None for match in found],
+        [number(match["mfu"][:-1]) if match["mfu"] and match["mfu"] != "N/A" else None for match in found],
     )
-    measured = {
+    values = {
         "tokens_s_gpu": tokens_s,
-        "tflops_gpu": _steady(
-            steps, [_number(match["tflops"]) if match["tflops"] else None for match in found]
+        "tflops_gpu": steady(
+            steps, [number(match["tflops"]) if match["tflops"] else None for match in found]
         ),
         "mfu_pct": mfu,
         "mem_gb": None if memory is None else memory * GIB / 1e9,
     }
-    columns = _measured("torchtitan", measured, job)
+    columns = measured("torchtitan", values, job)
     columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
     return _with_step_time(columns, tokens_s, len(found))
 
 
-def _measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
+def measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
+    """Return a job's columns with what was measured."""
     columns: Columns = {"framework": framework, **(job_columns(job) if job else {})}
     return columns | {name: value for name, value in values.items() if value is not None}
 
@@ -106,21 +102,21 @@ def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = Non
 
     The numbers carry two or three digits only; GPUs are the ratio of total to per-GPU tokens/s, rounded.
     """
-    found = [match for line in _ANSI.sub("", text).splitlines() if (match := _NANOTRON.search(line))]
+    found = [match for line in ANSI.sub("", text).splitlines() if (match := _NANOTRON.search(line))]
     if not found:
         raise input_error("no nanotron iteration lines", "lines with 'iteration: 10 / 1000 |'", file=file)
     rows = [_nanotron_values(match["rest"]) for match in found]
     steps = [int(match["step"]) for match in found]
-    time_ms = _steady(
+    time_ms = steady(
         steps, [row.get("time_per_iteration_ms", row.get("elapsed_time_per_iteration_ms")) for row in rows]
     )
-    per_gpu = _steady(steps, [row.get("tokens_per_sec_per_gpu") for row in rows])
-    total = _steady(steps, [row.get("tokens_per_sec") for row in rows])
-    columns = _measured(
+    per_gpu = steady(steps, [row.get("tokens_per_sec_per_gpu") for row in rows])
+    total = steady(steps, [row.get("tokens_per_sec") for row in rows])
+    columns = measured(
         "nanotron",
         {
             "tokens_s_gpu": per_gpu,
-            "tflops_gpu": _steady(steps, [row.get("model_tflops_per_gpu") for row in rows]),
+            "tflops_gpu": steady(steps, [row.get("model_tflops_per_gpu") for row in rows]),
         },
         job,
     )
@@ -140,8 +136,8 @@ def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = Non
 
 def _nanotron_values(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, number, suffix in _PAIR.findall(text):
-        value = _number(number)
+    for name, digits, suffix in _PAIR.findall(text):
+        value = number(digits)
         if value is not None:
             found[name] = value * SUFFIXES[suffix]
     return found
@@ -158,33 +154,3 @@ def _nanotron_batch(columns: Columns, row: dict[str, float], notes: list[str]) -
     if isinstance(sequence, int) and sequence > 0:
         columns["global_batch"] = round(batch / sequence)
     notes.append(f"global batch {batch:g} is in tokens")
-
-
-@importer
-def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
-    """Read Megatron-LM's iteration lines (milliseconds) and its memory line (max allocated, MiB)."""
-    found = [match for line in text.splitlines() if (match := _MEGATRON.search(line))]
-    if not found:
-        raise input_error(
-            "no Megatron iteration lines", "lines with 'elapsed time per iteration (ms)'", file=file
-        )
-    steps = [int(match["step"]) for match in found]
-    time_ms = _steady(steps, [_number(match["ms"]) for match in found])
-    memory = max(
-        (value for match in _MEGATRON_MEMORY.finditer(text) if (value := _number(match["mb"]))), default=None
-    )
-    columns = _measured(
-        "megatron",
-        {
-            "step_time_s": None if time_ms is None else time_ms / 1e3,
-            "measured_step_s": None if time_ms is None else time_ms / 1e3,
-            "tflops_gpu": _steady(
-                steps, [_number(match["tflops"]) if match["tflops"] else None for match in found]
-            ),
-            "mem_gb": None if memory is None else memory * MIB / 1e9,
-        },
-        job,
-    )
-    columns |= {"measured_from": "step_time_s"} if time_ms else {}
-    columns |= {"mem_kind": "allocated"} if memory else {}
-    return LoggedRun(columns=columns, notes=(f"median of {len(found)} logged steps",))

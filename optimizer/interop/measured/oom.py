@@ -12,10 +12,10 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([\d.]{1,18}) (bytes|KiB|MiB|GiB|TiB)"
 _START = re.compile(rf"out of memory\.\s+Tried to allocate {_SIZE}")
 _FIELDS = {
-    # up to torch 2.0: (GPU 2; 39.50 GiB total capacity; 33.25 GiB already allocated; ...)
-    "capacity": (rf"{_SIZE} total capacity", rf"total capacity of {_SIZE}"),
+    # torch 2.1 writes capacty; up to torch 2.0: (GPU 2; 39.50 GiB total capacity; 33.25 GiB already allocated; ...)
+    "capacity": (rf"{_SIZE} total capacity", rf"total capaci?ty of {_SIZE}"),
     "free": (rf"{_SIZE} free", rf"of which {_SIZE} is free"),
-    "in_use": (rf"this process has {_SIZE} memory in use",),
+    "in_use": (rf"this process has {_SIZE} memory in use", rf"Process \d+ has {_SIZE} memory in use"),
     "allocated": (rf"{_SIZE} already allocated", rf"Of the allocated memory {_SIZE} is allocated by PyTorch"),
     "reserved": (rf"{_SIZE} reserved in total by PyTorch",),
     "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated",),

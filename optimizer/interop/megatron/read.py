@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
+from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
 from layoutopt.optimizer.interop.megatron.read_layout import (
     LAYOUT_KEY,
     megatron_layout,
@@ -16,7 +17,7 @@ from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_training,
 )
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
-from layoutopt.optimizer.interop.reading import Fields, importer
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 
@@ -33,11 +34,20 @@ OWN_FLAGS = (
     "--num-layers",
     "--micro-batch-size",
 )
+TEST_GPUS = 8
+"""Default of tests/test_utils/recipes: one node of eight GPUs."""
+
 AXIS_FLAGS = {
     "tp": ("tensor_model_parallel_size",),
+    "sp": ("sequence_parallel",),
     "cp": ("context_parallel_size", "ds_sequence_parallel_size"),
     "pp": ("pipeline_model_parallel_size",),
-    "vp": ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", LAYOUT_KEY),
+    "vp": (
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "virtual_pipeline_model_parallel_size",
+        LAYOUT_KEY,
+    ),
     "ep": ("expert_model_parallel_size", "moe_expert_parallel_size"),
     "zero": (
         "use_distributed_optimizer",
@@ -101,8 +111,8 @@ def missing_values(
         sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
         missing += [fields.path(key) for key in sizes if fields.data.get(key) is None]
     unsaid = getattr(fields, "unsaid", "")
-    if unsaid:
-        axes = [axis for axis in AXIS_FLAGS if getattr(layout, axis) is None]
+    axes = [axis for axis in AXIS_FLAGS if getattr(layout, axis) is None]
+    if unsaid and axes:
         missing.append(f"{', '.join(axes)}: {unsaid}")
     return tuple(missing)
 
@@ -116,7 +126,38 @@ def left_open(layout: PartialLayout, fields: Fields) -> PartialLayout:
         for axis, flags in AXIS_FLAGS.items()
         if all(fields.data.get(flag) is None for flag in flags)
     }
-    return replace(layout, **unsaid)
+    derived: set[str] = set()
+    if unsaid.keys() & {"tp", "cp", "pp"}:
+        derived |= {"dp", "micro_batches", "hsdp_shard"}
+    if unsaid.keys() & {"tp", "ep"} and fields.data.get("expert_tensor_parallel_size") is None:
+        derived.add("etp")
+    if unsaid.keys() & {"pp", "vp"}:
+        derived |= {"split", "schedule"}
+    return replace(layout, **unsaid, **dict.fromkeys(derived))
+
+
+@importer
+def import_test(text: str, file: str = "") -> ImportedJob:
+    """Read ``MODEL_ARGS`` of a ``model_config.yaml`` of Megatron-LM's functional tests: flags as keys.
+
+    True is a bare flag, an empty value none; GPUs are the tests' default, one node of eight, where no world is stated.
+    """
+    data = Fields(parse_yaml(text, file), file=file).section("MODEL_ARGS").data
+    words = [word for key, value in data.items() for word in _flag_words(str(key), value)]
+    if not words:
+        raise input_error("no MODEL_ARGS", "flags of Megatron-LM as keys", key="MODEL_ARGS", file=file)
+    job = job_from_arguments(ArgFields(split_flags(words), file=file), TEST_GPUS, command_line=True)
+    return replace(job, notes=(f"assumed: {TEST_GPUS} GPUs, what the tests run on", *job.notes))
+
+
+def _flag_words(flag: str, value: Any) -> list[str]:
+    """Write one key as the words of a command line (shell_test_utils/_run_training.sh)."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    values = value if isinstance(value, list) else str(value).strip("[]").split()
+    return [flag, *map(str, values)]
 
 
 @importer

@@ -270,7 +270,7 @@ def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: boo
         dp_overlap=read("overlap_grad_reduce"),
         param_overlap=read("overlap_param_gather"),
         # forced off without virtual stages, on by default with them (arguments.py)
-        pp_overlap=layout.vp is not None and layout.vp > 1 and not refused,
+        pp_overlap=None if layout.vp is None else layout.vp > 1 and not refused,
         ep_overlap="batch" if overlap else "shared" if shared else None,
         cp_comm=_cp_comm(fields),
         moe_dispatcher=_dispatcher(fields),
@@ -281,6 +281,7 @@ def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: boo
         activation_offload=read("fine_grained_activation_offloading", "cpu_offloading"),
         checkpoint_interval=fields.integer("save_interval", least=1),
         checkpoint_async=read("async_save"),
+        fp8_param_gather=fields.flag("fp8_param_gather", "fp8_param"),
     )
 
 

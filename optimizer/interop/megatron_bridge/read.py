@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar
-from layoutopt.optimizer.interop.megatron.read import missing_values
+from layoutopt.optimizer.interop.megatron.read import left_open, missing_values
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
     megatron_options,
@@ -83,6 +83,22 @@ RECIPES = (
 """Recipe names (regular expression at the start) and the built-in models that they train."""
 
 
+class _Config(ArgFields):
+    """Keys of a YAML file, whose messages show them as they are written."""
+
+    def path(self, key: str) -> str:
+        """Return the full name of a key."""
+        return Fields.path(self, key)
+
+    def flag(self, *keys: str) -> bool | None:
+        """Read true or false."""
+        return Fields.flag(self, *keys)
+
+    def items(self, *keys: str) -> list[Any] | None:
+        """Read a list."""
+        return Fields.items(self, *keys)
+
+
 @importer
 def import_run_config(text: str, file: str = "") -> ImportedJob:
     """Read ``run_config.yaml``: provider style, or builder style with fields under ``model.transformer``."""
@@ -92,7 +108,7 @@ def import_run_config(text: str, file: str = "") -> ImportedJob:
     notes: list[str] = []
     merged = _merged(data, notes)
     _check_lengths(data, file)
-    return _job(Fields(merged, file=file), None, notes, None)
+    return _job(_Config(merged, file=file), None, notes, None)
 
 
 def _merged(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -178,9 +194,12 @@ def _of_command(command: LaunchCommand, file: str) -> ImportedJob:
         sections["mixed_precision"] = named_precision(str(sections["mixed_precision"][""]))
     notes: list[str] = []
     merged = _merged(sections, notes)
-    if not merged.get("fp16"):
+    if recipe is None and not merged.get("fp16"):
         merged.setdefault("bf16", True)
-    fields = ArgFields(merged, file=file)
+    unsaid = f"are those of recipe {shorten(recipe)}, which this file does not hold" if recipe else ""
+    fields = ArgFields(
+        merged, file=file, unsaid=" and ".join(text for text in (unsaid, command.unsaid) if text)
+    )
     return _job(fields, command.gpus, notes, recipe)
 
 
@@ -213,20 +232,20 @@ def _override_value(text: str, key: str, file: str) -> Any:
         raise input_error(f"cannot read {shorten(text)!r}", "a YAML value", key=key, file=file) from None
 
 
-def _job(fields: Fields, gpus: int | None, notes: list[str], recipe: str | None) -> ImportedJob:
+def _job(fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | None) -> ImportedJob:
     name = _model_name(recipe)
     model = megatron_model(fields, notes)
     if recipe is not None:
         notes[:] = [note for note in notes if not note.startswith("share_embeddings")]
         notes.append(f"recipe {shorten(recipe)}: what the command does not override is the recipe's")
     # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
-    layout = megatron_layout(fields, model, gpus, notes, etp_default="1")
+    layout = left_open(megatron_layout(fields, model, gpus, notes, etp_default="1"), fields)
     training = megatron_training(fields, layout, fp8_key="fp8", fp4_key="fp4")
     missing = missing_values(fields, model, layout, training, gpus)
     if recipe is not None:
         if "grad_reduce_in_fp32" not in fields:
             training = replace(training, grad_bytes=None)
-        missing = tuple(item for item in missing if item in BATCH_KEYS)
+        missing = tuple(item for item in missing if item in BATCH_KEYS or fields.unsaid in item)
         missing += () if name else (f"the model of recipe {shorten(recipe)}",)
     return ImportedJob(
         framework=Framework.MEGATRON_BRIDGE,

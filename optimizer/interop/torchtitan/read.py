@@ -10,7 +10,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
-from layoutopt.optimizer.interop.shell.values import show
+from layoutopt.optimizer.interop.shell.values import hole, show
 from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.interop.torchtitan.read_batch import TOKENS_KEY, Batch, read_batch
 from layoutopt.optimizer.interop.torchtitan.read_python import read_python_config
@@ -49,7 +49,7 @@ FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b",
 @importer
 def import_toml(text: str, file: str = "") -> ImportedJob:
     """Read a TOML configuration (torchtitan up to v0.2.2)."""
-    return _job(parse_toml(text, file), "A", file)
+    return job_of_sections(parse_toml(text, file), "A", file)
 
 
 @importer
@@ -58,10 +58,11 @@ def import_python(text: str, file: str = "", function: str | None = None) -> Imp
     sections, name = read_python_config(text, file, function)
     training = sections.get("training")
     keys = set(training) if isinstance(training, dict) else set()
-    keys |= set(sections["parallelism"]) if isinstance(sections["parallelism"], dict) else set()
+    parallelism = sections.get("parallelism")
+    keys |= set(parallelism) if isinstance(parallelism, dict) else set()
     tokens = {TOKENS_KEY, "num_tokens_per_train_step", "num_pp_microbatches", "max_context_length"} & keys
     sections.setdefault("function", name)
-    return _job(sections, "C" if tokens else "B", file)
+    return job_of_sections(sections, "C" if tokens else "B", file)
 
 
 class _Section(ArgFields):
@@ -70,6 +71,14 @@ class _Section(ArgFields):
     def path(self, key: str) -> str:
         """Return the full name of a key."""
         return Fields.path(self, key)
+
+    def find(self, *keys: str) -> tuple[str, Any]:
+        """Return the first setting present; refuse one that a call makes."""
+        key, value = super().find(*keys)
+        if isinstance(value, dict):
+            name = value.get("class") or value.get("base") or "another section"
+            raise self.fail(key, self.unresolved(hole(f"{name}(...)")), self.remedy(""))
+        return key, value
 
     def unresolved(self, value: str) -> str:
         """Say that a value is computed where nothing is run."""
@@ -93,15 +102,16 @@ def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
     return _Section({str(key): value for key, value in section.items()}, file=file, prefix=name)
 
 
-def _job(data: dict[str, Any], era: str, file: str) -> ImportedJob:
+def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
+    """Build the job of a configuration's sections under the names of an era."""
     parallelism, training = _section(data, "parallelism", file), _section(data, "training", file)
-    if not parallelism.data and not training.data:
+    if not parallelism.data and not training.data and not data.get("function"):
         raise input_error("no torchtitan settings", "sections parallelism and training", file=file)
     notes: list[str] = []
-    name, layers = _model(data, file)
+    name, layers = _model(data, notes, file)
     layout, gpus = _layout(parallelism, era, layers, notes)
-    batch = read_batch(training, parallelism, era, layout, inherited="base" in data)
-    recompute = _recompute(data, notes, file)
+    batch = read_batch(training, parallelism, era, layout, notes, inherited="base" in data)
+    recompute = _recompute(data, era, notes, file)
     return ImportedJob(
         framework=Framework.TORCHTITAN,
         version=f"era {era}",
@@ -121,12 +131,12 @@ def _job(data: dict[str, Any], era: str, file: str) -> ImportedJob:
     )
 
 
-def _model(data: Mapping[str, Any], file: str) -> tuple[str | None, int | None]:
+def _model(data: Mapping[str, Any], notes: list[str], file: str) -> tuple[str | None, int | None]:
     model = _section(data, "model", file) if "model" in data else None
     if model is not None:
         family, flavor = model.text("name"), model.text("flavor")
     else:
-        family, flavor = _python_model(data)
+        family, flavor = _python_model(data, notes)
     found = FLAVORS.get(((family or "").lower(), (flavor or "").lower()))
     return found or (None, None)
 
@@ -140,21 +150,21 @@ def _mtp_layers(data: Mapping[str, Any], era: str) -> int | None:
     return stated if isinstance(stated, int) and 0 <= stated <= MAX_LAYERS else None
 
 
-def _python_model(data: Mapping[str, Any]) -> tuple[str, str]:
-    base = str(data.get("base") or "")
+def _python_model(data: Mapping[str, Any], notes: list[str]) -> tuple[str, str]:
+    """Return family and flavor: the flavor is the registry's argument, else the rest of a base's name."""
+    base, stated = str(data.get("base") or ""), str(data.get("family") or "")
     spec = data.get("model_spec")
     flavor = spec["arguments"][0] if isinstance(spec, dict) and spec.get("arguments") else None
-    for family, name in FLAVORS:
-        if base.startswith(family):
-            rest = base.removeprefix(family).strip("_").replace("_", "-")
+    said = stated or base or str(data.get("function") or "")
+    for family in dict.fromkeys(family for family, _ in FLAVORS):
+        if re.search(rf"(^|_){family}(_|$)", said):
+            rest = base.partition(family)[2].strip("_").replace("_", "-")
             return family, str(flavor or rest)
-        if (
-            isinstance(flavor, str)
-            and name == flavor.lower()
-            and sum(name == other for _, other in FLAVORS) == 1
-        ):
-            return family, flavor
-    return "", ""
+    others = [family for family, name in FLAVORS if isinstance(flavor, str) and name == flavor.lower()]
+    if stated or len(others) != 1:
+        return "", ""
+    notes.append(f"assumed: flavor {flavor} is {others[0]}'s, the only built-in model of that flavor")
+    return others[0], str(flavor)
 
 
 def _layout(
@@ -204,13 +214,14 @@ def _zero(parallelism: Fields, shard: int | None, cp: int, pp: int, notes: list[
     return 3 if policy == "always" else 2
 
 
-def _recompute(data: Mapping[str, Any], notes: list[str], file: str) -> Recompute | None:
+def _recompute(data: Mapping[str, Any], era: str, notes: list[str], file: str) -> Recompute | None:
     """Return the checkpointing policy; None when it is that of a configuration which is not known."""
     base = str(data.get("base") or "")
     if "activation_checkpoint" in data and data["activation_checkpoint"] is None:
         return Recompute()
     if "activation_checkpoint" not in data:
-        mode = _inherited_policy(base)
+        # the registries of era C set it by name; the class itself has None since then
+        mode = "none" if era == "C" and not base else _inherited_policy(base)
         if mode is None:
             return None
         notes.append(f"activation checkpointing {mode}: default of {base or 'the class'}")

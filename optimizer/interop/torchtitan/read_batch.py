@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 TOKENS_KEY = "num_tokens_per_microbatch_per_dp_rank"
 LOCAL_BATCH = 8
 SEQUENCE_LENGTH = 2048
+MICRO_BATCH_TOKENS = 16384
 """Defaults of ``TrainingConfig`` (torchtitan/config/configs.py and job_config.py)."""
 
 
@@ -28,25 +29,44 @@ class Batch:
 
 
 def read_batch(
-    training: Fields, parallelism: Fields, era: str, layout: PartialLayout, *, inherited: bool
+    training: Fields,
+    parallelism: Fields,
+    era: str,
+    layout: PartialLayout,
+    notes: list[str],
+    *,
+    inherited: bool,
 ) -> Batch:
     """Read the batch of an era.
 
     ``inherited``: the configuration changes another one, whose values stand where it states none, so that
-    the class defaults do not apply and what is absent is unknown.
+    the class defaults do not apply and what is absent is unknown. ``notes`` get the defaults that were taken.
     """
+    if not inherited:
+        _note_defaults(training, era, notes)
     if era == "C":
         return _in_tokens(training, parallelism, layout, inherited)
     return _in_sequences(training, parallelism, layout, inherited)
 
 
+def _note_defaults(training: Fields, era: str, notes: list[str]) -> None:
+    """Say which class defaults stand in for what the configuration does not state."""
+    defaults: dict[tuple[str, ...], int] = {("max_context_length", "seq_len"): SEQUENCE_LENGTH}
+    if era == "C":
+        defaults[(TOKENS_KEY,)] = MICRO_BATCH_TOKENS
+    else:
+        defaults[("local_batch_size", "batch_size")] = LOCAL_BATCH
+    for keys, value in defaults.items():
+        if training.integer(*keys) is None:
+            notes.append(f"assumed: {training.path(keys[0])} {value}, the class default")
+
+
 def _in_tokens(training: Fields, parallelism: Fields, layout: PartialLayout, inherited: bool) -> Batch:
     sequence = training.integer("max_context_length", "seq_len", least=1)
     tokens = training.integer(TOKENS_KEY, least=1)
-    if sequence is None or tokens is None:
-        if inherited:
-            return Batch(sequence_length=sequence)
-        raise training.fail(TOKENS_KEY, "missing", f"{TOKENS_KEY} and max_context_length")
+    if inherited and (sequence is None or tokens is None):
+        return Batch(sequence_length=sequence)
+    sequence, tokens = sequence or SEQUENCE_LENGTH, tokens or MICRO_BATCH_TOKENS
     micro_batch = divided(tokens, sequence, f"training.{TOKENS_KEY} over max_context_length")
     piped = layout.pp is not None and layout.pp > 1
     per_pass = parallelism.integer("num_pp_microbatches", least=1) if piped else None

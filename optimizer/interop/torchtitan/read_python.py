@@ -1,50 +1,83 @@
 """torchtitan's Python configurations, read as syntax trees: nothing is imported and nothing runs.
 
-Understood: a function that builds the configuration by assignments (``cfg.parallelism =
-ParallelismConfig(...)``, ``cfg.training.seq_len = 8192``) or by one call (``Trainer.Config(parallelism=...,
-training=...)``), with constants and whole-number arithmetic as values. Everything else stays a string that
-starts with ``$``.
+Understood: functions that build the configuration by one call (``Trainer.Config(parallelism=..., training=...)``), from
+what another function returns, and by assignments (``cfg.parallelism = ParallelismConfig(...)``,
+``cfg.training.seq_len = 8192``), with sections and numbers held in variables, constants and whole-number arithmetic as
+values. Everything else stays a string that starts with ``$``.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.interop.shell.values import hole
 from layoutopt.optimizer.specs.errors import input_error
 
-SECTION_CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training", "CompileConfig": "compile"}
 ROOT_CALLS = ("Trainer.Config", "JobConfig", "TrainerConfig", "Config")
+ROOT_SECTIONS = ("parallelism", "training", "model_spec")
+MODEL_CALL = "model_registry"
+GIVEN = ("cfg", "config", "job_config", "self")
+"""Names of arguments that hold a configuration to fill in."""
+
+MAX_DEPTH = 20
+"""Functions that start from one another; more is a circle."""
+
+_FAMILY_IMPORT = re.compile(r"models\.(\w+)")
 Sections = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    functions: dict[str, ast.FunctionDef]
+    constants: dict[str, Any]
+    file: str
 
 
 def read_python_config(text: str, file: str = "", function: str | None = None) -> tuple[Sections, str]:
     """Return the sections that a configuration function sets, and the function's name.
 
-    ``function`` chooses among several; without it the file must hold exactly one that sets ``parallelism``.
+    ``function`` chooses among several; without it the file must hold exactly one. What a function of another file sets
+    is its name under ``base``. ``family`` names the model family that the file imports from, where it says so.
     """
     tree = _parse(text, file)
-    constants = _constants(tree.body, {})
-    found: dict[str, Sections] = {}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    module = _Module(functions=functions, constants={}, file=file)
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            sections = _function_sections(node, constants)
-            if "parallelism" in sections:
-                found[node.name] = sections
+        _step(node, module.constants, module, 0)
+    found = {
+        name: made
+        for name, node in functions.items()
+        if _starts_alone(node) and _is_root(made := _made(name, {}, module, 0))
+    }
     if function is not None and function not in found:
-        raise input_error(f"no configuration function {shorten(function)!r}", ", ".join(found), file=file)
-    if function is None and len(found) != 1:
-        what = (
-            "several configuration functions: " + shorten(", ".join(found))
-            if found
-            else "no function sets parallelism"
+        raise input_error(
+            f"no configuration function {shorten(function)!r}",
+            "one of " + ", ".join(found),
+            key="function",
+            file=file,
         )
-        raise input_error(what, "one torchtitan configuration function", file=file)
+    if function is None and len(found) != 1:
+        raise _not_one(tuple(found), file)
     name = function or next(iter(found))
-    return found[name], name
+    sections = found[name]
+    if family := _imported_family(tree):
+        sections.setdefault("family", family)
+    return sections, name
+
+
+def _not_one(names: tuple[str, ...], file: str) -> Exception:
+    if not names:
+        needed = "one torchtitan configuration function"
+        return input_error("no function returns a configuration", needed, file=file)
+    shown = shorten(", ".join(names))
+    what = f"several configuration functions: {shown}"
+    return input_error(what, f"choose one with --function {names[0]}", key="function", file=file)
 
 
 def _parse(text: str, file: str) -> ast.Module:
@@ -58,54 +91,105 @@ def _parse(text: str, file: str) -> ast.Module:
         raise input_error("not valid Python", file=file) from None
 
 
-def _constants(body: list[ast.stmt], known: dict[str, Any]) -> dict[str, Any]:
-    values = dict(known)
-    for node in body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            values[node.targets[0].id] = _value(node.value, values)
-    return values
+def _imported_family(tree: ast.Module) -> str:
+    """Return the family of ``from torchtitan.models.FAMILY import model_registry``, empty where none is named."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any(name.name == MODEL_CALL for name in node.names):
+            match = _FAMILY_IMPORT.search(node.module or "")
+            return match[1] if match else ""
+    return ""
 
 
-def _function_sections(function: ast.FunctionDef, constants: dict[str, Any]) -> Sections:
-    names = _constants(function.body, constants)
-    sections: Sections = {}
-    for node in function.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            _assign(node.targets[0], node.value, names, sections)
-        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            _read_root(node.value, names, sections)
-    return sections
+def _starts_alone(function: ast.FunctionDef) -> bool:
+    """Tell a configuration from a helper, which others have to give something."""
+    needed = function.args.args[: len(function.args.args) - len(function.args.defaults)]
+    return all(argument.arg in GIVEN for argument in needed)
 
 
-def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], sections: Sections) -> None:
-    path = _dotted(target).split(".")
-    if len(path) == 1 and isinstance(value, ast.Call):
-        if _dotted(value.func) in ROOT_CALLS or "parallelism" in {keyword.arg for keyword in value.keywords}:
-            _read_root(value, names, sections)
-        else:
-            sections.setdefault("base", _dotted(value.func).split(".")[-1])
-    elif len(path) == 2:
-        sections[path[1]] = _section(value, names)
-    elif len(path) == 3:
-        section = sections.setdefault(path[1], {})
-        if isinstance(section, dict):
-            section[path[2]] = _value(value, names)
+def _made(name: str, given: dict[str, Any], module: _Module, depth: int) -> Any:
+    """Return what a function returns or, if it returns nothing, the configuration that it sets."""
+    if depth > MAX_DEPTH:
+        raise input_error(f"{shorten(name)} starts from itself", "a function that ends", file=module.file)
+    names = module.constants | _arguments(module.functions[name], given, module, depth)
+    for node in module.functions[name].body:
+        if isinstance(node, ast.Return):
+            return _value(node.value, names, module, depth) if node.value else None
+        _step(node, names, module, depth)
+    made = [value for value in names.values() if _is_root(value)]
+    return max(made, key=lambda value: sum(key in value for key in ROOT_SECTIONS), default=None)
 
 
-def _read_root(call: ast.Call, names: dict[str, Any], sections: Sections) -> None:
-    for keyword in call.keywords:
-        if keyword.arg:
-            sections[keyword.arg] = _section(keyword.value, names)
+def _arguments(
+    function: ast.FunctionDef, given: dict[str, Any], module: _Module, depth: int
+) -> dict[str, Any]:
+    """Return a function's arguments: given, by default, a configuration to fill in, or unknown."""
+    names = [argument.arg for argument in function.args.args]
+    defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
+    return {
+        name: given[name]
+        if name in given
+        else _value(defaults[name], module.constants, module, depth)
+        if name in defaults
+        else {}
+        if name in GIVEN
+        else hole(name)
+        for name in names
+    }
 
 
-def _section(node: ast.expr, names: dict[str, Any]) -> Any:
-    """Read a section: a call becomes its keywords, its class name, and its positional arguments."""
-    if isinstance(node, ast.Call):
-        section: dict[str, Any] = {key.arg: _value(key.value, names) for key in node.keywords if key.arg}
-        section["class"] = _dotted(node.func)
-        section["arguments"] = [_value(argument, names) for argument in node.args]
-        return section
-    return _value(node, names)
+def _is_root(value: object) -> bool:
+    """Tell a configuration from a section: by its class, by its sections, or by the function it starts from."""
+    if not isinstance(value, dict):
+        return False
+    return value.get("class") in ROOT_CALLS or any(key in value for key in ROOT_SECTIONS) or "base" in value
+
+
+def _step(node: ast.stmt, names: dict[str, Any], module: _Module, depth: int) -> None:
+    """Follow one assignment; a branch or loop of somebody's code leaves what it sets unknown."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        _assign(node.targets[0], _value(node.value, names, module, depth), names)
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        _assign(node.target, _value(node.value, names, module, depth), names)
+    elif isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try):
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign):
+                for target in inner.targets:
+                    _assign(target, hole(f"a value set in line {inner.lineno}"), names)
+
+
+def _assign(target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+    first, *path = _dotted(target).split(".")
+    if first == "?":
+        return
+    if not path:
+        names[first] = value
+        return
+    place = names.setdefault(first, {})
+    for part in path[:-1]:
+        place = place.setdefault(part, {}) if isinstance(place, dict) else {}
+        if place is None:
+            return
+    if isinstance(place, dict):
+        place[path[-1]] = value
+
+
+def _call(call: ast.Call, names: dict[str, Any], module: _Module, depth: int) -> Any:
+    """Read a call: of a function of this file what it returns, of a class its keywords, name and arguments.
+
+    A call without arguments of a function from elsewhere may make a whole configuration: its name is the base.
+    """
+    name = _dotted(call.func)
+    section = {key.arg: _value(key.value, names, module, depth) for key in call.keywords if key.arg}
+    if name not in ROOT_CALLS:
+        section["arguments"] = [_value(argument, names, module, depth) for argument in call.args]
+    if name in module.functions:
+        places = [argument.arg for argument in module.functions[name].args.args]
+        given = dict(zip(places, section.pop("arguments", []), strict=False)) | section
+        made = _made(name, given, module, depth + 1)
+        return hole(f"{name}(...)") if made is None else deepcopy(made)
+    if name[:1].islower() and not call.args and not call.keywords and name != MODEL_CALL:
+        return {"base": name.split(".")[-1]}
+    return section | {"class": name}
 
 
 def _dotted(node: ast.expr) -> str:
@@ -117,38 +201,44 @@ def _dotted(node: ast.expr) -> str:
     return ".".join(reversed(parts))
 
 
-def _value(node: ast.expr, names: dict[str, Any]) -> Any:
-    """Evaluate constants, lists and whole-number arithmetic; anything else is its source behind a ``$``."""
+def _value(node: ast.expr, names: dict[str, Any], module: _Module, depth: int) -> Any:
+    """Evaluate constants, lists, calls and whole-number arithmetic; anything else is its source behind a ``$``."""
     if isinstance(node, ast.Constant):
-        return (
-            node.value if isinstance(node.value, str | int | float | bool | None) else hole(repr(node.value))
-        )
+        known = isinstance(node.value, str | int | float | bool | None)
+        return node.value if known else hole(repr(node.value))
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(item, names) for item in node.elts]
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
+        return [_value(item, names, module, depth) for item in node.elts]
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _looked_up(_dotted(node), names)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _value(node.operand, names)
-        return (
-            -inner if isinstance(inner, int | float) and not isinstance(inner, bool) else hole("expression")
-        )
+        inner = _value(node.operand, names, module, depth)
+        return -inner if type(inner) in (int, float) else hole("expression")
     if isinstance(node, ast.BinOp):
-        return _arithmetic(node, names)
+        sides = (_value(side, names, module, depth) for side in (node.left, node.right))
+        return _arithmetic(node.op, *sides)
     if isinstance(node, ast.Call):
-        return hole(_dotted(node.func) + "(...)")
+        return _call(node, names, module, depth)
     return hole("expression")
 
 
-def _arithmetic(node: ast.BinOp, names: dict[str, Any]) -> Any:
-    left, right = _value(node.left, names), _value(node.right, names)
+def _looked_up(path: str, names: dict[str, Any]) -> Any:
+    """Return what a dotted name holds; a section is shared, as it is in Python."""
+    first, *rest = path.split(".")
+    value = names.get(first, hole(path))
+    for part in rest:
+        value = value.get(part, hole(path)) if isinstance(value, dict) else hole(path)
+    return value
+
+
+def _arithmetic(operator: ast.operator, left: Any, right: Any) -> Any:
     if type(left) is not int or type(right) is not int or max(abs(left), abs(right)) > 10**15:
         return hole("expression")
-    if isinstance(node.op, ast.Mult):
+    if isinstance(operator, ast.Mult):
         return left * right
-    if isinstance(node.op, ast.Add):
+    if isinstance(operator, ast.Add):
         return left + right
-    if isinstance(node.op, ast.Sub):
+    if isinstance(operator, ast.Sub):
         return left - right
-    if isinstance(node.op, ast.FloorDiv) and right:
+    if isinstance(operator, ast.FloorDiv) and right:
         return left // right
     return hole("expression")

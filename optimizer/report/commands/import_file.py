@@ -43,9 +43,10 @@ def command(
 ) -> None:
     """Read a file of another tool and print it in this tool's terms, as YAML.
 
-    Hugging Face config.json, launch files of Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, nanotron and accelerate,
-    their logs, torch's out-of-memory messages, Slurm and PBS node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and
-    node-link graphs. Models and layouts come out as files that MODEL and --layout read.
+    Hugging Face config.json, launch files of Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, nanotron, accelerate,
+    verl, slime, ms-swift, Primus, LLaMA-Factory and axolotl, their logs, torch's out-of-memory messages, Slurm and PBS
+    node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and node-link graphs. Models and layouts come out as files
+    that MODEL and --layout read.
     """
     from layoutopt.optimizer.ask.load import import_given
     from layoutopt.optimizer.interop.files import notes_of

@@ -1,0 +1,1 @@
+"""axolotl: fine-tuning on PyTorch FSDP or DeepSpeed."""

@@ -1,0 +1,96 @@
+"""axolotl YAML (axolotl 067b021, 2026-07-24): PyTorch FSDP or DeepSpeed under Hugging Face's trainer."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
+from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+KNOWN = (
+    "micro_batch_size", "gradient_accumulation_steps", "dp_shard_size", "dp_replicate_size",
+    "tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "deepspeed",
+)  # fmt: skip
+DEEPSPEED_NAME = re.compile(r"zero([0-3])|ds_z([0-3])", re.IGNORECASE)
+
+
+@importer
+def import_axolotl(text: str, file: str = "") -> ImportedJob:
+    """Read a training file. The number of GPUs is in it where ``dp_shard_size`` states one."""
+    fields = Fields(parse_yaml(text, file), file=file)
+    notes: list[str] = [
+        "Hugging Face models on PyTorch FSDP or DeepSpeed: judged as accelerate's or DeepSpeed's"
+    ]
+    missing: list[str] = []
+    tp = fields.count("tensor_parallel_size")
+    cp = fields.count("context_parallel_size", "sequence_parallel_degree")
+    shard = fields.integer("dp_shard_size", least=1)
+    replicas = fields.count("dp_replicate_size")
+    micro_batch = fields.integer("micro_batch_size", least=1)
+    accumulation = fields.count("gradient_accumulation_steps")
+    gpus = None if shard is None else shard * replicas * tp * cp
+    zero = _zero(fields, missing)
+    if fields.count("expert_parallel_size") > 1:
+        raise fields.fail("expert_parallel_size", "axolotl takes it out of the world: not modelled", "1")
+    dp = None if shard is None else shard * replicas
+    _note_special(fields, notes)
+    name_unread(list(fields.data), KNOWN, notes)
+    return fsdp_job(
+        notes=notes,
+        path=fields.text("base_model"),
+        gpus=gpus,
+        micro_batch=micro_batch,
+        global_batch=micro_batch * accumulation * dp if micro_batch and dp else None,
+        sequence_length=fields.integer("sequence_len", least=1),
+        tp=tp,
+        cp=cp,
+        shard=shard if shard is not None and replicas > 1 else None,
+        replicas=replicas,
+        zero=zero,
+        recompute=fields.data.get("gradient_checkpointing") not in (None, False),
+        precision=_precision(fields),
+        cp_comm=CpComm.P2P if cp > 1 else None,
+        missing=missing,
+        framework=Framework.DEEPSPEED if fields.text("deepspeed") else Framework.ACCELERATE,
+    )
+
+
+def _zero(fields: Fields, missing: list[str]) -> int | None:
+    file = fields.text("deepspeed")
+    if file is not None:
+        match = DEEPSPEED_NAME.search(file)
+        if match is None:
+            missing.append(f"the ZeRO stage of {shorten(file)}")
+            return None
+        return int(match[1] or match[2])
+    if "fsdp_version" not in fields and "fsdp_config" not in fields and "fsdp" not in fields:
+        return 0 if fields.integer("dp_shard_size") in (None, 1) else 3
+    return 2 if fields.section("fsdp_config").flag("reshard_after_forward") is False else 3
+
+
+def _note_special(fields: Fields, notes: list[str]) -> None:
+    """Say what changes memory or speed and is not modelled."""
+    adapter = fields.data.get("adapter")
+    if adapter:
+        notes.append(f"adapter {shorten(adapter)}: not read; priced as training of all parameters")
+    if fields.section("fsdp_config").on("offload_params", "fsdp_offload_params"):
+        notes.append("offload_params: parameters in host memory are not modelled; memory is overestimated")
+    if str(fields.data.get("gradient_checkpointing")).startswith("offload"):
+        notes.append("gradient_checkpointing offload: kept inputs count as memory of the GPU")
+    if fields.on("sample_packing"):
+        notes.append("sample_packing: a sequence is a packed row")
+
+
+def _precision(fields: Fields) -> Precision | None:
+    if fields.data.get("fp8") is True:
+        return Precision.FP8
+    if fields.data.get("bf16") in (True, "auto", "full"):
+        return Precision.BF16
+    return Precision.FP16 if fields.data.get("fp16") is True else None

@@ -1,0 +1,33 @@
+"""Names on the Hugging Face hub and the built-in models of the same shape."""
+
+from __future__ import annotations
+
+import re
+
+_REST = r"(-(base|instruct|chat|thinking|hf|it|fp8|bf16|\d{4}|v\d(\.\d)?|hf))*"
+BUILT_IN = (
+    (r"(meta-)?llama-3(\.1)?-8b", "llama3-8b"),
+    (r"(meta-)?llama-3(\.[13])?-70b", "llama3-70b"),
+    (r"(meta-)?llama-3\.1-405b", "llama3-405b"),
+    (r"llama-2-7b", "llama2-7b"),
+    (r"llama-2-70b", "llama2-70b"),
+    (r"qwen3-32b", "qwen3-32b"),
+    (r"qwen3-30b-a3b", "qwen3-30b-a3b"),
+    (r"qwen3-235b-a22b", "qwen3-235b-a22b"),
+    (r"mixtral-8x7b", "mixtral-8x7b"),
+    (r"mixtral-8x22b", "mixtral-8x22b"),
+    (r"deepseek-(v3(\.1)?|r1)", "deepseek-v3"),
+    (r"deepseek-v2", "deepseek-v2"),
+    (r"kimi-k2", "kimi-k2"),
+    (r"gpt-oss-120b", "gpt-oss-120b"),
+    (r"bloom", "bloom-176b"),
+    (r"nemotron-4-340b", "nemotron4-340b"),
+    (r"grok-1", "grok-1"),
+)
+"""The last part of a hub name in lower case (regular expression, without words for a checkpoint), and the model's name."""
+
+
+def built_in_model(name: str) -> str | None:
+    """Return the built-in model of a hub name or of the folder that it was loaded to; None where there is none."""
+    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    return next((model for pattern, model in BUILT_IN if re.fullmatch(pattern + _REST, last)), None)

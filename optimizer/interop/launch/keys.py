@@ -1,0 +1,172 @@
+"""A launcher's own names for what the trainer it drives has names for, and the job that follows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.huggingface.names import built_in_model
+from layoutopt.optimizer.interop.launch.flags import scalar
+from layoutopt.optimizer.interop.megatron.read import job_from_arguments
+from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
+from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from layoutopt.optimizer.interop.reading import Fields
+    from layoutopt.optimizer.specs.vocabulary import CpComm
+
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+LAYOUT_WORDS = re.compile(
+    r"parallel|shard|micro_?batch|offload|recompute|checkpointing|pipeline|zero", re.IGNORECASE
+)
+"""Keys whose meaning may change a layout."""
+
+
+def with_defaults(data: dict[str, Any], defaults: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Put a launcher's defaults where nothing is stated, and say so."""
+    unstated = {key: value for key, value in defaults.items() if data.get(key) is None}
+    notes += [f"assumed: {key} {value}, the launcher's default" for key, value in unstated.items()]
+    return data | unstated
+
+
+def name_unread(keys: Sequence[str], known: Sequence[str], notes: list[str]) -> None:
+    """Name the keys that concern a layout and are not read."""
+    unread = [key for key in keys if LAYOUT_WORDS.search(key) and key not in known]
+    if unread:
+        notes.append(
+            f"not read, though it may change the layout: {', '.join(shorten(key) for key in unread)}"
+        )
+
+
+def assigned(text: str, name: str) -> int | None:
+    """Return the number that a script gives a variable of the environment, None where it says none."""
+    match = re.search(rf"\b{name}=[\"']?(?:\$\{{\w+:-)?(\d{{1,7}})\b", text)
+    return int(match[1]) if match else None
+
+
+def gpus_of_environment(text: str, per_node: str, nodes: str, notes: list[str]) -> int | None:
+    """Return GPUs per node times nodes as a script's environment states them; one node unless it says otherwise."""
+    each, count = assigned(text, per_node), assigned(text, nodes)
+    if each is None:
+        return None
+    if count is None:
+        notes.append(f"assumed: one node, {nodes} is not set")
+    return each * (count or 1)
+
+
+def with_model(job: ImportedJob, path: str | None) -> ImportedJob:
+    """Say which model a hub name is; its sizes are then not missing. An unknown one has to be given beside the file."""
+    if job.model is not None:
+        return job
+    rest = tuple(text for text in job.missing if text.removeprefix("--").replace("-", "_") not in _SIZES)
+    name = built_in_model(path or "")
+    if name is None:
+        said = f"{shorten(path)} is no built-in model; " if path else ""
+        rest = (*rest, f"the model: {said}give its config.json or a model beside")
+    return replace(job, model_name=name, missing=rest)
+
+
+def megatron_job(
+    fields: Fields,
+    gpus: int | None,
+    notes: Sequence[str],
+    *,
+    path: str | None = None,
+    command_line: bool = False,
+) -> ImportedJob:
+    """Build the job of a launcher of Megatron-LM from fields under Megatron's own names."""
+    job = job_from_arguments(fields, gpus, command_line=command_line)
+    job = with_model(job, path)
+    return replace(job, notes=(*notes, *job.notes))
+
+
+def fsdp_job(
+    *,
+    notes: Sequence[str],
+    path: str | None,
+    gpus: int | None,
+    micro_batch: int | None,
+    global_batch: int | None,
+    sequence_length: int | None,
+    tp: int = 1,
+    cp: int = 1,
+    shard: int | None = None,
+    replicas: int = 1,
+    zero: int | None = 3,
+    recompute: bool | None = None,
+    precision: Precision | None = None,
+    cp_comm: CpComm | None = None,
+    optimizer_offload: float | None = None,
+    missing: Sequence[str] = (),
+    framework: Framework = Framework.ACCELERATE,
+) -> ImportedJob:
+    """Build the job of a launcher of PyTorch FSDP or DeepSpeed with Hugging Face models.
+
+    ``shard`` ranks hold one copy of the states, None: all that there are. ``global_batch`` None is left open.
+    """
+    dp = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
+    if dp is None and shard is not None:
+        dp = shard * replicas
+    hybrid = shard is not None and dp is not None and shard < dp
+    layout = PartialLayout(
+        tp=tp,
+        sp=False,
+        cp=cp,
+        pp=1,
+        vp=1,
+        ep=1,
+        etp=1,
+        dp=dp,
+        zero=zero,
+        hsdp_shard=shard * cp if shard is not None and hybrid and zero else None,
+        micro_batch=micro_batch,
+        micro_batches=_steps(global_batch, micro_batch, dp),
+        recompute=None
+        if recompute is None
+        else Recompute(granularity=Granularity.FULL)
+        if recompute
+        else Recompute(),
+        schedule=Schedule.NONE,
+        mesh_order=DEFAULT_MESH_ORDER,
+    )
+    needed = {
+        "number of GPUs": gpus or (dp and dp * tp * cp),
+        "micro-batch": micro_batch,
+        "global batch": global_batch,
+        "sequence length": sequence_length,
+        "precision": precision,
+        "ZeRO stage": zero,
+        "activation checkpointing": recompute,
+    }
+    open_values = [name for name, value in needed.items() if value is None]
+    job = ImportedJob(
+        framework=framework,
+        layout=layout,
+        training=JobTraining(
+            sequence_length=sequence_length, global_batch=global_batch, precision=precision, pad_vocab=False
+        ),
+        options=JobOptions(cp_comm=cp_comm, optimizer_offload=optimizer_offload),
+        gpus=gpus or (dp * tp * cp if dp else None),
+        notes=tuple(notes),
+        missing=(*open_values, *missing),
+    )
+    return with_model(job, path)
+
+
+def _steps(batch: int | None, micro_batch: int | None, dp: int | None) -> int | None:
+    if not batch or not micro_batch or not dp or batch % (micro_batch * dp):
+        return None
+    return batch // (micro_batch * dp)
+
+
+def hydra_values(words: Sequence[str]) -> dict[str, Any]:
+    """Read ``a.b=value`` words, ``+`` and ``++`` in front of them being additions; what hydra deletes stays away."""
+    pairs = (word.lstrip("+").partition("=") for word in words if not word.startswith(("-", "~")))
+    return {key: scalar(value) for key, equals, value in pairs if equals and re.fullmatch(r"[\w.]+", key)}

@@ -1,0 +1,29 @@
+"""Launchers that drive a trainer of the records: their files, and how each gives itself away.
+
+A launcher has no preset and no rules of its own: a job that it starts is one of the trainer it drives.
+"""
+
+from __future__ import annotations
+
+from layoutopt.optimizer.frameworks.record import LaunchFormat
+
+LAUNCHERS = {
+    launch.kind: launch
+    for launch in (
+        LaunchFormat(kind="verl", reader="import_verl", sign=r"\bverl\.trainer\.|\bactor_rollout_ref\."),
+        LaunchFormat(
+            kind="slime", reader="import_slime", sign=r"--actor-num-nodes\b|--rollout-num-gpus-per-engine\b"
+        ),
+        LaunchFormat(
+            kind="ms-swift", reader="import_swift", sign=r"^\s*([A-Z_]+=\S*\s+)*megatron (pt|sft|rlhf)\b"
+        ),
+        LaunchFormat(kind="primus", reader="import_primus", sign=r"^\s+pre_trainer:"),
+        LaunchFormat(kind="axolotl", reader="import_axolotl", sign=r"^base_model:|^sequence_len:"),
+        LaunchFormat(
+            kind="llama-factory",
+            reader="import_llama_factory",
+            sign=r"^finetuning_type:|^cutoff_len:|^stage: *(pt|sft|dpo|rm|kto|ppo)\b",
+        ),
+    )
+}
+"""Launch files by kind; the reader is in ``interop/KIND/read.py`` with underscores for dashes."""

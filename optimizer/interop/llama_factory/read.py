@@ -1,0 +1,97 @@
+"""LLaMA-Factory YAML (LLaMA-Factory ff6d4d1, 2026-08-18): Hugging Face's trainer, or Megatron-LM where degrees are."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
+from layoutopt.optimizer.specs.vocabulary import Precision
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+MEGATRON_KEYS = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+    "context_parallel_size", "expert_model_parallel_size", "sequence_parallel", "recompute_granularity",
+    "recompute_method", "recompute_num_layers", "recompute_modules", "use_distributed_optimizer",
+    "overlap_grad_reduce", "overlap_param_gather", "moe_token_dispatcher_type",
+)  # fmt: skip
+"""Keys of its Megatron path (USE_MCA=1), which are Megatron's own."""
+
+KNOWN = (
+    *MEGATRON_KEYS,
+    "disable_gradient_checkpointing",
+    "gradient_checkpointing",
+    "per_device_train_batch_size",
+)
+_STAGE = re.compile(r"ds_z([023])|zero_?([0-3])", re.IGNORECASE)
+
+
+@importer
+def import_llama_factory(text: str, file: str = "") -> ImportedJob:
+    """Read a training file; the number of GPUs is in the launcher's environment, and so is the global batch."""
+    fields = Fields(parse_yaml(text, file), file=file)
+    notes: list[str] = []
+    kind = fields.text("finetuning_type")
+    if kind not in (None, "full"):
+        notes.append(
+            f"finetuning_type {shorten(kind)}: adapters are not read; priced as training of all parameters"
+        )
+    elif kind is None:
+        notes.append("finetuning_type is not stated, which means lora; priced as training of all parameters")
+    name_unread(list(fields.data), KNOWN, notes)
+    micro_batch = fields.integer("per_device_train_batch_size", least=1)
+    accumulation = fields.count("gradient_accumulation_steps")
+    notes.append(
+        f"the global batch is {micro_batch or '?'} * {accumulation} sequences per data-parallel rank"
+    )
+    if any(fields.data.get(key) is not None for key in MEGATRON_KEYS):
+        return _megatron(fields, micro_batch, notes)
+    missing: list[str] = []
+    return fsdp_job(
+        notes=notes,
+        path=fields.text("model_name_or_path"),
+        gpus=None,
+        micro_batch=micro_batch,
+        global_batch=None,
+        sequence_length=fields.integer("cutoff_len", least=1),
+        zero=_stage(fields, missing, notes),
+        recompute=not fields.on("disable_gradient_checkpointing"),
+        precision=_precision(fields),
+        missing=missing,
+        framework=Framework.DEEPSPEED if fields.text("deepspeed") else Framework.ACCELERATE,
+        optimizer_offload=1.0 if "offload" in (fields.text("deepspeed") or "") else None,
+    )
+
+
+def _stage(fields: Fields, missing: list[str], notes: list[str]) -> int | None:
+    """Return the ZeRO stage that the name of a DeepSpeed file states; without one replicas hold all states."""
+    file = fields.text("deepspeed")
+    if file is None:
+        if "fsdp" in fields or "fsdp_config" in fields:
+            return 3
+        notes.append("assumed: no sharding, neither deepspeed nor fsdp is stated")
+        return 0
+    match = _STAGE.search(file)
+    if match is None:
+        missing.append(f"the ZeRO stage of {shorten(file)}")
+        return None
+    if "offload" in file and match[0].endswith("3"):
+        notes.append("parameters in host memory are not modelled; memory is overestimated")
+    return int(match[1] or match[2])
+
+
+def _precision(fields: Fields) -> Precision | None:
+    if fields.on("fp8"):
+        return Precision.FP8
+    return Precision.BF16 if fields.on("bf16") else Precision.FP16 if fields.on("fp16") else None
+
+
+def _megatron(fields: Fields, micro_batch: int | None, notes: list[str]) -> ImportedJob:
+    values = {key: fields.data[key] for key in MEGATRON_KEYS if key in fields}
+    values |= {"micro_batch_size": micro_batch, "seq_length": fields.integer("cutoff_len", least=1)}
+    values |= {"bf16": fields.on("bf16"), "fp16": fields.on("fp16")}
+    return megatron_job(Fields(values, file=fields.file), None, notes, path=fields.text("model_name_or_path"))

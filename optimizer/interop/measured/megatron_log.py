@@ -1,0 +1,93 @@
+"""Logs of Megatron-LM and of the trainers that print its lines (BigScience's Megatron-DeepSpeed: seconds)."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.measured.logs import ANSI, measured, number, steady
+from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.records import LoggedRun
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+MIB = 2**20
+_STEP = re.compile(
+    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.*?elapsed time per iteration \((?P<unit>ms|s)\): (?P<time>[\d.]{1,15})"
+    r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12}))?"
+)
+_BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
+_MEMORY = re.compile(r"\[Rank \d+\].*?max allocated: (?P<mb>[\d.]{1,15})")
+_HEADER = re.compile(r"([a-z -]+) size: (\d{1,9})\b")
+_HEADER_COLUMNS = {
+    "world": "n_gpus",
+    "data-parallel": "dp",
+    "context-parallel": "cp",
+    "tensor-model-parallel": "tp",
+    "pipeline-model-parallel": "pp",
+}
+"""Words of the line ``using world size: 16, data-parallel size: 4, ...`` and columns of measured runs."""
+
+_TIMER = re.compile(
+    r"^\s{4}([a-z][a-z0-9-]+) ?\.*: (?:\(([\d.]{1,15}), ([\d.]{1,15})\)|([\d.]{1,15}))\s*$", re.MULTILINE
+)
+
+
+@importer
+def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
+    """Read the header, iteration lines, timers (ms), and the memory line (max allocated, MiB)."""
+    plain = ANSI.sub("", text)
+    found = [match for line in plain.splitlines() if (match := _STEP.search(line))]
+    if not found:
+        raise input_error(
+            "no Megatron iteration lines", "lines with 'elapsed time per iteration (ms)'", file=file
+        )
+    steps = [int(match["step"]) for match in found]
+    time_s = steady(steps, [_seconds(match) for match in found])
+    memory = max((value for match in _MEMORY.finditer(plain) if (value := number(match["mb"]))), default=None)
+    values = {
+        "step_time_s": time_s,
+        "measured_step_s": time_s,
+        "tflops_gpu": steady(
+            steps, [number(match["tflops"]) if match["tflops"] else None for match in found]
+        ),
+        "mem_gb": None if memory is None else memory * MIB / 1e9,
+    }
+    seconds = found[0]["unit"] == "s"
+    columns = measured("megatron-deepspeed" if seconds else "megatron", values, job)
+    columns = _header(plain) | columns
+    columns |= {"measured_from": "step_time_s"} if time_s else {}
+    columns |= {"mem_kind": "allocated"} if memory else {}
+    if batches := _BATCH.findall(plain):
+        columns.setdefault("global_batch", int(batches[-1]))
+    return LoggedRun(
+        columns=columns, notes=(f"median of {len(found)} logged steps",), timers_s=_timers(plain)
+    )
+
+
+def _seconds(match: re.Match[str]) -> float | None:
+    value = number(match["time"])
+    return value if value is None or match["unit"] == "s" else value / 1e3
+
+
+def _header(text: str) -> dict[str, str | int | float]:
+    """Return what the first line of a run says of its layout."""
+    line = next((line for line in text.splitlines() if "using world size:" in line), "")
+    stated = {words.replace("using", "").strip(" ,"): int(size) for words, size in _HEADER.findall(line)}
+    return {_HEADER_COLUMNS[words]: size for words, size in stated.items() if words in _HEADER_COLUMNS}
+
+
+def _timers(text: str) -> dict[str, tuple[float, float]]:
+    """Return each timer's least and most seconds a step over ranks, medians over the logged blocks."""
+    blocks: dict[str, list[tuple[float, float]]] = {}
+    for name, low, high, only in _TIMER.findall(text):
+        pair = [number(low or only), number(high or only)]
+        if pair[0] is not None and pair[1] is not None:
+            blocks.setdefault(name, []).append((pair[0] / 1e3, pair[1] / 1e3))
+    return {
+        name: (median(low for low, _ in pairs), median(high for _, high in pairs))
+        for name, pairs in blocks.items()
+    }

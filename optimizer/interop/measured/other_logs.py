@@ -1,0 +1,102 @@
+"""Logs of DeepSpeed's throughput timer, of NeMo 2 and of the Hugging Face trainer to one measured run each."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.measured.logs import ANSI, GIB, measured, number, steady
+from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.records import LoggedRun
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.measured.run_columns import Columns
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+_DEEPSPEED = re.compile(
+    r"global_step=(?P<step>\d{1,9}), RunningAvgSamplesPerSec=[\d.]{1,15}, CurrSamplesPerSec=(?P<rate>[\d.]{1,15}), "
+    r"MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<gib>[\d.]{1,12})GB"
+)
+_NEMO = re.compile(
+    r"iteration (?P<step>\d{1,9})/\d+ \|(?P<rest>.*?train_step_timing in s: (?P<s>[\d.]{1,15}).*)"
+)
+_NEMO_BATCH = re.compile(r"global_batch_size: ([\d.]{1,12})")
+_NEMO_TFLOPS = re.compile(r"TFLOPS_per_GPU: ([\d.e+]{1,15})")
+_TRAINER_END = re.compile(
+    r"'train_runtime': '?(?P<s>[\d.]{1,15})'?.*?'train_steps_per_second': '?(?P<rate>[\d.]{1,15})"
+)
+_TRAINER_BAR = re.compile(
+    r"(?P<step>\d{1,9})/\d{1,9} \[[\d:]+<[\d:?]+, +(?P<value>[\d.]{1,12}) ?(?P<unit>s/it|it/s)"
+)
+
+
+@importer
+def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
+    """Read DeepSpeed's throughput timer: samples/s of the whole job, memory in GiB though it prints GB.
+
+    The step time follows from the batch, which the log does not state: with the job's configuration.
+    """
+    found = _matches(_DEEPSPEED, text)
+    if not found:
+        raise input_error("no DeepSpeed timer lines", "lines with CurrSamplesPerSec=", file=file)
+    rate = number(found[-1]["rate"])
+    memory = max(value for match in found if (value := number(match["gib"])) is not None)
+    columns = measured("deepspeed", {"mem_gb": memory * GIB / 1e9}, job) | {"mem_kind": "allocated"}
+    notes = [f"{rate:g} samples/s, the last of {len(found)} logged"]
+    batch = columns.get("global_batch")
+    if isinstance(batch, int) and rate:
+        columns |= _step(batch / rate)
+    else:
+        notes.append("step time needs the global batch: give the job's configuration too")
+    return LoggedRun(columns=columns, notes=tuple(notes), samples_per_s=rate)
+
+
+@importer
+def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
+    """Read NeMo 2's progress lines; every number is the mean over a logging interval."""
+    found = _matches(_NEMO, text)
+    if not found:
+        raise input_error("no NeMo 2 progress lines", "lines with 'train_step_timing in s:'", file=file)
+    steps = [int(match["step"]) for match in found]
+    rates = [re.search(_NEMO_TFLOPS, match["rest"]) for match in found]
+    values = {"tflops_gpu": steady(steps, [number(rate[1]) if rate else None for rate in rates])}
+    columns = measured("megatron-bridge", values, job)
+    columns |= _step(steady(steps, [number(match["s"]) for match in found]))
+    batch = _NEMO_BATCH.search(found[-1]["rest"])
+    if batch and (size := number(batch[1])):
+        columns.setdefault("global_batch", round(size))
+    return LoggedRun(columns=columns, notes=(f"median of {len(found)} logged steps",))
+
+
+@importer
+def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
+    """Read the Hugging Face trainer's last summary, else its progress bar, whose time per step is smoothed."""
+    ends, bars = _matches(_TRAINER_END, text), _matches(_TRAINER_BAR, text)
+    rate = number(ends[-1]["rate"]) if ends else None
+    if rate:
+        seconds: float | None = 1 / rate
+        note = "mean over the run, start included: train_steps_per_second"
+    elif bars:
+        seconds = steady([int(bar["step"]) for bar in bars], [_bar_seconds(bar) for bar in bars])
+        note = f"median of {len(bars)} readings of the progress bar, which smooths"
+    else:
+        raise input_error("no trainer lines", "train_steps_per_second or a progress bar", file=file)
+    return LoggedRun(columns=measured("accelerate", {}, job) | _step(seconds), notes=(note,))
+
+
+def _bar_seconds(bar: re.Match[str]) -> float | None:
+    value = number(bar["value"])
+    return value if not value or bar["unit"] == "s/it" else 1 / value
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """Find a pattern once in every line; a progress bar ends its lines with carriage returns."""
+    lines = re.split(r"[\r\n]+", ANSI.sub("", text))
+    return [match for line in lines if (match := pattern.search(line))]
+
+
+def _step(seconds: float | None) -> Columns:
+    if seconds is None:
+        return {}
+    return {"step_time_s": seconds, "measured_step_s": seconds, "measured_from": "step_time_s"}

@@ -1,0 +1,1 @@
+"""ms-swift: Megatron-LM behind keys with underscores."""

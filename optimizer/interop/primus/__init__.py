@@ -1,0 +1,1 @@
+"""Primus: AMD's launcher of Megatron-LM and torchtitan."""

@@ -1,0 +1,1 @@
+"""slime: reinforcement learning whose actor Megatron-LM trains."""

@@ -1,0 +1,1 @@
+"""verl: reinforcement learning whose actor Megatron-LM or PyTorch FSDP trains."""

@@ -1,0 +1,165 @@
+"""verl command lines (hydra words): the actor's layout; critics and inference engines run on the same GPUs.
+
+Keys and defaults as in verl b178a3c (2026-01-29), ``verl/trainer/config``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.command import read_launch
+from layoutopt.optimizer.interop.launch.flags import ArgFields
+from layoutopt.optimizer.interop.launch.keys import (
+    fsdp_job,
+    hydra_values,
+    megatron_job,
+    name_unread,
+    with_defaults,
+)
+from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.interop.shell.record import Outside
+
+ACTOR = "actor_rollout_ref.actor."
+MEGATRON = ACTOR + "megatron."
+OWN_KEYS = (
+    "actor_rollout_ref.model.path",
+    "trainer.n_gpus_per_node",
+    ACTOR + "strategy",
+    "data.train_batch_size",
+)
+MEGATRON_KEYS = {
+    MEGATRON + "tensor_model_parallel_size": "tensor_model_parallel_size",
+    MEGATRON + "pipeline_model_parallel_size": "pipeline_model_parallel_size",
+    MEGATRON + "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
+    MEGATRON + "context_parallel_size": "context_parallel_size",
+    MEGATRON + "expert_model_parallel_size": "expert_model_parallel_size",
+    MEGATRON + "expert_tensor_parallel_size": "expert_tensor_parallel_size",
+    MEGATRON + "sequence_parallel": "sequence_parallel",
+    MEGATRON + "use_distributed_optimizer": "use_distributed_optimizer",
+    ACTOR + "ppo_micro_batch_size_per_gpu": "micro_batch_size",
+}
+"""verl's keys of the Megatron actor and Megatron's names for them."""
+
+SECTIONS = (MEGATRON + "override_transformer_config.", MEGATRON + "override_ddp_config.")
+"""Sections whose keys are Megatron's own."""
+
+MEGATRON_DEFAULTS = {
+    "sequence_parallel": True,
+    "use_distributed_optimizer": True,
+    "bf16": True,
+}
+DATA_DEFAULTS = {
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    ACTOR + "ppo_mini_batch_size": 256,
+    "actor_rollout_ref.rollout.n": 1,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+}
+FSDP_KEYS = (
+    ACTOR + "strategy",
+    ACTOR + "ulysses_sequence_parallel_size",
+    ACTOR + "fsdp_config.fsdp_size",
+    ACTOR + "fsdp_config.reshard_after_forward",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+)
+OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
+
+
+@importer
+def import_verl(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+    """Read a script that starts ``verl.trainer.main_ppo``; the optimizer step is one mini-batch of the actor."""
+    return read_launch(text, OWN_KEYS, lambda command: _job(command, file), file, outside)
+
+
+def _job(command: LaunchCommand, file: str) -> ImportedJob:
+    stated = hydra_values(command.words)
+    notes: list[str] = []
+    values = with_defaults(stated, DATA_DEFAULTS, notes)
+    fields = ArgFields(values, file=file, unsaid=command.unsaid)
+    gpus = fields.required("trainer.nnodes") * fields.required("trainer.n_gpus_per_node")
+    samples = fields.required("actor_rollout_ref.rollout.n")
+    batch = fields.required(ACTOR + "ppo_mini_batch_size") * samples
+    length = fields.required("data.max_prompt_length") + fields.required("data.max_response_length")
+    if fields.data.get(ACTOR + "use_dynamic_bsz") is True:
+        tokens = fields.integer(ACTOR + "ppo_max_token_len_per_gpu") or 16384
+        notes.append(
+            f"micro-batches hold up to {tokens} tokens of unequal sequences: the micro-batch is left open"
+        )
+        values.pop(ACTOR + "ppo_micro_batch_size_per_gpu", None)
+    notes.append("other roles on the same GPUs (rollout, reference, critic) are not part of the actor's step")
+    _note_offload(fields, notes)
+    build = _megatron if _drives_megatron(command, fields) else _fsdp
+    return build(fields, gpus, batch, length, notes)
+
+
+def _drives_megatron(command: LaunchCommand, fields: ArgFields) -> bool:
+    strategy = fields.text(ACTOR + "strategy")
+    named = any("megatron" in word for word in command.words if word.startswith("--config-name"))
+    return (
+        strategy == "megatron" if strategy else named or any(key.startswith(MEGATRON) for key in fields.data)
+    )
+
+
+def _note_offload(fields: ArgFields, notes: list[str]) -> None:
+    stated = [
+        name
+        for name in OFFLOADS
+        for key, on in fields.data.items()
+        if key.endswith("." + name) and on is True
+    ]
+    if stated:
+        moved = ", ".join(dict.fromkeys(stated))
+        notes.append(f"{moved}: states are in host memory between phases, not during the actor's step")
+
+
+def _megatron(fields: ArgFields, gpus: int, batch: int, length: int, notes: list[str]) -> ImportedJob:
+    named = {own: fields.data[key] for key, own in MEGATRON_KEYS.items() if key in fields.data}
+    for section in SECTIONS:
+        named |= {
+            key.removeprefix(section): value for key, value in fields.data.items() if key.startswith(section)
+        }
+    named |= {"global_batch_size": batch, "seq_length": length}
+    values = with_defaults(named, MEGATRON_DEFAULTS, notes)
+    mine = [key for key in fields.data if key.startswith(MEGATRON)]
+    name_unread(
+        mine, [*MEGATRON_KEYS, *(key for key in mine if key.startswith(SECTIONS) or _moves(key))], notes
+    )
+    return megatron_job(
+        ArgFields(values, file=fields.file, unsaid=fields.unsaid),
+        gpus,
+        notes,
+        path=fields.text("actor_rollout_ref.model.path"),
+    )
+
+
+def _moves(key: str) -> bool:
+    return key.endswith(OFFLOADS)
+
+
+def _fsdp(fields: ArgFields, gpus: int, batch: int, length: int, notes: list[str]) -> ImportedJob:
+    data: dict[str, Any] = dict(fields.data)
+    size = fields.integer(FSDP_KEYS[2], least=-1)
+    cp = fields.count(FSDP_KEYS[1])
+    mine = [key for key in data if key.startswith(ACTOR) and not _moves(key)]
+    name_unread(mine, [*FSDP_KEYS, *MEGATRON_KEYS], notes)
+    notes.append("PyTorch FSDP with Hugging Face models: judged as accelerate's")
+    return fsdp_job(
+        notes=notes,
+        path=fields.text("actor_rollout_ref.model.path"),
+        gpus=gpus,
+        micro_batch=fields.integer(ACTOR + "ppo_micro_batch_size_per_gpu", least=1),
+        global_batch=batch,
+        sequence_length=length,
+        cp=cp,
+        shard=size if size is not None and size > 0 else None,
+        zero=2 if data.get(FSDP_KEYS[3]) is False else 3,
+        recompute=data.get(FSDP_KEYS[4]) is not False,
+        precision=Precision.BF16,
+        cp_comm=CpComm.A2A if cp > 1 else None,
+    )
