@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
+from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.search import best_first
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions, SearchResult
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.solve.search.demands import Constrain
@@ -511,3 +514,45 @@ def test_second_goals_equal_enumeration(seed: int) -> None:
     assert plan.then.value >= best * (1 - 1e-3 * (within == 0))
     assert plan.then.value <= plan.then.first_value * (1 + 1e-9)
     assert plan.estimate.step_time_s <= fastest * (1 + within) + 2 * plan.certificate.rounding_s
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5, 8])
+def test_one_model_gives_the_same_optimum_under_requirements(seed: int) -> None:
+    """The whole tuple table in a single model, requirements and all, agrees with the sliced search."""
+    question = tight(random_question(seed), seed)
+    required = ("layers[0] <= 2 + 0*tp", "recomputed[0] + recomputed[-1] <= 3", "2*layers[-1] - pp >= 1")
+    few = replace(
+        question.options.space,
+        max={"pp": 3, "vp": 1, "tp": 2, "cp": 1, "ep": 2},
+        micro_batches=(1,),
+        require=required,
+    )
+    source = replace(question, options=replace(question.options, space=few)).costed_space()
+    sliced, whole = search(source), search(source, one_model=True)
+    assert whole.complete and sliced.complete
+    assert (whole.best is None) == (sliced.best is None)
+    if whole.best and sliced.best:
+        assert whole.best.step_time_s == pytest.approx(
+            sliced.best.step_time_s, rel=1e-9, abs=whole.rounding_s
+        )
+
+
+def test_slices_grow_where_bounds_miss_the_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tuple after tuple has nothing, many are solved as one model, and all of them count as solved."""
+    sizes = []
+
+    def counted(batch: LayoutBatch, *rest: object, **named: object) -> object:
+        sizes.append(len(batch))
+        return tuple_slice(batch, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(best_first, "tuple_slice", counted)
+
+    def impossible(model: Any, v: Any) -> None:
+        model.add(v.variables.columns["tp"] == 7)
+
+    question = random_question(2)
+    source = replace(question, options=replace(question.options, constrain=impossible)).costed_space()
+    result = search(source)
+    assert result.complete and result.best is None
+    assert max(sizes) == best_first.MOST_IN_SLICE > 1
+    assert sum(sizes) == result.solved == int(source.tuples.sum()) - result.by_memory
