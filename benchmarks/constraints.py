@@ -23,7 +23,7 @@ from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import Plan, SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
-from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 
 QUESTIONS = (("llama3-70b", "h100x64"), ("mixtral-8x7b", "h100x64"), ("llama3-405b", "h100x512"))
 AXES = (
@@ -42,6 +42,8 @@ AXES = (
 MEMORY = "peak_gb <= 65"
 STAGES = ("layers[0] <= 5", "layers[0] <= layers[-1]", "tp*layers[0] <= 24", "recomputed[0] <= 1")
 NEAR = 1e-6
+TOKENS = 15e12
+"""Of the whole run, where cost is a goal; the built-in files do not all say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +115,15 @@ def second_goal(question: Question, goal: str, within: float) -> bool:
 
 
 @click.command()
-def main() -> None:
-    """Ask three questions under ten requirements each."""
+@click.argument("models", nargs=-1)
+def main(models: tuple[str, ...]) -> None:
+    """Ask three questions, or those about MODELS, under ten requirements each."""
     good = True
     for model, cluster in QUESTIONS:
-        question = Question(
-            workload=load_workload(model), cluster=load_cluster(cluster), options=SolveOptions()
-        )
+        if models and model not in models:
+            continue
+        workload = override_training(load_workload(model), total_tokens=TOKENS)
+        question = Question(workload=workload, cluster=load_cluster(cluster), options=SolveOptions())
         free = timed(question, SpaceOptions())
         print(f"{model} on {cluster}: {free.step_s:.6g} s, solved in {free.seconds:.2f} s")
         for text, axes in AXES:
