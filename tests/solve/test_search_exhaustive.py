@@ -432,8 +432,10 @@ def test_search_with_requirements_equals_enumeration(seed: int) -> None:
     assert result.best.step_time_s == pytest.approx(best, rel=1e-9, abs=result.rounding_s)
     assert result.bound_s <= best * (1 + 1e-12)
     row = result.best
-    costs = price_stages(source.terms(row.layout), row.blocks[None], row.recomputed[None])
-    assert meets(row.layout, len(row.blocks), row.blocks[None], row.recomputed[None], costs).all()
+    by_rank = row.blocks.sum(axis=0)[None], row.recomputed.sum(axis=0)[None]
+    costs = price_stages(source.terms(row.layout), *by_rank)
+    costs = replace(costs, step_time_s=np.array([row.step_time_s]))
+    assert meets(row.layout, row.blocks.shape[1], *by_rank, costs).all()
 
 
 def test_requirements_of_the_random_questions_bind() -> None:

@@ -70,7 +70,8 @@ def _missed_demands(question: Question, source: CostedSpace) -> Infeasibility | 
         return None
     row = best.layout
     finished = Finished(
-        batch=row, ranks=len(best.blocks), blocks=best.blocks[None], recomputed=best.recomputed[None],
+        batch=row, ranks=best.blocks.shape[1],
+        blocks=best.blocks.sum(axis=0)[None], recomputed=best.recomputed.sum(axis=0)[None],
         step_s=np.array([best.step_time_s]), peak_bytes=np.array([best.peak_bytes]),
     )  # fmt: skip
     wanted = [required.text for required in source.demands.requirements]
