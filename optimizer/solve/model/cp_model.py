@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 POLL_S = 0.05  # how soon a stop flag is noticed
 
 # Without presolve a single worker can get stuck on a model of four variables that another setting solves at once;
-# slices take milliseconds, so that a fifth of a second is ample for the first try.
-PATIENCE_S = 0.2
-LINEARIZATION = (1, 0, 2)
+# slices take milliseconds, so that half a second is ample for the first try. Paths need all of the linear relaxation.
+PATIENCE_S = 0.6
+LINEARIZATION = (2, 1, 0)
 
 
 class SliceStatus(StrEnum):
