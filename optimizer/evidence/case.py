@@ -47,9 +47,9 @@ class Case:
 
     ``switches`` replace fields of the framework's preset. ``unstated`` names the columns that the source
     leaves empty and for which the framework's default was taken; ``assumed`` those filled from an
-    assumptions file. ``complete``: no cell that decides the price is empty. ``memory_gb`` is the measured
-    peak in 1e9 bytes; ``memory_known``: everything that decides memory is stated, so that the peak may be
-    compared.
+    assumptions file, and what stands in for a trainer, a precision or an extent of offloading without a model.
+    ``complete``: no cell that decides the price is empty. ``memory_gb`` is the measured peak in 1e9 bytes;
+    ``memory_known``: everything that decides memory is stated, so that the peak may be compared.
     """
 
     run: MeasuredRun

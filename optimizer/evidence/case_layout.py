@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 ENDS_AS_LAYERS = "embedding+loss as layers"
 _LAYOUT_STRING = re.compile(r"E[EtmL|,*0-9()]*")
+_COUNTED = re.compile(r"E\+(\d{1,4}(?:,\d{1,4}(?:x\d{1,4})?)*)\+L")
+"""Layers of every stage, ``6x8`` six stages of eight, the embedding on the first and the head on the last."""
+
+_WITH_ENDS = re.compile(r"layers incl\. embedding \(first\) and head \(last\): \[(\d{1,4}(?:, \d{1,4})+)\]")
+"""Layers of every stage with the embedding and the head counted as one layer each."""
 
 
 def stages_of(
@@ -105,12 +110,7 @@ def split_of(
 
 
 def _stated(text: str, *, layers: int, mtp: int, stages: int) -> tuple[StageItems, ...]:
-    if not _LAYOUT_STRING.fullmatch(text):
-        raise SkipRow(f"stage split {text!r} is not understood")
-    try:
-        items = parse_layout_string(text)
-    except InputError as error:
-        raise SkipRow(str(error)) from None
+    items = _listed(text)
     if len(items) != stages:
         raise SkipRow(f"stage split has {len(items)} stages, pp*vp is {stages}")
     if sum(item.layers for item in items) != layers:
@@ -120,6 +120,27 @@ def _stated(text: str, *, layers: int, mtp: int, stages: int) -> tuple[StageItem
     if sum(item.mtp for item in items) != mtp:
         raise SkipRow(f"stage split has {sum(item.mtp for item in items)} MTP layers, the model {mtp}")
     return items
+
+
+def _listed(text: str) -> tuple[StageItems, ...]:
+    """Read a split: a Megatron layout string, or the layers of every stage in one of two words."""
+    if match := _COUNTED.fullmatch(text):
+        return _items([count for part in match[1].split(",") for count in _repeated(part)], 0)
+    if match := _WITH_ENDS.fullmatch(text):
+        counts = [int(count) for count in match[1].split(", ")]
+        last = len(counts) - 1
+        return _items([count - (index in (0, last)) for index, count in enumerate(counts)], 0)
+    if not _LAYOUT_STRING.fullmatch(text):
+        raise SkipRow(f"stage split {text!r} is not understood")
+    try:
+        return parse_layout_string(text)
+    except InputError as error:
+        raise SkipRow(str(error)) from None
+
+
+def _repeated(part: str) -> list[int]:
+    times, _, count = part.rpartition("x")
+    return [int(count)] * int(times or 1)
 
 
 def _items(counts: Sequence[int], mtp: int) -> tuple[StageItems, ...]:

@@ -12,13 +12,14 @@ from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
+from layoutopt.optimizer.evidence.nearest import SINGLE_STATES, framework_of, in_half_bytes, wide_precisions
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.recipes import with_recipe
 from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
-from layoutopt.optimizer.frameworks.registry import Framework, find_framework
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
-from layoutopt.optimizer.specs.vocabulary import NetworkFabric
+from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.vocabulary import Precision
 
 
 UNSIZED = {"A100-SXM": "A100-80G-SXM"}
@@ -129,23 +129,18 @@ ACCUMULATED_GRAD_BYTES = 6
 CUDA_GRAPHS = {"none": CudaGraph.NONE, "partial": CudaGraph.PARTIAL, "full_iteration": CudaGraph.FULL}
 _GRAPH_WORDS = (*CUDA_GRAPHS, "maybe_full_iteration")
 METHODS = ("pretrain", "sft")
+OFFLOADS = {"activations": "offload_activations", "optimizer": "offload_optimizer"}
+"""What a row may keep on the host, by the preset's switch. How much of it a source leaves open, so that is assumed: all."""
+
 _FACTS = ("compiled", "fp8_attention", "fused_loss")
 """Facts in the notes that are switches of the preset under the same name."""
 
 
-def framework_of(run: MeasuredRun) -> Framework:
-    """Return the framework of a row by name or alias, or raise SkipRow."""
-    known = find_framework(run.framework or "")
-    if known is None:
-        raise SkipRow(f"framework {run.framework!r} has no preset")
-    return known
-
-
 def check_method(run: MeasuredRun) -> None:
-    """Raise SkipRow for runs that train only some of the weights, or offload to the host."""
+    """Raise SkipRow for runs that train only some of the weights, or offload what the model can't."""
     if run.method and run.method not in METHODS:
         raise SkipRow(f"{run.method} training is not modelled")
-    if run.offload:
+    if run.offload and run.offload not in OFFLOADS:
         raise SkipRow(
             f"offload of {'unnamed state' if run.offload == 'yes' else run.offload} is not modelled"
         )
@@ -157,6 +152,7 @@ def switches_of(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dic
         **_overlaps(run),
         **_graphs(run),
         **_dtypes(run, facts, framework),
+        **({OFFLOADS[run.offload]: True} if run.offload else {}),
         **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
         **({} if facts.deduplicates is None else {"dispatch_dedup": facts.deduplicates}),
     }
@@ -226,39 +222,60 @@ DECIDING = ("tp", "pp", "dp", "zero", "micro_batch", "global_batch", "recompute"
 
 
 def build_cases(
-    runs: Sequence[MeasuredRun], assumptions: Sequence[Assumption] = ()
+    runs: Sequence[MeasuredRun],
+    assumptions: Sequence[Assumption] = (),
+    stand_ins: Mapping[str, Framework] | None = None,
 ) -> tuple[list[Case], list[Skip]]:
     """Build a case for every row that can be priced, and a skip for every other."""
-    results = [build_case(run, assumptions) for run in runs]
+    results = [build_case(run, assumptions, stand_ins) for run in runs]
     cases = [result for result in results if isinstance(result, Case)]
     return cases, [result for result in results if isinstance(result, Skip)]
 
 
-def build_case(run: MeasuredRun, assumptions: Sequence[Assumption] = ()) -> Case | Skip:
-    """Build the case of one row, or say why it has none."""
+def build_case(
+    run: MeasuredRun,
+    assumptions: Sequence[Assumption] = (),
+    stand_ins: Mapping[str, Framework] | None = None,
+) -> Case | Skip:
+    """Build the case of one row, or say why it has none.
+
+    ``stand_ins`` are the presets by which trainers without one are priced, over the package's own.
+    """
     try:
-        return _case(run, assumptions)
+        return _case(run, assumptions, stand_ins)
     except SkipRow as reason:
         return Skip(run=run, reason=str(reason))
     except InputError as error:
         return Skip(run=run, reason=str(error.problems[0]))
 
 
-def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
-    read, facts = read_notes(run)
+def _case(
+    run: MeasuredRun, assumptions: Sequence[Assumption], stand_ins: Mapping[str, Framework] | None
+) -> Case:
+    noted, facts = read_notes(run)
+    read = with_derived_dp(noted)
     stated, assumed = assume(with_recipe(read), assumptions)
     check_method(stated)
     if stated.step_s is None and stated.mem_gb is None and not stated.oom:
         raise SkipRow("neither step time nor memory nor out of memory reported")
-    framework = framework_of(stated)
+    framework, stands_in = framework_of(stated, stand_ins)
     check_degrees(stated)
     filled, unstated = _defaults(stated, framework)
+    wide = wide_precisions().get((filled.precision or "").lower())
+    if wide is not None:
+        filled = replace(filled, precision=Precision.BF16.value)
     model, training = model_of(filled, facts), training_of(filled, facts)
-    cluster = cluster_of(filled)
+    cluster = cluster_of(filled) if wide is None else in_half_bytes(cluster_of(filled), wide.speed)
     zero = filled.zero.stage if filled.zero else framework.record.unstated.zero
     layout = layout_of(filled, framework, model, training.precision, zero=zero)
     _check_experts(filled, layout)
-    switches = switches_of(filled, facts, framework)
+    switches = {**switches_of(filled, facts, framework), **(SINGLE_STATES if wide else {})}
+    guessed = (
+        *assumed,
+        *stands_in,
+        *(["precision"] if wide else []),
+        *(["offload"] if stated.offload else []),
+    )
     return Case(
         run=run,
         framework=framework,
@@ -270,11 +287,19 @@ def _case(run: MeasuredRun, assumptions: Sequence[Assumption]) -> Case:
         family=family_of(model, cluster.gpu, training.precision, framework),
         switches=switches,
         unstated=unstated,
-        assumed=assumed,
+        assumed=guessed,
         complete=_complete(read),
         memory_gb=_memory_gb(stated, facts),
-        memory_known=_memory_known(stated),
+        memory_known=_memory_known(stated) and wide is None,
     )
+
+
+def with_derived_dp(run: MeasuredRun) -> MeasuredRun:
+    """Fill an empty dp: the GPUs over the other degrees, where these are stated and divide."""
+    if run.dp is not None or run.tp is None or run.pp is None or run.n_gpus is None:
+        return run
+    dp, rest = divmod(run.n_gpus, run.tp * run.pp * (run.cp or 1))
+    return run if rest else replace(run, dp=dp)
 
 
 def _defaults(run: MeasuredRun, framework: Framework) -> tuple[MeasuredRun, tuple[str, ...]]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.assumptions import Assumption
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.run import MeasuredRun
+    from layoutopt.optimizer.frameworks.registry import Framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class ValidationReport:
 
     ``rows`` is the number of rows read. Headline figures, ``by`` and ``ranking`` are over timed rows that
     were priced without an assumptions file; ``families`` over those of them whose deciding cells are all
-    stated, ``partial`` over the others, ``assumed`` over rows priced with assumptions.
+    stated, ``partial`` over the others, ``assumed`` over rows priced with assumptions or as the nearest preset,
+    ``assumed_families`` over these by family and ``assumed_frameworks`` by the trainer's name in the table.
     """
 
     rows: int
@@ -63,6 +65,8 @@ class ValidationReport:
     step_time: ErrorSummary
     partial: ErrorSummary
     assumed: ErrorSummary
+    assumed_families: Mapping[str, ErrorSummary]
+    assumed_frameworks: Mapping[str, ErrorSummary]
     families: Mapping[str, ErrorSummary]
     by: Mapping[str, Mapping[str, ErrorSummary]]
     memory: MemoryReport
@@ -80,6 +84,7 @@ def validate(
     runs: Sequence[MeasuredRun],
     assumptions: Sequence[Assumption] = (),
     *,
+    stand_ins: Mapping[str, Framework] | None = None,
     values: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ValidationReport:
@@ -91,12 +96,14 @@ def validate(
         The table.
     assumptions
         What may be taken for empty cells; rows that need it are counted apart.
+    stand_ins
+        Presets by which trainers without one are priced, over the package's own; their rows are counted apart.
     values
         Constants by name that replace the package's.
     progress
         Called with (rows priced, rows to price).
     """
-    cases, skipped = build_cases(runs, assumptions)
+    cases, skipped = build_cases(runs, assumptions, stand_ins)
     results: list[RowResult] = []
     for done, case in enumerate(cases, 1):
         try:
@@ -112,6 +119,7 @@ def build_report(rows: int, results: Sequence[RowResult], skipped: Sequence[Skip
     """Summarize priced rows."""
     counted = [row for row in results if row.counted]
     complete = [row for row in counted if row.case.complete]
+    apart = [row for row in results if row.case.assumed and row.error is not None]
     groups = _rankings(counted)
     kinds = {kind: [row for row in counted if _kind(row) == kind] for kind in ("dense", "moe")}
     return ValidationReport(
@@ -120,7 +128,9 @@ def build_report(rows: int, results: Sequence[RowResult], skipped: Sequence[Skip
         results=tuple(results),
         step_time=_summary(counted),
         partial=_summary(row for row in counted if not row.case.complete),
-        assumed=_summary(row for row in results if row.case.assumed),
+        assumed=_summary(apart),
+        assumed_families=_grouped(apart, lambda row: row.case.family.value),
+        assumed_frameworks=_grouped(apart, lambda row: row.case.run.framework or ""),
         families=_grouped(complete, lambda row: row.case.family.value),
         by={name: _grouped(counted, key) for name, key in _KEYS.items()},
         memory=compare_memory([(row.case, row.prediction) for row in results]),

@@ -26,8 +26,9 @@ PROGRESS_EVERY = 100
 @click.command(epilog="The table's columns: docs/measured-runs.md")
 @click.argument("tables", metavar="RUNS.csv...", nargs=-1, required=True)
 @click.option(
-    "--assume", multiple=True, metavar="FILE",
-    help="What may be taken for empty cells; 'reference' is for the published reference layouts.",
+    "--assume", multiple=True, metavar="FILE|framework.NAME=PRESET",
+    help="What may be taken for empty cells ('reference': the published reference layouts), or the preset that prices a "
+    "trainer without one.",
 )  # fmt: skip
 @click.option("--worst", type=Whole(0, 10_000), default=0, help="Show the N rows with the largest errors.")
 @click.option(
@@ -48,8 +49,7 @@ def command(
     """
     drawing = DrawingOptions(report=None, plot=plot)
     require_drawing(drawing)
-    runs, assumptions = read_tables(tables), _assumptions(assume)
-    report = _validate(runs, assumptions, output)
+    report = _validate(read_tables(tables), assume, output)
     if output.json:
         from layoutopt.optimizer.report.json_forms import validation_to_plain
 
@@ -112,12 +112,13 @@ def _assumptions(names: Sequence[str]) -> list[Assumption]:
     return found
 
 
-def _validate(
-    runs: Sequence[MeasuredRun], assumptions: Sequence[Assumption], output: OutputOptions
-) -> ValidationReport:
+def _validate(runs: Sequence[MeasuredRun], assume: Sequence[str], output: OutputOptions) -> ValidationReport:
+    from layoutopt.optimizer.evidence.nearest import is_stand_in, parse_stand_ins
     from layoutopt.optimizer.evidence.validate import validate
 
-    return validate(runs, assumptions, progress=_progress(output))
+    stand_ins = parse_stand_ins(text for text in assume if is_stand_in(text))
+    assumptions = _assumptions([name for name in assume if not is_stand_in(name)])
+    return validate(runs, assumptions, stand_ins=stand_ins, progress=_progress(output))
 
 
 def _progress(output: OutputOptions) -> Callable[[int, int], None]:

@@ -34,6 +34,9 @@ def validation_tables(report: ValidationReport, *, worst: int = 0, verbose: bool
     ]
     if report.families:
         parts.append(_errors("Families", report.families, "rows whose deciding cells are all stated"))
+    if report.assumed_families:
+        note = "rows priced with assumptions or as the nearest preset"
+        parts.append(_errors("With assumptions", {**report.assumed_families, **_trainers(report)}, note))
     if report.ranking.groups:
         parts.append(_ranking(report))
     if report.memory.rows or report.memory.died:
@@ -55,6 +58,10 @@ def _headlines(report: ValidationReport) -> dict[str, ErrorSummary]:
         "with assumptions, apart": report.assumed,
     }
     return {name: summary for name, summary in rows.items() if summary.rows or name == "all"}
+
+
+def _trainers(report: ValidationReport) -> dict[str, ErrorSummary]:
+    return {f"of these {name}": summary for name, summary in report.assumed_frameworks.items()}
 
 
 def _errors(title: str, table: Mapping[str, ErrorSummary], note: str) -> RenderableType:
