@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.specs.printable import require_name
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
 if TYPE_CHECKING:
@@ -56,10 +55,6 @@ class GpuSpec:
     host_link_bytes_per_s: float
     source: str
     fabric: NetworkFabric = NetworkFabric.INFINIBAND
-
-    def __post_init__(self) -> None:
-        """Refuse what may not be a name, whichever way it came in."""
-        require_name(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +120,3 @@ class ClusterSpec:
     failures: FailureSpec = field(default_factory=FailureSpec)
     graph: Mapping[str, Any] | None = None
     calibration: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse what may not be a name, whichever way it came in."""
-        require_name(self.name)
