@@ -145,7 +145,8 @@ def holds_model(kind: str) -> bool:
 
 def detect_kind(text: str, file: str = "") -> str:
     """Tell which tool wrote a text; refuse what no importer knows."""
-    if text.lstrip()[:1] == "{":
+    start = text.lstrip()[:2]
+    if start[:1] == "{" and start != "{'":  # a log of the Hugging Face trainer prints Python's dictionaries
         return _json_kind(text, file)
     for kind, sign in _signs():
         if re.search(sign, text, re.MULTILINE):
