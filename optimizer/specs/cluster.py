@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.printable import require_name
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class GpuSpec:
         return self.nominal_tdp_w or self.tdp_w
 
     fabric: NetworkFabric = NetworkFabric.INFINIBAND
+
+    def __post_init__(self) -> None:
+        """Refuse what may not be a name, whichever way it came in."""
+        require_name(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +138,7 @@ class ClusterSpec:
     failures: FailureSpec = field(default_factory=FailureSpec)
     graph: Mapping[str, Any] | None = None
     calibration: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what may not be a name, whichever way it came in."""
+        require_name(self.name)

@@ -14,6 +14,7 @@ from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
 from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile, OptionalFabric
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, LayerKind, as_kind_error, quantity, whole
+from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 from layoutopt.optimizer.specs.units import (
     BANDWIDTH,
@@ -215,7 +216,7 @@ class ClusterFile(FileModel):
         assert gpus is not None
         nic_bytes_per_s = self.nic_bandwidth or self.gpu.nic_bandwidth
         return ClusterSpec(
-            name=self.name or default_name,
+            name=self.name or as_name(default_name),
             gpu=self.gpu.spec(),
             gpu_count=gpus,
             gpus_per_node=node,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.specs.printable import require_name
+
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 
@@ -147,6 +149,10 @@ class ModelSpec:
     mla: MlaSpec | None = None
     mamba: MambaSpec | None = None
     published_parameters: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what may not be a name, whichever way it came in."""
+        require_name(self.name)
 
     @property
     def layers(self) -> int:

@@ -10,6 +10,7 @@ from layoutopt.optimizer.specs.architecture_file import ArchitectureFile  # noqa
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, choice, quantity, whole, word
 from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.units import COUNT, NUMBER, TOKENS
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 from layoutopt.optimizer.specs.workload import Workload
@@ -181,7 +182,7 @@ class ModelFile(FileModel):
             for phase in self.phases
         )
         return Workload(
-            model=self.architecture.spec(self.name or default_name, self.published_parameters),
+            model=self.architecture.spec(self.name or as_name(default_name), self.published_parameters),
             training=training,
             phases=phases,
             phase_names=tuple(phase.name for phase in self.phases),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C, PLAIN_CONFIGURATIONS
-from layoutopt.optimizer.interop.launch.text import WIDTH, header
+from layoutopt.optimizer.interop.launch.text import WIDTH, header, python_text, toml_text
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import stage_counts
 from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
@@ -196,7 +196,7 @@ def _toml_value(value: Any) -> str:
         return "[\n" + "".join(f"  {_toml_value(item)},\n" for item in value) + "]"
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return toml_text(value) if isinstance(value, str) else str(value)
 
 
 def _python(target: Target, family: str, flavor: str, known: bool, notes: list[str]) -> ExportedJob:
@@ -244,10 +244,10 @@ def _unused_import(line: str, target: Target) -> bool:
 
 def _registry_arguments(target: Target, family: str, flavor: str) -> str:
     layout = target.layout
-    arguments = [f'"{flavor}"', 'attn_backend="flex"']
+    arguments = [python_text(flavor), 'attn_backend="flex"']
     if target.model.is_moe and family == "deepseek_v3":
         backend = "deepep" if target.preset.dispatch_dedup and layout.ep > 1 else "standard"
-        arguments += [f'moe_comm_backend="{backend}"', f"num_mtp_layers={target.model.mtp_layers}"]
+        arguments += [f"moe_comm_backend={python_text(backend)}", f"num_mtp_layers={target.model.mtp_layers}"]
     converter = _converter(target)
     return ", ".join([*arguments, *([f"converters=[{converter}]"] if converter else [])])
 
@@ -261,7 +261,7 @@ def _recipe_name(recipe: Fp8Recipe) -> str:
 def _converter(target: Target) -> str:
     precision, recipe = target.layout.precision, target.training.fp8_recipe
     if precision is Precision.FP8:
-        return f'Float8LinearConverter.Config(recipe_name="{_recipe_name(recipe or Fp8Recipe.ROWWISE)}")'
+        return f"Float8LinearConverter.Config(recipe_name={python_text(_recipe_name(recipe or Fp8Recipe.ROWWISE))})"
     return {
         Precision.MXFP8: "MXFP8LinearConverter.Config()",
         Precision.NVFP4: "NVFP4LinearConverter.Config()",
@@ -295,14 +295,14 @@ def _python_settings(target: Target) -> list[str]:
         lines += [
             "cfg.checkpoint.enable = True",
             f"cfg.checkpoint.interval = {target.checkpoint.interval_steps}",
-            f'cfg.checkpoint.async_mode = "{mode}"',
+            f"cfg.checkpoint.async_mode = {python_text(mode)}",
         ]
     return lines
 
 
 def _python_value(value: Any) -> str:
     if isinstance(value, str):
-        return f'"{value}"'
+        return python_text(value)
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + "".join(_python_row(row) for row in value) + "        ]"
     return str(value)
@@ -312,7 +312,7 @@ def _python_row(row: list[str]) -> str:
     """One stage, wrapped to the line width."""
     lines = ["            ["]
     for name in row:
-        piece = f'"{name}", '
+        piece = f"{python_text(name)}, "
         if len(lines[-1]) + len(piece) > WIDTH:
             lines[-1] = lines[-1].rstrip()
             lines.append("             ")
