@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from checks.enumeration import all_blocks, solve_stages
-from checks.operations import with_operations
+from checks.operations import terms_of
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
 from layoutopt.optimizer.cost.schedules import SCHEDULES
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageTerms
 
 PIPELINES = [schedule for schedule in Schedule if schedule is not Schedule.NONE]
-
-
-def terms_of(
-    rng: np.random.Generator, schedule: Schedule, pp: int, vp: int, m: int, kinds: int, *, overlap: bool
-) -> StageTerms:
-    """One layout of a schedule with random times, forward and backward in any proportion."""
-    model = SCHEDULES[schedule]
-    ranks, chunks = pp // model.parameter_copies, vp * model.parameter_copies
-    forward, wgrad = rng.uniform(0.3, 1, (1, kinds)), rng.uniform(0.2, 1, (1, kinds))
-    backward = wgrad + rng.uniform(0.2, 1.2, (1, kinds))
-    ends = [np.array([[f, d + w, w]]) for f, d, w in rng.uniform(0, 1.5, (2, 3))]
-    share = 1 / model.parameter_copies
-    whole = [end[:, :2].sum(axis=1) * share for end in ends]
-    first, last = (whole[0] + whole[1], 0 * whole[0]) if model.folded else whole
-    activation = rng.uniform(1, 3, (1, kinds))
-    return with_operations(
-        pp=np.array([ranks]), vp=np.array([chunks]), folded=np.array([model.folded]),
-        micro_batches=np.array([m]), layer_s=(forward + backward) * share,
-        recompute_s=rng.uniform(0.1, 0.5, (1, kinds)) * share, first_s=first, last_s=last,
-        bubble_weight=np.array([0.5]), fixed_s=rng.uniform(0, 1, 1), layer_state_bytes=rng.uniform(0.5, 2, (1, kinds)),
-        layer_activation_bytes=activation, recomputed_activation_bytes=activation * 0.3,
-        first_bytes=rng.uniform(0, 2, 1), last_bytes=rng.uniform(0, 2, 1), common_bytes=np.zeros(1),
-        recompute_transient_bytes=rng.uniform(0, 1, 1), capacity_bytes=np.array([1e9]),
-        in_flight=np.linspace(pp, 1, ranks)[None], may_recompute=np.array([True]),
-        schedule=np.array([list(Schedule).index(schedule)]), forward_s=forward, backward_s=backward, wgrad_s=wgrad,
-        embedding_s=ends[0], head_s=ends[1], hop_s=rng.uniform(0, 0.1, 1), hops_overlap=np.array([overlap]),
-    )  # fmt: skip
 
 
 def shapes_of(schedule: Schedule) -> list[tuple[int, int, int]]:

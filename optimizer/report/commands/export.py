@@ -43,6 +43,10 @@ NO_CHECKPOINTS = 0
     help="Steps between checkpoints, 0 for none; left out: the interval that loses least to failures.",
 )  # fmt: skip
 @click.option(
+    "--rank", type=Whole(1, 10**6), default=1,
+    help="Which layout of the plan: 1 is the answer, 2 the first of its near-ties.",
+)  # fmt: skip
+@click.option(
     "--nearest", is_flag=True, help="If the trainer can't launch the layout, export the nearest it can."
 )
 @click.option(
@@ -55,6 +59,7 @@ def command(
     to: str,
     release: str | None,
     checkpoint_every: int | None,
+    rank: int,
     nearest: bool,
     folder: Path | None,
     output: OutputOptions,
@@ -64,7 +69,7 @@ def command(
     What the trainer can't launch is refused with the nearest layout that it can, and what that costs.
     """
     _require_folder(folder)
-    question, layout = read_plan(plan)
+    question, layout = read_plan(plan, rank)
     checkpoints = _checkpoints(question, layout, checkpoint_every)
     try:
         job = _export(question, layout, to, release, checkpoints)
@@ -77,8 +82,11 @@ def command(
     _hand_out(job, folder, output)
 
 
-def read_plan(file: str) -> tuple[Question, Layout]:
-    """Read the question and the layout of a plan; raises ``InputError`` for other files and plans without a layout."""
+def read_plan(file: str, rank: int = 1) -> tuple[Question, Layout]:
+    """Read the question and a layout of a plan: 1 is the answer, 2 the first of its near-ties.
+
+    Raises ``InputError`` for other files, plans without a layout, and ranks that the plan does not have.
+    """
     from layoutopt.optimizer.solve.inputs import question_from_plain
     from layoutopt.optimizer.specs.document import parse_document, read_text
     from layoutopt.optimizer.specs.layout_file import read_layout
@@ -90,8 +98,21 @@ def read_plan(file: str) -> tuple[Question, Layout]:
         raise input_error("is no plan", "what solve --json or solve -o wrote", key="inputs", file=file)
     if not isinstance(document.data.get("layout"), dict):
         raise input_error("holds no layout: nothing fits, or the search was stopped", key="layout", file=file)
+    if rank > 1:
+        document = document.replaced(("layout",), _of_rank(document.data.get("alternatives"), rank, file))
     question = question_from_plain(inputs, file=file)
     return question, read_layout(document).complete(question.workload, question.cluster, strict=False)
+
+
+def _of_rank(alternatives: object, rank: int, file: str) -> dict[str, Any]:
+    """Return the layout of a near-tie as it stands in the plan."""
+    known = alternatives if isinstance(alternatives, list) else []
+    found = known[rank - 2] if rank - 2 < len(known) else None
+    layout = found.get("layout") if isinstance(found, dict) else None
+    if not isinstance(layout, dict):
+        what = f"{rank} is not in the plan, which holds {1 + len(known)} layouts"
+        raise input_error(what, f"1 to {1 + len(known)}; solve --top keeps more", key="--rank", file=file)
+    return layout
 
 
 def _export(

@@ -47,7 +47,7 @@ def proof_pairs(plan: Plan) -> list[tuple[str, str]]:
         ("left", f"{record.tuples:,} on {record.degree_tuples:,} degree tuples; {_joint(record)}"),
         ("by memory", f"{record.removed_by_memory:,} fit with no split of the layers"),
         _rest(plan),
-        ("solved", f"{record.solved:,} with CP-SAT ({record.solver_status.lower()})"),
+        ("solved", f"{record.solved:,} by their stages ({record.solver_status.lower()})"),
         ("bound", _bound(record)),
         ("hashes", f"table {record.table_sha256[:12]}, inputs {record.inputs_sha256[:12]}"),
         ("made with", f"layoutopt {versions.layoutopt}, cost model {versions.cost_model[:12]}, "

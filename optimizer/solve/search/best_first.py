@@ -23,6 +23,7 @@ from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import by_chunk, construct, good_stages
 from layoutopt.optimizer.solve.search.demands import Finished
+from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -464,6 +465,15 @@ class BestFirst:
         near = self._constructed(item, upper_s)
         if near is not None:
             upper_s = near.step_time_s
+        if not self.source.demands.any:
+            near, decided = self._enumerated(item, near, upper_s)
+            upper_s = near.step_time_s if near is not None else upper_s
+            if decided:
+                self._settled.add(key)
+                self._solved += 1
+                if near is not None:
+                    self._keep(item, near)
+                return near is not None
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
         self._rounding_s = max(self._rounding_s, rounding_s(counts))
         result = CpModel(data, demands=self.source.demands, paths=self._paths).solve(self._limits())
@@ -480,6 +490,28 @@ class BestFirst:
         if result.blocks is not None:
             self._keep(item, result)
         return result.blocks is not None
+
+    def _enumerated(
+        self, item: _Waiting, near: SliceResult | None, upper_s: float
+    ) -> tuple[SliceResult | None, bool]:
+        """Improve stages by enumeration; tell whether nothing better is left, so that the solver need not look."""
+        rounding = rounding_s(self.source.counts)
+        self._rounding_s = max(self._rounding_s, rounding)
+        found = fastest_stages(
+            item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding
+        )
+        if found.blocks is None or found.recomputed is None:
+            return near, found.proven
+        room = ((0, item.terms.in_flight.shape[1] - found.blocks.shape[1]), (0, 0))
+        held, again = (np.pad(part.sum(axis=0), room)[None] for part in (found.blocks, found.recomputed))
+        better = SliceResult(
+            status=SliceStatus.FEASIBLE,
+            blocks=found.blocks,
+            recomputed=found.recomputed,
+            step_time_s=found.step_s,
+            peak_bytes=float(price_stages(item.terms, held, again).peak_bytes[0]),
+        )
+        return better, found.proven
 
     def _constructed(self, item: _Waiting, below_s: float) -> SliceResult | None:
         """Construct stages of one tuple and price them exactly; None where they are no answer below a step time."""

@@ -264,9 +264,9 @@ def _check_exclusion(
         function = getattr(constrain, "__name__", "given")
         reason = f"not checked: it rests on the Python function {function}, which no plan holds"
         return Check(name=name, passed=False, reason=reason)
-    reason = f"{found.tuples:,} tuples priced, {found.exactly:,} of them solved, {found.even:,} even layouts priced"
-    if found.demanded:
-        reason += f"; {found.demanded:,} searched again with CP-SAT under what is required"
+    reason = f"{found.tuples:,} tuples priced, {found.exactly:,} of them solved"
+    reason += f" ({found.demanded:,} with CP-SAT)" if found.demanded else ""
+    reason += f", {found.even:,} even layouts priced"
     if found.rows_at_sight:
         reason += (
             f"; {found.rows_at_sight} of {len(rebuilt.space.degrees)} degree rows excluded by optimistic "
