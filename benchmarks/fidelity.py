@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from checks.ablation import ablate
 from checks.baseline import figures, percent
 from checks.experiment import calibration_gain
-from checks.published import read_runs
+from checks.published import NEWER, read_runs
 
+from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.groups import ranked_groups
@@ -35,6 +36,7 @@ from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
 from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA
 from layoutopt.optimizer.evidence.validate import validate
+from layoutopt.optimizer.topology.links import link_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -57,6 +59,12 @@ OWN_RUNS = 3
 """Own runs of a group that give its scale."""
 
 LARGEST_NANOTRON_PIPELINE = 4
+
+TESTED_SHARE = 0.01
+"""Of a step: smaller parts are below what repeated runs differ by."""
+
+AT_BOUND = 0.01
+"""Relative distance from a bound within which a constant counts as lying at it."""
 
 
 def write(path: Path, text: str) -> None:
@@ -119,6 +127,7 @@ def indistinct(rows: Sequence[RowResult]) -> float:
 
 def band_table(report: ValidationReport, fitted: dict[str, Any]) -> str:
     """Write the error bands that ship with the package."""
+    complete = [row for row in report.results if row.counted and row.case.complete]
     others = [row for row in report.results if row.counted and row.case.family is not RunFamily.NANOTRON]
     families = {"all": report.step_time, **report.families}
     unseen = fitted["left_out"]
@@ -131,13 +140,38 @@ def band_table(report: ValidationReport, fitted: dict[str, Any]) -> str:
         "constants": {
             name: entry["spread"] for name, entry in fitted["constants"].items() if entry["spread"] > 0
         },
+        "measured": measured_clusters(complete),
+        "tested": tested_components(complete),
     }
     head = (
         "# Written by benchmarks/fidelity.py. families: errors of complete rows, and of rows whose publication the\n"
         "# fit had not seen; indistinct: distance of two predictions from which on nine of ten pairs are expected in\n"
-        "# the right order; constants: standard error of each fitted constant's log over publications left out.\n"
+        "# the right order; constants: standard error of each fitted constant's log over publications left out;\n"
+        "# measured: complete rows by GPU, GPUs per node and fabric; tested: those of them of whose step a component is\n"
+        "# predicted to be at least 1%.\n"
     )
     return head + yaml.safe_dump(data, sort_keys=False)
+
+
+def measured_clusters(rows: Sequence[RowResult]) -> list[dict[str, Any]]:
+    """Count rows by what their clusters are made of."""
+    clusters = [row.case.cluster for row in rows]
+    counts = Counter(
+        (one.gpu.generation.name, one.gpu.name, one.gpus_per_node, one.fabric.value) for one in clusters
+    )
+    names = ("generation", "gpu", "gpus_per_node", "fabric")
+    return [dict(zip(names, key, strict=True), rows=count) for key, count in sorted(counts.items())]
+
+
+def tested_components(rows: Sequence[RowResult]) -> dict[str, int]:
+    """Count the rows that say something of each component of the step."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        least_s = TESTED_SHARE * row.prediction.step_time_s
+        counts.update(
+            name.value for name, seconds in row.prediction.breakdown_s.items() if seconds >= least_s
+        )
+    return dict(sorted(counts.items()))
 
 
 def _band(summary: ErrorSummary, unseen: dict[str, float]) -> dict[str, float]:
@@ -260,18 +294,59 @@ def ablation_lines(rows: Sequence[AblationRow]) -> list[str]:
 
 
 def constant_lines(fitted: dict[str, Any]) -> list[str]:
-    """Write the fitted constants with their priors and spreads."""
-    rows = [
-        (
-            name,
-            f"{e['prior']:.4g}",
-            f"{e['value']:.4g}",
-            f"{100 * e['spread']:.0f}%",
-            "bound" if e["at_bound"] else "",
-        )
-        for name, e in fitted["constants"].items()
+    """Write every constant with the range of its source; the fitted ones with their priors and spreads."""
+    known = [(name, one.value, one.bounds, one.source) for name, one in constant_table().items()]
+    known += [(name, one.value, one.bounds, one.source) for name, one in link_table().items()]
+    rows = [_constant_cells(fitted["constants"], *one) for one in known]
+    at_bound = [row[0] for row in rows if row[3]]
+    own = [
+        (name, "", f"{entry['value']:.4g}", "", f"{entry['prior']:.4g}", f"{100 * entry['spread']:.0f}%", "")
+        for name, entry in fitted["constants"].items()
+        if name not in {row[0] for row in rows}
     ]
-    return table(("constant", "prior", "fitted", "spread over publications", ""), rows)
+    columns = ("constant", "range", "value", "", "prior", "spread", "source")
+    said = (
+        f"{len(rows)} constants; {len(at_bound)} at a bound of their range: {', '.join(at_bound) or 'none'}."
+    )
+    return ["", said, *table(columns, rows), "Per framework, fitted:", *table(columns, own)]
+
+
+def _constant_cells(
+    fitted: dict[str, Any], name: str, value: float, bounds: tuple[float, float], source: str
+) -> tuple[str, ...]:
+    """Return one constant's cells; some lie at an end because the measurement does, not because a fit pushed them there."""
+    entry = fitted.get(name)
+    near = any(abs(value - bound) <= AT_BOUND * abs(bound) for bound in bounds)
+    prior, spread = (f"{entry['prior']:.4g}", f"{100 * entry['spread']:.0f}%") if entry else ("", "")
+    return (
+        name,
+        f"{bounds[0]:g}-{bounds[1]:g}",
+        f"{value:.4g}",
+        "bound" if near else "",
+        prior,
+        spread,
+        source.replace("|", "/"),
+    )
+
+
+def newer_lines() -> list[str]:
+    """Write the errors of the newer table, to which nothing was fitted: rows with a preset, and priced as the nearest."""
+    runs = read_runs([NEWER])
+    report = validate(runs)
+    wanted = [run for run in runs if run.method == "pretrain"]
+    priced = sum(row.case.run.method == "pretrain" for row in report.results)
+    named = {
+        "with a preset": report.step_time,
+        "as the nearest preset or with assumptions": report.assumed,
+        **{f"assumed: {name}": one for name, one in report.assumed_families.items()},
+        **{f"assumed: {name}": one for name, one in report.assumed_frameworks.items()},
+    }
+    return [
+        "",
+        f"`runs_more.csv` (2024-26; nothing was fitted to it): {priced} of {len(wanted)} pretraining rows priced. Trainers",
+        "and precisions without a preset are priced as the nearest (`optimizer/evidence/nearest.yaml`), apart, percent:",
+        *errors_table("rows", {name: percent(one) for name, one in named.items()}),
+    ]
 
 
 def skipped_lines(report: ValidationReport) -> Iterator[str]:
@@ -298,6 +373,7 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         f"After one scale from {OWN_RUNS} own runs the rest of a dense group of at least {OWN_RUNS + 1} rows is "
         f"{100 * rest:.1f}% off in the mean over {groups} groups.",
         "",
+        *newer_lines(),
         "## Order inside groups",
         "",
         "Groups of at least three layouts of one model, cluster and batch; repeats are averaged.",
@@ -319,7 +395,8 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         *ablation_lines(ablation),
         "## Constants",
         "",
-        "Spread: standard error of the logarithm when publications are left out one by one.",
+        "Range: what the source allows. Prior and spread (standard error of the logarithm when publications are left out",
+        "one by one): of those that were fitted.",
         *constant_lines(fitted),
         "## Rows that were not priced",
         "",

@@ -13,6 +13,7 @@ from layoutopt.optimizer.ask.load import (
     load_model,
     load_question,
     notes_on,
+    rounding,
 )
 from layoutopt.optimizer.ask.records import AS_STATED, PYTHON, JobRequest, Names, RunChoices
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -111,7 +112,12 @@ def _launched(request: JobRequest, run: RunChoices, names: Names, found: _Found)
         run=run_options(job.options),
         preset=_preset(framework, software, machine, job.options),
         died=found.died,
-        notes=(*found.notes, *assumptions(job), *(model.notes if model else ())),
+        notes=(
+            *found.notes,
+            *assumptions(job),
+            *rounding(run, workload.training.sequence_length, workload.training.global_batch, names),
+            *(model.notes if model else ()),
+        ),
     )
 
 

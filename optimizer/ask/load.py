@@ -12,6 +12,9 @@ from layoutopt.optimizer.ask.records import AS_STATED, MAX_COUNT, PYTHON, Loaded
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import BinaryIO
+
     from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel
     from layoutopt.optimizer.interop.sources import Imported
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 
-OWN_MODEL = re.compile(r'^\s*"?architecture"?\s*:', re.MULTILINE)
+OWN_MODEL = re.compile(r'^[ \t{]*"?architecture"?\s*:', re.MULTILINE)
 """The key by which this tool's model files are told from those of other tools."""
 
 
@@ -49,7 +52,8 @@ def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names 
         found = _foreign_workload(stream or source, run, names)
         workload, notes = found.value, found.notes
     else:
-        workload = parse_workload(stream.text, stream.name) if stream else load_workload(source)
+        fill = _stated_run(run, names)
+        workload = parse_workload(stream.text, stream.name, fill) if stream else load_workload(source, fill)
     length = run.sequence_length or workload.training.sequence_length
     with names.used():
         changed = override_training(
@@ -58,7 +62,7 @@ def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names 
             global_batch=batch_sequences(run, length, names),
             precision=run.precision[0] if run.precision else None,
         )
-    return Loaded(value=changed, notes=notes)
+    return Loaded(value=changed, notes=(*notes, *rounding(run, length, changed.training.global_batch, names)))
 
 
 def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = PYTHON) -> ClusterSpec:
@@ -114,7 +118,7 @@ def load_layout(text: str, *, names: Names = PYTHON) -> PartialLayout:
 
 
 def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int | None:
-    """Return the global batch in sequences, None where none is given; raises ``InputError`` for parts of sequences."""
+    """Return the global batch in sequences, None where none is given; tokens are rounded to whole ones."""
     if run.batch_tokens is None:
         return run.global_batch
     if run.global_batch is not None:
@@ -123,23 +127,32 @@ def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int 
     if run.batch_tokens > MAX_COUNT * length:
         what = f"{run.batch_tokens:.6g} tokens are out of range"
         raise input_error(what, f"up to {MAX_COUNT:,} sequences", key=names.batch_tokens)
-    sequences, rest = divmod(run.batch_tokens, length)
-    if rest or not sequences:
-        near = max(round(run.batch_tokens / length), 1)
-        what = f"{run.batch_tokens:,.12g} tokens are no whole sequences of {length:,}"
-        unit = "sequence" if near == 1 else "sequences"
-        raise input_error(what, f"nearest {near * length:,} = {near:,} {unit}", key=names.batch_tokens)
-    return int(sequences)
+    sequences = round(run.batch_tokens / length)
+    if not sequences:
+        what = f"{run.batch_tokens:,.12g} tokens are less than half a sequence of {length:,}"
+        raise input_error(what, f"at least {length:,} = 1 sequence", key=names.batch_tokens)
+    return sequences
+
+
+def rounding(run: RunChoices, length: int, sequences: int, names: Names = PYTHON) -> tuple[str, ...]:
+    """Say that a batch in tokens was rounded to whole sequences, where it was."""
+    if run.batch_tokens is None or run.batch_tokens == sequences * length:
+        return ()
+    whole = f"{sequences:,} sequences of {length:,} = {sequences * length:,} tokens"
+    return (f"{names.batch_tokens} {run.batch_tokens:,.12g} rounded to {whole}",)
 
 
 def is_foreign_model(source: str | Path | Stream) -> bool:
     """Tell whether a model is named by a file or folder of another tool."""
     from layoutopt.optimizer.interop.sources import detect_kind, holds_model, read_text
     from layoutopt.optimizer.specs.document import exists
+    from layoutopt.optimizer.specs.loading import model_names
 
     if isinstance(source, Stream):
         text, name = source.text, ""
     else:
+        if isinstance(source, str) and source in model_names():
+            return False  # a folder of that name is asked for by a path: ./llama3-8b
         place = Path(source)
         if not str(source).strip() or not exists(place):
             return False
@@ -253,8 +266,37 @@ def _stream(source: str | Path) -> Stream | None:
     from layoutopt.optimizer.specs.document import decode, exists, read_text
 
     if str(source) == STDIN:
-        return Stream(text=decode(sys.stdin.buffer.read(), STDIN), name=STDIN)
+        return Stream(text=decode(_bounded(sys.stdin.buffer), STDIN), name=STDIN)
     place = Path(source)
     if not str(source).strip() or not exists(place) or place.is_file() or place.is_dir():
         return None
     return Stream(text=read_text(place), name=str(source))
+
+
+def _bounded(stream: BinaryIO) -> bytes:
+    """Read standard input as far as a file may go."""
+    from layoutopt.optimizer.specs.document import MAX_BYTES
+
+    raw = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise input_error(f"is larger than {MAX_BYTES // 1_000_000} MB", file=STDIN)
+    return raw
+
+
+def _stated_run(run: RunChoices, names: Names) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return what of a run fills a model file that states less: its sequence length, batch, precision."""
+
+    def fill(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+        length = run.sequence_length or stated.get("sequence_length")
+        filled: dict[str, Any] = {}
+        filled |= {} if run.sequence_length is None else {"sequence_length": run.sequence_length}
+        filled |= {"precision": run.precision[0].lower()} if run.precision else {}
+        if not {"global_batch", "global_batch_tokens"} & stated.keys():
+            known = isinstance(length, int) and not isinstance(length, bool) and length > 0
+            batch = (
+                batch_sequences(run, length, names) if known and isinstance(length, int) else run.global_batch
+            )
+            filled |= {} if batch is None else {"global_batch": batch}
+        return {key: value for key, value in filled.items() if stated.get(key) is None}
+
+    return fill

@@ -13,7 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.context_parallel import held_bytes
 from layoutopt.optimizer.cost.formats import element_bytes
-from layoutopt.optimizer.specs.model import Mixer, Mlp
+from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     )
     norm_outputs = sum((side["input"] for side in (parts, mlp_parts) if side), zero)
     elements = keys.local_tokens * ctx.model.hidden
-    norm_inputs = 2.0 * norms * elements
+    norm_inputs = _norm_bytes(ctx) * norms * elements
     saved = saved | mlp_saved | {"layernorm": norm_outputs}
     hidden = keys.tokens * ctx.model.hidden
     exchanged, meanwhile = held_bytes(ctx, keys, shape) if shape.mixer is Mixer.ATTENTION else (zero, zero)
@@ -76,6 +76,16 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
         checkpoint_bytes=2.0 * elements,
         transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape)) + meanwhile,
     )
+
+
+def _norm_bytes(ctx: ComputeContext) -> float:
+    """Bytes per element that a norm keeps beside its output; LayerNorm is one kernel everywhere and keeps its input."""
+    return ctx.preset.norm_bytes if ctx.model.norm is Norm.RMS else 2.0
+
+
+def _input_copies(ctx: ComputeContext, readers: int) -> float:
+    """Copies kept of an input that several linear layers read: one for each where every layer casts its own."""
+    return float(readers) if ctx.preset.casts_inputs else 1.0
 
 
 def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
@@ -125,7 +135,7 @@ def _mixer_bytes(
     heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
     head_elements = keys.tokens * model.head_dim
     parts = {
-        "input": gemm_input_bytes(ctx) * keys.local_tokens * model.hidden,
+        "input": _input_copies(ctx, 3) * gemm_input_bytes(ctx) * keys.local_tokens * model.hidden,
         "qkv": 2.0 * head_elements * (heads + 2 * kv_heads),
         "out": _output_bytes(ctx) * head_elements * heads,
     }
@@ -203,7 +213,8 @@ def _mlp_bytes(
     if shape.mlp is Mlp.MOE:
         return _moe_bytes(ctx, keys)
     inside = _gated_bytes(ctx) * keys.tokens * shape.ffn / keys.tp
-    parts = {"input": gemm_input_bytes(ctx) * keys.local_tokens * ctx.model.hidden, "mlp": inside}
+    copies = _input_copies(ctx, 2 if ctx.model.gated else 1)
+    parts = {"input": copies * gemm_input_bytes(ctx) * keys.local_tokens * ctx.model.hidden, "mlp": inside}
     if ctx.training.dropout:
         parts["mask"] = keys.local_tokens * ctx.model.hidden
     return parts, {"mlp": inside}
@@ -217,7 +228,9 @@ def _gated_bytes(ctx: ComputeContext) -> float:
 def _function_input_bytes(ctx: ComputeContext) -> float:
     """Bytes kept of the activation function's inputs per element of MLP width: both halves where it is gated."""
     narrow = ctx.preset.fp8_function_inputs
-    return (2.0 if ctx.model.gated else 1.0) * (element_bytes(ctx.rates.precision) if narrow else 2.0)
+    inputs = (2.0 if ctx.model.gated else 1.0) * (element_bytes(ctx.rates.precision) if narrow else 2.0)
+    # Where the product is a kernel of its own, it keeps the function's output as one of its inputs.
+    return inputs if ctx.preset.fused_function or not ctx.model.gated else inputs + 2.0
 
 
 def _function_output_bytes(ctx: ComputeContext) -> float:

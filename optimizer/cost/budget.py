@@ -20,7 +20,8 @@ class Budget:
 
     ``days_low`` and ``days_high`` spread ``days`` by the relative error of the step-time prediction.
     ``cost`` is in the currency of ``gpu_hour_cost``, None when that isn't given. Energy counts every GPU at its
-    board power times PUE, an upper estimate. Adding two budgets adds the totals of consecutive phases.
+    power limit with its share of node and switches, times PUE: an upper estimate. Adding two budgets adds the totals of
+    consecutive phases.
     """
 
     tokens: float
@@ -50,9 +51,36 @@ def steps_of_run(training: TrainingSpec) -> float:
     return training.total_tokens / training.tokens_per_step
 
 
+HOST_POWER_SHARE = 0.36
+"""Power of a node beside its GPUs and NICs over its GPUs' rated power: 8 x H100 drew at most 7.75 kW in training (arXiv
+2506.14551), 5.6 of it the GPUs and 0.2 the NICs. The same share gives 1.63 kW per GB200 of a 120 kW rack of 72."""
+
+
+def node_power_w(cluster: ClusterSpec) -> float:
+    """Return what one full node draws at its GPUs' power limit, with NICs and host but before cooling."""
+    gpus = cluster.gpus_per_node
+    share = HOST_POWER_SHARE * gpus * cluster.gpu.rated_w
+    host = share if cluster.host_power_w is None else cluster.host_power_w
+    return gpus * cluster.gpu.tdp_w + host + cluster.nics_per_node * cluster.nic_power_w
+
+
+def switch_power_w(cluster: ClusterSpec) -> float:
+    """Return a node's part of the network's switches: a port at the lowest level, two at every level above it.
+
+    An oversubscribed level has fewer uplinks in proportion, and so has every level above it.
+    """
+    if cluster.gpu_count <= cluster.gpus_per_node:
+        return 0.0
+    ports, share = 1.0, 1.0
+    for level in cluster.levels[1:]:
+        share /= level.oversubscription
+        ports += 2.0 * share
+    return cluster.nics_per_node * ports * cluster.switch_power_w
+
+
 def gpu_power_w(cluster: ClusterSpec) -> float:
-    """Return what a GPU takes from the grid at its power limit, the facility's overhead included."""
-    return cluster.gpu.tdp_w * cluster.pue
+    """Return what a GPU takes from the grid: its share of node and switches times the machine room's overhead."""
+    return (node_power_w(cluster) + switch_power_w(cluster)) / cluster.gpus_per_node * cluster.pue
 
 
 def training_budget(

@@ -56,6 +56,10 @@ class Work:
     dgrad_s: FloatArray
     wgrad_s: FloatArray
 
+    def scaled(self, times: float) -> Work:
+        """Do the same work several times."""
+        return Work(times * self.forward_s, times * self.dgrad_s, times * self.wgrad_s)
+
     def __add__(self, other: Work) -> Work:
         return Work(
             self.forward_s + other.forward_s, self.dgrad_s + other.dgrad_s, self.wgrad_s + other.wgrad_s

@@ -87,7 +87,9 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     """Final norm, logits and cross-entropy; ``passes`` counts the logits of MTP too."""
     ctx, keys = comm.compute, comm.keys
     rows = vocabulary_rows(comm)
-    logits = linear(ctx, keys.tokens, rows, np.full_like(rows, float(ctx.model.hidden)), wide=True)
+    chunks = float(ctx.preset.loss_chunks)
+    width = np.full_like(rows, float(ctx.model.hidden))
+    logits = linear(ctx, keys.tokens / chunks, rows, width, wide=True).scaled(chunks)
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
     loss = moved(ctx, keys.tokens * rows * per_logit / 2, keys.tokens * rows * per_logit / 2)
     work = logits + loss + norm_work(ctx, keys)
@@ -98,7 +100,9 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
         Component.TP: passes * (_boundary_s(comm) + reductions),
     }
     per_logit_kept = 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes
-    kept = per_logit_kept * keys.tokens * rows + 4.0 * keys.local_tokens * ctx.model.hidden
+    # With several chunks the head runs its backward at once: what waits is the gradient of its input, in 16 bits.
+    waiting = BF16_BYTES * keys.tokens * ctx.model.hidden if chunks > 1 else 0.0
+    kept = per_logit_kept * keys.tokens * rows / chunks + waiting + 4.0 * keys.local_tokens * ctx.model.hidden
     return EndUnit(
         parts_s=parts,
         forward_s=parts[Component.FORWARD] + parts[Component.TP] / 2,

@@ -79,9 +79,10 @@ def sustained_rates(
     if gpu.generation.name == HOPPER and not ideal:
         cap *= preset.hopper_gemm_speed
         narrow *= preset.hopper_attention_speed
-    left = 1.0 - reserved_sm_share
+    left = (1.0 - reserved_sm_share) * capped_speed(gpu, constants)
     gain = _narrow_gain(precision, gpu, constants)
     generation = gpu.generation.name
+    bandwidth = gpu.hbm_bytes_per_s * min(1.0, _cap(gpu) / constants["power_knee"])
     return Rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain * left,
         wide_flops_per_s=gpu.dense_flops[wide] * cap * left,
@@ -89,8 +90,8 @@ def sustained_rates(
         * constants.of("attention_cap", *_attention_kernels(gpu, preset, constants))
         * narrow
         * left,
-        memory_bytes_per_s=gpu.hbm_bytes_per_s * constants.of("hbm_fraction", gpu.architecture, generation),
-        optimizer_bytes_per_s=gpu.hbm_bytes_per_s * constants["optimizer_hbm_fraction"],
+        memory_bytes_per_s=bandwidth * constants.of("hbm_fraction", gpu.architecture, generation),
+        optimizer_bytes_per_s=bandwidth * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
         precision=precision,
         eight_bit=precision in EIGHT_BIT,
@@ -98,6 +99,21 @@ def sustained_rates(
         ideal=ideal,
         constants=constants,
     )
+
+
+def _cap(gpu: GpuSpec) -> float:
+    """Power limit over the part's rated one; a limit above it gains nothing, clocks are at their highest."""
+    return min(1.0, gpu.tdp_w / gpu.rated_w)
+
+
+def capped_speed(gpu: GpuSpec, constants: Constants) -> float:
+    """Share of its speed that a GPU keeps under its power limit.
+
+    Dynamic power is about the cube of the clock where voltage follows it; at the voltage's floor, below the knee, it is
+    proportional to the clock. The exponent is measured (constants ``power_exponent``, ``power_knee``).
+    """
+    cap, knee = _cap(gpu), constants["power_knee"]
+    return float(max(cap, knee) ** constants["power_exponent"] * min(1.0, cap / knee))
 
 
 def _attention_kernels(gpu: GpuSpec, preset: FrameworkPreset, constants: Constants) -> tuple[str, ...]:

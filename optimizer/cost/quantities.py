@@ -57,7 +57,7 @@ class RunFacts:
 
     @property
     def power_w(self) -> float:
-        """Watts of a GPU at its power limit, the facility's overhead included."""
+        """Watts of a GPU at its power limit with its share of node, switches and the facility's overhead."""
         return gpu_power_w(self.cluster)
 
 
@@ -104,7 +104,7 @@ QUANTITIES = (
         of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * facts.price),
     ),
     Quantity(
-        name="energy_kwh", goal="energy", unit="kWh", meaning="energy of the whole run at board power times PUE",
+        name="energy_kwh", goal="energy", unit="kWh", meaning="energy of the whole run at the grid",
         of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * facts.power_w / 1e3),
     ),
     Quantity(
@@ -116,7 +116,7 @@ QUANTITIES = (
         of=lambda facts, gpus: Linear(per_byte=1 / GB),
     ),
     Quantity(
-        name="power_mw", goal="", unit="MW", meaning="board power of the used GPUs times PUE",
+        name="power_mw", goal="", unit="MW", meaning="power of the used GPUs with their nodes and switches, times PUE",
         of=lambda facts, gpus: Linear(constant=gpus * facts.power_w / 1e6),
     ),
 )  # fmt: skip

@@ -28,14 +28,16 @@ ALL = "all"
 class Band:
     """Errors of one family of runs as shares of the measured step time.
 
-    ``rows`` measured runs state everything that decides their price; 0 for a family without any, whose figures
-    are then those of all families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
+    ``rows`` measured runs state everything that decides their price; 0 for a family without any, and where the cluster
+    is ``outside`` what was measured (which of GPU, node size and fabric no run has): figures are then those of all
+    families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
     runs, ``unseen_*`` with the run's own publication left out of the fit: what to expect of a new cluster.
     ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of layouts are
     expected in the right order.
     """
 
     family: str
+    outside: str = ""
     rows: int
     median_ape: float
     p90_ape: float
@@ -70,10 +72,13 @@ def error_band(
     """
     family = family_of(model, cluster.gpu, precision, framework).value
     families: Mapping[str, Mapping[str, float]] = bands()["families"]
-    entry = families.get(family, families[ALL])
+    outside = unmeasured(cluster)
+    known = family in families and not outside
+    entry = families[family] if known else families[ALL]
     return Band(
         family=family,
-        rows=int(entry["rows"]) if family in families else 0,
+        outside=outside,
+        rows=int(entry["rows"]) if known else 0,
         median_ape=entry["median_ape"],
         p90_ape=entry["p90_ape"],
         bias=entry["bias"],
@@ -81,6 +86,24 @@ def error_band(
         unseen_p90_ape=entry["unseen_p90_ape"],
         indistinct=bands()["indistinct"]["moe" if model.is_moe else "dense"],
     )
+
+
+def unmeasured(cluster: ClusterSpec) -> str:
+    """Name what of a cluster no measured run has: its GPU, nodes of this size of it, its fabric with GPUs of its kind.
+
+    Empty where all was measured. A job inside one node needs neither node size nor fabric.
+    """
+    runs = bands()["measured"]
+    own = [run for run in runs if run["gpu"] == cluster.gpu.name]
+    if not own:
+        return f"GPU {cluster.gpu.name}"
+    if cluster.gpu_count <= cluster.gpus_per_node:
+        return ""
+    if cluster.gpus_per_node not in {run["gpus_per_node"] for run in own}:
+        return f"nodes of {cluster.gpus_per_node} {cluster.gpu.name}"
+    generation = cluster.gpu.generation.name
+    fabrics = {run["fabric"] for run in runs if run["generation"] == generation}
+    return "" if cluster.fabric.value in fabrics else f"{cluster.fabric.value} between {generation} GPUs"
 
 
 @cache

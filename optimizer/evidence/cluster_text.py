@@ -88,11 +88,15 @@ def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
         "network_reduction": cluster.network_reduction,
         "reserve": _bytes(cluster.reserve_bytes),
         "pue": cluster.pue,
+        "nic_power": f"{cluster.nic_power_w!r} W",
+        "switch_power": f"{cluster.switch_power_w!r} W",
         "failures": {
             "gpu_hours_per_failure": f"{cluster.failures.gpu_hours_per_failure!r} h",
             "restart": f"{cluster.failures.restart_s!r} s",
         },
     }
+    if cluster.host_power_w is not None:
+        data["host_power"] = f"{cluster.host_power_w!r} W"
     if cluster.host_memory_bytes is not None:
         data["host_memory"] = _bytes(cluster.host_memory_bytes)
     if cluster.storage is not None:
@@ -125,6 +129,7 @@ def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
         "fabric": gpu.fabric.value,
         "sm_count": gpu.sm_count,
         "tdp": f"{gpu.tdp_w!r} W",
+        "nominal_tdp": f"{gpu.rated_w!r} W",
         "host_link_bandwidth": _bandwidth(gpu.host_link_bytes_per_s),
         "source": [gpu.source],
     }

@@ -37,7 +37,12 @@ _CORE_15 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=())  # no --fine-grai
 _CORE_14 = replace(_CORE_15, precisions=(*SIXTEEN_BIT, Precision.FP8, Precision.MXFP8))  # no --fp4-format
 _CORE_13 = replace(_CORE_14, modules=_CORE_14.modules[:-1])
 # No layout string, which takes any list: --decoder-first-pipeline-num-layers, or --account-for-*-in-pipeline-split.
-_CORE_12 = replace(_CORE_13, stage_rule=replace(MEGATRON, split=Split.EQUAL_MIDDLE, empty_stages=False))
+# --exp-avg-dtype takes fp32, fp16 and fp8.
+_CORE_12 = replace(
+    _CORE_13,
+    stage_rule=replace(MEGATRON, split=Split.EQUAL_MIDDLE, empty_stages=False),
+    savers=(Saver.OFFLOAD_OPTIMIZER,),
+)
 # No Megatron-FSDP (then "custom FSDP"), no --fp8-recipe, selective recomputation of core attention alone.
 _CORE_11 = replace(
     _CORE_12, zero=(0, 1), modules=("core_attn",), savers=(), precisions=(*SIXTEEN_BIT, Precision.FP8)

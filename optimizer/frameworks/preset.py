@@ -60,6 +60,10 @@ class FrameworkPreset:
     the activation function too; ``fp8_attention_output_bytes`` per element where attention's backward and the
     output projection then share one copy (0: a 16-bit and an 8-bit one). ``keeps_function_output`` False: the
     activation function's output is always computed again.
+    ``norm_bytes`` per element are what an RMSNorm keeps beside its output, ``casts_inputs``: every linear layer keeps a
+    16-bit copy of its input of its own (autocast), ``fused_function`` False: a gated MLP keeps the activation function's
+    output beside its product.
+    ``loss_chunks``: parts of the tokens whose logits exist one after another.
     ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
     master copy, and what blocks keep for the backward pass live in host memory.
@@ -89,6 +93,7 @@ class FrameworkPreset:
     grad_comm_bytes: float
     bucket_bytes: float
     logit_bytes: float
+    loss_chunks: int
     pad_vocab: bool
     fused_loss: bool
     dummy_wgrad: bool
@@ -97,6 +102,9 @@ class FrameworkPreset:
     fp8_function_inputs: bool
     fp8_attention_output_bytes: float
     keeps_function_output: bool
+    norm_bytes: float
+    casts_inputs: bool
+    fused_function: bool
     narrow_weights: NarrowWeights
     offload_optimizer: bool
     offload_activations: bool
@@ -131,13 +139,19 @@ class FrameworkPreset:
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
         """Apply the dtypes and switches that the training spec states."""
         own: dict[str, Any] = {
-            name: getattr(training, name)
-            for name in ("grad_bytes", "moment_bytes", "master_bytes", "pad_vocab", "fused_loss")
-            if getattr(training, name) is not None
+            name: getattr(training, name) for name in _OF_TRAINING if getattr(training, name) is not None
         }
         if "grad_bytes" in own:
-            own["grad_comm_bytes"] = own["grad_bytes"]
-        return replace(self, **own)
+            own["grad_comm_bytes"] = min(own["grad_bytes"], 4)
+        if training.fp8_param_gather is not None:
+            own["narrow_weights"] = NarrowWeights.ALONE if training.fp8_param_gather else NarrowWeights.COPIES
+        without_master = self._sixteen_bit() if training.master_bytes == 0 else {}
+        return replace(self, **{**without_master, **own})
+
+    def _sixteen_bit(self) -> dict[str, Any]:
+        """Fields of training without master weights: gradients and moments take the weights' format, as torch makes them."""
+        same = ("fsdp_weight_bytes", "grad_bytes", "grad_comm_bytes", "moment_bytes")
+        return dict.fromkeys(same, self.weight_bytes)
 
     def runs(self, training: TrainingSpec) -> TrainingSpec:
         """Return a run as the release trains it: with materialised scores where it has no fused attention."""
@@ -155,6 +169,9 @@ class FrameworkPreset:
             own["moment_bytes"] = min(self.moment_bytes, 2)
         return replace(self, **own)
 
+
+_OF_TRAINING = ("grad_bytes", "moment_bytes", "master_bytes", "pad_vocab", "fused_loss", "loss_chunks")
+"""Fields that the training spec may state."""
 
 MEASURED = (
     "host_layer_s",

@@ -45,6 +45,15 @@ PYTORCH = Abilities(
 # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
 _TOML = replace(PYTORCH, etp=True, precisions=PYTORCH.precisions[:-1])
 
+PLAIN_CONFIGURATIONS = (
+    "llama3_8b", "llama3_70b", "deepseek_v3_671b", "qwen3_32b", "qwen3_30b_a3b", "gpt_oss_120b",
+)  # fmt: skip
+"""Configurations of built-in models that convert no matrix to 8 bits while they are built.
+
+torchtitan/models/*/config_registry.py at b5bcd76 (2026-08-21): llama3_405b converts to float8, qwen3 has none for
+235B-A22B, deepseek_v3 none for 236B.
+"""
+
 RECORD = FrameworkRecord(
     name="torchtitan",
     family=TrainerFamily.PYTORCH_PIPELINES,

@@ -8,6 +8,7 @@ import re
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from layoutopt.optimizer.specs.document import require_small
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
@@ -43,11 +44,18 @@ def parse_yaml(text: str, file: str = "") -> dict[str, Any]:
 
 
 def parse_yaml_value(text: str, file: str = "") -> Any:
-    """Parse any YAML document."""
+    """Parse any YAML document that does not unfold without end."""
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
-        return yaml.safe_load(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        require_small(root, file)
+        return loader.construct_document(root)
+    except InputError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         what = " ".join(str(error.problem or "syntax error").split())
@@ -55,6 +63,8 @@ def parse_yaml_value(text: str, file: str = "") -> Any:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         # the constructors of dates, numbers and merge keys raise these on malformed scalars
         raise input_error("not valid YAML", file=file) from None
+    finally:
+        loader.dispose()
 
 
 def parse_toml(text: str, file: str = "") -> dict[str, Any]:

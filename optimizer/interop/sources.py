@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.launchers import LAUNCHERS
 from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.specs import document
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ KINDS = (*FileKind, *LAUNCH_FORMATS, *LAUNCHERS)
 _TEXT_SIGNS = (
     # first match wins: the lines by which a text gives itself away
     (FileKind.GRAPHML, r"<graphml\b"),
-    (FileKind.NCCL_TESTS, r"#\s+size\s+count\s"),
-    (FileKind.MEGATRON_DUMP, r"^.*?\s*tensor_model_parallel_size \.{2,} "),
+    (FileKind.NCCL_TESTS, r"#[ \t]+size[ \t]+count\s"),
+    (FileKind.MEGATRON_DUMP, r"\btensor_model_parallel_size \.{2,} "),
     (FileKind.TORCH_OOM, r"out of memory\.\s+Tried to allocate"),
     (FileKind.TORCHTITAN_LOG, r"step:\s*\d+.*memory:\s*[\d.]+GiB"),
     (FileKind.NANOTRON_LOG, r"iteration: \d+ / \d+ \|"),
@@ -95,10 +96,10 @@ _TEXT_SIGNS = (
     (FileKind.DEEPSPEED_LOG, r"CurrSamplesPerSec="),
     (FileKind.NEMO_LOG, r"train_step_timing in s:"),
     (FileKind.TRAINER_LOG, r"'train_steps_per_second'|\d/\d+ \[[\d:]+<[\d:?]+, +[\d.]+ ?(s/it|it/s)"),
-    (FileKind.NVIDIA_TOPO, r"^\s*GPU0\s.*\bX\b|^\s+GPU0\b.*(Affinity|NIC0|GPU1)"),
-    (FileKind.SLURM_ENV, r"^\s*(export\s+)?SLURM_(JOB_)?NODELIST="),
-    (FileKind.SLURM_CONF, r"^\s*(?i:SwitchName|BlockName|RingName)="),
-    (FileKind.SLURM_YAML, r"^\s*-\s+topology:"),
+    (FileKind.NVIDIA_TOPO, r"^[ \t]*GPU0\s.*\bX\b|^[ \t]+GPU0\b.*(Affinity|NIC0|GPU1)"),
+    (FileKind.SLURM_ENV, r"^[ \t]*(export[ \t]+)?SLURM_(JOB_)?NODELIST="),
+    (FileKind.SLURM_CONF, r"^[ \t]*(?i:SwitchName|BlockName|RingName)="),
+    (FileKind.SLURM_YAML, r"^[ \t]*-\s+topology:"),
 )
 _HOST_LINE = re.compile(r"[A-Za-z][\w.\-]*")
 
@@ -114,19 +115,16 @@ class Imported:
 def read_text(path: str | Path) -> str:
     """Read a text file; in a folder, its ``config.json``. Problems are one-line errors."""
     place = Path(path)
-    folder = place.is_dir()
-    place = place / "config.json" if folder else place
+    if place.is_dir():
+        place = place / "config.json"
+        if not place.is_file():
+            raise input_error("a folder without config.json", file=str(path))
+    if not document.exists(place):
+        raise input_error("no such file", file=str(path))
     try:
-        if place.stat().st_size > LARGEST_FILE:
-            raise input_error("file is too large", f"at most {LARGEST_FILE >> 20} MiB", file=str(path))
-        return place.read_text(encoding="utf-8-sig")  # Windows' editors begin a file with a byte order mark
-    except FileNotFoundError:
-        what = "a folder without config.json" if folder else "no such file"
-        raise input_error(what, file=str(path)) from None
-    except UnicodeDecodeError:
-        raise input_error("not a text file", "UTF-8 text", file=str(path)) from None
-    except (OSError, ValueError) as error:
-        raise input_error(f"cannot be read: {shorten(error)}", file=str(path)) from None
+        return document.read_text(place, max_bytes=LARGEST_FILE)
+    except InputError as error:
+        raise InputError(*(replace(problem, file=str(path)) for problem in error.problems)) from None
 
 
 def _signs() -> Iterator[tuple[str, str]]:
@@ -145,7 +143,8 @@ def holds_model(kind: str) -> bool:
 
 def detect_kind(text: str, file: str = "") -> str:
     """Tell which tool wrote a text; refuse what no importer knows."""
-    if text.lstrip()[:1] == "{":
+    start = text.lstrip()[:2]
+    if start[:1] == "{" and start != "{'":  # a log of the Hugging Face trainer prints Python's dictionaries
         return _json_kind(text, file)
     for kind, sign in _signs():
         if re.search(sign, text, re.MULTILINE):

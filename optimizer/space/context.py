@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.record import NEWEST, Release, TrainerFamily
-from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.space.stage_splits import nanotron_costs
 from layoutopt.optimizer.specs.layer_runs import by_layer
@@ -16,7 +16,6 @@ from layoutopt.optimizer.specs.model import Mixer, Mlp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
@@ -95,6 +94,9 @@ class Context:
         if self.model.mtp_layers and megatron and (0, 13) <= self.release < (0, 14):
             # Layout strings name no prediction layers before core 0.14: what remains is what core 0.12 has.
             rule = abilities_of(self.framework, (0, 12)).stage_rule
+        if self.experts and self.framework is Framework.MEGATRON and (0, 11) <= self.release < (0, 12):
+            # pretrain_gpt.py of core 0.11 refuses --account-for-*-in-pipeline-split beside a load-balancing loss.
+            rule = abilities_of(self.framework, (0, 10)).stage_rule
         return replace(rule, costs=nanotron_costs(self.model)) if rule.split is Split.BY_COST else rule
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.printable import require_name
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class GpuSpec:
     the driver shows, ``nominal_memory_bytes`` what the datasheet says. Bandwidths are bytes/s, one way.
     ``nvlink_domain`` is the number of GPUs that reach each other over NVLink in the reference system,
     ``gpus_per_node`` the number in one host, ``fabric`` what joins its nodes. ``architecture`` names the family
-    of calibrated constants, which belongs to a ``generation``.
+    of calibrated constants, which belongs to a ``generation``. ``tdp_w`` is the power limit, ``nominal_tdp_w`` the part's
+    rated one (None: the same); a limit below it is a cap that slows the GPU.
     """
 
     name: str
@@ -54,7 +56,18 @@ class GpuSpec:
     tdp_w: float
     host_link_bytes_per_s: float
     source: str
+    nominal_tdp_w: float | None = None
+
+    @property
+    def rated_w(self) -> float:
+        """The part's rated power limit, at which it reaches ``dense_flops``."""
+        return self.nominal_tdp_w or self.tdp_w
+
     fabric: NetworkFabric = NetworkFabric.INFINIBAND
+
+    def __post_init__(self) -> None:
+        """Refuse what may not be a name, whichever way it came in."""
+        require_name(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +110,10 @@ class ClusterSpec:
     ``fabric`` joins the nodes. ``rail_optimized``: GPUs of the same index in their node share a leaf.
     ``in_switch_reduction``: NVLink switches add up all-reduces (NVLS); ``network_reduction``: so do network
     switches (SHARP). ``reserve_bytes`` is kept free on
-    every GPU beside the modelled overhead. ``host_memory_bytes`` is RAM per node. ``graph`` is an explicit
-    node-link graph, None to build one from the levels. ``calibration`` overrides constants by name.
+    every GPU beside the modelled overhead. ``host_memory_bytes`` is RAM per node.
+    ``host_power_w``: of a node beside its GPUs and NICs (None: a share of its GPUs' rated power),
+    ``nic_power_w`` of a NIC (NVIDIA ConnectX-7), ``switch_power_w`` of a switch port (1.7 to 2 kW per 64 of 400 Gbit/s).
+    ``graph`` is an explicit node-link graph, None to build one from the levels. ``calibration`` overrides constants by name.
     """
 
     name: str
@@ -116,7 +131,14 @@ class ClusterSpec:
     reserve_bytes: float = 0.0
     host_memory_bytes: float | None = None
     pue: float = 1.2
+    host_power_w: float | None = None
+    nic_power_w: float = 25.0
+    switch_power_w: float = 29.0
     storage: StorageSpec | None = None
     failures: FailureSpec = field(default_factory=FailureSpec)
     graph: Mapping[str, Any] | None = None
     calibration: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what may not be a name, whichever way it came in."""
+        require_name(self.name)

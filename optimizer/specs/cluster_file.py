@@ -14,8 +14,18 @@ from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
 from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile, OptionalFabric
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, LayerKind, as_kind_error, quantity, whole
+from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
-from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, HOURS, NUMBER, TIME, parse_quantity, shown
+from layoutopt.optimizer.specs.units import (
+    BANDWIDTH,
+    BYTES,
+    HOURS,
+    NUMBER,
+    POWER,
+    TIME,
+    parse_quantity,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -122,7 +132,9 @@ def _expand_gpu(value: object) -> object:
     if not isinstance(value["base"], str):
         raise input_error(f"base {shown(value['base'])} is not a name", ", ".join(catalog()))
     name = entry_name(value["base"])
-    return {"name": name, **catalog()[name], **{key: item for key, item in value.items() if key != "base"}}
+    base = catalog()[name]
+    rated = {"nominal_tdp": base["tdp"], **base}  # a limit below the base's is a cap on the same silicon
+    return {"name": name, **rated, **{key: item for key, item in value.items() if key != "base"}}
 
 
 def _or_name(schema: dict[str, Any]) -> None:
@@ -179,6 +191,13 @@ class ClusterFile(FileModel):
     pue: Annotated[float, quantity(NUMBER, least=1.0, most=10.0)] = Field(
         default=1.2, description="power usage effectiveness of the machine room"
     )
+    host_power: Annotated[float | None, quantity(POWER, least=0.0)] = Field(
+        default=None, description="of a node beside its GPUs and NICs; default 36% of its GPUs' rated power"
+    )
+    nic_power: Annotated[float, quantity(POWER, least=0.0)] = Field(default=25.0, description="of one NIC")
+    switch_power: Annotated[float, quantity(POWER, least=0.0)] = Field(
+        default=29.0, description="of one switch port"
+    )
     calibration: Annotated[dict[str, float], CALIBRATION] = Field(
         default={}, description="constants of the cost model by name: a number, or {value, source}"
     )
@@ -197,7 +216,7 @@ class ClusterFile(FileModel):
         assert gpus is not None
         nic_bytes_per_s = self.nic_bandwidth or self.gpu.nic_bandwidth
         return ClusterSpec(
-            name=self.name or default_name,
+            name=self.name or as_name(default_name),
             gpu=self.gpu.spec(),
             gpu_count=gpus,
             gpus_per_node=node,
@@ -212,6 +231,9 @@ class ClusterFile(FileModel):
             reserve_bytes=self.reserve,
             host_memory_bytes=self.host_memory,
             pue=self.pue,
+            host_power_w=self.host_power,
+            nic_power_w=self.nic_power,
+            switch_power_w=self.switch_power,
             storage=_storage(self.storage, nic_bytes_per_s),
             failures=FailureSpec(
                 gpu_hours_per_failure=self.failures.gpu_hours_per_failure, restart_s=self.failures.restart

@@ -136,6 +136,33 @@ def parse_document(text: str, file: str) -> Document:
     return Document(data, file, reader.lines)
 
 
+def require_small(root: Node, file: str) -> None:
+    """Refuse a composed document that unfolds to more than ``MAX_NODES`` values, or holds itself, without unfolding it."""
+    sizes: dict[int, int] = {}
+    opened: set[int] = set()
+    waiting: list[tuple[Node, bool]] = [(root, False)]
+    while waiting:
+        node, left = waiting.pop()
+        children = _children(node)
+        if left:
+            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
+        elif id(node) not in opened:
+            opened.add(id(node))
+            waiting.append((node, True))
+            waiting += [(child, False) for child in children]
+            continue
+        # what was opened and is not counted yet is met inside of itself
+        if sizes.get(id(node), MAX_NODES + 1) > MAX_NODES:
+            what = f"unfolds to more than {MAX_NODES:,} values"
+            raise input_error(what, "a file without nested aliases", file=file, line=node.start_mark.line + 1)
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node.value, str):
+        return []
+    return [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+
+
 def _syntax(error: Any) -> str:
     what = " ".join(str(error.problem or error.context or "syntax error").split())
     if "cannot start any token" in what:

@@ -83,6 +83,10 @@ class GpuFile(FileModel):
         description="streaming multiprocessors or compute units"
     )
     tdp: Annotated[float, quantity(POWER)] = Field(description="power limit, watts")
+    nominal_tdp: Annotated[float | None, quantity(POWER)] = Field(
+        default=None,
+        description="the part's rated limit, at which it reaches dense_flops; default tdp, or the base's",
+    )
     host_link_bandwidth: Bandwidth = Field(description="PCIe or C2C bandwidth to the host, one way")
     node_memory: Annotated[float | None, quantity(BYTES)] = Field(
         default=None, description="RAM of one reference node"
@@ -108,6 +112,7 @@ class GpuFile(FileModel):
             nic_bytes_per_s=self.nic_bandwidth,
             sm_count=self.sm_count,
             tdp_w=self.tdp,
+            nominal_tdp_w=self.nominal_tdp,
             host_link_bytes_per_s=self.host_link_bandwidth,
             source="; ".join(self.source),
             fabric=self.fabric,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticCustomError, core_schema
 
 from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.printable import require_name
 from layoutopt.optimizer.specs.units import NUMBER, Dimension, parse_quantity, shown
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ SWITCH = LayerKind(read=_read_switch, schema={"type": "boolean"})
 def _read_line(value: Any) -> str:
     if not isinstance(value, str):
         raise input_error(f"{shown(value)} is not text", "text; put numbers in quotes")
-    if not value.strip() or not value.isprintable() or len(value) > 200:
-        raise input_error(f"{shown(value)} is not a name", "one line of 1 to 200 printable characters")
+    require_name(value, key="")
     return value.strip()
 
 

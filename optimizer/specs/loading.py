@@ -16,13 +16,16 @@ from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
     from layoutopt.optimizer.specs.document import Document
     from layoutopt.optimizer.specs.file_model import FileModel
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.workload import Workload
+
+    Fill = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    """From what a file's ``training`` states to what fills the rest of it."""
 
 MAX_PLAN_BYTES = 100_000_000
 """A plan holds a stage list and a certificate beside the layout."""
@@ -53,28 +56,34 @@ def load_gpu(name: str) -> GpuSpec:
     return find_gpu(name).gpu
 
 
-def load_workload(source: str | Path) -> Workload:
-    """Load a model file, or a built-in model by name (``llama3-405b``).
+def load_workload(source: str | Path, fill: Fill | None = None) -> Workload:
+    """Load a model file, or a built-in model by name (``llama3-405b``); ``fill`` completes a file's ``training``.
 
     Raises
     ------
     InputError
         With one line for each problem: file, line, key, what is wrong, what is allowed.
     """
-    return _workload(*_open(source, "layoutopt.models", "model"))
+    return _workload(*_open(source, "layoutopt.models", "model"), fill)
 
 
-def parse_workload(text: str, file: str) -> Workload:
+def parse_workload(text: str, file: str, fill: Fill | None = None) -> Workload:
     """Read the text of a model file that messages call ``file``; errors as in ``load_workload``."""
     from layoutopt.optimizer.specs.document import parse_document
 
-    return _workload(parse_document(text, file), "model")
+    return _workload(parse_document(text, file), "model", fill)
 
 
-def _workload(document: Document, name: str) -> Workload:
+def _workload(document: Document, name: str, fill: Fill | None = None) -> Workload:
     from layoutopt.optimizer.specs.file_model import validate
     from layoutopt.optimizer.specs.model_file import ModelFile
 
+    stated = document.data.get("training") or {}
+    if fill is not None and isinstance(stated, dict):
+        filled = fill(stated)
+        document = (
+            document.replaced((), {**document.data, "training": {**stated, **filled}}) if filled else document
+        )
     return validate(ModelFile, document).workload(name)
 
 

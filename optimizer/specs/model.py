@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.specs.printable import require_name
+
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 
@@ -148,6 +150,10 @@ class ModelSpec:
     mamba: MambaSpec | None = None
     published_parameters: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what may not be a name, whichever way it came in."""
+        require_name(self.name)
+
     @property
     def layers(self) -> int:
         """Number of decoder layers, without MTP."""
@@ -166,7 +172,9 @@ class TrainingSpec:
     ``global_batch`` in sequences. ``grad_bytes``, ``moment_bytes`` and ``master_bytes`` are bytes per
     parameter of the gradient buffer, of each Adam moment, and of the master weights; None takes the
     framework preset's value. ``pad_vocab`` rounds the vocabulary up to a multiple of 128*tp.
-    ``flash`` False materialises the attention scores. ``fused_loss`` keeps only the 16-bit logits.
+    ``flash`` False materialises the attention scores. ``fused_loss`` keeps only the 16-bit logits,
+    ``loss_chunks`` those of one part of the tokens at a time. ``fp8_param_gather``: weights of linear layers exist in the
+    8-bit format alone. ``master_bytes`` 0 trains in 16 bits: gradients and moments take the weights' format unless stated.
     ``moe_imbalance`` is the load of the fullest expert rank over the mean (>= 1); None takes the constant.
     """
 
@@ -182,6 +190,8 @@ class TrainingSpec:
     flash: bool = True
     dropout: bool = False
     fused_loss: bool | None = None
+    loss_chunks: int | None = None
+    fp8_param_gather: bool | None = None
     moe_imbalance: float | None = None
 
     @property

@@ -10,6 +10,7 @@ from layoutopt.optimizer.specs.architecture_file import ArchitectureFile  # noqa
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, choice, quantity, whole, word
 from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.units import COUNT, NUMBER, TOKENS
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 from layoutopt.optimizer.specs.workload import Workload
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.specs.file_model import Finding, Partial
 
-GRAD_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+GRAD_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "bf16+fp32": 6}
+"""``bf16+fp32``: 16-bit gradients beside their fp32 accumulation (deepspeedai/DeepSpeed runtime/bf16_optimizer.py)."""
+
 MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 MASTER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
 """``bf16`` stores what the 16-bit weights lack of 32 bits; ``none`` updates the weights themselves."""
@@ -92,6 +95,12 @@ class TrainingFile(BatchFile):
     fused_loss: Annotated[bool | None, SWITCH] = Field(
         default=None, description="cross entropy that keeps only 16-bit logits"
     )
+    loss_chunks: Annotated[int | None, whole(most=100_000)] = Field(
+        default=None, description="parts of the tokens whose logits exist one after another; 1: all at once"
+    )
+    fp8_param_gather: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="keep and gather 8-bit weights alone; only with precision fp8 or mxfp8"
+    )
     moe_imbalance: Annotated[float | None, quantity(NUMBER, least=1.0)] = Field(
         default=None, description="tokens of the fullest expert rank over the mean"
     )
@@ -102,6 +111,8 @@ class TrainingFile(BatchFile):
         yield from super().check(given)
         if given.fp8_recipe and given.precision and given.precision is not Precision.FP8:
             yield ("fp8_recipe",), f"precision is {given.precision}", "only with precision fp8"
+        if given.fp8_param_gather and given.precision not in (None, Precision.FP8, Precision.MXFP8):
+            yield ("fp8_param_gather",), f"precision is {given.precision}", "only with precision fp8 or mxfp8"
 
     def spec(self) -> TrainingSpec:
         """Convert to the form that the other rooms use."""
@@ -118,6 +129,8 @@ class TrainingFile(BatchFile):
             flash=self.flash,
             dropout=self.dropout,
             fused_loss=self.fused_loss,
+            loss_chunks=self.loss_chunks,
+            fp8_param_gather=self.fp8_param_gather,
             moe_imbalance=self.moe_imbalance,
         )
 
@@ -169,7 +182,7 @@ class ModelFile(FileModel):
             for phase in self.phases
         )
         return Workload(
-            model=self.architecture.spec(self.name or default_name, self.published_parameters),
+            model=self.architecture.spec(self.name or as_name(default_name), self.published_parameters),
             training=training,
             phases=phases,
             phase_names=tuple(phase.name for phase in self.phases),

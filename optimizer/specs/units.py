@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-_SPOKEN = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_SPOKEN = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12} | {
+    prefix: _BINARY[prefix] for prefix in ("Ki", "Mi", "Gi", "Ti")
+}
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*")
 MAX_SHOWN = 60
@@ -26,11 +28,15 @@ DAY_S = 24 * HOUR_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """A kind of quantity: its name, its units as factors to SI, and what an error message shows as valid."""
+    """A kind of quantity: its name, its units as factors to SI, and what an error message shows as valid.
+
+    What lies between 0 and ``least`` is a number whose unit was forgotten.
+    """
 
     name: str
     units: Mapping[str, float]
     examples: str
+    least: float = 0.0
 
 
 def _scaled(prefixes: Mapping[str, float], *endings: str, factor: float = 1.0) -> dict[str, float]:
@@ -46,6 +52,7 @@ BANDWIDTH = Dimension(
     name="bandwidth",
     units=_scaled(_DECIMAL | _BINARY, "B/s", "Bps") | _scaled(_DECIMAL, "bit/s", "b/s", "bps", factor=1 / 8),
     examples='bytes/s, or a unit: "400 Gbit/s", "450 GB/s"',
+    least=1e6,
 )
 TIME = Dimension(
     name="time",
@@ -69,7 +76,7 @@ FLOP_RATE = Dimension(
 TOKENS = Dimension(
     name="tokens",
     units=_SPOKEN | _scaled(_SPOKEN, " tokens", "tokens"),
-    examples='tokens: 15.6e12, "15.6T", "16M tokens"',
+    examples='tokens: 15.6e12, "15.6T", "16Mi tokens"',
 )
 COUNT = Dimension(
     name="count",
@@ -105,6 +112,10 @@ def parse_quantity(value: object, dimension: Dimension, *, key: str = "") -> flo
     number = _read(value, dimension, key) if isinstance(value, str) else _as_float(value)
     if not math.isfinite(number):
         raise input_error(f"{shown(value)} is not a finite number", dimension.examples, key=key)
+    if 0.0 < number < dimension.least:
+        raise input_error(
+            f"{shown(value)} is a {dimension.name} of {number:g} in SI", dimension.examples, key=key
+        )
     return number
 
 

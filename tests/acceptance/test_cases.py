@@ -34,10 +34,6 @@ RUNS = (Verdict.FITS, Verdict.BORDERLINE)
 LEAST_SHARE = 0.95
 
 DISAGREES = {
-    "neox409-13b-8xa100-40": (
-        "predicted 30 of 37 GB usable at 16 bytes of state per parameter, 33 at the report's 18: fits, not borderline; what "
-        "else the job held (recomputation, releases, other processes) is not stated, and the report's confidence is low"
-    ),
     "ti708-8b-32h100": (
         "throughput agrees; memory is predicted as 31 GiB against 26.5 stated (+17%, tolerance 15%). torchtitan's own "
         "published runs of this model lie 14-31% above the prediction, so lowering it for this report is no option"
@@ -85,7 +81,6 @@ def test_states_alone_do_not_fit(report: Any) -> None:
 
 
 @pytest.mark.report("neox409-13b-8xa100-40")
-@pytest.mark.xfail(strict=True, reason=DISAGREES["neox409-13b-8xa100-40"])
 def test_thirteen_billion_on_one_node(report: Any) -> None:
     """Borderline on 40 GB with unfused attention scores."""
     workload = report.workload(batch=1, flash=False, precision="fp16")
@@ -192,7 +187,9 @@ def test_the_bloom_run(report: Any) -> None:
     """
     workload = report.workload(batch=report.case["layout"]["gbs"])
     workload = replace(workload, training=replace(workload.training, grad_bytes=6))
-    judged = report.judge(workload, load_cluster("a100-384-opa"), report.layout(recompute="full"))
+    judged = report.judge(
+        workload, load_cluster("a100-384-opa"), report.layout(recompute="full"), software="2022"
+    )
     assert judged.estimate is not None
     assert [stage.layers for stage in judged.layout.stages] == [5, *[6] * 10, 5]
     assert report.near(judged.estimate.step_time_s, "step_s")

@@ -51,7 +51,7 @@ def test_the_library_prints_nothing_and_needs_no_click() -> None:
         (RunChoices(), "global_batch", "--batch"),
         (RunChoices(global_batch=4, batch_tokens=8192.0), "batch_tokens", "--batch-tokens"),
         (RunChoices(batch_tokens=1e30), "batch_tokens", "--batch-tokens"),
-        (RunChoices(batch_tokens=8193.0), "batch_tokens", "--batch-tokens"),
+        (RunChoices(batch_tokens=93.0), "batch_tokens", "--batch-tokens"),
         (RunChoices(global_batch=4, precision=("fp9",)), "precision", "--precision"),
     ],
 )

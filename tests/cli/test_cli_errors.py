@@ -85,8 +85,8 @@ ERRORS: dict[tuple[str, ...], str] = {
     ("sweep", "llama3-8b", "h100x8", "--gpu", "8"): (
         "layoutopt sweep: no such option --gpu (did you mean --gpus?)"
     ),
-    (*BASE, "--batch-tokens", "5000"): (
-        "--batch-tokens: 5,000 tokens are no whole sequences of 8,192 (nearest 8,192 = 1 sequence)"
+    (*BASE, "--batch-tokens", "4000"): (
+        "--batch-tokens: 4,000 tokens are less than half a sequence of 8,192 (at least 8,192 = 1 sequence)"
     ),
     (*BASE, "--batch-tokens", "1e99"): (
         "--batch-tokens: 1e+99 tokens are out of range (up to 1,000,000,000 sequences)"

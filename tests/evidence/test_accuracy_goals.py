@@ -158,7 +158,7 @@ SPOT_CHECKS = (
     "grouped_gemm_half",
     "tp_exposed_overlapped",
     "host_layer_s.nanotron",
-    "hopper_gemm_speed.torchtitan",
+    "hopper_attention_speed.torchtitan",
 )
 """Constants of every kind: GPU, kernels, overlap, host, framework."""
 

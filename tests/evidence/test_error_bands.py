@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from checks.published import read_runs
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band
 from layoutopt.optimizer.evidence.case import RunFamily
+from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.robust_choice import choose_robust, draw_constants
 from layoutopt.optimizer.evidence.ties import find_ties, separating_measurement
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.report.tables.honesty import band_lines
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
-from layoutopt.optimizer.specs.vocabulary import Precision
+from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan
@@ -138,3 +142,46 @@ def test_the_simple_model_has_no_band(plan: Plan, workload: Workload) -> None:
     full = assess(plan, workload, CLUSTER, SolveOptions())
     assert full is not None and full.robust is None
     assert full.band.family == "dense 16-bit H100"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "outside"),
+    [
+        ("h100x64", ""),
+        ("a100x64", ""),
+        ("h100-80g-pcie", "GPU h100-80g-pcie"),
+        ("a100-80g-pcie", "GPU a100-80g-pcie"),
+        ("h200", "GPU h200"),
+        ("nodes of 4", "nodes of 4 h100"),
+        ("slingshot", "slingshot between hopper GPUs"),
+        ("one node of 4", ""),
+    ],
+)
+def test_clusters_without_a_run_say_so(cluster: str, outside: str) -> None:
+    """A GPU, a node size or a fabric that no row has: no rows are claimed, and the figures are the wide ones of all."""
+    h100 = load_cluster("h100x64")
+    changed = {
+        "nodes of 4": replace(h100, gpus_per_node=4),
+        "one node of 4": replace(h100, gpus_per_node=4, gpu_count=4),
+        "slingshot": replace(h100, fabric=NetworkFabric.SLINGSHOT),
+    }
+    given = changed.get(cluster) or load_cluster(cluster if "x" in cluster else f"{cluster}x64")
+    found = error_band(load_workload("llama3-70b").model, given, Precision.BF16)
+    assert found.outside == outside
+    assert (found.rows == 0) == bool(outside)
+    if outside:
+        assert found.unseen_p90_ape == bands()["families"][ALL]["unseen_p90_ape"]
+        assert f"none on {outside}" in band_lines(found)[0]
+        assert band_lines(found)[0].startswith("no measured run of this kind")
+
+
+def test_what_was_measured_is_what_the_tables_hold() -> None:
+    """The shipped list of GPUs, node sizes and fabrics is counted again from the rows that state everything."""
+    cases, _ = build_cases(read_runs())
+    counts = Counter(
+        (one.cluster.gpu.name, one.cluster.gpus_per_node, one.cluster.fabric.value)
+        for one in cases
+        if one.measured_s is not None and one.complete and not one.assumed
+    )
+    shipped = {(run["gpu"], run["gpus_per_node"], run["fabric"]): run["rows"] for run in bands()["measured"]}
+    assert shipped == counts

@@ -40,7 +40,7 @@ def test_missing_binary_and_folder(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="no such file"):
         read_text(tmp_path / "absent")
-    with pytest.raises(InputError, match="not a text file"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         read_text(tmp_path / "blob")
     (tmp_path / "tiny").mkdir()
     config = (HERE / "samples" / "hf_llama.json").read_text()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.cost.budget import training_budget
+from layoutopt.optimizer.cost.budget import gpu_power_w, training_budget
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.plan.training_plan import make_training_plan, phase_workloads
 from layoutopt.optimizer.plan.watch import slow_rank
@@ -64,7 +64,7 @@ def test_budgets_add_up(planned: TrainingPlan, cluster: ClusterSpec) -> None:
         assert getattr(planned.budget, name) == pytest.approx(fsum(parts))
     assert planned.budget.gpu_hours == pytest.approx(planned.budget.days * 24 * 64)
     assert planned.budget.cost == pytest.approx(planned.budget.gpu_hours * 2.0)
-    watts = cluster.gpu.tdp_w * cluster.pue
+    watts = gpu_power_w(cluster)
     assert planned.budget.energy_kwh == pytest.approx(planned.budget.gpu_hours * watts / 1000)
 
 

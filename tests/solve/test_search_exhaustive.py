@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.cost.budget import gpu_power_w
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -508,7 +509,7 @@ def test_second_goals_equal_enumeration(seed: int) -> None:
             "memory": costs.peak_bytes / 1e9, "gpus": gpus, "time": costs.step_time_s,
             "days": costs.step_time_s * hours / 24,
             "cost": costs.step_time_s * hours * gpus * 2.0,
-            "energy": costs.step_time_s * hours * gpus * question.cluster.gpu.tdp_w * question.cluster.pue / 1000,
+            "energy": costs.step_time_s * hours * gpus * gpu_power_w(question.cluster) / 1000,
         }  # fmt: skip
         near = costs.fits & (costs.step_time_s <= fastest * (1 + within) + plan.certificate.rounding_s / 2)
         best = min(best, float(np.min(np.broadcast_to(values[goal], near.shape), where=near, initial=np.inf)))

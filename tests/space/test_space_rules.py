@@ -101,6 +101,7 @@ SEQUENCE = [
     Case("sp_with_tp", F.TORCHTITAN, {"tp": 2, "sp": True}, {"tp": 2}, "v0.2.2"),
     Case("cp_needs_qwen", F.NANOTRON, {}, {"cp": 2}),
     Case("mtp_with_cp", F.TORCHTITAN, {}, {"cp": 2}, model={"mtp_layers": 1}),
+    Case("mtp_with_cp", F.MEGATRON, {}, {"cp": 2}, "core 0.13", {"mtp_layers": 1}),
 ]  # fmt: skip
 LAYERS = [
     Case("stages_hold_blocks", F.ANY, {"pp": 2, "vp": 5}, {"pp": 2, "vp": 6}),
@@ -109,6 +110,7 @@ LAYERS = [
     Case("stage_split", F.MEGATRON, CHUNKS, CHUNKS | {"vp": 3}, software="core 0.12"),
     Case("windows_supported", F.MEGATRON, {}, {}, "core 0.13", {"runs": WINDOW}),
     Case("model_supported", F.NANOTRON, {}, {}, model=MOE),
+    Case("model_supported", F.MEGATRON, {}, {}, "core 0.11", {"mtp_layers": 1}),
     Case("model_supported", F.MEGATRON_DEEPSPEED, {}, {}, model={"mla": MLA}),
     Case("pipeline_needs_modules", F.DEEPSPEED, {}, PIPE),
     Case("tied_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"tied_embeddings": True}),
@@ -185,6 +187,8 @@ SHARDING = [
          {"tp": 2, "dp": 8, "mesh_order": "ep-dp-tp-cp-pp"}),
     Case("expert_dp_equals_dp", F.MEGATRON, PIPE | {"mesh_order": "tp-cp-ep-pp-dp"},
          PIPE | {"cp": 2, "dp": 2, "mesh_order": "tp-cp-ep-pp-dp"}),
+    Case("order_without_cp_or_ep", F.MEGATRON, PIPE | {"mesh_order": "tp-cp-ep-pp-dp"},
+         PIPE | {"cp": 2, "dp": 2, "mesh_order": "tp-cp-ep-pp-dp"}, "core 0.10"),
     Case("order_supported", F.MEGATRON, {"ep": 2, "mesh_order": "tp-cp-ep-dp-pp"},
          {"ep": 2, "mesh_order": "tp-cp-dp-ep-pp"}, model=MOE),
     Case("shard_nests_axes", F.ANY,
@@ -264,6 +268,7 @@ OTHER_QUESTION: dict[str, dict[str, Any]] = {
     "heads_mod_kv_heads-nanotron-newest": {"model": {"kv_heads": 4}},
     "windows_supported-megatron-core 0.13": {"model": {}},
     "model_supported-nanotron-newest": {"model": {}},
+    "model_supported-megatron-core 0.11": {"model": {}},
     "model_supported-megatron-deepspeed-newest": {"model": {}},
     "delay_wgrad_needs_overlap-megatron-newest": {"options": OVERLAP | {"delay_wgrad": True}},
     "optimizer_offload_precision_aware-megatron-newest": {

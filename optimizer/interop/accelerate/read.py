@@ -103,6 +103,8 @@ def _options(parallel: Fields, fsdp: Fields, deepspeed: Fields, notes: list[str]
         comm = CpComm.ALL_GATHER if rotation == "allgather" else CpComm.P2P
         if rotation == "alltoall":
             notes.append("cp_comm_strategy alltoall passes keys and values around a ring: priced as p2p")
+    if fsdp.on("fsdp_offload_params") or deepspeed.text("offload_param_device") in {"cpu", "nvme"}:
+        notes.append("parameters in host memory are not modelled; memory is overestimated")
     offload = fsdp.on("fsdp_offload_params") or deepspeed.text("offload_optimizer_device") in {"cpu", "nvme"}
     return JobOptions(cp_comm=comm, optimizer_offload=1.0 if offload else None)
 

@@ -49,6 +49,11 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
     if dp is None and gpus is not None and gpus % (tp * cp) == 0:
         dp = gpus // (tp * cp)
     zero, shard = _zero(fields, notes)
+    device = fields.section("zero_optimization").section("offload_param").text("device")
+    if device in {"cpu", "nvme"}:
+        notes.append(
+            f"offload_param {device}: parameters in host memory are not modelled; memory is overestimated"
+        )
     layout = PartialLayout(
         tp=tp,
         sp=False,

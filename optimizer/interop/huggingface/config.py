@@ -10,6 +10,7 @@ from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, sh
 from layoutopt.optimizer.interop.records import ImportedModel
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import MambaSpec, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
+from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
     _refuse_nested_widths(fields)
     _require_written_sizes(outer, fields, reader)
     shapes = layer_shapes(reader, count_layers(reader))
-    model = _model(reader, outer, shapes, name or _name(outer))
+    model = _model(reader, outer, shapes, as_name(name or _name(outer), "imported"))
     length, length_notes = _sequence_length(reader)
     return ImportedModel(
         model=model,

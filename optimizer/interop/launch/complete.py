@@ -97,7 +97,18 @@ def assumptions(job: ImportedJob) -> tuple[str, ...]:
     ]
     if job.training.precision is None:
         taken.append("precision bf16")
-    return tuple(f"assumed: {text}; the file does not state it" for text in taken)
+    return (*(f"assumed: {text}; the file does not state it" for text in taken), *_unmodelled(job))
+
+
+def _unmodelled(job: ImportedJob) -> tuple[str, ...]:
+    """Say where a part of the optimizer, or one whose framework has no such saver, is priced as on the GPU."""
+    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
+
+    share = job.options.optimizer_offload
+    savers = abilities_of(job.framework, parse_release(job.framework, job.version)).savers
+    if not share or (share == 1.0 and Saver.OFFLOAD_OPTIMIZER in savers):
+        return ()
+    return (f"{share:.0%} of the optimizer in host memory is not modelled here; memory is overestimated",)
 
 
 def _named_in(missing: str) -> set[str]:

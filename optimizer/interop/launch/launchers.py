@@ -15,9 +15,11 @@ LAUNCHERS = {
             kind="slime", reader="import_slime", sign=r"--actor-num-nodes\b|--rollout-num-gpus-per-engine\b"
         ),
         LaunchFormat(
-            kind="ms-swift", reader="import_swift", sign=r"^\s*([A-Z_]+=\S*\s+)*megatron (pt|sft|rlhf)\b"
+            kind="ms-swift",
+            reader="import_swift",
+            sign=r"^[ \t]*([A-Z_]+=\S*[ \t]+)*megatron (pt|sft|rlhf)\b",
         ),
-        LaunchFormat(kind="primus", reader="import_primus", sign=r"^\s+pre_trainer:"),
+        LaunchFormat(kind="primus", reader="import_primus", sign=r"^[ \t]+pre_trainer:"),
         LaunchFormat(kind="axolotl", reader="import_axolotl", sign=r"^base_model:|^sequence_len:"),
         LaunchFormat(
             kind="llama-factory",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -10,15 +14,23 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
 
 WIDTH = 110
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%")
 LAUNCHER = ("torchrun", "--nnodes", "{nodes}", "--nproc-per-node", "{per_node}")
 
 
 def quote(word: str) -> str:
     """Quote a word for a POSIX shell when it needs it."""
-    if word and set(word) <= _PLAIN:
-        return word
-    return "'" + word.replace("'", "'\\''") + "'"
+    return shlex.quote(word)
+
+
+def python_text(value: str) -> str:
+    """Write a string as Python does, in double quotes where it has none itself."""
+    literal = repr(value)
+    return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in literal else literal
+
+
+def toml_text(value: str) -> str:
+    """Write a TOML basic string: JSON's escapes are TOML's, but for the delete character, which JSON lets pass."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def flag_words(flags: Iterable[tuple[str, Any]]) -> list[list[str]]:
@@ -68,7 +80,8 @@ def header(target: Target, software: str, *, comment: str = "#") -> str:
     if target.model.is_moe:
         edp = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
         lines.append(f"experts: etp{layout.etp} x ep{layout.ep} x pp{layout.pp} x expert-dp{edp}")
-    return "".join(f"{comment} {line}\n" for line in lines)
+    # a comment ends with its line, and control characters may end it
+    return "".join(f"{comment} {printable(line)}\n" for line in lines)
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:

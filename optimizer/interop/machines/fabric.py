@@ -10,6 +10,7 @@ from layoutopt.optimizer.interop.records import GpuTopology, NodeSet
 from layoutopt.optimizer.specs.cluster import NetworkLevel
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import load_gpu, reference_cluster
+from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S, MODULAR_LATENCY_S
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ def cluster_from(gpu: str, found: Any, name: str) -> ClusterSpec:
     """
     spec = load_gpu(gpu)
     if isinstance(found, NodeSet):
-        return replace(_of_nodes(spec, found), name=name)
+        return replace(_of_nodes(spec, found), name=as_name(name))
     if isinstance(found, GpuTopology):
-        return replace(_of_node(spec, found), name=name)
+        return replace(_of_node(spec, found), name=as_name(name))
     if isinstance(found, dict) and "nodes" in found:
-        return replace(_of_graph(spec, found), name=name)
+        return replace(_of_graph(spec, found), name=as_name(name))
     raise input_error("does not describe a cluster", ACCEPTED, file=name)
 
 

@@ -14,8 +14,8 @@ from layoutopt.optimizer.specs.errors import InputError, input_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_VARIABLE = re.compile(r"^\s*(?:export\s+)?(SLURM_\w+)=(.*)$", re.MULTILINE)
-_PAIR = re.compile(r"(\w+)=(\S*)")
+_VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+)?(SLURM_\w+)=(.*)$", re.MULTILINE)
+_PAIR = re.compile(r"\b(\w{1,64})=(\S*)")
 KINDS = ("tree", "block", "ring", "torus3d", "flat")
 
 

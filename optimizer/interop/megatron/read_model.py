@@ -8,6 +8,7 @@ from layoutopt.optimizer.interop.launch.common import per_layer_pattern
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
+from layoutopt.optimizer.specs.printable import as_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ def megatron_model(fields: Fields, notes: list[str], *, command_line: bool = Fal
     ffn = _ffn(fields, hidden, gated, notes)
     moe = _moe(fields, ffn) if fields.integer("num_experts", "num_moe_experts") else None
     return ModelSpec(
-        name=fields.text("model_name") or "imported",
+        name=as_name(fields.text("model_name") or "", "imported"),
         hidden=hidden,
         heads=heads,
         kv_heads=heads if mla else _kv_heads(fields, heads, notes, command_line),

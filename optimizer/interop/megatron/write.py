@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
+from layoutopt.optimizer.frameworks.preset import NarrowWeights
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
 from layoutopt.optimizer.interop.megatron.write_model import model_flags
 from layoutopt.optimizer.interop.records import ExportedJob
@@ -62,9 +63,9 @@ def environment(target: Target, notes: list[str]) -> str:
     if layout.zero >= 2:
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS is not 1: FSDP prefetching needs several connections")
         return "unset CUDA_DEVICE_MAX_CONNECTIONS  # FSDP refuses 1\n"
-    # Asynchronous all-reduces of tensor parallelism are on by default before core 0.11, at tp 1 too.
-    if target.release < (0, 11):
-        return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory before core 0.11\n"
+    # Asynchronous all-reduces of tensor parallelism are on by default before core 0.12, at tp 1 too.
+    if target.release < (0, 12):
+        return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory before core 0.12\n"
     old = not target.cluster.gpu.generation.ordered_streams
     if old and (layout.tp > 1 or layout.cp > 1):
         return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory below Blackwell when tp > 1 or cp > 1\n"
@@ -152,10 +153,12 @@ def takes_string(target: Target) -> bool:
 def end_flags(layout: Layout) -> Flags:
     """Layers of the first and the last rank, or the ends counted as a layer each."""
     ends = uneven_ends(layout)
-    if ends is not None:
+    if (
+        ends is not None
+    ):  # of two ranks the second has the rest: core 0.11 and 0.12 divide by the ranks between
         return [
             ("--decoder-first-pipeline-num-layers", ends[0]),
-            ("--decoder-last-pipeline-num-layers", ends[1]),
+            ("--decoder-last-pipeline-num-layers", ends[1] if layout.pp > 2 else None),
         ]
     first, last = counted_ends(layout) or (False, False)
     return [
@@ -215,15 +218,20 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
             )
     flags.append(("--use-distributed-optimizer", layout.zero >= 1))
     flags.append(("--num-distributed-optimizer-instances", replicas))
-    if training.grad_bytes == 2:
+    if training.grad_bytes == 2 and target.release >= (0, 12):
         flags.append(("--grad-reduce-in-bf16", True))
-    return flags + saver_flags(target)
+    elif training.grad_bytes == 2:
+        notes.append("gradients are summed in fp32: --grad-reduce-in-bf16 came with core 0.12")
+    return flags + saver_flags(target, notes)
 
 
-def saver_flags(target: Target) -> Flags:
+def saver_flags(target: Target, notes: list[str]) -> Flags:
     """Moments in 16 bits, optimizer and activations in host memory."""
     savers, sharded = target.layout.savers, target.layout.zero >= 1
     short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    if short and target.release < (0, 13):
+        notes.append("moments stay in fp32: --exp-avg-dtype bf16 came with core 0.13")
+        short = False
     offloaded = Saver.OFFLOAD_OPTIMIZER in savers
     flags: Flags = []
     if short or offloaded:
@@ -272,6 +280,7 @@ def precision_flags(target: Target, notes: list[str]) -> Flags:
         flags.append(("--fp8-format", "e4m3" if recipe in {"blockwise", "mxfp8"} else "hybrid"))
         if target.release >= (0, 12):
             flags.append(("--fp8-recipe", recipe))
+        flags.append(("--fp8-param-gather", target.preset.narrow_weights is NarrowWeights.ALONE))
     return flags
 
 
@@ -305,8 +314,8 @@ def checkpoint_flags(target: Target) -> Flags:
 
 def memory_check(target: Target, words: list[list[list[str]]]) -> str:
     """One rank on one GPU: Megatron-LM skips all communication with ``--fake-process-group``."""
-    if target.release < (0, 15):
-        return "none: --fake-process-group came with core 0.15"
+    if target.release < (0, 16):
+        return "none: --fake-process-group came with core 0.16"
     env = f"WORLD_SIZE={target.layout.gpus} RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29500"
     saving = {"--save", "--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
     flags = [group for section in words for group in section if group[0] not in saving]

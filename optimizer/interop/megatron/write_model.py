@@ -10,6 +10,7 @@ from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.interop.launch.target import Target
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
 
@@ -78,6 +79,7 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
     ffn = dense_width(model) or (model.moe.ffn if model.moe else 0)
     grouped = model.mla is None and model.kv_heads != model.heads
     biased = model.attention_bias
+    notes += unwritten(target)
     if model.attention_bias != model.mlp_bias:
         notes.append(
             "Megatron-LM has one switch for the biases of attention and MLP: the attention's was used"
@@ -101,7 +103,9 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--attention-dropout", "0.1" if target.training.dropout else "0.0"),
         ("--hidden-dropout", "0.1" if target.training.dropout else "0.0"),
     ]
-    return flags + mla_flags(model) + moe_flags(target) + window_flags(model) + mtp_flags(model)
+    return (
+        flags + mla_flags(model, target.release) + moe_flags(target) + window_flags(model) + mtp_flags(model)
+    )
 
 
 SINKS = (0, 15)
@@ -118,7 +122,7 @@ def sinks(target: Target, notes: list[str]) -> str | None:
     return "learnable"
 
 
-def mla_flags(model: ModelSpec) -> Flags:
+def mla_flags(model: ModelSpec, release: Release) -> Flags:
     """Multi-head latent attention."""
     if model.mla is None:
         return []
@@ -130,6 +134,8 @@ def mla_flags(model: ModelSpec) -> Flags:
         ("--qk-head-dim", mla.qk_nope_head_dim),
         ("--qk-pos-emb-head-dim", mla.qk_rope_head_dim),
         ("--v-head-dim", mla.v_head_dim),
+        # fused by default, which core 0.11 and 0.12 refuse beside MLA
+        ("--no-rope-fusion", (0, 11) <= release < (0, 13)),
     ]
 
 
@@ -143,6 +149,28 @@ def expert_groups(target: Target) -> int | None:
     return nodes if nodes > moe.node_limit and moe.experts % nodes == 0 else None
 
 
+def unwritten(target: Target) -> list[str]:
+    """What a model is beside its sizes and no spec states: the trainer's defaults stand in the launch."""
+    moe = target.model.moe
+    rope = [] if target.model.learned_positions else ["--rotary-base (default 10000)"]
+    lacking = [*rope, "--norm-epsilon (default 1e-5)"]
+    if moe is not None and moe.router_bias:
+        lacking.append("--moe-router-topk-scaling-factor (default none)")
+    text = f"not part of a model spec, so not written: {', '.join(lacking)}; add the model's own"
+    return [text, *routing_notes(target)]
+
+
+def routing_notes(target: Target) -> list[str]:
+    """Say that a router's groups are left out where no limit of nodes can bind."""
+    moe = target.model.moe
+    if moe is None or moe.node_limit is None or expert_groups(target) is not None:
+        return []
+    return [
+        f"routing limited to {moe.node_limit} groups of experts is left out at ep {target.layout.ep}, where it saves no "
+        "traffic: add the model's own number of groups to train the same router"
+    ]
+
+
 def moe_flags(target: Target) -> Flags:
     """Experts, their layers and their router."""
     moe = target.model.moe
@@ -153,7 +181,7 @@ def moe_flags(target: Target) -> Flags:
     return [
         ("--num-experts", moe.experts),
         ("--moe-layer-freq", None if all(sparse) else pattern_text(sparse)),
-        ("--moe-ffn-hidden-size", moe.ffn),
+        ("--moe-ffn-hidden-size", moe.ffn if target.release >= (0, 10) else None),  # --ffn-hidden-size before
         ("--moe-router-topk", moe.top_k),
         ("--moe-router-num-groups", groups),
         ("--moe-router-group-topk", moe.node_limit if groups else None),

@@ -18,6 +18,7 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     dense_width,
     expert_groups,
     layer_list,
+    routing_notes,
     sinks,
 )
 from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
@@ -62,6 +63,7 @@ def export(target: Target) -> ExportedJob:
     """Write ``launch.sh``."""
     notes: list[str] = []
     recipe = recipe_of(target.model, notes)
+    notes += routing_notes(target)
     layout = target.layout
     short = [
         ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock"],

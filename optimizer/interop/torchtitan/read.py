@@ -39,6 +39,7 @@ FLAVORS = {
     ("qwen3", "32b"): ("qwen3-32b", 64),
     ("qwen3", "30b-a3b"): ("qwen3-30b-a3b", 48),
     ("qwen3", "235b-a22b"): ("qwen3-235b-a22b", 94),
+    ("gpt_oss", "120b"): ("gpt-oss-120b", 36),
 }
 """Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C
-from layoutopt.optimizer.interop.launch.text import WIDTH, header
+from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C, PLAIN_CONFIGURATIONS
+from layoutopt.optimizer.interop.launch.text import WIDTH, header, python_text, toml_text
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import stage_counts
 from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
@@ -48,10 +48,29 @@ def flavor_of(model: ModelSpec, notes: list[str]) -> tuple[str, str, bool]:
     """Return torchtitan's model, flavor, and whether that flavor exists with the model's sizes."""
     for (family, flavor), (name, layers) in FLAVORS.items():
         if name == model.name and layers == model.layers:
-            return family, flavor.upper(), True
-    family = "deepseek_v3" if model.mla else "qwen3" if model.qk_norm else "llama3"
+            return family, flavor if family == "gpt_oss" else flavor.upper(), True
+    family = _family_of(model)
     notes.append(f"torchtitan has no flavor {model.name}: add its sizes to torchtitan/models/{family}")
     return family, model.name, False
+
+
+def _family_of(model: ModelSpec) -> str:
+    """The family whose classes build a model: experts without MLA or sinks are qwen3's, whose head norms are optional."""
+    if model.mla:
+        return "deepseek_v3"
+    if model.attention_sinks:
+        return "gpt_oss"
+    return "qwen3" if model.qk_norm or model.is_moe else "llama3"
+
+
+def base_of(model: ModelSpec, family: str, flavor: str, known: bool) -> str:
+    """The configuration to start from: the model's own where it is a plain one, else one of its family."""
+    own = f"{family}_{flavor.lower().replace('-', '_')}"
+    if known and own in PLAIN_CONFIGURATIONS:
+        return own
+    if family == "qwen3":
+        return "qwen3_30b_a3b" if model.is_moe else "qwen3_32b"
+    return next(name for name in PLAIN_CONFIGURATIONS if name.startswith(family))
 
 
 def parallelism(target: Target, era_a: bool) -> Settings:
@@ -177,14 +196,12 @@ def _toml_value(value: Any) -> str:
         return "[\n" + "".join(f"  {_toml_value(item)},\n" for item in value) + "]"
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return toml_text(value) if isinstance(value, str) else str(value)
 
 
 def _python(target: Target, family: str, flavor: str, known: bool, notes: list[str]) -> ExportedJob:
     layout = target.layout
-    base = f"{family}_{flavor.lower().replace('-', '_')}" if known else None
-    if base is None or (family == "deepseek_v3" and flavor == "236B"):
-        base = {"llama3": "llama3_8b", "deepseek_v3": "deepseek_v3_671b", "qwen3": "qwen3_32b"}[family]
+    base = base_of(target.model, family, flavor, known)
     lines = [
         header(target, "torchtitan era C (2026-08-20 and later)").rstrip(),
         f"from torchtitan.components.quantization import {_converter(target).split('.')[0]}",
@@ -227,10 +244,10 @@ def _unused_import(line: str, target: Target) -> bool:
 
 def _registry_arguments(target: Target, family: str, flavor: str) -> str:
     layout = target.layout
-    arguments = [f'"{flavor}"', 'attn_backend="flex"']
+    arguments = [python_text(flavor), 'attn_backend="flex"']
     if target.model.is_moe and family == "deepseek_v3":
         backend = "deepep" if target.preset.dispatch_dedup and layout.ep > 1 else "standard"
-        arguments += [f'moe_comm_backend="{backend}"', f"num_mtp_layers={target.model.mtp_layers}"]
+        arguments += [f"moe_comm_backend={python_text(backend)}", f"num_mtp_layers={target.model.mtp_layers}"]
     converter = _converter(target)
     return ", ".join([*arguments, *([f"converters=[{converter}]"] if converter else [])])
 
@@ -244,7 +261,7 @@ def _recipe_name(recipe: Fp8Recipe) -> str:
 def _converter(target: Target) -> str:
     precision, recipe = target.layout.precision, target.training.fp8_recipe
     if precision is Precision.FP8:
-        return f'Float8LinearConverter.Config(recipe_name="{_recipe_name(recipe or Fp8Recipe.ROWWISE)}")'
+        return f"Float8LinearConverter.Config(recipe_name={python_text(_recipe_name(recipe or Fp8Recipe.ROWWISE))})"
     return {
         Precision.MXFP8: "MXFP8LinearConverter.Config()",
         Precision.NVFP4: "NVFP4LinearConverter.Config()",
@@ -278,14 +295,14 @@ def _python_settings(target: Target) -> list[str]:
         lines += [
             "cfg.checkpoint.enable = True",
             f"cfg.checkpoint.interval = {target.checkpoint.interval_steps}",
-            f'cfg.checkpoint.async_mode = "{mode}"',
+            f"cfg.checkpoint.async_mode = {python_text(mode)}",
         ]
     return lines
 
 
 def _python_value(value: Any) -> str:
     if isinstance(value, str):
-        return f'"{value}"'
+        return python_text(value)
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + "".join(_python_row(row) for row in value) + "        ]"
     return str(value)
@@ -295,7 +312,7 @@ def _python_row(row: list[str]) -> str:
     """One stage, wrapped to the line width."""
     lines = ["            ["]
     for name in row:
-        piece = f'"{name}", '
+        piece = f"{python_text(name)}, "
         if len(lines[-1]) + len(piece) > WIDTH:
             lines[-1] = lines[-1].rstrip()
             lines.append("             ")

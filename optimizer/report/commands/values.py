@@ -144,13 +144,27 @@ class Whole(Value):
         return "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; raises ``InputError`` with the limits. Thousands may be separated by _ or commas."""
+        """Return the number (``8192``, ``8Ki``, ``2k``); raises ``InputError`` with the limits.
+
+        Thousands may be separated by _ or commas.
+        """
         text = str(value).strip().replace(",", "").replace("_", "")
-        number = int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else None
+        number = int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else _with_unit(text)
         if number is None or not self.least <= number <= self.most:
             allowed = f"whole numbers from {self.least} to {self.most:,}"
             raise option_problem(param, f"{str(value)[:60]!r} is not valid", allowed)
         return number
+
+
+def _with_unit(text: str) -> int | None:
+    """Read ``16Ki`` or ``1.5k``; None for what is no whole number."""
+    from layoutopt.optimizer.specs import units
+
+    try:
+        number = units.parse_quantity(text, units.COUNT) if text[:1].isdigit() and not text.isdigit() else 0.5
+    except InputError:
+        return None
+    return int(number) if number == int(number) and "e" not in text.lower() else None
 
 
 COUNT = Whole(1, MAX_COUNT)

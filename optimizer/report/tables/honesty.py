@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from layoutopt.optimizer.evidence.claims import FEW_ROWS, carriers
 from layoutopt.optimizer.evidence.ties import INDISTINCT
 from layoutopt.optimizer.report.tables.console import bullets, section
 from layoutopt.optimizer.report.tables.layout import layout_text
@@ -13,6 +14,7 @@ from layoutopt.optimizer.report.tables.layout import layout_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.band import Band
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.evidence.robust_choice import RobustChoice
@@ -35,7 +37,8 @@ def band_lines(band: Band) -> list[str]:
             f"median, nine of ten within {band.p90_ape:.0%}"
         )
     else:
-        first = f"no measured run of this kind ({band.family}): the figures are those of all kinds"
+        kind = f"{band.family}; none on {band.outside}" if band.outside else band.family
+        first = f"no measured run of this kind ({kind}): the figures are those of all kinds"
     second = (
         f"runs of a publication that the fit had not seen: {band.unseen_median_ape:.0%} in the median, nine of ten "
         f"within {band.unseen_p90_ape:.0%}; a few own runs remove most of it (layoutopt calibrate)"
@@ -69,3 +72,14 @@ def robust_line(choice: RobustChoice) -> str:
 def tie_words(tie: Tie | None) -> str:
     """Return what to add to an alternative: nothing where the model can tell."""
     return "" if tie is None or tie.distinguishable else f"; {INDISTINCT}: {tie.measurement} would tell"
+
+
+def claim_words(faster: Estimate, slower: Estimate) -> str:
+    """Say which components carry the gain of one layout over another, and how many measured runs test each."""
+    found = carriers(faster.breakdown_s, slower.breakdown_s)
+    parts = [
+        f"{one.component.record.words} {one.share:.0%} ({one.rows} measured runs"
+        + (": little evidence)" if one.rows < FEW_ROWS else ")")
+        for one in found
+    ]
+    return f"carried by {', '.join(parts)}" if parts else ""

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.report.tables.honesty import claim_words
 from layoutopt.optimizer.report.tables.layout import layout_text
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.published import Distance, Reference
     from layoutopt.optimizer.solve.explain.records import Gap
 
@@ -52,7 +54,7 @@ def _one(one: Reference, far: Distance | None) -> RenderableType:
     if one.by_vp:
         steps = ", ".join(f"{seconds:.2f} s with vp {vp}" for vp, seconds in one.by_vp.items())
         pairs.append(("range", steps))
-    parts: list[RenderableType] = [facts(pairs if far is None else pairs + _far(far))]
+    parts: list[RenderableType] = [facts(pairs if far is None else pairs + _far(one, far))]
     if far is not None and far.gap is not None:
         parts += [Text(""), _gap(far.gap)]
     if far is not None and far.reasons:
@@ -67,7 +69,7 @@ def _memory(one: Reference) -> str:
     return f"{one.verdict.value.replace('_', ' ')}, {share}"
 
 
-def _far(far: Distance) -> list[tuple[str, str]]:
+def _far(one: Reference, far: Distance) -> list[tuple[str, str]]:
     plan = far.plan
     if plan.layout is None or plan.estimate is None or far.slower is None:
         return [("optimum", plan.status.value)]
@@ -80,7 +82,13 @@ def _far(far: Distance) -> list[tuple[str, str]]:
             f"the published layout is {abs(far.slower):.1%} {'slower' if far.slower >= 0 else 'faster'}",
         ),
         ("rank", rank),
+        *_claim(one, plan.estimate),
     ]
+
+
+def _claim(one: Reference, optimum: Estimate) -> list[tuple[str, str]]:
+    words = claim_words(optimum, one.estimate)
+    return [("evidence", words)] if words else []
 
 
 def _gap(gap: Gap) -> RenderableType:

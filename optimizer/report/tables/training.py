@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.report.tables.honesty import claim_words
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.specs.units import DAY_S, format_bytes, format_count, format_rate, format_seconds
 
@@ -104,7 +105,9 @@ def recipe_words(phase: PhasePlan) -> str:
     saved = f"{baseline.days_saved:,.2f} days"
     saved += "" if baseline.cost_saved is None else f", {baseline.cost_saved:,.0f}"
     step_s = judged.estimate.step_time_s
-    return f"{step_s:.5g} s a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
+    said = f"{step_s:.5g} s a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
+    claim = claim_words(phase.estimate, judged.estimate)
+    return f"{said}, {claim}" if claim else said
 
 
 def _watch(watch: WatchList) -> list[RenderableType]:

@@ -54,6 +54,17 @@ def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"expert_dp": expert_dp, "dp": layout.dp}
 
 
+def _plain_ranks(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    default = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
+    result: BoolArray = default | (rows.pp == 1) | ((rows.cp == 1) & (rows.ep == 1))
+    return result
+
+
+def _plain_ranks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    text = f"cp {layout.cp} and ep {layout.ep} in the order {layout.mesh_order}"
+    return text, {"cp": layout.cp, "ep": layout.ep}
+
+
 def _grid_nests(rows: LayoutBatch, ctx: Context) -> BoolArray:
     result = everywhere(rows)
     if ctx.experts:
@@ -94,6 +105,18 @@ RULES: tuple[Rule, ...] = (
         holds=_known_order,
         detail=_order_detail,
         repair=default_order,
+    ),
+    Rule(
+        name="order_without_cp_or_ep",
+        formula="pp not outermost and pp > 1 => cp = 1 and ep = 1",
+        reason="this release numbers pipeline ranks inside data-parallel ones for dense models without context parallelism",
+        source="NVIDIA/Megatron-LM training/arguments.py (--use-tp-pp-dp-mapping), core 0.7 to 0.10",
+        reads=frozenset({"pp", "cp", "ep", "order"}),
+        holds=_plain_ranks,
+        detail=_plain_ranks_detail,
+        repair=default_order,
+        frameworks=frozenset({Framework.MEGATRON}),
+        until=(0, 11),
     ),
     Rule(
         name="expert_dp_equals_dp",

@@ -35,6 +35,21 @@ def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
     }
 
 
+def _of_megatron(ctx: Context) -> Mapping[str, bool]:
+    """What ``pretrain_gpt.py`` had no flags for: presence of each by tag."""
+    model, moe, release = ctx.model, ctx.model.moe, ctx.release
+    mixed = moe is not None and len({shape.mlp for shape in ctx.shapes}) > 1
+    shared = moe is not None and moe.shared_ffn > 0
+    return {
+        "multi-token prediction": model.mtp_layers > 0 and release < (0, 12),
+        "router biases": moe is not None and moe.router_bias and release < (0, 11),
+        "multi-head latent attention": model.mla is not None and release < (0, 10),
+        "shared experts, or dense layers among sparse ones": (mixed or shared) and release < (0, 10),
+        "gates of shared experts": moe is not None and moe.shared_gate and release < (0, 16),
+        "query and key norms": model.qk_norm and release < (0, 6),
+    }
+
+
 def _of_nanotron(ctx: Context) -> Mapping[str, bool]:
     model = ctx.model
     other = model.norm is not Norm.RMS or not model.gated or model.attention_bias
@@ -91,6 +106,11 @@ RULES: tuple[Rule, ...] = (
         Framework.MEGATRON_DEEPSPEED,
         _of_megatron_deepspeed,
         "deepspeedai/Megatron-DeepSpeed megatron/model/{gpt_model,transformer}.py, megatron/arguments.py",
+    ),
+    _rule(
+        Framework.MEGATRON,
+        _of_megatron,
+        "NVIDIA/Megatron-LM training/arguments.py and core/transformer/transformer_config.py, tags 0.4 to 0.19",
     ),
     _rule(Framework.NANOTRON, _of_nanotron, "huggingface/nanotron src/nanotron/models/{llama,qwen}.py"),
 )

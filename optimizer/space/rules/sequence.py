@@ -371,4 +371,17 @@ RULES: tuple[Rule, ...] = (
         valid=varying("cp", limit=1),
         frameworks=TORCH_PIPELINES,
     ),
+    Rule(
+        name="mtp_with_cp",
+        formula="multi-token prediction => cp = 1",
+        reason="the prediction layers shift tokens across the pieces of the sequence, which this framework refuses",
+        source="NVIDIA/Megatron-LM training/arguments.py, core 0.12 and 0.13",
+        reads=frozenset({"cp"}),
+        holds=_no_cp_unless(lambda ctx: not ctx.model.mtp_layers),
+        detail=_cp_detail,
+        repair=regrouped(cp=1),
+        valid=varying("cp", limit=1),
+        frameworks=frozenset({Framework.MEGATRON}),
+        until=(0, 14),
+    ),
 )

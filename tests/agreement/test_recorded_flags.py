@@ -1,0 +1,42 @@
+"""What the exporter writes for a release of Megatron-LM, that release's parser knows (benchmarks/referees records it)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checks.agreement import TRAINERS, Trainer
+from checks.launches import BUILTIN_MODELS, Launch, builtin_launches, random_launches
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.loading import load_cluster
+
+RECORD = json.loads((Path(__file__).parents[1] / "data" / "referees" / "megatron_flags.json").read_text())
+CLUSTER = "h100x256"
+
+
+def trainer(release: str) -> Trainer:
+    """Megatron-LM at a release."""
+    known = next(one for one in TRAINERS if one.framework is Framework.MEGATRON)
+    return replace(known, release=f"core {release}")
+
+
+def unknown(launch: Launch, release: str) -> list[str]:
+    """Flags of a launch that the release's parser refuses."""
+    flags = [word for word in launch.words if word.startswith("--")]
+    return [flag for flag in flags if release not in RECORD["flags"][flag]]
+
+
+@pytest.mark.parametrize("release", RECORD["releases"])
+def test_flags_of_valid_launches_are_known(release: str) -> None:
+    """Random layouts and built-in models that the rules call valid."""
+    cluster, asked = load_cluster(CLUSTER), trainer(release)
+    launches = [
+        *random_launches(asked, 12, 3, cluster),
+        *builtin_launches(asked, len(BUILTIN_MODELS), 3, cluster),
+    ]
+    valid = [launch for launch in launches if not launch.broken]
+    assert len(valid) >= 15
+    assert [found for launch in valid if (found := unknown(launch, release))] == []

@@ -1,0 +1,139 @@
+"""What the trainers' own validators refused of launches that the rules called valid, each as a rule or as a flag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from checks.agreement import dense_model, dense_then_moe, workload_of
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.space.check import check_layout
+from layoutopt.optimizer.space.context import RunOptions
+from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.stage_split import build_stages
+from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+CLUSTER = load_cluster("h100x64")
+DENSE, SPARSE = dense_model(8), dense_then_moe(8, 0)
+PLAIN = Layout(dp=4, micro_batches=4, zero=1)
+
+
+def laid(model: ModelSpec, layout: Layout, layers: list[int]) -> Layout:
+    """A layout with the layers of its virtual stages."""
+    schedule = Schedule.INTERLEAVED if layout.vp > 1 else Schedule.ONE_F_ONE_B
+    stages = build_stages(model, layers, layout.pp, schedule, 0)
+    return replace(layout, schedule=schedule, stages=tuple(stages))
+
+
+def broken(layout: Layout, model: ModelSpec, release: str) -> set[str]:
+    """The rules that a layout breaks under Megatron-LM."""
+    options = RunOptions(processes=layout.gpus)
+    training = workload_of(model, layout).training
+    found = check_layout(layout, model, training, CLUSTER, Framework.MEGATRON, f"core {release}", options)
+    return {rule.rule for rule in found}
+
+
+def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> tuple[str, str]:
+    """The launch script of a layout, and its notes."""
+    workload = workload_of(model, layout, **training)
+    job = export(layout, workload, CLUSTER, "megatron-lm", version=f"core {release}")
+    return job.files["launch.sh"], "\n".join(job.notes)
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "refused", "accepted", "rule"),
+    [
+        (replace(PLAIN, cp=2), dense_model(8, mtp_layers=1), "0.13", "0.14", "mtp_with_cp"),
+        (PLAIN, dense_model(8, mtp_layers=1), "0.11", "0.12", "model_supported"),
+        (PLAIN, SPARSE, "0.9", "0.10", "model_supported"),
+        (
+            laid(DENSE, replace(PLAIN, cp=2, pp=2, mesh_order="tp-cp-ep-pp-dp"), [4, 4]),
+            DENSE, "0.10", "0.11", "order_without_cp_or_ep",
+        ),
+        (replace(PLAIN, precision=Precision.FP16), SPARSE, "0.15", "0.16", "grouped_gemm_fp16"),
+        (
+            laid(dense_then_moe(31, 0), replace(PLAIN, pp=4, vp=2, dp=1), [3, *[4] * 7]),
+            dense_then_moe(31, 0), "0.11", "0.12", "stage_split",
+        ),
+    ],
+    ids=["mtp-cp", "mtp", "shared-experts", "order", "fp16-experts", "counted-ends"],
+)  # fmt: skip
+def test_rules_by_release(layout: Layout, model: ModelSpec, refused: str, accepted: str, rule: str) -> None:
+    """Refused by the parser of one release, accepted by the next."""
+    assert rule in broken(layout, model, refused)
+    assert rule not in broken(layout, model, accepted)
+
+
+def test_one_connection_at_tp_1() -> None:
+    """Before core 0.12 asynchronous gradient all-reduces want it at tp 1 too."""
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 " in script(PLAIN, DENSE, "0.11")[0]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32\n" in script(PLAIN, DENSE, "0.12")[0]
+
+
+def test_flags_by_release() -> None:
+    """No flag that the release's parser does not know, and a note where the run then differs."""
+    for release, known in (("0.11", False), ("0.12", True)):
+        text, notes = script(PLAIN, DENSE, release, grad_bytes=2)
+        assert ("--grad-reduce-in-bf16" in text) == known
+        assert ("--grad-reduce-in-bf16 came" in notes) != known
+    for release, known in (("0.12", False), ("0.13", True)):
+        text, notes = script(PLAIN, DENSE, release, moment_bytes=2)
+        assert ("--exp-avg-dtype bf16" in text) == known
+        assert ("--exp-avg-dtype bf16 came" in notes) != known
+
+
+def test_two_uneven_ranks_state_the_first_alone() -> None:
+    """Core 0.11 and 0.12 divide the rest by the ranks between the ends, of which two ranks have none."""
+    text = script(laid(DENSE, replace(PLAIN, pp=2), [3, 5]), DENSE, "0.12")[0]
+    assert "--decoder-first-pipeline-num-layers 3" in text
+    assert "--decoder-last" not in text
+
+
+def test_rope_is_not_fused_beside_latent_attention() -> None:
+    """Core 0.11 and 0.12 refuse the pair, of which the first is on by default."""
+    mla = replace(load_workload("deepseek-v3").model, mtp_layers=0)
+    layout = replace(PLAIN, dp=8, ep=8)
+    for release, refuses in (("0.11", True), ("0.12", True), ("0.13", False)):
+        assert ("--no-rope-fusion" in script(layout, mla, release)[0]) == refuses
+
+
+def test_the_model_never_changes_without_a_note() -> None:
+    """Rope base, norm epsilon and router scaling are in no spec; a router's groups are left out at small ep."""
+    notes = script(replace(PLAIN, dp=8, ep=8), load_workload("deepseek-v3").model, "0.19")[1]
+    for word in (
+        "--rotary-base",
+        "--norm-epsilon",
+        "--moe-router-topk-scaling-factor",
+        "limited to 4 groups",
+    ):
+        assert word in notes
+    assert "groups" not in script(PLAIN, DENSE, "0.19")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "base", "flavor"),
+    [
+        ("mixtral-8x7b", "qwen3", "qwen3_30b_a3b", "mixtral-8x7b"),
+        ("gpt-oss-120b", "gpt_oss", "gpt_oss_120b", "120b"),
+        ("qwen3-235b-a22b", "qwen3", "qwen3_30b_a3b", "235B-A22B"),
+        ("llama3-405b", "llama3", "llama3_8b", "405B"),
+        ("llama3-70b", "llama3", "llama3_70b", "70B"),
+        ("deepseek-v2", "deepseek_v3", "deepseek_v3_671b", "236B"),
+    ],
+)
+def test_torchtitan_starts_from_plain_configurations(name: str, family: str, base: str, flavor: str) -> None:
+    """The family whose classes build the model, its flavor, and a base that exists and converts nothing to 8 bits."""
+    model = load_workload(name).model
+    layout = Layout(dp=8, micro_batches=2, zero=3)
+    job = export(layout, workload_of(model, layout), load_cluster("h100x8"), "torchtitan")
+    text = job.files["layoutopt_config.py"]
+    assert f"from torchtitan.models.{family}.config_registry import {base}\n" in text
+    assert f'model_registry("{flavor}", attn_backend="flex"' in text
+    assert "quantization" not in text

@@ -1,0 +1,124 @@
+"""Random layouts as launches: what the exporter writes, whether the rules call it valid, and what it must come to."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from checks.agreement import Trainer, random_layout, workload_of
+from layoutopt.optimizer.interop.launch.target import Target, context_of, make_target
+from layoutopt.optimizer.interop.megatron.write_model import require_gpt
+from layoutopt.optimizer.space.check import find_faults
+from layoutopt.optimizer.space.repair import nearest_launchable
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.loading import load_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.interop.records import ExportedJob
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+BUILTIN_MODELS = sorted(path.stem for path in (Path(__file__).parents[2] / "models").glob("*.yaml"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A layout as its trainer would start it; ``broken`` are the rules that it breaks."""
+
+    layout: Layout
+    job: ExportedJob
+    broken: tuple[str, ...]
+
+    @property
+    def words(self) -> list[str]:
+        """Arguments of the training script."""
+        text = "\n".join(
+            line for line in self.job.files["launch.sh"].splitlines() if not line.startswith("export ")
+        )
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        return words[words.index("pretrain_gpt.py") + 1 :]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the script exports."""
+        lines = self.job.files["launch.sh"].splitlines()
+        pairs = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("export ")]
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def derived(self) -> dict[str, Any]:
+        """What the trainer has to derive from the launch."""
+        layout = self.layout
+        return {
+            "dp": layout.dp,
+            "vp": layout.vp,
+            "micro_batches": layout.micro_batches,
+            "global_batch": layout.dp * layout.micro_batch * layout.micro_batches,
+            "layers": [stage.layers for stage in layout.stages],
+        }
+
+
+def written(target: Target) -> ExportedJob:
+    """The file that the trainer's writer writes, whatever the rules say."""
+    module = importlib.import_module(f"layoutopt.optimizer.interop.{target.framework.record.folder}.write")
+    getattr(module, "require_model", require_gpt)(target.model)
+    job: ExportedJob = module.export(target)
+    return job
+
+
+def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> Launch | None:
+    """A layout as a launch; None where the writer has no words for it."""
+    workload = workload_of(model, layout)
+    try:
+        target = make_target(layout, workload, cluster, trainer.framework.value, version=trainer.release)
+        ctx = context_of(target.layout, workload, cluster, trainer.framework, trainer.release)
+        job = written(target)
+    except InputError:
+        return None
+    broken = tuple(fault.reason.rule for fault in find_faults(target.layout, ctx))
+    return Launch(layout=target.layout, job=job, broken=broken)
+
+
+def builtin_launches(trainer: Trainer, number: int, seed: int, cluster: ClusterSpec) -> Iterator[Launch]:
+    """Every built-in model with random degrees on the framework's own split, moved to the nearest launchable layout."""
+    rng = np.random.default_rng(seed)
+    models = [load_workload(name).model for name in BUILTIN_MODELS]
+    for place in range(number):
+        layout = replace(random_layout(rng)[0], stages=(), recompute=Recompute())
+        model = models[place % len(models)]
+        launch = launch_of(trainer, layout, model, cluster)
+        if launch is None:
+            continue
+        ctx = context_of(
+            launch.layout, workload_of(model, layout), cluster, trainer.framework, trainer.release
+        )
+        nearest = nearest_launchable(launch.layout, ctx)[1]
+        again = launch_of(trainer, nearest, model, cluster) if nearest else None
+        if again is not None:
+            yield again
+
+
+def random_launches(trainer: Trainer, number: int, seed: int, cluster: ClusterSpec) -> Iterator[Launch]:
+    """Layouts as they come, and beside each broken one the nearest that the rules accept."""
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        layout, model = random_layout(rng)
+        launch = launch_of(trainer, layout, model, cluster)
+        if launch is None:
+            continue
+        yield launch
+        if launch.broken:
+            ctx = context_of(
+                launch.layout, workload_of(model, layout), cluster, trainer.framework, trainer.release
+            )
+            nearest = nearest_launchable(launch.layout, ctx)[1]
+            again = launch_of(trainer, nearest, model, cluster) if nearest else None
+            if again is not None:
+                yield again

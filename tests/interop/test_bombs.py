@@ -1,0 +1,134 @@
+"""Small files that unfold, streams without end and folders with a built-in's name: refused, cheaply, in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from layoutopt.optimizer.ask.load import is_foreign_model, load_model
+from layoutopt.optimizer.interop.reading import parse_yaml_value
+from layoutopt.optimizer.interop.sources import KINDS, detect_kind, import_text, read_text
+from layoutopt.optimizer.specs.document import MAX_BYTES
+from layoutopt.optimizer.specs.errors import InputError
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+)
+"""Nine levels of nine: under 500 bytes, 430 million values."""
+
+BOMBS = {
+    "aliases": LAUGHS,
+    "merge": "base: &b {k: 1}\n" + "".join(f"m{n}: {{<<: *b}}\n" for n in range(100)) + LAUGHS,
+    "blank": "\n" * 10_000,
+    "blanks": " " * 10_000 + "\n" + " \n" * 10_000 + "x",
+    "nested": "[" * 5_000,
+    "braces": "{" * 2_000,
+    "json": '{"model_type": ' + "[" * 2_000,
+    "own": "a: &a [*a]\n",
+    "number": "num_layers: " + "9" * 100_000,
+}
+_CHILD = """
+import json, resource, sys
+from layoutopt.optimizer.interop.files import imported_to_plain
+from layoutopt.optimizer.interop.sources import KINDS, import_text
+from layoutopt.optimizer.specs.errors import InputError
+bombs = json.load(sys.stdin)
+worst = 0.0
+for name, text in bombs.items():
+    for kind in (None, *KINDS):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+        try:
+            str(imported_to_plain(import_text(text, "x", kind)))
+        except InputError as error:
+            assert "\\n" not in str(error)
+        worst = max(worst, resource.getrusage(resource.RUSAGE_SELF).ru_utime - before)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, worst)
+"""
+MOST_KIB = 300 * 1024
+MOST_CPU_S = 5.0
+
+
+def test_every_importer_survives_every_bomb() -> None:
+    """Under 300 MB for all of them in one process, and none takes five seconds."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _CHILD], input=json.dumps(BOMBS), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-800:]
+    peak, worst = map(float, ran.stdout.split())
+    assert peak < MOST_KIB
+    assert worst < MOST_CPU_S
+
+
+def test_aliases_are_counted_without_unfolding() -> None:
+    """The line of the node that unfolds is named; what holds itself is refused as well; honest anchors are read."""
+    with pytest.raises(InputError, match=r"x:6: unfolds to more than 200,000 values"):
+        parse_yaml_value(LAUGHS, "x")
+    with pytest.raises(InputError, match="unfolds"):
+        parse_yaml_value(BOMBS["own"], "x")
+    assert parse_yaml_value("a: &a [1, 2]\nb: *a\nc: {<<: {d: 3}}\n") == {
+        "a": [1, 2],
+        "b": [1, 2],
+        "c": {"d": 3},
+    }
+
+
+def test_detection_is_linear_in_blank_lines() -> None:
+    """Twenty times as many lines cost at most some sixty times as much, not four hundred."""
+    from time import process_time
+
+    def seconds(lines: int) -> float:
+        start = process_time()
+        for _ in range(3):
+            with pytest.raises(InputError):
+                detect_kind("\n" * lines)
+        return process_time() - start
+
+    seconds(1_000)
+    assert seconds(40_000) < 60 * max(seconds(2_000), 1e-3)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero here")
+def test_endless_streams_are_read_to_the_limit() -> None:
+    """As MODEL, and as a file to import."""
+    with pytest.raises(InputError, match="larger than 4 MB"):
+        load_model("/dev/zero")
+    with pytest.raises(InputError, match="larger than 67 MB"):
+        read_text("/dev/zero")
+    endless = subprocess.run(
+        f"head -c {4 * MAX_BYTES} /dev/zero | {sys.executable} -m layoutopt evaluate - h100x8 --layout tp=1",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (endless.returncode, endless.stderr.strip()) == (2, "-: is larger than 4 MB")
+
+
+def test_a_folder_does_not_replace_a_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is the built-in's; a path asks for the folder."""
+    folder = tmp_path / "llama3-8b"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    assert load_model("llama3-8b").value.model.layers == 32
+    assert not is_foreign_model("llama3-8b")
+    assert is_foreign_model("./llama3-8b")
+
+
+def test_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    """What editors on Windows put in front of a file is left out."""
+    file = tmp_path / "train.sh"
+    file.write_bytes(
+        b"\xef\xbb\xbf" + b"python pretrain_gpt.py --micro-batch-size 2 --tensor-model-parallel-size 4\n"
+    )
+    assert import_text(read_text(file)).value.layout.tp == 4
+
+
+def test_kinds_are_all_tried() -> None:
+    """The list that the bombs go through is that of the product."""
+    assert {"hf-config", "verl", "accelerate-yaml", "slurm-yaml", "trainer-log"} <= set(KINDS)
