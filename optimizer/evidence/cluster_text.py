@@ -129,7 +129,7 @@ def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
         "fabric": gpu.fabric.value,
         "sm_count": gpu.sm_count,
         "tdp": f"{gpu.tdp_w!r} W",
-        "nominal_tdp": f"{gpu.rated_w!r} W",
+        **({"nominal_tdp": f"{gpu.nominal_tdp_w!r} W"} if gpu.nominal_tdp_w else {}),
         "host_link_bandwidth": _bandwidth(gpu.host_link_bytes_per_s),
         "source": [gpu.source],
     }
