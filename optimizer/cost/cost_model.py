@@ -40,7 +40,7 @@ from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.stage_parameters import mean_parameters
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
 from layoutopt.optimizer.cost.synchronization import slowest_share
-from layoutopt.optimizer.cost.term_parts import Operations, TermParts, placed, scatter_terms
+from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
@@ -315,7 +315,7 @@ class CostModel:
         units: Units,
         exposed: list[tuple[FloatArray, FloatArray]],
         groups: MeshGroups,
-    ) -> Operations:
+    ) -> OperationTimes:
         """Split the times of blocks and ends into a schedule's operations; ``exposed`` adds to forward and backward."""
         schedule = schedule_of(batch)
         forward, backward = units.blocks_of("forward_s"), units.blocks_of("backward_s")
@@ -325,7 +325,7 @@ class CostModel:
         head = units.head.operations_s
         if units.mtp is not None:
             head = head + self.model.mtp_layers * units.mtp.operations_s
-        return Operations(
+        return OperationTimes(
             schedule=schedule.schedule,
             hops_overlap=schedule.hops_overlap and self.preset.pp_overlap,
             forward_s=forward,

@@ -42,7 +42,7 @@ def placed(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class OperationTimes:
     """What a schedule's operations take, as ``StageTerms`` holds it; ``schedule`` is shared by all rows."""
 
     schedule: Schedule
@@ -56,10 +56,10 @@ class Operations:
     head_s: FloatArray
     hop_s: FloatArray
 
-    def slower(self, factor: float) -> Operations:
+    def slower(self, factor: float) -> OperationTimes:
         """Multiply every time."""
         times = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Operations(**{name: factor * v if name.endswith("_s") else v for name, v in times.items()})
+        return OperationTimes(**{name: factor * v if name.endswith("_s") else v for name, v in times.items()})
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of ``StageTerms``."""
@@ -98,7 +98,7 @@ class TermParts:
     in_flight: FloatArray
     bubble_weight: FloatArray
     may_recompute: NDArray[np.bool_]
-    operations: Operations
+    operations: OperationTimes
 
     def slower(self, factor: float) -> TermParts:
         """Return the parts with every time multiplied; 1 leaves them as they are."""

@@ -186,7 +186,7 @@ def test_published_rows_compete_with_their_own_year(name: str) -> None:
     assert layout.cp == layout.ep == 1 and layout.zero in known.zero and layout.hsdp_shard is None
     assert layout.recompute.granularity in known.granularities and layout.sp <= known.sp
     # Korthikanti et al. chose what is within a few percent of the best of their year; in 2021 all recomputed in full.
-    assert 0 <= found.slower < (0.06 if RAN[name] == "2022" else 0.45)
+    assert 0 <= found.slower < (0.08 if RAN[name] == "2022" else 0.45)
 
 
 @pytest.mark.parametrize(

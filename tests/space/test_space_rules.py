@@ -128,6 +128,7 @@ SCHEDULES = [
          "core 0.9"),
     Case("interleaved_rounds", F.TORCHTITAN, CHUNKS | {"micro_batches": 9, "pp": 3},
          CHUNKS | {"micro_batches": 9}),
+    Case("interleaved_rounds", F.ANY, CHUNKS | {"micro_batches": 8}, CHUNKS | {"micro_batches": 9}),
     Case("full_pipeline", F.ANY, PIPE | {"micro_batches": 4}, PIPE | {"micro_batches": 3}),
     Case("schedule_supported", F.MEGATRON, PIPE, PIPE | {"schedule": Schedule.ZB_H1}),
     Case("zero_bubble_without_sp", F.MEGATRON_DEEPSPEED, PIPE | {"schedule": Schedule.ZB_H1, "tp": 2},
