@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.model.paths import Paths
 
-MOST_STATES = 4_000
+MOST_STATES = 40_000
 """Partial choices of stages kept at once; a tuple that needs more is left to the solver."""
 
 ROUNDS = 24
