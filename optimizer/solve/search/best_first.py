@@ -242,7 +242,9 @@ class BestFirst:
 
     def _limit_s(self) -> float:
         """Step time below which CP-SAT still has to look for the best layout."""
-        return min(self._best_s() * (1 - self.options.gap), self.options.upper_s * (1 + 1e-12))
+        # a step that is only known to be reached has to be found again, whatever the solver rounds
+        reachable_s = self.options.upper_s * (1 + 1e-12) + 2 * rounding_s(self.source.counts)
+        return min(self._best_s() * (1 - self.options.gap), reachable_s)
 
     def _wanted_s(self) -> float:
         """Step time below which tuples are kept: near-ties of the best too."""
@@ -498,8 +500,9 @@ class BestFirst:
         rounding = rounding_s(self.source.counts)
         self._rounding_s = max(self._rounding_s, rounding)
         found = fastest_stages(
-            item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding
-        )
+            item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding,
+            reached=near is not None or self._best_s() <= upper_s,
+        )  # fmt: skip
         if found.blocks is None or found.recomputed is None:
             return near, found.proven
         room = ((0, item.terms.in_flight.shape[1] - found.blocks.shape[1]), (0, 0))

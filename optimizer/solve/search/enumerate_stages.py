@@ -61,16 +61,24 @@ class Enumerated:
 
 
 def fastest_stages(
-    terms: StageTerms, counts: IntArray, rule: StageRule, paths: Paths, below_s: float, rounding_s: float
+    terms: StageTerms,
+    counts: IntArray,
+    rule: StageRule,
+    paths: Paths,
+    below_s: float,
+    rounding_s: float,
+    *,
+    reached: bool = True,
 ) -> Enumerated:
     """Look for the fastest stages of a tuple (a batch of one) below ``below_s`` seconds, to within ``rounding_s``.
 
+    ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
     Only models of one kind of block and pipelines that are not folded are decided.
     """
     kinds = np.flatnonzero(counts)
     if len(kinds) != 1 or terms.folded[0] or not np.isfinite(below_s) or int(terms.pp[0]) < 2:
         return Enumerated(proven=False, step_s=below_s)
-    search = _Search(terms, int(kinds[0]), int(counts[kinds[0]]), rule, paths, rounding_s, below_s)
+    search = _Search(terms, int(kinds[0]), int(counts[kinds[0]]), rule, paths, rounding_s, below_s, reached)
     proven = search.run()
     return Enumerated(proven=proven, step_s=search.best_s, blocks=search.blocks, recomputed=search.recomputed)
 
@@ -87,9 +95,10 @@ class _Search:
         paths: Paths,
         rounding_s: float,
         below_s: float,
+        reached: bool,
     ) -> None:
         self.terms, self.kind, self.total, self.rule, self.paths = terms, kind, total, rule, paths
-        self.rounding_s, self.best_s = rounding_s, below_s
+        self.rounding_s, self.best_s, self.reached = rounding_s, below_s, reached
         self.blocks: IntArray | None = None
         self.recomputed: IntArray | None = None
 
@@ -121,8 +130,12 @@ class _Search:
     def _left(self, options: list[_Options]) -> IntArray | None:
         if any(not len(option.sizes) for option in options):
             return np.zeros((0, len(options)), dtype=np.int64)
-        wanted = self.best_s - self.rounding_s
-        return _survivors(self.terms, self.kind, self.total, options, self.paths, wanted)
+        return _survivors(self.terms, self.kind, self.total, options, self.paths, self._wanted_s)
+
+    @property
+    def _wanted_s(self) -> float:
+        """Step time below which choices are kept: better than a known layout by more than rounding, or just as asked."""
+        return self.best_s - (self.rounding_s if self.reached or self.blocks is not None else 0.0)
 
     def _last(self, count: int) -> bool:
         """Whether larger numbers of recomputed blocks bring nothing new.
@@ -134,9 +147,7 @@ class _Search:
         roomiest = self._options(self.total, memory=True)
         if any(not len(option.sizes) for option in roomiest):
             return True
-        useful = _useful_options(
-            self.terms, self.kind, self.total, slowest, self.paths, self.best_s - self.rounding_s
-        )
+        useful = _useful_options(self.terms, self.kind, self.total, slowest, self.paths, self._wanted_s)
         left = [
             option.sizes[index][np.isin(option.blocks[index], roomy.blocks)]
             for option, index, roomy in zip(slowest, useful, roomiest, strict=True)
