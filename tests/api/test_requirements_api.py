@@ -19,7 +19,7 @@ def free() -> layoutopt.Result:
     return solve(load_model("llama3-70b"), load_cluster("h100x64"))
 
 
-@pytest.mark.parametrize(("text", "step_s"), [("tp*cp <= 2", 66.71), ("tp == 8", 63.73)])
+@pytest.mark.parametrize(("text", "step_s"), [("tp*cp <= 2", 63.126), ("tp == 8", 63.0)])
 def test_layouts_exist_and_are_found(free: layoutopt.Result, text: str, step_s: float) -> None:
     """Constraints far from the optimum are met by the best layout that meets them, as fixing the axes gives it."""
     found = free.again(require=text)

@@ -21,7 +21,7 @@ from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, Slice
 from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
-from layoutopt.optimizer.solve.search.construct import by_chunk, construct, good_stages
+from layoutopt.optimizer.solve.search.construct import Stages, by_chunk, construct, good_stages
 from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageCosts, StageTerms
-    from layoutopt.optimizer.solve.search.construct import Stages
     from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
 
 RELAXED_ROWS = 65_536
@@ -54,7 +53,7 @@ OVERTIME_STEPS = 8
 FIRST_CHOICES, CHOICES = 16, 1_024
 """Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
 
-MOST_IN_SLICE = 32
+MOST_IN_SLICE = 4
 """Tuples of one model at most: more of them solve no faster together than apart."""
 
 MOST_TRIED = 64
@@ -467,7 +466,7 @@ class BestFirst:
         near = self._constructed(item, upper_s)
         if near is not None:
             upper_s = near.step_time_s
-        if not self.source.demands.any:
+        if not self.source.demands.any or self.source.demands.judged_outside:
             near, decided = self._enumerated(item, near, upper_s)
             upper_s = near.step_time_s if near is not None else upper_s
             if decided:
@@ -502,6 +501,7 @@ class BestFirst:
         found = fastest_stages(
             item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding,
             reached=near is not None or self._best_s() <= upper_s,
+            accept=lambda held, again, step: self._meets(item, held, again, step),
         )  # fmt: skip
         if found.blocks is None or found.recomputed is None:
             return near, found.proven
@@ -535,6 +535,12 @@ class BestFirst:
             step_time_s=step_s,
             peak_bytes=float(costs.peak_bytes[0]),
         )
+
+    def _meets(self, item: _Waiting, held: IntArray, again: IntArray, step: float) -> bool:
+        """Whether enumerated stages are an answer to the question."""
+        costs = replace(price_stages(item.terms, held, again), step_time_s=np.array([step]))
+        near = Stages(blocks=held, recomputed=again, step_time_s=costs.step_time_s)
+        return self._meets_demands(item, near, costs)
 
     def _meets_demands(self, item: _Waiting, near: Stages, costs: StageCosts) -> bool:
         """Whether constructed stages are an answer to the question."""

@@ -18,9 +18,13 @@ from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.model.paths import Paths
+
+    Accept = Callable[[IntArray, IntArray, float], bool]
 
 MOST_STATES = 40_000
 """Partial choices of stages kept at once; a tuple that needs more is left to the solver."""
@@ -69,16 +73,20 @@ def fastest_stages(
     rounding_s: float,
     *,
     reached: bool = True,
+    accept: Accept | None = None,
 ) -> Enumerated:
     """Look for the fastest stages of a tuple (a batch of one) below ``below_s`` seconds, to within ``rounding_s``.
 
+    ``accept`` judges blocks and recomputed blocks of every rank (1, P, K) with their step by what the question demands.
     ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
     Only models of one kind of block and pipelines that are not folded are decided.
     """
     kinds = np.flatnonzero(counts)
     if len(kinds) != 1 or terms.folded[0] or not np.isfinite(below_s) or int(terms.pp[0]) < 2:
         return Enumerated(proven=False, step_s=below_s)
-    search = _Search(terms, int(kinds[0]), int(counts[kinds[0]]), rule, paths, rounding_s, below_s, reached)
+    search = _Search(
+        terms, int(kinds[0]), int(counts[kinds[0]]), rule, paths, rounding_s, below_s, reached, accept
+    )
     proven = search.run()
     return Enumerated(proven=proven, step_s=search.best_s, blocks=search.blocks, recomputed=search.recomputed)
 
@@ -96,9 +104,11 @@ class _Search:
         rounding_s: float,
         below_s: float,
         reached: bool,
+        accept: Accept | None,
     ) -> None:
         self.terms, self.kind, self.total, self.rule, self.paths = terms, kind, total, rule, paths
         self.rounding_s, self.best_s, self.reached = rounding_s, below_s, reached
+        self.accept = accept
         self.blocks: IntArray | None = None
         self.recomputed: IntArray | None = None
 
@@ -123,9 +133,16 @@ class _Search:
 
     def _options(self, count: int | None, *, memory: bool) -> list[_Options]:
         ranks = range(int(self.terms.pp[0]))
-        return [
+        options = [
             _rank_options(self.terms, self.kind, self.total, count, rank, memory=memory) for rank in ranks
         ]
+        for limit in self.rule.limits:
+            rank = limit.rank if limit.rank >= 0 else len(options) + limit.rank
+            if 0 <= rank < len(options):
+                held = options[rank].blocks
+                within = (limit.fewest <= held) & (held <= limit.most)
+                options[rank] = _Options(options[rank].sizes[within], options[rank].recomputed[within])
+        return options
 
     def _left(self, options: list[_Options]) -> IntArray | None:
         if any(not len(option.sizes) for option in options):
@@ -174,7 +191,7 @@ class _Search:
             step, _ = self.paths.price(self.terms, 0, blocks, recomputed)
             if step >= self.best_s:
                 continue
-            if not self._allowed(blocks, recomputed):
+            if not self._allowed(blocks, recomputed, step):
                 return False
             self.best_s, self.blocks, self.recomputed, better = step, blocks, recomputed, True
         return better or len(self.paths.of(self.terms, 0)) > before
@@ -189,12 +206,14 @@ class _Search:
             )
         return blocks, recomputed
 
-    def _allowed(self, blocks: IntArray, recomputed: IntArray) -> bool:
+    def _allowed(self, blocks: IntArray, recomputed: IntArray, step_s: float) -> bool:
         """Whether a choice is one of the rule's and really fits; what is not is left to the solver."""
-        if self.rule.split is not Split.FREE or self.rule.limits:
+        if self.rule.split is not Split.FREE:
             return False
-        costs = price_stages(self.terms, *(self._padded(held) for held in (blocks, recomputed)))
-        return bool(costs.fits[0])
+        held, again = self._padded(blocks), self._padded(recomputed)
+        if not price_stages(self.terms, held, again).fits[0]:
+            return False
+        return self.accept is None or self.accept(held, again, step_s)
 
     def _padded(self, held: IntArray) -> IntArray:
         room = self.terms.in_flight.shape[1] - held.shape[1]

@@ -26,7 +26,7 @@ from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
-from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus, SolverLimits
 from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.demands import Finished
@@ -203,17 +203,19 @@ def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float) -> Exclusio
     paths, searched = Paths(), 0
     for number, row in enumerate(rows.tolist() if witness is None else ()):
         one, layout = terms.take(np.array([row])), batch.take(np.array([row]))
-        if number % AUDITED and _nothing_faster(space, one, float(limit_s[row]), paths):
+        enumerated = _nothing_faster(space, one, float(limit_s[row]), paths)
+        if enumerated and number % AUDITED:
             continue
         searched += 1
-        faster = _faster(space, layout, one, float(limit_s[row]), paths)
+        seconds = AUDIT_S if enumerated else np.inf
+        faster = _faster(space, layout, one, float(limit_s[row]), paths, seconds)
         if faster is not None:
             return replace(found, witness=faster, demanded=searched)
     return replace(found, demanded=searched)
 
 
-AUDITED = 16
-"""Of the tuples whose stages can be enumerated, every so many-th is searched with CP-SAT all the same."""
+AUDITED, AUDIT_S = 16, 1.0
+"""Of the tuples whose stages can be enumerated, every so many-th is searched with CP-SAT too, for so many seconds."""
 
 
 def _nothing_faster(space: PricedSpace, terms: StageTerms, below_s: float, paths: Paths) -> bool:
@@ -244,11 +246,11 @@ def _meets_demands(space: PricedSpace, terms: StageTerms, witness: Witness) -> b
 
 
 def _faster(
-    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float, paths: Paths
+    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float, paths: Paths, seconds: float
 ) -> Witness | None:
     """Look for stages of one tuple below a step time that meet the question's demands."""
     data = tuple_slice(layout, terms, space.counts, space.rule, upper_s=below_s)
-    result = CpModel(data, demands=space.demands, paths=paths).solve()
+    result = CpModel(data, demands=space.demands, paths=paths).solve(SolverLimits(time_limit_s=seconds))
     if result.status is SliceStatus.NO_BETTER or result.blocks is None or result.recomputed is None:
         return None
     return Witness(
