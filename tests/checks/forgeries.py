@@ -64,7 +64,7 @@ LISTED: dict[str, Forgery] = {
     "inputs memory changed rehash": Forgery(inputs("cluster/gpu/memory_bytes", times(2))),
     "inputs gpu faster rehash": Forgery(inputs("cluster/gpu/dense_flops/bf16", times(2))),
     "inputs batch changed rehash": Forgery(inputs("workload/training/global_batch", 1024)),
-    "verdict changed": Forgery(put("verdict", "borderline")),
+    "verdict changed": Forgery(put("verdict", lambda old: "fits" if old == "borderline" else "borderline")),
     "throughput forged": Forgery(put("estimate/tokens_per_s_per_gpu", times(1.1))),
     "stage memory forged": Forgery(put("estimate/memory/stages/0/total_bytes", times(0.9))),
     "device reserved bytes forged": Forgery(

@@ -25,7 +25,6 @@ import numpy as np
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
-from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus, SolverLimits
 from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.slices import tuple_slice
@@ -214,13 +213,16 @@ def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float) -> Exclusio
     return replace(found, demanded=searched)
 
 
+_AS_FAST = 1e-12
+
 AUDITED, AUDIT_S = 16, 1.0
 """Of the tuples whose stages can be enumerated, every so many-th is searched with CP-SAT too, for so many seconds."""
 
 
 def _nothing_faster(space: PricedSpace, terms: StageTerms, below_s: float, paths: Paths) -> bool:
     """Whether enumerating a tuple's stages shows that none takes less than a step time."""
-    found = fastest_stages(terms, space.counts, space.rule, paths, below_s, rounding_s(space.counts))
+    # equally fast tuples are no contradiction: what differs by the rounding of sums counts as equal
+    found = fastest_stages(terms, space.counts, space.rule, paths, below_s, below_s * _AS_FAST)
     return found.proven and found.blocks is None
 
 

@@ -1,0 +1,28 @@
+"""Tests that take minutes run on demand, with ``pytest --long``: ``tests/long.txt`` names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+LONG = Path(__file__).parent / "long.txt"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs everything."""
+    parser.addoption("--long", action="store_true", help="run the tests of tests/long.txt too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what ``tests/long.txt`` names: files, or tests by the start of their name."""
+    if config.getoption("--long"):
+        return
+    lines = LONG.read_text(encoding="utf-8").splitlines()
+    named = tuple(line.split("#")[0].strip() for line in lines if line.split("#")[0].strip())
+    left_out = [item for item in items if named and item.nodeid.startswith(named)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
