@@ -74,6 +74,8 @@ def naive_degrees(question: Question, framework: Framework) -> Iterator[tuple[in
             m = batch // (dp * size)
             if pp > 1 and m < pp:
                 continue
+            if framework is Framework.ANY and vp > 1 and m % (m // pp):  # m // pp equal rounds of an order
+                continue
             if framework is Framework.MEGATRON:
                 if vp > 1 and 0 < m % pp < pp:
                     continue
