@@ -87,7 +87,7 @@ def constant_table() -> Mapping[str, Constant]:
 def load_constants(calibration: Mapping[str, float] | None = None) -> Constants:
     """Return the package's constants with a cluster's own calibrated values on top.
 
-    A family that the package has no value for (``fp8_gain.cdna3``) may be among them. Names that belong to the network
+    A family that the package has no value for (``fp8_gain.volta``) may be among them. Names that belong to the network
     (see the topology room) are ignored here.
     """
     values = {name: entry.value for name, entry in constant_table().items()}

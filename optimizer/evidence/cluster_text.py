@@ -122,7 +122,7 @@ def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
         "memory": _bytes(gpu.memory_bytes),
         "nominal_memory": _bytes(gpu.nominal_memory_bytes),
         "memory_bandwidth": _bandwidth(gpu.hbm_bytes_per_s),
-        "nvlink_bandwidth": _bandwidth(gpu.nvlink_bytes_per_s),
+        **({"nvlink_bandwidth": _bandwidth(gpu.nvlink_bytes_per_s)} if gpu.nvlink_bytes_per_s else {}),
         "nvlink_domain": gpu.nvlink_domain,
         "gpus_per_node": gpu.gpus_per_node,
         "nic_bandwidth": _bandwidth(gpu.nic_bytes_per_s),

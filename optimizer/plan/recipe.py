@@ -113,12 +113,13 @@ class _Rules:
         gb = STATE_BYTES * _dense_parameters(self._workload.model) / 1e9
         stages = "stage" if layout.pp == 1 else "stages"
         schedule = f", {layout.vp} chunks each" if layout.vp > 1 else ""
+        joins = "the NVLink domain" if self._cluster.nvlink_domain > 1 else "the node"
         inside = "inside" if layout.ep <= self._cluster.nvlink_domain else "beyond"
         experts = [f"experts over {layout.ep} ranks, {inside} the NVLink domain"]
         experts = experts if self._workload.model.is_moe else []
         zero = f" with ZeRO-{layout.zero}" if layout.zero else ""
         return (
-            f"tensor parallel {layout.tp} inside the NVLink domain of {self._cluster.nvlink_domain}: "
+            f"tensor parallel {layout.tp} inside {joins} of {self._cluster.tensor_domain}: "
             f"{gb:,.0f} GB of states",
             f"{layout.pp} pipeline {stages}, the fewest that fit{schedule}",
             f"context parallel {layout.cp} at {length:,} tokens",
@@ -132,7 +133,7 @@ class _Rules:
         """Return the least degree at which the states fit one GPU, at most 8 and the NVLink domain; then wider."""
         if "tp" in self._abilities.fixed_axes:
             return [1]
-        widest = min(self._cluster.nvlink_domain, MAX_TENSOR, self._cluster.gpu_count)
+        widest = min(self._cluster.tensor_domain, MAX_TENSOR, self._cluster.gpu_count)
         degrees = [
             tp for tp in divisors(self._cluster.gpu_count, widest) if self._workload.model.heads % tp == 0
         ]

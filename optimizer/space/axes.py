@@ -123,7 +123,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
             return _ints(options, axis, (1,))
         return _ints(options, axis, idle_range if idle is not None else divisors(most, limit))
 
-    domain, slots = min(ctx.cluster.nvlink_domain, most), ctx.blocks + 2
+    domain, slots = min(ctx.cluster.tensor_domain, most), ctx.blocks + 2
     micro_batches = options.micro_batches or MICRO_BATCHES
     dividing = tuple(b for b in micro_batches if training.global_batch % b == 0)
     expert_degrees = divisors(ctx.experts) if ctx.experts and "ep" not in abilities.fixed_axes else (1,)

@@ -73,7 +73,7 @@ def _prime_message(axes: Axes, prime: int) -> str:
     return (
         f"{gpus:,} = {factorisation_text(gpus)}: the prime factor {prime:,} divides neither the batch "
         f"{batch:,} (dp) nor half the sequence {sequence:,} (cp), and exceeds what pp ({ctx.blocks} blocks) "
-        f"and tp (NVLink domain {ctx.cluster.nvlink_domain}) can take; --allow-idle leaves GPUs out"
+        f"and tp (within {ctx.cluster.tensor_domain} GPUs) can take; --allow-idle leaves GPUs out"
     )
 
 

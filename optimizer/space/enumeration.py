@@ -53,14 +53,15 @@ class AxisRow:
 def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
     """Describe every declared axis."""
     ctx = axes.ctx
-    domain, blocks, batch = ctx.cluster.nvlink_domain, ctx.blocks, ctx.training.global_batch
+    domain, blocks, batch = ctx.cluster.tensor_domain, ctx.blocks, ctx.training.global_batch
+    joins = "NVLink domain" if ctx.cluster.nvlink_domain > 1 else "node"
     fewest, most = axes.gpus
     total = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     sets = [savers_text(chosen) for chosen in axes.savers]
     savers = [_row("savers", sets, "memory savers")] if any(axes.savers) else []
     recomputes = [recompute_text(recompute) for recompute in axes.recomputes]
     return (
-        _row("tp", axes.tp, f"NVLink domain of {domain}"),
+        _row("tp", axes.tp, f"{joins} of {domain}"),
         _row("sp", sorted({sp for tp in axes.tp for sp in axes.sp_of(tp)}), "follows tp"),
         _row("cp", axes.cp, "at least two tokens per rank"),
         _row("pp", axes.pp, f"at most {blocks + 2} stages: {blocks} blocks, empty ends"),

@@ -35,7 +35,7 @@ class GpuSpec:
 
     ``dense_flops`` maps each supported precision to dense FLOP/s (no sparsity). ``memory_bytes`` is what
     the driver shows, ``nominal_memory_bytes`` what the datasheet says. Bandwidths are bytes/s, one way.
-    ``nvlink_domain`` is the number of GPUs that reach each other over NVLink in the reference system,
+    ``nvlink_domain`` is the number of GPUs that reach each other over NVLink in the reference system (1 without NVLink),
     ``gpus_per_node`` the number in one host, ``fabric`` what joins its nodes. ``architecture`` names the family
     of calibrated constants, which belongs to a ``generation``. ``tdp_w`` is the power limit, ``nominal_tdp_w`` the part's
     rated one (None: the same); a limit below it is a cap that slows the GPU.
@@ -138,6 +138,11 @@ class ClusterSpec:
     failures: FailureSpec = field(default_factory=FailureSpec)
     graph: Mapping[str, Any] | None = None
     calibration: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tensor_domain(self) -> int:
+        """GPUs close enough for tensor parallelism: those of an NVLink domain, of a node where there is no NVLink."""
+        return self.nvlink_domain if self.nvlink_domain > 1 else self.gpus_per_node
 
     def __post_init__(self) -> None:
         """Refuse what may not be a name, whichever way it came in."""

@@ -220,7 +220,7 @@ class ClusterFile(FileModel):
             gpu=self.gpu.spec(),
             gpu_count=gpus,
             gpus_per_node=node,
-            nvlink_domain=self.nvlink_domain or self.gpu.nvlink_domain,
+            nvlink_domain=self.nvlink_domain or self.gpu.nvlink_domain or 1,
             nics_per_node=self.nics_per_node or node,
             nic_bytes_per_s=nic_bytes_per_s,
             levels=tuple(_levels(self.levels, node, gpus)) or _whole(node, gpus),
@@ -276,6 +276,8 @@ def _check_sizes(given: Partial) -> Iterator[Finding]:
     if gpus and gpus > MAX_GPUS:
         yield ("nodes",), f"{gpus} GPUs", f"at most {MAX_GPUS}"
     domain = given.nvlink_domain or (given.gpu.nvlink_domain if given.gpu else None)
+    if given.gpu and not given.gpu.nvlink_bandwidth and (given.nvlink_domain or 1) > 1:
+        yield ("nvlink_domain",), f"{given.gpu.name} has no NVLink", "1, or a GPU with nvlink_bandwidth"
     if node and domain and max(node, domain) % min(node, domain):
         key = "nvlink_domain" if given.nvlink_domain else "gpus_per_node"
         what = f"NVLink domains of {domain} GPUs and nodes of {node} do not nest"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GENERATION_FACTS = ("any_arrangement", "sized_experts", "ordered_streams")
 GENERATION_KEYS = ("architectures", *GENERATION_FACTS)
-_REFERENCE = re.compile(r"([A-Za-z][A-Za-z0-9.-]*?)x(\d{1,30})")
+_REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*?)([x-])(\d{1,30})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,13 @@ def find_gpu(name: str) -> CatalogEntry:
 
 
 def split_reference(text: str) -> tuple[str, int] | None:
-    """Read ``h100x16384`` as a GPU and a count; None if the text has another form or no such GPU is known."""
+    """Read ``h100x16384`` as a GPU and a count; None if the text has another form or no such GPU is known.
+
+    ``h100-64`` is the same where it is a part of a node or whole nodes: other numbers misspell a built-in cluster's name.
+    """
     match = _REFERENCE.fullmatch(text)
     if match is None or match[1].lower() not in _names():
         return None
-    return match[1], int(match[2])
+    name, joint, count = match[1], match[2], int(match[3])
+    node = catalog()[_names()[name.lower()]]["gpus_per_node"]
+    return None if joint == "-" and count > node and count % node else (name, count)

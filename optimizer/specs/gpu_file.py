@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -13,6 +13,11 @@ from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, LayerKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, FLOP_RATE, POWER, parse_quantity, shown
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.specs.file_model import Finding, Partial
 
 MAX_GPUS = 100_000_000
 GENERATIONS = generations()
@@ -72,8 +77,12 @@ class GpuFile(FileModel):
         default=None, description="the datasheet's memory; default memory"
     )
     memory_bandwidth: Bandwidth = Field(description="HBM bandwidth")
-    nvlink_bandwidth: Bandwidth = Field(description="bandwidth to the GPUs of the NVLink domain, one way")
-    nvlink_domain: Gpus = Field(description="GPUs that reach each other over NVLink")
+    nvlink_bandwidth: Annotated[float | None, quantity(BANDWIDTH)] = Field(
+        default=None, description="bandwidth to the GPUs of the NVLink domain, one way; none without NVLink"
+    )
+    nvlink_domain: Annotated[int | None, whole(most=MAX_GPUS)] = Field(
+        default=None, description="GPUs that reach each other over NVLink; 1 without NVLink"
+    )
     gpus_per_node: Gpus = Field(description="GPUs in one host")
     nic_bandwidth: Bandwidth = Field(description="one NIC, one way")
     fabric: Fabric = Field(
@@ -96,6 +105,14 @@ class GpuFile(FileModel):
     )
     source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
 
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that NVLink has a size and a bandwidth, or neither."""
+        if (given.nvlink_domain or 1) > 1 and "nvlink_bandwidth" not in given.stated:
+            yield ("nvlink_bandwidth",), "missing", "bandwidth of one GPU's NVLink, one way"
+        if given.nvlink_bandwidth and "nvlink_domain" not in given.stated:
+            yield ("nvlink_domain",), "missing", "GPUs that reach each other over NVLink"
+
     def spec(self) -> GpuSpec:
         """Convert to the form that the other rooms use."""
         return GpuSpec(
@@ -106,8 +123,8 @@ class GpuFile(FileModel):
             memory_bytes=self.memory,
             nominal_memory_bytes=self.nominal_memory or self.memory,
             hbm_bytes_per_s=self.memory_bandwidth,
-            nvlink_bytes_per_s=self.nvlink_bandwidth,
-            nvlink_domain=self.nvlink_domain,
+            nvlink_bytes_per_s=self.nvlink_bandwidth or 0.0,
+            nvlink_domain=self.nvlink_domain or 1,
             gpus_per_node=self.gpus_per_node,
             nic_bytes_per_s=self.nic_bandwidth,
             sm_count=self.sm_count,

@@ -99,7 +99,7 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     from layoutopt.optimizer.specs.gpu_catalog import split_reference
 
     reference = split_reference(str(source))
-    if reference is not None and not exists(Path(source)):
+    if reference is not None and str(source) not in cluster_names() and not exists(Path(source)):
         return reference_cluster(*reference)
     return _cluster(*_open(source, "layoutopt.topologies", "cluster"))
 
@@ -248,7 +248,10 @@ def _unknown(text: str, package: str, what: str) -> Problem:
     if not text.endswith(SUFFIXES) and "/" not in text:
         near = _near_gpus(text, what) or _near(text, names)
         missing = f"no built-in {what} and no file is called {shown(text)}"
-        return Problem(what=missing + near, allowed=f"a {what} file, or one of: {', '.join(names)}")
+        allowed = f"a {what} file, or one of: {', '.join(names)}"
+        if what == "cluster" and _counts_gpus(text):
+            allowed = f"no such GPU; GPUs are {', '.join(gpu_names())}"
+        return Problem(what=missing + near, allowed=allowed)
     near = _near(Path(text).name, _siblings(Path(text))) or _near(Path(text).stem, names)
     file = text if text.isprintable() else shown(text)
     return Problem(what=f"no such file{near}", allowed=f"a {what} file or a built-in name", file=file)
@@ -265,11 +268,17 @@ def _near(text: str, known: Iterable[str]) -> str:
     return f"; nearest: {', '.join(near)}" if near else ""
 
 
+def _counts_gpus(text: str) -> bool:
+    """Tell whether a text has the form ``NAMExN``."""
+    head, _, count = text.rpartition("x")
+    return bool(head) and count.isdigit()
+
+
 def _near_gpus(text: str, what: str) -> str:
     """Name the GPUs nearest to that of ``NAMExN``."""
-    head, _, count = text.rpartition("x")
-    if what != "cluster" or not head or not count.isdigit():
+    if what != "cluster" or not _counts_gpus(text):
         return ""
+    head, _, count = text.rpartition("x")
     near = _near(head, gpu_names()).removeprefix("; nearest: ")
     return f"; nearest: {', '.join(f'{name}x{count}' for name in near.split(', '))}" if near else ""
 

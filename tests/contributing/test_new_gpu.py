@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,16 +117,17 @@ def _every_command(tree: Tree) -> None:
 def test_a_constant_can_be_stated_by_the_user(tmp_path: Path) -> None:
     """FP8 on a generation that has no gain in the package is refused by name, and priced where the cluster states it."""
     preset = load_preset(Framework.MEGATRON)
-    gpu = load_gpu("mi300x")
-    with pytest.raises(InputError, match=r"no constant fp8_gain\.cdna3 \(state it under calibration"):
+    plain = load_gpu("v100")
+    gpu = replace(plain, dense_flops={**plain.dense_flops, Precision.FP8: 250e12})
+    with pytest.raises(InputError, match=r"no constant fp8_gain\.volta \(state it under calibration"):
         sustained_rates(gpu, Precision.FP8, load_constants(), preset)
-    file = tmp_path / "amd.yaml"
-    file.write_text("gpu: mi300x\ngpus: 16\ncalibration: {fp8_gain.cdna3: 0.9}\n", encoding="utf-8")
+    file = tmp_path / "own.yaml"
+    file.write_text("gpu: v100\ngpus: 16\ncalibration: {fp8_gain.volta: 0.9}\n", encoding="utf-8")
     stated = load_constants(load_cluster(file).calibration)
     rates = sustained_rates(gpu, Precision.FP8, stated, preset)
-    cap = stated["gemm_cap.cdna3"]
+    cap = stated["gemm_cap.volta"]
     assert rates.linear_flops_per_s == pytest.approx(gpu.dense_flops[Precision.FP8] * cap * 0.9)
-    check_names({"fp8_gain.cdna3": 0.9, "nvls_gain.ampere": 1.1})
+    check_names({"fp8_gain.volta": 0.9, "nvls_gain.ampere": 1.1})
     for name in ("fp8_gain.pascal", "gemm_occupancy_exponent.cdna3"):
         with pytest.raises(InputError, match="unknown constant"):
             check_names({name: 0.9})

@@ -70,7 +70,7 @@ def _gpus(rows: tuple[GpuRow, ...]) -> Table:
             format_bytes(row.memory_bytes),
             f"{_peak(row.dense_flops) / 1e12:,.0f}",
             f"{row.hbm_bytes_per_s / 1e12:.2f}",
-            f"{row.nvlink_bytes_per_s / 1e9:,.0f}",
+            f"{row.nvlink_bytes_per_s / 1e9:,.0f}" if row.nvlink_bytes_per_s else "-",
             str(row.nvlink_domain),
             str(row.gpus_per_node),
             f"{8 * row.nic_bytes_per_s / 1e9:,.0f}",
