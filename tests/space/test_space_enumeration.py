@@ -49,7 +49,7 @@ def naive_degrees(question: Question, framework: Framework) -> Iterator[tuple[in
     blocks, experts = sum(run.count for run in model.runs), model.moe.experts if model.moe else 0
     dividing = [number for number in range(1, gpus + 1) if gpus % number == 0]
     for tp, cp, pp in product(dividing, repeat=3):
-        if gpus % (tp * cp * pp) or tp > cluster.nvlink_domain or pp > blocks + 2:
+        if gpus % (tp * cp * pp) or tp > cluster.tensor_domain or pp > blocks + 2:
             continue
         dp = gpus // (tp * cp * pp)
         if model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
