@@ -10,7 +10,7 @@ from checks.operations import terms_of
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.paths import Paths
-from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
+from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages, nothing_faster
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 SHAPES = {
@@ -26,7 +26,7 @@ SHAPES = {
 def test_the_answer_is_that_of_pricing_every_choice(schedule: Schedule, rule: StageRule) -> None:
     """With memory from plenty to too little, asked for less than something slower, just the best, and less than it."""
     rng = np.random.default_rng(3)
-    decided = 0
+    decided = excluded = 0
     for pp, vp, m in SHAPES[schedule] * 6:
         terms = terms_of(rng, schedule, pp, vp, m, 1, overlap=bool(rng.integers(0, 2)))
         counts = np.array([pp * vp + int(rng.integers(-1, 4))])
@@ -42,6 +42,11 @@ def test_the_answer_is_that_of_pricing_every_choice(schedule: Schedule, rule: St
         equal = fastest_stages(terms, counts, rule, Paths(), best.step_time_s, rounding)
         none = fastest_stages(terms, counts, rule, Paths(), best.step_time_s * (1 - 1e-6), rounding)
         assert equal.blocks is None and none.blocks is None
+        known = Paths()
+        known.price(terms, 0, best.blocks, best.recomputed)
+        for paths in (Paths(), known):  # what is there is not excluded, however little is known
+            assert not nothing_faster(terms, counts, rule, paths, best.step_time_s * (1 + 1e-9), 0.0)
+        excluded += nothing_faster(terms, counts, rule, known, best.step_time_s * 0.8, rounding)
         if slower.blocks is not None:
             assert slower.step_s >= best.step_time_s * (1 - 1e-12)
         if slower.proven:
@@ -52,4 +57,5 @@ def test_the_answer_is_that_of_pricing_every_choice(schedule: Schedule, rule: St
             continue  # choices are a superset of the rule's: a faster one of the others leaves the answer open
         assert slower.proven or rule is FREE
         assert equal.proven or rule is FREE
+    assert excluded
     assert decided or rule is NEAR_EQUAL

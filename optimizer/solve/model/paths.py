@@ -12,7 +12,7 @@ from layoutopt.optimizer.cost.step import durations, form_of, graph_of
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.step import PathForm
-    from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
 
     Key = tuple[int, ...]
 
@@ -39,6 +39,10 @@ class Paths:
         """Return the paths of a layout's shape."""
         return list(self._known.get(self._key(terms, row), {}).values())
 
+    def number(self, terms: StageTerms, row: int) -> int:
+        """Return how many paths of a layout's shape are known."""
+        return len(self._known.get(self._key(terms, row), {}))
+
     def price(
         self, terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray
     ) -> tuple[float, PathForm | None]:
@@ -46,11 +50,22 @@ class Paths:
 
         Infinite and None where no order runs the layout.
         """
+        steps, forms = self._priced(terms, row, blocks[None], recomputed[None])
+        return float(steps[0]), forms[0] if forms else None
+
+    def prices(self, terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray) -> FloatArray:
+        """Return the exact steps, (n,) seconds, of several choices of stages (n, V, P, K); longest paths are kept."""
+        return self._priced(terms, row, blocks, recomputed)[0]
+
+    def _priced(
+        self, terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray
+    ) -> tuple[FloatArray, list[PathForm]]:
         graph = graph_of(terms, row)
         if graph is None:
-            return np.inf, None
-        makespan, paths = graph.longest(durations(terms, row, blocks[None], recomputed[None]))
-        form = form_of(paths[0], terms, row)
+            return np.full(len(blocks), np.inf), []
+        makespan, paths = graph.longest(durations(terms, row, blocks, recomputed))
+        forms = [form_of(path, terms, row) for path in paths]
         known = self._known.setdefault(self._key(terms, row), {})
-        known[form.weights.tobytes(), form.hops] = form
-        return float(makespan[0] + terms.outside_s[row]), form
+        for form in forms:
+            known[form.weights.tobytes(), form.hops] = form
+        return makespan + terms.outside_s[row], forms

@@ -23,7 +23,7 @@ from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import Stages, by_chunk, construct, good_stages
 from layoutopt.optimizer.solve.search.demands import Finished
-from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
+from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages, nothing_faster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -463,6 +463,10 @@ class BestFirst:
         if key in self._settled:
             return False
         counts, rule = self.source.counts, self.source.rule
+        if self._nothing_faster(item, upper_s):
+            self._settled.add(key)
+            self._solved += 1
+            return False
         near = self._constructed(item, upper_s)
         if near is not None:
             upper_s = near.step_time_s
@@ -491,6 +495,16 @@ class BestFirst:
         if result.blocks is not None:
             self._keep(item, result)
         return result.blocks is not None
+
+    def _nothing_faster(self, item: _Waiting, upper_s: float) -> bool:
+        """Whether known paths exclude a tuple, before anything of it is constructed."""
+        rounding, reached = rounding_s(self.source.counts), self._best_s() <= upper_s
+        nothing = nothing_faster(
+            item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding, reached=reached
+        )
+        if nothing:
+            self._rounding_s = max(self._rounding_s, rounding)
+        return nothing
 
     def _enumerated(
         self, item: _Waiting, near: SliceResult | None, upper_s: float

@@ -9,13 +9,14 @@ Choices are a superset of those of every stage rule, so that exclusion is sound 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.terms import price_stages
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.frameworks.stage_rule import Split
+from layoutopt.optimizer.solve.search.rank_options import Options, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,19 +36,11 @@ ROUNDS = 24
 PRICED = 4
 """Choices that are priced exactly in one round."""
 
+FEW_STATES = 256
+"""Partial choices that are not compared with each other: less work than it takes to thin them out."""
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """What one rank may hold: blocks and recomputed blocks of its chunks, (o, V) each."""
-
-    sizes: IntArray
-    recomputed: IntArray
-
-    @property
-    def blocks(self) -> IntArray:
-        """Blocks of the rank, (o,)."""
-        total: IntArray = self.sizes.sum(axis=1)
-        return total
+LEADERS = 64
+"""Choices with equally many blocks that the others are compared with: enough to thin them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +74,45 @@ def fastest_stages(
     ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
     Only models of one kind of block and pipelines that are not folded are decided.
     """
-    kinds = np.flatnonzero(counts)
-    if len(kinds) != 1 or terms.folded[0] or not np.isfinite(below_s) or int(terms.pp[0]) < 2:
+    ranks = _ranks(terms, counts, rule, below_s)
+    if ranks is None:
         return Enumerated(proven=False, step_s=below_s)
-    search = _Search(
-        terms, int(kinds[0]), int(counts[kinds[0]]), rule, paths, rounding_s, below_s, reached, accept
-    )
+    room = ((0, 0), (0, terms.in_flight.shape[1] - int(terms.pp[0])), (0, 0))
+
+    def padded(held: IntArray, again: IntArray, step_s: float) -> bool:
+        return accept is None or accept(np.pad(held, room), np.pad(again, room), step_s)
+
+    search = _Search(ranks, paths, rounding_s, below_s, reached, padded)
     proven = search.run()
     return Enumerated(proven=proven, step_s=search.best_s, blocks=search.blocks, recomputed=search.recomputed)
+
+
+def nothing_faster(
+    terms: StageTerms,
+    counts: IntArray,
+    rule: StageRule,
+    paths: Paths,
+    below_s: float,
+    rounding_s: float,
+    *,
+    reached: bool = True,
+) -> bool:
+    """Tell whether floors and the paths known so far leave no stages of a tuple below ``below_s``; arguments as above."""
+    ranks = _ranks(terms, counts, rule, below_s)
+    return ranks is not None and _Search(ranks, paths, rounding_s, below_s, reached, _anything).nothing()
+
+
+def _anything(held: IntArray, again: IntArray, step_s: float) -> bool:
+    return True
+
+
+def _ranks(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float) -> Ranks | None:
+    """Return the ranks of a tuple whose stages can be enumerated."""
+    kinds, ranks = np.flatnonzero(counts), int(terms.pp[0])
+    if len(kinds) != 1 or terms.folded[0] or not np.isfinite(below_s) or ranks < 2:
+        return None
+    terms = replace(terms, in_flight=terms.in_flight[:, :ranks])
+    return Ranks(terms=terms, counts=counts, kind=int(kinds[0]), rule=rule)
 
 
 class _Search:
@@ -96,17 +120,14 @@ class _Search:
 
     def __init__(
         self,
-        terms: StageTerms,
-        kind: int,
-        total: int,
-        rule: StageRule,
+        ranks: Ranks,
         paths: Paths,
         rounding_s: float,
         below_s: float,
         reached: bool,
-        accept: Accept | None,
+        accept: Accept,
     ) -> None:
-        self.terms, self.kind, self.total, self.rule, self.paths = terms, kind, total, rule, paths
+        self.ranks, self.terms, self.paths = ranks, ranks.terms, paths
         self.rounding_s, self.best_s, self.reached = rounding_s, below_s, reached
         self.accept = accept
         self.blocks: IntArray | None = None
@@ -114,183 +135,172 @@ class _Search:
 
     def run(self) -> bool:
         """Try every way of recomputing; tell whether all of them were decided."""
-        for count in self._counts():
-            if not self._decided(count):
+        return self._all_numbers(self._decided)
+
+    def nothing(self) -> bool:
+        """Tell whether what is known already leaves nothing, however it is recomputed."""
+        return self._all_numbers(self._empty)
+
+    def _all_numbers(self, decided: Callable[[int | None], bool]) -> bool:
+        for number in self.ranks.numbers():
+            if not decided(number):
                 return False
-            if count is not None and self._last(count):
+            if number is not None and self._last(number):
                 return True
         return True
-
-    def _counts(self) -> list[int | None]:
-        """Return the numbers of recomputed blocks per stage to try; None: each rank as many as its memory asks for."""
-        if not self.terms.may_recompute[0]:
-            return [0]
-        if self.rule.recomputation is Recomputation.PER_RANK:
-            return [None]
-        if self.rule.recomputation is Recomputation.ALL_OR_NONE:
-            return [0, self.total]
-        return list(range(self.total + 1))
-
-    def _options(self, count: int | None, *, memory: bool) -> list[_Options]:
-        ranks = range(int(self.terms.pp[0]))
-        options = [
-            _rank_options(self.terms, self.kind, self.total, count, rank, memory=memory) for rank in ranks
-        ]
-        for limit in self.rule.limits:
-            rank = limit.rank if limit.rank >= 0 else len(options) + limit.rank
-            if 0 <= rank < len(options):
-                held = options[rank].blocks
-                within = (limit.fewest <= held) & (held <= limit.most)
-                options[rank] = _Options(options[rank].sizes[within], options[rank].recomputed[within])
-        return options
-
-    def _left(self, options: list[_Options]) -> IntArray | None:
-        if any(not len(option.sizes) for option in options):
-            return np.zeros((0, len(options)), dtype=np.int64)
-        return _survivors(self.terms, self.kind, self.total, options, self.paths, self._wanted_s)
 
     @property
     def _wanted_s(self) -> float:
         """Step time below which choices are kept: better than a known layout by more than rounding, or just as asked."""
         return self.best_s - (self.rounding_s if self.reached or self.blocks is not None else 0.0)
 
-    def _last(self, count: int) -> bool:
+    def _last(self, number: int) -> bool:
         """Whether larger numbers of recomputed blocks bring nothing new.
 
         They take no less time than this one and no less memory than recomputing everything: what some path rules out even
-        so is out, and where no stage that is left holds more than ``count`` blocks they are all the same.
+        so is out. Where no stage that is left holds more than ``number`` blocks they are all the same, and where
+        all that is left fits with this number they only take longer.
         """
-        slowest = self._options(count, memory=False)
-        roomiest = self._options(self.total, memory=True)
-        if any(not len(option.sizes) for option in roomiest):
+        if number >= self.ranks.total:
             return True
-        useful = _useful_options(self.terms, self.kind, self.total, slowest, self.paths, self._wanted_s)
-        left = [
-            option.sizes[index][np.isin(option.blocks[index], roomy.blocks)]
-            for option, index, roomy in zip(slowest, useful, roomiest, strict=True)
-        ]
-        return any(not len(sizes) for sizes in left) or max(int(sizes.max()) for sizes in left) <= count
+        slowest = self.ranks.options(number, self._wanted_s, memory=False)
+        if slowest is None:
+            return True
+        left = []
+        for rank, option in enumerate(slowest):
+            everything = Options(option.sizes, option.sizes)
+            left.append(option.take(self.ranks.fits(everything, rank)))
+        if any(not len(option.sizes) for option in left):
+            return True
+        if all(self.ranks.fits(option, rank).all() for rank, option in enumerate(left)):
+            return True
+        useful = _Choices(self.ranks, left, self.paths, self._wanted_s).useful
+        return useful is None or max(int(option.sizes.max()) for option in useful) <= number
 
-    def _decided(self, count: int | None) -> bool:
-        options = self._options(count, memory=True)
+    def _left(self, number: int | None) -> _Choices | None:
+        """Return the choices that are open before any is listed; None where there are none."""
+        options = self.ranks.options(number, self._wanted_s)
+        return None if options is None else _Choices(self.ranks, options, self.paths, self._wanted_s)
+
+    def _empty(self, number: int | None) -> bool:
+        left = self._left(number)
+        listed = None if left is None else left.survivors()
+        return left is None or (listed is not None and not len(listed))
+
+    def _decided(self, number: int | None) -> bool:
         for _ in range(ROUNDS):
-            left = self._left(options)
+            left = self._left(number)
             if left is None:
-                return False
-            if not len(left):
                 return True
-            if not self._learned(options, left):
+            listed = left.survivors()
+            if listed is None:
+                return False
+            if not len(listed):
+                return True
+            if not self._learned(left, listed):
                 return False
         return False
 
-    def _learned(self, options: list[_Options], left: IntArray) -> bool:
+    def _learned(self, left: _Choices, listed: IntArray) -> bool:
         """Price the likeliest choices exactly; tell whether a better choice or a new path came of it."""
-        before, better = len(self.paths.of(self.terms, 0)), False
-        for choice in left[:PRICED]:
-            blocks, recomputed = self._stages(options, choice)
-            step, _ = self.paths.price(self.terms, 0, blocks, recomputed)
+        before, better = self.paths.number(self.terms, 0), False
+        blocks, recomputed = left.stages(listed[:PRICED])
+        for place, step in enumerate(self.paths.prices(self.terms, 0, blocks, recomputed).tolist()):
             if step >= self.best_s:
                 continue
-            if not self._allowed(blocks, recomputed, step):
+            if not self._allowed(blocks[place], recomputed[place], step):
                 return False
-            self.best_s, self.blocks, self.recomputed, better = step, blocks, recomputed, True
-        return better or len(self.paths.of(self.terms, 0)) > before
-
-    def _stages(self, options: list[_Options], choice: IntArray) -> tuple[IntArray, IntArray]:
-        chunks, ranks, kinds = int(self.terms.vp[0]), len(options), self.terms.layer_s.shape[1]
-        blocks, recomputed = (np.zeros((chunks, ranks, kinds), dtype=np.int64) for _ in range(2))
-        for rank, place in enumerate(choice.tolist()):
-            blocks[:, rank, self.kind] = options[rank].sizes[place]
-            recomputed[:, rank, self.kind] = _spread(
-                options[rank].recomputed[place], options[rank].sizes[place]
-            )
-        return blocks, recomputed
+            self.best_s, self.blocks, self.recomputed = step, blocks[place], recomputed[place]
+            better = True
+        return better or self.paths.number(self.terms, 0) > before
 
     def _allowed(self, blocks: IntArray, recomputed: IntArray, step_s: float) -> bool:
         """Whether a choice is one of the rule's and really fits; what is not is left to the solver."""
-        if self.rule.split is not Split.FREE:
+        if self.ranks.rule.split is not Split.FREE:
             return False
-        held, again = self._padded(blocks), self._padded(recomputed)
+        held, again = blocks.sum(axis=0)[None], recomputed.sum(axis=0)[None]
         if not price_stages(self.terms, held, again).fits[0]:
             return False
-        return self.accept is None or self.accept(held, again, step_s)
-
-    def _padded(self, held: IntArray) -> IntArray:
-        room = self.terms.in_flight.shape[1] - held.shape[1]
-        return np.pad(held.sum(axis=0), ((0, room), (0, 0)))[None]
+        return self.accept(held, again, step_s)
 
 
-def _rank_options(
-    terms: StageTerms, kind: int, blocks: int, count: int | None, rank: int, *, memory: bool
-) -> _Options:
-    """List what a rank may hold: balanced chunks, smaller ones first; the ends any fewer and at most one more."""
-    chunks, ranks = int(terms.vp[0]), int(terms.pp[0])
-    sizes = _inner_sizes(chunks - (rank in (0, ranks - 1)), blocks)
-    if rank in (0, ranks - 1):
-        sizes = _with_end(sizes, chunks, blocks, first=rank == 0)
-    sizes = sizes[sizes.sum(axis=1) <= blocks]
-    if count is None:
-        return _least_recomputed(terms, kind, sizes, rank)
-    recomputed = np.minimum(sizes, count)
-    if memory:
-        fits = _bytes(terms, kind, sizes.sum(axis=1), recomputed.sum(axis=1), rank) <= _capacity(terms)
-        sizes, recomputed = sizes[fits], recomputed[fits]
-    return _Options(sizes, recomputed)
+class _Choices:
+    """The choices that every rank has at one number of recomputed blocks, and the paths that limit them.
 
+    Blocks are counted from the fewest that a rank may hold: ``spare`` is what is left to hand out. ``useful`` are
+    the options that each path alone leaves room for; None where some rank has none.
+    """
 
-def _inner_sizes(chunks: int, blocks: int) -> IntArray:
-    """Return balanced chunks (o, chunks) of every total, at least one block each."""
-    totals = np.arange(chunks, blocks + 1) if chunks else np.zeros(1, dtype=np.int64)
-    least, larger = np.divmod(totals, max(chunks, 1))
-    sizes: IntArray = least[:, None] + (np.arange(chunks) >= chunks - larger[:, None])
-    return sizes
+    def __init__(self, ranks: Ranks, options: list[Options], paths: Paths, below_s: float) -> None:
+        self.ranks = ranks
+        self._weights = _weights(ranks.terms, ranks.kind, paths)
+        self._room = below_s - self._weights[2]
+        self.useful: list[Options] | None = options
+        while self.useful is not None:  # fewer options leave the others less room
+            before = sum(len(option.sizes) for option in self.useful)
+            self.useful = self._useful(self.useful) if self._count(self.useful) else None
+            if self.useful is None or sum(len(option.sizes) for option in self.useful) == before:
+                break
 
+    def _count(self, options: list[Options]) -> bool:
+        """Work out what the options hold and add to every path; tell whether they hold no more than there is."""
+        block, again, _ = self._weights
+        held = [option.blocks for option in options]
+        self.spare = self.ranks.total - int(sum(blocks.min() for blocks in held))
+        if self.spare < 0:
+            return False
+        self._held = [blocks - blocks.min() for blocks in held]
+        self._costs = [
+            _costs(option, block[:, :, rank], again[:, :, rank]) for rank, option in enumerate(options)
+        ]
+        self._after = _least_sums(self._held[::-1], self._costs[::-1], self.spare)[::-1]
+        return True
 
-def _with_end(inner: IntArray, chunks: int, blocks: int, *, first: bool) -> IntArray:
-    """Add the first or the last stage of the model, which may hold any fewer and at most one more than the least other."""
-    if chunks == 1:
-        return np.arange(blocks + 1)[:, None]
-    most = inner.min(axis=1) + 1
-    rows = np.repeat(np.arange(len(inner)), most + 1)
-    end = np.concatenate([np.arange(limit + 1) for limit in most])
-    parts = (end[:, None], inner[rows]) if first else (inner[rows], end[:, None])
-    return np.concatenate(parts, axis=1)
+    def _useful(self, options: list[Options]) -> list[Options] | None:
+        """Return the options that each path alone leaves room for, with some number of blocks before them."""
+        before, found = _least_sums(self._held, self._costs, self.spare), []
+        for rank, (numbers, cost) in enumerate(zip(self._held, self._costs, strict=True)):
+            reach = np.flatnonzero(np.isfinite(before[rank][:, 0]))
+            rest = self.spare - reach[None] - numbers[:, None]
+            least = before[rank][reach][None] + self._after[rank + 1][np.maximum(rest, 0)] + cost[:, None]
+            open_ = ((rest >= 0) & (least < self._room).all(axis=2)).any(axis=1)
+            if not open_.any():
+                return None
+            found.append(options[rank].take(open_))
+        return found
 
+    def survivors(self) -> IntArray | None:
+        """Return the choices, (n, P) options of every rank, that all known paths allow; None where there are too many."""
+        if self.useful is None:
+            return np.zeros((0, 0), dtype=np.int64)
+        used, spent = np.zeros(1, dtype=np.int64), np.zeros((1, len(self._room)))
+        chosen = np.zeros((1, 0), dtype=np.int64)
+        for rank, (numbers, cost) in enumerate(zip(self._held, self._costs, strict=True)):
+            grown = used[:, None] + numbers
+            state, choice = np.nonzero(grown <= self.spare)
+            used = grown[state, choice]
+            total = spent[state] + cost[choice]
+            alive = (total + self._after[rank + 1][self.spare - used] < self._room).all(axis=1)
+            used, spent = used[alive], total[alive]
+            chosen = np.concatenate([chosen[state[alive]], choice[alive][:, None]], axis=1)
+            if len(used) > FEW_STATES:
+                kept = _undominated(used, spent)
+                used, spent, chosen = used[kept], spent[kept], chosen[kept]
+            if len(used) > MOST_STATES:
+                return None
+        return chosen[np.argsort((spent - self._room).max(axis=1), kind="stable")]
 
-def _least_recomputed(terms: StageTerms, kind: int, sizes: IntArray, rank: int) -> _Options:
-    """Recompute as many blocks as the memory asks for; which chunks they are in is left open (total in column 0)."""
-    total = sizes.sum(axis=1)
-    again = np.zeros_like(total)
-    over = _bytes(terms, kind, total, again, rank) - _capacity(terms)
-    saved = terms.in_flight[0, rank] * (
-        terms.layer_activation_bytes[0, kind] - terms.recomputed_activation_bytes[0, kind]
-    )
-    short = np.flatnonzero(over > 0)
-    if len(short) and saved > 0:
-        # One fewer than the quotient says is still an option: rounding must not cost a choice that fits.
-        need = np.ceil((over[short] + terms.recompute_transient_bytes[0]) / saved - 1e-9)
-        again[short] = np.maximum(np.minimum(need, total[short] + 1), 1).astype(np.int64)
-    fits = (over <= 0) | ((again > 0) & (again <= total))
-    recomputed = np.zeros_like(sizes)
-    recomputed[:, 0] = again
-    return _Options(sizes[fits], recomputed[fits])
-
-
-def _bytes(terms: StageTerms, kind: int, blocks: IntArray, recomputed: IntArray, rank: int) -> FloatArray:
-    """Return the bytes of a rank, as ``price_stages`` adds them up."""
-    saved = terms.layer_activation_bytes[0, kind] - terms.recomputed_activation_bytes[0, kind]
-    held = blocks * terms.layer_activation_bytes[0, kind] - recomputed * saved
-    used = blocks * terms.layer_state_bytes[0, kind] + terms.in_flight[0, rank] * held + terms.common_bytes[0]
-    used = used + (recomputed > 0) * terms.recompute_transient_bytes[0]
-    ends = (terms.first_bytes[0] if rank == 0 else 0.0) + (
-        terms.last_bytes[0] if rank == int(terms.pp[0]) - 1 else 0.0
-    )
-    result: FloatArray = used + ends
-    return result
-
-
-def _capacity(terms: StageTerms) -> float:
-    return float(terms.capacity_bytes[0]) * (1 + 1e-12)
+    def stages(self, listed: IntArray) -> tuple[IntArray, IntArray]:
+        """Return blocks and recomputed blocks (n, V, P, K) of choices."""
+        assert self.useful is not None
+        terms = self.ranks.terms
+        shape = (len(listed), int(terms.vp[0]), len(self.useful), terms.layer_s.shape[1])
+        blocks, recomputed = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+        for rank, option in enumerate(self.useful):
+            sizes, again = option.sizes[listed[:, rank]], option.recomputed[listed[:, rank]]
+            blocks[:, :, rank, self.ranks.kind] = sizes
+            recomputed[:, :, rank, self.ranks.kind] = _spread(again, sizes) if option.free else again
+        return blocks, recomputed
 
 
 def _weights(terms: StageTerms, kind: int, paths: Paths) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -306,98 +316,27 @@ def _weights(terms: StageTerms, kind: int, paths: Paths) -> tuple[FloatArray, Fl
     return np.concatenate(block), np.concatenate(again), np.array(constant)
 
 
-def _survivors(
-    terms: StageTerms,
-    kind: int,
-    blocks: int,
-    options: list[_Options],
-    paths: Paths,
-    below_s: float,
-) -> IntArray | None:
-    """Return the choices, (n, P) options of every rank, that all known paths allow; None where there are too many."""
-    block, again, constant = _weights(terms, kind, paths)
-    free = terms.may_recompute[0] and any((option.recomputed[:, 1:] == 0).all() for option in options)
-    costs = [
-        _costs(option, block[:, :, rank], again[:, :, rank], free=bool(free))
-        for rank, option in enumerate(options)
-    ]
-    room = below_s - constant
-    useful = _useful(options, costs, blocks, room)
-    if any(not len(index) for index in useful):
-        return np.zeros((0, len(options)), dtype=np.int64)
-    held = [option.blocks[index] for option, index in zip(options, useful, strict=True)]
-    costs = [cost[index] for cost, index in zip(costs, useful, strict=True)]
-    after = _least_sums(held[::-1], costs[::-1], blocks)[::-1]
-    used, spent = np.zeros(1, dtype=np.int64), np.zeros((1, len(constant)))
-    chosen = np.zeros((1, 0), dtype=np.int64)
-    for rank, (numbers, cost) in enumerate(zip(held, costs, strict=True)):
-        grown = used[:, None] + numbers
-        least = after[rank + 1][np.clip(blocks - grown, 0, blocks)]
-        total = spent[:, None] + cost[None]
-        alive = (grown <= blocks) & (total + least < room).all(axis=2)
-        state, choice = np.nonzero(alive)
-        if not len(state):
-            return np.zeros((0, len(options)), dtype=np.int64)
-        used, spent = grown[state, choice], total[state, choice]
-        chosen = np.concatenate([chosen[state], useful[rank][choice][:, None]], axis=1)
-        kept = _undominated(used, spent)
-        used, spent, chosen = used[kept], spent[kept], chosen[kept]
-        if len(used) > MOST_STATES:
-            return None
-    return chosen[np.argsort((spent - room).max(axis=1), kind="stable")]
-
-
-def _useful_options(
-    terms: StageTerms, kind: int, blocks: int, options: list[_Options], paths: Paths, below_s: float
-) -> list[IntArray]:
-    """Return the options of every rank that each known path alone leaves room for."""
-    block, again, constant = _weights(terms, kind, paths)
-    costs = [
-        _costs(option, block[:, :, rank], again[:, :, rank], free=False)
-        for rank, option in enumerate(options)
-    ]
-    return _useful(options, costs, blocks, below_s - constant)
-
-
-def _useful(
-    options: list[_Options], costs: list[FloatArray], blocks: int, room: FloatArray
-) -> list[IntArray]:
-    """Return the options of every rank that each path alone leaves room for, with some number of blocks before it."""
-    held = [option.blocks for option in options]
-    before = _least_sums(held, costs, blocks)
-    after = _least_sums(held[::-1], costs[::-1], blocks)[::-1]
-    found = []
-    for rank, (numbers, cost) in enumerate(zip(held, costs, strict=True)):
-        reach = np.flatnonzero(np.isfinite(before[rank][:, 0]))
-        rest = blocks - reach[None] - numbers[:, None]
-        least = before[rank][reach][None] + after[rank + 1][np.clip(rest, 0, blocks)] + cost[:, None]
-        found.append(np.flatnonzero(((rest >= 0) & (least < room).all(axis=2)).any(axis=1)))
-    return found
-
-
-def _costs(option: _Options, block: FloatArray, again: FloatArray, *, free: bool) -> FloatArray:
+def _costs(option: Options, block: FloatArray, again: FloatArray) -> FloatArray:
     """Return the seconds that a rank's options add to every path, (o, Q); free recomputation takes the cheapest chunk."""
     spent = option.sizes @ block.T
-    if free:
+    if option.free:
         spent = spent + option.recomputed.sum(axis=1)[:, None] * again.min(axis=1)
-    else:
+    elif option.recomputed.any():
         spent = spent + option.recomputed @ again.T
     result: FloatArray = spent
     return result
 
 
-def _least_sums(held: list[IntArray], costs: list[FloatArray], blocks: int) -> list[FloatArray]:
-    """Return the least seconds (blocks + 1, Q) of every path over the first r ranks that hold exactly so many blocks."""
+def _least_sums(held: list[IntArray], costs: list[FloatArray], spare: int) -> list[FloatArray]:
+    """Return the least seconds (spare + 1, Q) of every path over the first r ranks that hold exactly so many blocks."""
     paths = costs[0].shape[1]
-    least = np.full((blocks + 1, paths), np.inf)
+    least = np.full((spare + 1, paths), np.inf)
     least[0] = 0.0
     found = [least]
     for numbers, cost in zip(held, costs, strict=True):
-        cheapest = np.full((blocks + 1, paths), np.inf)
-        np.minimum.at(cheapest, numbers, cost)
-        best = np.full((blocks + 1, paths), np.inf)
-        for number in np.unique(numbers).tolist():
-            best[number:] = np.minimum(best[number:], cheapest[number] + found[-1][: blocks + 1 - number])
+        best = np.full((spare + 1, paths), np.inf)
+        for number, own in zip(numbers.tolist(), cost, strict=True):
+            np.minimum(best[number:], found[-1][: spare + 1 - number] + own, out=best[number:])
         found.append(best)
     return found
 
@@ -417,14 +356,8 @@ def _undominated(used: IntArray, spent: FloatArray) -> IntArray:
     return result
 
 
-LEADERS = 64
-"""Choices with equally many blocks that the others are compared with: enough to thin them out."""
-
-
 def _spread(recomputed: IntArray, sizes: IntArray) -> IntArray:
-    """Put recomputed blocks that column 0 counts for all chunks into chunks that have room."""
-    if (recomputed <= sizes).all():
-        return recomputed
-    before = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    result: IntArray = np.clip(recomputed.sum() - before, 0, sizes)
+    """Put recomputed blocks that column 0 counts for all chunks, (n, V), into chunks that have room."""
+    before = np.cumsum(sizes, axis=1) - sizes
+    result: IntArray = np.clip(recomputed.sum(axis=1, keepdims=True) - before, 0, sizes)
     return result

@@ -80,7 +80,9 @@ def rank_floors(terms: StageTerms, counts: IntArray, first_chunk: FloatArray | N
 
 def runs(terms: StageTerms, schedules: tuple[Schedule, ...]) -> Mask:
     """Tell which rows run one of some schedules."""
-    return np.isin(terms.schedule, [NAMES.index(one) for one in schedules])
+    wanted = np.array([name in schedules for name in NAMES])
+    chosen: Mask = wanted[terms.schedule]
+    return chosen
 
 
 def missed_forwards(terms: StageTerms, rank: IntArray) -> FloatArray:
