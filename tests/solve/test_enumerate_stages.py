@@ -10,7 +10,7 @@ from checks.operations import terms_of
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.paths import Paths
-from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages, nothing_faster
+from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 SHAPES = {
@@ -45,8 +45,13 @@ def test_the_answer_is_that_of_pricing_every_choice(schedule: Schedule, rule: St
         known = Paths()
         known.price(terms, 0, best.blocks, best.recomputed)
         for paths in (Paths(), known):  # what is there is not excluded, however little is known
-            assert not nothing_faster(terms, counts, rule, paths, best.step_time_s * (1 + 1e-9), 0.0)
-        excluded += nothing_faster(terms, counts, rule, known, best.step_time_s * 0.8, rounding)
+            for most in (0, 1, 40_000):
+                found = fastest_stages(
+                    terms, counts, rule, paths, best.step_time_s * (1 + 1e-9), 0.0, most_states=most
+                )
+                assert not found.proven or found.step_s == pytest.approx(best.step_time_s, rel=1e-12)
+        gone = fastest_stages(terms, counts, rule, known, best.step_time_s * 0.8, rounding, most_states=0)
+        excluded += gone.proven
         if slower.blocks is not None:
             assert slower.step_s >= best.step_time_s * (1 - 1e-12)
         if slower.proven:

@@ -23,7 +23,7 @@ from layoutopt.optimizer.solve.model.slices import stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import Stages, by_chunk, construct, good_stages
 from layoutopt.optimizer.solve.search.demands import Finished
-from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages, nothing_faster
+from layoutopt.optimizer.solve.search.enumerate_stages import AT_FIRST, MOST_STATES, fastest_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -447,8 +447,9 @@ class BestFirst:
             left -= 1
             item = heapq.heappop(self._heap)
             known = self._best_of.get(item.family)
-            if known is None or item.bound_s < known.step_time_s:
-                self._solve(item, self._wanted_s())
+            upper_s = self._wanted_s() if known is None else min(self._wanted_s(), known.step_time_s)
+            if item.bound_s < upper_s:
+                self._solve(item, upper_s)
 
     def _near_ties(self) -> list[Found]:
         """Layouts found that are as near to the best as wanted."""
@@ -463,22 +464,19 @@ class BestFirst:
         if key in self._settled:
             return False
         counts, rule = self.source.counts, self.source.rule
-        if self._nothing_faster(item, upper_s):
+        near, decided = self._enumerated(item, None, upper_s, AT_FIRST)
+        if not decided:
+            upper_s = near.step_time_s if near is not None else upper_s
+            near = self._constructed(item, upper_s) or near
+            upper_s = near.step_time_s if near is not None else upper_s
+            near, decided = self._enumerated(item, near, upper_s, MOST_STATES)
+            upper_s = near.step_time_s if near is not None else upper_s
+        if decided:
             self._settled.add(key)
             self._solved += 1
-            return False
-        near = self._constructed(item, upper_s)
-        if near is not None:
-            upper_s = near.step_time_s
-        if not self.source.demands.any or self.source.demands.judged_outside:
-            near, decided = self._enumerated(item, near, upper_s)
-            upper_s = near.step_time_s if near is not None else upper_s
-            if decided:
-                self._settled.add(key)
-                self._solved += 1
-                if near is not None:
-                    self._keep(item, near)
-                return near is not None
+            if near is not None:
+                self._keep(item, near)
+            return near is not None
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
         self._rounding_s = max(self._rounding_s, rounding_s(counts))
         result = CpModel(data, demands=self.source.demands, paths=self._paths).solve(self._limits())
@@ -496,18 +494,8 @@ class BestFirst:
             self._keep(item, result)
         return result.blocks is not None
 
-    def _nothing_faster(self, item: _Waiting, upper_s: float) -> bool:
-        """Whether known paths exclude a tuple, before anything of it is constructed."""
-        rounding, reached = rounding_s(self.source.counts), self._best_s() <= upper_s
-        nothing = nothing_faster(
-            item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding, reached=reached
-        )
-        if nothing:
-            self._rounding_s = max(self._rounding_s, rounding)
-        return nothing
-
     def _enumerated(
-        self, item: _Waiting, near: SliceResult | None, upper_s: float
+        self, item: _Waiting, near: SliceResult | None, upper_s: float, most_states: int
     ) -> tuple[SliceResult | None, bool]:
         """Improve stages by enumeration; tell whether nothing better is left, so that the solver need not look."""
         rounding = rounding_s(self.source.counts)
@@ -515,7 +503,7 @@ class BestFirst:
         found = fastest_stages(
             item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding,
             reached=near is not None or self._best_s() <= upper_s,
-            accept=lambda held, again, step: self._meets(item, held, again, step),
+            accept=lambda held, again, step: self._meets(item, held, again, step), most_states=most_states,
         )  # fmt: skip
         if found.blocks is None or found.recomputed is None:
             return near, found.proven

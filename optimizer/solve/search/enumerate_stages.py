@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MOST_STATES = 40_000
 """Partial choices of stages kept at once; a tuple that needs more is left to the solver."""
 
+AT_FIRST = 1_000
+"""Partial choices before stages are constructed to compare with: most tuples need no more."""
+
 ROUNDS = 24
 """Times that new paths are learned before a tuple is left to the solver."""
 
@@ -67,11 +70,13 @@ def fastest_stages(
     *,
     reached: bool = True,
     accept: Accept | None = None,
+    most_states: int = MOST_STATES,
 ) -> Enumerated:
     """Look for the fastest stages of a tuple (a batch of one) below ``below_s`` seconds, to within ``rounding_s``.
 
     ``accept`` judges blocks and recomputed blocks of every rank (1, P, K) with their step by what the question demands.
     ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
+    With more than ``most_states`` partial choices at once it is given up.
     Only models of one kind of block and pipelines that are not folded are decided.
     """
     ranks = _ranks(terms, counts, rule, below_s)
@@ -82,28 +87,9 @@ def fastest_stages(
     def padded(held: IntArray, again: IntArray, step_s: float) -> bool:
         return accept is None or accept(np.pad(held, room), np.pad(again, room), step_s)
 
-    search = _Search(ranks, paths, rounding_s, below_s, reached, padded)
+    search = _Search(ranks, paths, rounding_s, below_s, reached, padded, most_states)
     proven = search.run()
     return Enumerated(proven=proven, step_s=search.best_s, blocks=search.blocks, recomputed=search.recomputed)
-
-
-def nothing_faster(
-    terms: StageTerms,
-    counts: IntArray,
-    rule: StageRule,
-    paths: Paths,
-    below_s: float,
-    rounding_s: float,
-    *,
-    reached: bool = True,
-) -> bool:
-    """Tell whether floors and the paths known so far leave no stages of a tuple below ``below_s``; arguments as above."""
-    ranks = _ranks(terms, counts, rule, below_s)
-    return ranks is not None and _Search(ranks, paths, rounding_s, below_s, reached, _anything).nothing()
-
-
-def _anything(held: IntArray, again: IntArray, step_s: float) -> bool:
-    return True
 
 
 def _ranks(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float) -> Ranks | None:
@@ -126,24 +112,18 @@ class _Search:
         below_s: float,
         reached: bool,
         accept: Accept,
+        most_states: int,
     ) -> None:
         self.ranks, self.terms, self.paths = ranks, ranks.terms, paths
         self.rounding_s, self.best_s, self.reached = rounding_s, below_s, reached
-        self.accept = accept
+        self.accept, self.most_states = accept, most_states
         self.blocks: IntArray | None = None
         self.recomputed: IntArray | None = None
 
     def run(self) -> bool:
         """Try every way of recomputing; tell whether all of them were decided."""
-        return self._all_numbers(self._decided)
-
-    def nothing(self) -> bool:
-        """Tell whether what is known already leaves nothing, however it is recomputed."""
-        return self._all_numbers(self._empty)
-
-    def _all_numbers(self, decided: Callable[[int | None], bool]) -> bool:
         for number in self.ranks.numbers():
-            if not decided(number):
+            if not self._decided(number):
                 return False
             if number is not None and self._last(number):
                 return True
@@ -177,22 +157,13 @@ class _Search:
         useful = _Choices(self.ranks, left, self.paths, self._wanted_s).useful
         return useful is None or max(int(option.sizes.max()) for option in useful) <= number
 
-    def _left(self, number: int | None) -> _Choices | None:
-        """Return the choices that are open before any is listed; None where there are none."""
-        options = self.ranks.options(number, self._wanted_s)
-        return None if options is None else _Choices(self.ranks, options, self.paths, self._wanted_s)
-
-    def _empty(self, number: int | None) -> bool:
-        left = self._left(number)
-        listed = None if left is None else left.survivors()
-        return left is None or (listed is not None and not len(listed))
-
     def _decided(self, number: int | None) -> bool:
         for _ in range(ROUNDS):
-            left = self._left(number)
-            if left is None:
+            options = self.ranks.options(number, self._wanted_s)
+            if options is None:
                 return True
-            listed = left.survivors()
+            left = _Choices(self.ranks, options, self.paths, self._wanted_s)
+            listed = left.survivors(self.most_states)
             if listed is None:
                 return False
             if not len(listed):
@@ -269,8 +240,8 @@ class _Choices:
             found.append(options[rank].take(open_))
         return found
 
-    def survivors(self) -> IntArray | None:
-        """Return the choices, (n, P) options of every rank, that all known paths allow; None where there are too many."""
+    def survivors(self, most: int) -> IntArray | None:
+        """Return the choices, (n, P) options of every rank, that all known paths allow; None if over ``most``."""
         if self.useful is None:
             return np.zeros((0, 0), dtype=np.int64)
         used, spent = np.zeros(1, dtype=np.int64), np.zeros((1, len(self._room)))
@@ -286,7 +257,7 @@ class _Choices:
             if len(used) > FEW_STATES:
                 kept = _undominated(used, spent)
                 used, spent, chosen = used[kept], spent[kept], chosen[kept]
-            if len(used) > MOST_STATES:
+            if len(used) > most:
                 return None
         return chosen[np.argsort((spent - self._room).max(axis=1), kind="stable")]
 
