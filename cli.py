@@ -52,6 +52,9 @@ COMMANDS: dict[str, Entry] = {
     "export": Entry(f"{_HOME}.export", "Write a plan as the launch configuration of a trainer."),
     "published": Entry(f"{_HOME}.published", "Compare published layouts with predictions and the optimum."),
     "topology": Entry(f"{_HOME}.topology", "Show a cluster's network and what collectives cost."),
+    "model": Entry(f"{_HOME}.model", "Show a model: parameters, layers by kind."),
+    "cluster": Entry(f"{_HOME}.cluster", "Show a cluster, or write it as a file to edit."),
+    "rules": Entry(f"{_HOME}.rules", "List what a trainer can launch: every rule with its formula."),
     "catalog": Entry(f"{_HOME}.catalog", "List the built-in models, clusters and GPUs."),
     "schema": Entry(f"{_HOME}.schema", "Print the JSON Schema of an input file."),
 }

@@ -61,6 +61,7 @@ def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names 
             sequence_length=run.sequence_length,
             global_batch=batch_sequences(run, length, names),
             precision=run.precision[0] if run.precision else None,
+            total_tokens=run_tokens(run, length, names),
         )
     return Loaded(value=changed, notes=(*notes, *rounding(run, length, changed.training.global_batch, names)))
 
@@ -132,6 +133,20 @@ def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int 
         what = f"{run.batch_tokens:,.12g} tokens are less than half a sequence of {length:,}"
         raise input_error(what, f"at least {length:,} = 1 sequence", key=names.batch_tokens)
     return sequences
+
+
+def run_tokens(run: RunChoices, length: int, names: Names = PYTHON) -> float | None:
+    """Return the tokens of the whole run as stated, or as epochs over samples of a sequence each; None: as the file says."""
+    if run.total_tokens is not None and (run.epochs or run.samples):
+        what = f"is given together with {names.epochs if run.epochs else names.samples}"
+        raise input_error(
+            what, f"{names.total_tokens}, or {names.epochs} and {names.samples}", key=names.total_tokens
+        )
+    if run.epochs is not None and run.samples is None:
+        raise input_error(f"is given without {names.samples}", "sequences of the data set", key=names.epochs)
+    if run.samples is not None:
+        return (run.epochs or 1.0) * run.samples * length
+    return run.total_tokens
 
 
 def rounding(run: RunChoices, length: int, sequences: int, names: Names = PYTHON) -> tuple[str, ...]:
@@ -234,7 +249,11 @@ def job_workload(
     training = replace(job.training, sequence_length=length, global_batch=batch or job.training.global_batch)
     workload = complete_workload(replace(job, training=training, model=model or named_model(job)))
     with names.used():
-        return override_training(workload, precision=run.precision[0] if run.precision else None)
+        return override_training(
+            workload,
+            precision=run.precision[0] if run.precision else None,
+            total_tokens=run_tokens(run, workload.training.sequence_length, names),
+        )
 
 
 def _with_training(found: ImportedModel, source: str, run: RunChoices, names: Names) -> Loaded[Workload]:

@@ -28,6 +28,9 @@ class Names:
     batch_tokens: str = "batch_tokens"
     precision: str = "precision"
     gpus: str = "gpus"
+    total_tokens: str = "total_tokens"
+    epochs: str = "epochs"
+    samples: str = "samples"
     layout: str = "layout"
     files: str = "files"
     layout_or_files: str = "layout='tp=8,pp=16' or files=['train.sh']"
@@ -52,7 +55,8 @@ PYTHON = Names()
 class RunChoices:
     """What replaces training numbers of a model file, and the number of GPUs.
 
-    The batch is given in sequences or in tokens. The first precision replaces the file's; the others are alternatives.
+    The batch is given in sequences or in tokens, the run's length in tokens or as
+    epochs over samples of one sequence. The first precision replaces the file's; the others are alternatives.
     For files of other tools: ``settings`` and ``arguments`` are variables and positions that a script leaves to the
     outside, ``function`` is the one of a Python configuration, and ``strict`` refuses whatever has to be assumed.
     """
@@ -62,6 +66,9 @@ class RunChoices:
     batch_tokens: float | None = None
     precision: tuple[str, ...] = ()
     gpus: int | None = None
+    total_tokens: float | None = None
+    epochs: float | None = None
+    samples: int | None = None
     settings: tuple[tuple[str, str], ...] = ()
     arguments: tuple[tuple[int, str], ...] = ()
     function: str | None = None

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NINE_TENTHS = 1.645
 """Standard deviations within which nine tenths of normal errors lie."""
 
+SHARES = {"50": 0.674, "80": 1.282, "95": 1.960}
+"""Standard deviations within which these percent of normal errors lie."""
+
 ALL = "all"
 """Stands in for a family without measured runs."""
 
@@ -52,6 +55,14 @@ class Band:
         A cluster calibrated with own runs is one that the fit has seen.
         """
         return (self.p90_ape if calibrated else self.unseen_p90_ape) / NINE_TENTHS
+
+    def intervals_s(self, step_time_s: float, *, calibrated: bool) -> dict[str, tuple[float, float]]:
+        """Return the lower and upper step time (seconds) between which 50, 80 and 95% of such runs are expected."""
+        spread = self.deviation(calibrated=calibrated)
+        return {
+            name: (step_time_s * max(1 - width * spread, 0.0), step_time_s * (1 + width * spread))
+            for name, width in SHARES.items()
+        }
 
 
 def error_band(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.specs.loading import load_gpu
+from layoutopt.optimizer.specs.cluster_text import cluster_mapping, dump
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.calibration import Calibration
-    from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, StorageSpec
-
-WIDTH = 110
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 
 def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, name: str) -> str:
@@ -25,9 +23,7 @@ def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, n
     name
         The cluster's name in reports.
     """
-    import yaml
-
-    data = {"name": name, **_cluster(cluster)}
+    data = {"name": name, **cluster_mapping(cluster)}
     kept = {key: value for key, value in cluster.calibration.items() if key not in calibration.values}
     data["calibration"] = {
         **kept,
@@ -36,8 +32,7 @@ def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, n
             for key, entry in sorted(calibration.values.items())
         },
     }
-    body: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=WIDTH)
-    return "\n".join([*(f"# {line}" for line in provenance_lines(calibration)), body])
+    return "\n".join([*(f"# {line}" for line in provenance_lines(calibration)), dump(data)])
 
 
 def provenance_lines(calibration: Calibration) -> list[str]:
@@ -63,94 +58,3 @@ def provenance_lines(calibration: Calibration) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}%"
-
-
-def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "gpu": _gpu(cluster.gpu),
-        "gpus": cluster.gpu_count,
-        "gpus_per_node": cluster.gpus_per_node,
-        "nvlink_domain": cluster.nvlink_domain,
-        "nics_per_node": cluster.nics_per_node,
-        "nic_bandwidth": _bandwidth(cluster.nic_bytes_per_s),
-        "levels": [
-            {
-                "name": level.name,
-                "gpus": level.gpus,
-                "oversubscription": level.oversubscription,
-                "latency": f"{level.latency_s!r} s",
-            }
-            for level in cluster.levels
-        ],
-        "fabric": cluster.fabric.value,
-        "rail_optimized": cluster.rail_optimized,
-        "in_switch_reduction": cluster.in_switch_reduction,
-        "network_reduction": cluster.network_reduction,
-        "reserve": _bytes(cluster.reserve_bytes),
-        "pue": cluster.pue,
-        "nic_power": f"{cluster.nic_power_w!r} W",
-        "switch_power": f"{cluster.switch_power_w!r} W",
-        "failures": {
-            "gpu_hours_per_failure": f"{cluster.failures.gpu_hours_per_failure!r} h",
-            "restart": f"{cluster.failures.restart_s!r} s",
-        },
-    }
-    if cluster.host_power_w is not None:
-        data["host_power"] = f"{cluster.host_power_w!r} W"
-    if cluster.host_memory_bytes is not None:
-        data["host_memory"] = _bytes(cluster.host_memory_bytes)
-    if cluster.storage is not None:
-        data["storage"] = _storage(cluster.storage)
-    if cluster.graph is not None:
-        data["graph"] = dict(cluster.graph)
-    return {key: value for key, value in data.items() if value != []}
-
-
-def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
-    """Name a GPU that is as the catalog has it; else write all of it."""
-    from layoutopt.optimizer.specs.errors import InputError
-
-    try:
-        if load_gpu(gpu.name) == gpu:
-            return gpu.name
-    except InputError:
-        pass
-    return {
-        "name": gpu.name,
-        "architecture": gpu.architecture,
-        "dense_flops": {precision.value: value for precision, value in gpu.dense_flops.items()},
-        "memory": _bytes(gpu.memory_bytes),
-        "nominal_memory": _bytes(gpu.nominal_memory_bytes),
-        "memory_bandwidth": _bandwidth(gpu.hbm_bytes_per_s),
-        **({"nvlink_bandwidth": _bandwidth(gpu.nvlink_bytes_per_s)} if gpu.nvlink_bytes_per_s else {}),
-        "nvlink_domain": gpu.nvlink_domain,
-        "gpus_per_node": gpu.gpus_per_node,
-        "nic_bandwidth": _bandwidth(gpu.nic_bytes_per_s),
-        "fabric": gpu.fabric.value,
-        "sm_count": gpu.sm_count,
-        "tdp": f"{gpu.tdp_w!r} W",
-        **({"nominal_tdp": f"{gpu.nominal_tdp_w!r} W"} if gpu.nominal_tdp_w else {}),
-        "host_link_bandwidth": _bandwidth(gpu.host_link_bytes_per_s),
-        "source": [gpu.source],
-    }
-
-
-def _storage(storage: StorageSpec) -> dict[str, str]:
-    return {
-        "write_bandwidth": _bandwidth(storage.write_bytes_per_s),
-        "per_gpu_bandwidth": _bandwidth(storage.per_gpu_bytes_per_s),
-    }
-
-
-def _bandwidth(bytes_per_s: float) -> str:
-    return f"{_in_billions(bytes_per_s)}B/s"
-
-
-def _bytes(count: float) -> str:
-    return f"{_in_billions(count)}B"
-
-
-def _in_billions(value: float) -> str:
-    """Write a number in billions where that is exact, followed by the prefix."""
-    short = f"{value / 1e9:g}"
-    return f"{short} G" if float(short) * 1e9 == value else f"{value!r} "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import CostKind
@@ -11,26 +11,53 @@ from layoutopt.optimizer.evidence.robust_choice import RobustChoice, choose_robu
 from layoutopt.optimizer.evidence.ties import Tie, find_ties
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honesty:
-    """What to know of an answer beside its proof. ``ties`` are in the order of the plan's alternatives."""
+    """What to know of an answer beside its proof.
+
+    ``ties`` are in the order of the plan's alternatives; ``calibrated`` where own runs of the cluster were fitted.
+    """
 
     band: Band
     ties: tuple[Tie, ...]
+    calibrated: bool = False
     robust: RobustChoice | None = None
+
+    def intervals_s(self, step_time_s: float) -> dict[str, tuple[float, float]]:
+        """Return the step times (seconds) between which 50, 80 and 95% of runs predicted so are expected."""
+        return self.band.intervals_s(step_time_s, calibrated=self.calibrated)
+
+
+def assess_layout(
+    layout: Layout,
+    workload: Workload,
+    cluster: ClusterSpec,
+    *,
+    framework: Framework,
+    cost: CostKind = CostKind.FULL,
+) -> Honesty | None:
+    """Return the error band of one layout's price; None for the simple cost model, whose error is not recorded."""
+    if cost is not CostKind.FULL:
+        return None
+    band = error_band(workload.model, cluster, layout.precision, framework=framework)
+    return Honesty(band=band, ties=(), calibrated=bool(cluster.calibration))
 
 
 def assess(
     plan: Plan, workload: Workload, cluster: ClusterSpec, options: SolveOptions, *, robust: bool = False
 ) -> Honesty | None:
     """Judge an answer; None without a layout, and for the simple cost model, whose error is not recorded."""
-    if plan.layout is None or options.cost is not CostKind.FULL:
+    if plan.layout is None:
         return None
-    band = error_band(workload.model, cluster, plan.layout.precision, framework=options.framework)
-    choice = choose_robust(plan, workload, cluster, options, band) if robust else None
-    return Honesty(band=band, ties=find_ties(plan, band), robust=choice)
+    alone = assess_layout(plan.layout, workload, cluster, framework=options.framework, cost=options.cost)
+    if alone is None:
+        return None
+    choice = choose_robust(plan, workload, cluster, options, alone.band) if robust else None
+    return replace(alone, ties=find_ties(plan, alone.band), robust=choice)

@@ -7,17 +7,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import framework_named
+from layoutopt.optimizer.report.shown import Answer
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.specs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.interop.records import ExportedJob
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
     from layoutopt.optimizer.solve.model.cp_model import CpModel
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 SHOWN_GAP = 5e-7
 """Gaps below this are the rounding of the solver's integers."""
 
-WIDTH = 110
-"""Columns of tables in notebooks and texts."""
-
 
 def load_model(
     source: str | Path,
@@ -55,6 +52,7 @@ def load_model(
     global_batch: int | None = None,
     batch_tokens: float | None = None,
     precision: str | None = None,
+    total_tokens: float | None = None,
     notes: list[str] | None = None,
 ) -> Workload:
     """Load a model with its training run: a built-in name, a model file, another tool's file, or ``-`` for standard input.
@@ -71,6 +69,7 @@ def load_model(
         global_batch=global_batch,
         batch_tokens=batch_tokens,
         precision=(precision,) if precision else (),
+        total_tokens=total_tokens,
     )
     found = load(source, run)
     if notes is not None:
@@ -221,59 +220,8 @@ def _tuples(given: Mapping[str, Any] | None) -> dict[str, tuple[Value, ...]]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer(ABC):
-    """An answer that shows itself: one line as repr, tables as text and in notebooks."""
-
-    workload: Workload = field(repr=False)
-    cluster: ClusterSpec = field(repr=False)
-    options: SolveOptions = field(repr=False)
-
-    @abstractmethod
-    def _tables(self) -> RenderableType:
-        """Return the tables that the command prints."""
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        from layoutopt.optimizer.report.tables.console import Printable
-
-        target = Console(
-            width=WIDTH, highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False
-        )
-        with target.capture() as captured:
-            target.print(Printable(self._tables()))
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
-
-    def _repr_html_(self) -> str:
-        from io import StringIO
-
-        from rich.console import Console
-
-        from layoutopt.optimizer.report.tables.console import Printable
-
-        target = Console(
-            width=WIDTH,
-            record=True,
-            highlight=False,
-            emoji=False,
-            markup=False,
-            file=StringIO(),
-            force_terminal=True,
-        )
-        target.print(Printable(self._tables()))
-        template = '<pre style="line-height:1.3;overflow-x:auto">{code}</pre>'
-        return target.export_html(inline_styles=True, code_format=template)
-
-    @property
-    def _question_line(self) -> str:
-        return printable(
-            f"{self.workload.model.name} on {self.cluster.gpu_count:,} x {self.cluster.gpu.name}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Result(_Answer):
+class Result(Answer):
     """The answer of ``solve``. ``plan`` has everything; the properties are its most used parts."""
 
     plan: Plan
@@ -297,6 +245,13 @@ class Result(_Answer):
     def step_time_s(self) -> float | None:
         """Estimated seconds per optimizer step."""
         return self.plan.estimate.step_time_s if self.plan.estimate else None
+
+    @cached_property
+    def honesty(self) -> Honesty | None:
+        """How sure the answer is: error band and near-ties that the model can't tell apart; None without a layout."""
+        from layoutopt.optimizer.evidence.honesty import assess
+
+        return assess(self.plan, self.workload, self.cluster, self.options)
 
     @cached_property
     def open_model(self) -> OpenModel:
@@ -355,7 +310,7 @@ class Result(_Answer):
         """Return the plan as ``layoutopt solve --json`` prints it."""
         from layoutopt.optimizer.report.json_forms import plan_to_plain
 
-        return plan_to_plain(self.plan)
+        return plan_to_plain(self.plan, self.honesty)
 
     def save(self, path: str | Path) -> None:
         """Write the plan for ``layoutopt verify``, ``export`` and ``simulate``."""
@@ -366,25 +321,28 @@ class Result(_Answer):
     def __repr__(self) -> str:
         if self.plan.layout is None or self.plan.estimate is None:
             why = self.plan.infeasibility.message if self.plan.infeasibility else "no layout found yet"
-            return f"<{self.status}: {self._question_line}: {why}>"
+            return f"<{self.status}: {self.question_line}: {why}>"
         from layoutopt.optimizer.report.tables.layout import layout_text
         from layoutopt.optimizer.report.tables.proof import gap_words
 
         step, gap = self.plan.estimate.step_time_s, self.plan.gap
         proof = f"gap {gap_words(gap)}" if gap is None or gap > SHOWN_GAP else "proven"
-        return f"<{self.status}: {self._question_line}: {step:.5g} s per step, {proof}; {layout_text(self.plan.layout)}>"
+        return f"<{self.status}: {self.question_line}: {step:.5g} s per step, {proof}; {layout_text(self.plan.layout)}>"
 
     def _tables(self) -> RenderableType:
-        from layoutopt.optimizer.report.tables.plan import plan_tables
+        from layoutopt.optimizer.report.tables.plan import Shown, plan_tables
         from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
-        options = self.options
+        options, shown = self.options, Shown(python=True)
         preset = preset_of_plan(self.workload, self.cluster, options)
-        return plan_tables(self.plan, self.workload, self.cluster, preset, framework=options.framework.value)
+        return plan_tables(
+            self.plan, self.workload, self.cluster, preset,
+            framework=options.framework.value, honesty=self.honesty, shown=shown,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Evaluation(_Answer):
+class Evaluation(Answer):
     """The answer of ``evaluate``."""
 
     judgement: Judgement
@@ -407,20 +365,26 @@ class Evaluation(_Answer):
     def __repr__(self) -> str:
         priced = self.judgement.estimate
         price = f" {priced.step_time_s:.5g} s per step" if priced else ""
-        return f"<{self.verdict}: {self._question_line}:{price}{''.join(f'; {reason}' for reason in self.reasons)}>"
+        return f"<{self.verdict}: {self.question_line}:{price}{''.join(f'; {reason}' for reason in self.reasons)}>"
 
     def _tables(self) -> RenderableType:
+        from layoutopt.optimizer.evidence.honesty import assess_layout
         from layoutopt.optimizer.report.tables.verdict import judgement_tables
         from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
         options = self.options
         preset = preset_of_plan(self.workload, self.cluster, options)
         name = options.framework.value
-        return judgement_tables(self.judgement, self.workload, self.cluster, preset, framework=name)
+        honesty = assess_layout(
+            self.judgement.layout, self.workload, self.cluster, framework=options.framework
+        )
+        return judgement_tables(
+            self.judgement, self.workload, self.cluster, preset, framework=name, honesty=honesty
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Reasons(_Answer):
+class Reasons(Answer):
     """The answer of ``explain``; ``explanation`` has everything."""
 
     explanation: Explanation
@@ -435,9 +399,9 @@ class Reasons(_Answer):
         if found.gap is not None:
             first = found.gap.steps[0].changes if found.gap.steps else ()
             most = f"; first {', '.join(first)}" if first else ""
-            return f"<{self.verdict}: {self._question_line}: {found.gap.slower:+.1%} over the optimum{most}>"
+            return f"<{self.verdict}: {self.question_line}: {found.gap.slower:+.1%} over the optimum{most}>"
         helps = f"; {', '.join(found.remedies[0].changes)} helps" if found.remedies else ""
-        return f"<{self.verdict}: {self._question_line}{helps}>"
+        return f"<{self.verdict}: {self.question_line}{helps}>"
 
     def _tables(self) -> RenderableType:
         from layoutopt.optimizer.report.tables.explain import explanation_tables

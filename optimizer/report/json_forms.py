@@ -142,15 +142,24 @@ def to_plain(record: Any) -> Any:
 def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
     """Write a plan; ``verify`` reads it back. Without a layout ``layout`` and ``estimate`` are null.
 
-    ``honesty`` adds the error band, and to every alternative whether the model can tell it from the best.
+    ``honesty`` adds the error band, intervals of the step time, and to every alternative whether the model can tell it
+    from the best.
     """
-    plain: Plain = to_plain(plan)
+    plain: Plain = with_interval(to_plain(plan), honesty)
     if honesty is None:
         return plain
     for other, tie in zip(plain["alternatives"], honesty.ties, strict=True):
         other |= {"distinguishable": tie.distinguishable, "measurement": tie.measurement or None}
     robust = {} if honesty.robust is None else {"robust": to_plain(honesty.robust)}
     return plain | {"error_band": to_plain(honesty.band)} | robust
+
+
+def with_interval(plain: Plain, honesty: Honesty | None) -> Plain:
+    """Add to a priced answer the step times between which 50, 80 and 95% of runs predicted so are expected."""
+    priced = plain["estimate"]
+    if honesty is not None and priced is not None:
+        priced["interval_s"] = to_plain(honesty.intervals_s(priced["step_time_s"]))
+    return plain
 
 
 def space_to_plain(space: Space) -> Plain:

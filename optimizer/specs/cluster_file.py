@@ -149,6 +149,10 @@ class ClusterFile(FileModel):
     name: Annotated[str | None, NAME] = Field(
         default=None, description="name in reports; the file's if left out"
     )
+    base: Annotated[str | None, NAME] = Field(
+        default=None,
+        description="a built-in cluster, or NAMExN: stands for every key that this file leaves out",
+    )
     gpu: Annotated[GpuFile, BeforeValidator(_expand_gpu)] = Field(
         description="catalog name, mapping with base (a catalog name) and changes, or a whole mapping",
         json_schema_extra=_or_name,

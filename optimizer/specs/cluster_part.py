@@ -1,14 +1,16 @@
-"""A part of a cluster: its first GPUs with the network between them."""
+"""A cluster in other sizes: its first GPUs with the network between them, or the same fabric for more or fewer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.specs.cluster import NetworkLevel
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 
 def first_gpus(cluster: ClusterSpec, count: int, *, key: str = "gpus") -> ClusterSpec:
@@ -41,3 +43,20 @@ def _inner_levels(cluster: ClusterSpec, count: int) -> tuple[NetworkLevel, ...]:
         return ()
     covering = next((i for i, level in enumerate(cluster.levels) if level.gpus >= count), len(cluster.levels))
     return cluster.levels[: covering + 1]
+
+
+def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """Return the same fabric with another number of GPUs: inner levels keep their size, the outermost spans all."""
+    if not cluster.levels:
+        network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
+        return replace(
+            cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None
+        )
+    levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
+    outer = cluster.levels[len(levels)] if len(levels) < len(cluster.levels) else cluster.levels[-1]
+    levels.append(
+        NetworkLevel(
+            name=outer.name, gpus=gpus, oversubscription=outer.oversubscription, latency_s=outer.latency_s
+        )
+    )
+    return replace(cluster, gpu_count=gpus, levels=tuple(levels), graph=None)

@@ -112,10 +112,11 @@ def parse_cluster(text: str, file: str) -> ClusterSpec:
 
 
 def _cluster(document: Document, name: str) -> ClusterSpec:
+    from layoutopt.optimizer.specs.cluster_base import with_base
     from layoutopt.optimizer.specs.cluster_file import ClusterFile
     from layoutopt.optimizer.specs.file_model import validate
 
-    return validate(ClusterFile, document).cluster(name, document)
+    return validate(ClusterFile, with_base(document, load_cluster)).cluster(name, document)
 
 
 def load_layout(source: str | Path) -> PartialLayout:

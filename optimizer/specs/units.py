@@ -185,6 +185,11 @@ def format_rate(value_per_s: float, unit: str = "B/s") -> str:
     return _prefixed(value_per_s, unit)
 
 
+def format_oversubscription(ratio: float) -> str:
+    """Write downlink over uplink capacity as networks are sold: ``7:1``, full bisection where nothing is saved."""
+    return f"{ratio:g}:1" if ratio > 1 else "full bisection"
+
+
 def format_count(value: float) -> str:
     """Write a large count as model builders do, with M, B and T: ``15e12`` tokens as ``15T``."""
     for scale, ending in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
@@ -209,6 +214,13 @@ def format_seconds(value_s: float) -> str:
     return f"{_three_digits(value_s / DAY_S)} days"
 
 
+def format_span(low_s: float, high_s: float) -> str:
+    """Write two times in the unit of the larger: ``23.1 to 27.8 s``."""
+    number, _, unit = format_seconds(high_s).partition(" ")
+    scale = float(number.replace(",", "")) / high_s if high_s else 1.0
+    return f"{_three_digits(low_s * scale)} to {number} {unit}"
+
+
 def _three_digits(number: float) -> str:
     size = abs(number)
-    return f"{number:.{0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2}f}"
+    return f"{number:,.{0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2}f}"

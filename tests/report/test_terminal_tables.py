@@ -16,7 +16,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.tables.console import grid, section
 from layoutopt.optimizer.report.tables.layout import grouped_ranks, layout_text, stage_table
 from layoutopt.optimizer.report.tables.memory import divisor_table, divisors, memory_table
-from layoutopt.optimizer.report.tables.plan import plan_tables
+from layoutopt.optimizer.report.tables.plan import Shown, plan_tables
 from layoutopt.optimizer.report.tables.proof import gap_words, rough_count
 from layoutopt.optimizer.report.tables.step_time import breakdown_table, rates_table
 from layoutopt.optimizer.report.tables.verdict import judgement_tables, verify_tables
@@ -212,7 +212,9 @@ def test_plan_fits_80_columns(model: str, cluster: str) -> None:
     workload, machine = load_workload(model), load_cluster(cluster)
     plan = solve_layout(workload, machine, SolveOptions())
     preset = build_cost_model(workload.model, workload.training, machine).preset
-    text = shown(plan_tables(plan, workload, machine, preset, framework="megatron"))
+    text = shown(
+        plan_tables(plan, workload, machine, preset, framework="megatron", shown=Shown(verbose=True))
+    )
     assert max(map(len, text.splitlines())) <= 80
     for part in ("optimal", "Layout", "Step time", "Memory", "divided by", "Proof", "declared", "bound"):
         assert part in text
@@ -240,7 +242,7 @@ def test_judgement_lists_every_reason() -> None:
     judgement = judge_layout(workload, machine, partial, framework=Framework.MEGATRON)
     preset = build_cost_model(workload.model, workload.training, machine).preset
     text = shown(judgement_tables(judgement, workload, machine, preset, framework="megatron"))
-    assert text.splitlines()[1].startswith("invalid") or text.splitlines()[2].startswith("invalid")
+    assert text.startswith("invalid")
     assert len(judgement.reasons) >= 2
     for reason in judgement.reasons:
         assert reason.split(":")[0] in text

@@ -74,17 +74,28 @@ def command(
 
 
 def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: OutputOptions) -> None:
-    if output.json:
-        from layoutopt.optimizer.report.json_forms import to_plain
-
-        print_json(to_plain(judgement))
-        return
     from layoutopt.optimizer.cost.factory import CostKind, pricing_preset
+    from layoutopt.optimizer.evidence.honesty import assess_layout
+
+    honesty = assess_layout(
+        judgement.layout,
+        job.workload,
+        job.cluster,
+        framework=job.framework,
+        cost=CostKind(trainer.cost_model),
+    )
+    if output.json:
+        from layoutopt.optimizer.report.json_forms import to_plain, with_interval
+
+        print_json(with_interval(to_plain(judgement), honesty))
+        return
     from layoutopt.optimizer.report.tables.verdict import judgement_tables
     from layoutopt.optimizer.solve.run_preset import preset_of_run
 
     stated = job.preset or preset_of_run(job.framework, job.software, job.cluster, job.run)
     preset = pricing_preset(stated, job.workload.training, CostKind(trainer.cost_model))
-    print_tables(
-        judgement_tables(judgement, job.workload, job.cluster, preset, framework=job.framework.value)
-    )
+    tables = judgement_tables(
+        judgement, job.workload, job.cluster, preset,
+        framework=job.framework.value, honesty=honesty, verbose=output.verbose,
+    )  # fmt: skip
+    print_tables(tables)

@@ -37,6 +37,9 @@ OPTIONS = Names(
     batch_tokens="--batch-tokens",
     precision="--precision",
     gpus="--gpus",
+    total_tokens="--tokens",
+    epochs="--epochs",
+    samples="--samples",
     layout="--layout",
     files="--from",
     layout_or_files="--layout tp=8,pp=16,... or --from FILE",
@@ -54,6 +57,15 @@ def named(**options: str) -> Iterator[None]:
     except InputError as error:
         problems = (replace(problem, key=options.get(problem.key, problem.key)) for problem in error.problems)
         raise InputError(*problems) from None
+
+
+def read_model(model: str, asked: RunChoices, output: OutputOptions) -> Workload:
+    """Load a workload and say what was assumed."""
+    from layoutopt.optimizer.ask.load import load_model
+
+    found = load_model(model, asked, names=OPTIONS)
+    notes(found.notes, output)
+    return found.value
 
 
 def read_question(

@@ -185,7 +185,13 @@ workload_options = _grouped(
         help="Precision of the matrix multiplications; where a layout is searched, a list tries each.",
     ),
     click.option("--gpus", type=COUNT, metavar="N", help="Use only the first N GPUs of the cluster."),
-)
+    click.option(
+        "--tokens", "total_tokens", type=QuantityText("TOKENS", "TOKENS"),
+        help='Tokens of the whole run, e.g. "15T"; default what the model file states.',
+    ),
+    click.option("--epochs", type=Number("N", positive=True), help="Instead of --tokens: passes over --samples."),
+    click.option("--samples", type=COUNT, metavar="N", help="Sequences of the data set, with --epochs."),
+)  # fmt: skip
 
 framework_options = _grouped(
     "trainer",

@@ -10,7 +10,7 @@ import click
 
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
+from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     DemandChoices,
@@ -30,7 +30,7 @@ from layoutopt.optimizer.report.commands.options import (
     space_options,
     workload_options,
 )
-from layoutopt.optimizer.report.commands.values import Number, QuantityText, Share
+from layoutopt.optimizer.report.commands.values import Number, Share
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
 
@@ -73,9 +73,6 @@ class _Extra:
 @model_argument
 @cluster_argument
 @click.option(
-    "--tokens", type=QuantityText("TOKENS", "TOKENS"), help='Tokens of the main training, e.g. "15T".'
-)
-@click.option(
     "--error",
     type=Share("PERCENT", percent=True),
     help="Error of the predicted step time. Default: that of measured runs of this kind.",
@@ -103,7 +100,6 @@ class _Extra:
 def command(
     model: str,
     cluster: str,
-    tokens: float | None,
     error: float | None,
     days: float | None,
     fewest: bool,
@@ -129,7 +125,6 @@ def command(
     require_writable(file, key=OUTPUT)
     require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked, output)
-    workload = _with_tokens(workload, tokens)
     options = PlanOptions(
         gpu_hour_cost=demands.gpu_hour_cost,
         solve=solve_options(space, search, trainer, asked.precision, demands=demands),
@@ -168,13 +163,6 @@ def _with_error(
     return replace(options, relative_error=deviation), [
         _Extra(key="error_band", plain=to_plain(band), table=table)
     ]
-
-
-def _with_tokens(workload: Workload, tokens: float | None) -> Workload:
-    from layoutopt.optimizer.specs.loading import override_training
-
-    with named(total_tokens="--tokens"):
-        return override_training(workload, total_tokens=tokens)
 
 
 def _solve(

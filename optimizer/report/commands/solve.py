@@ -109,7 +109,7 @@ def command(
 
         write_json(file, plan_to_plain(plan, honesty), key=OUTPUT)
         note(f"wrote {file}", output)
-    _print_plan(plan, workload, machine, options, output, honesty)
+    _print_plan(plan, workload, machine, options, output, honesty, file)
     draw_solve(plan, drawing, output)
     unproven = plan.then is not None and not plan.then.proven
     return ExitCode.STOPPED if unproven else CODES[plan.status.value]
@@ -163,16 +163,19 @@ def _print_plan(
     options: SolveOptions,
     output: OutputOptions,
     honesty: Honesty | None,
+    file: Path | None,
 ) -> None:
     if output.json:
         from layoutopt.optimizer.report.json_forms import plan_to_plain
 
         print_json(plan_to_plain(plan, honesty))
         return
-    from layoutopt.optimizer.report.tables.plan import plan_tables
+    from layoutopt.optimizer.report.tables.plan import Shown, plan_tables
     from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
     preset = preset_of_plan(workload, cluster, options)
+    shown = Shown(verbose=output.verbose, file=None if file is None else str(file))
+    framework = options.framework.value
     print_tables(
-        plan_tables(plan, workload, cluster, preset, framework=options.framework.value, honesty=honesty)
+        plan_tables(plan, workload, cluster, preset, framework=framework, honesty=honesty, shown=shown)
     )

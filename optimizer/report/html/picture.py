@@ -21,7 +21,7 @@ from layoutopt.optimizer.report.html.svg import (
     ticks,
     words,
 )
-from layoutopt.optimizer.report.tables.answer import question_text
+from layoutopt.optimizer.report.tables.header import run_words
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.specs.errors import input_error
@@ -48,7 +48,7 @@ def solve_picture(plan: Plan) -> str:
         raise input_error("there is no layout to draw", "a solve that finds one", key="--plot")
     question = question_from_plain(plan.inputs)
     estimate = plan.estimate
-    asked = question_text(question.workload, question.cluster, question.options.framework.value).plain
+    asked = run_words(question.workload, question.options.framework.value)
     title = (
         f"{question.workload.model.name} on {question.cluster.gpu_count:,} x {question.cluster.gpu.name}: "
         f"{format_seconds(estimate.step_time_s)} per step, MFU {estimate.mfu_causal:.1%} (causal)"

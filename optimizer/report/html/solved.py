@@ -13,18 +13,21 @@ from layoutopt.optimizer.report.html.step import step_chart
 from layoutopt.optimizer.report.html.ties import ties_block
 from layoutopt.optimizer.report.html.timeline import timeline_chart
 from layoutopt.optimizer.report.html.topology import topology_chart
-from layoutopt.optimizer.report.tables.answer import question_text
+from layoutopt.optimizer.report.tables.header import header_pairs, run_words
+from layoutopt.optimizer.report.tables.honesty import band_lines
 from layoutopt.optimizer.report.tables.layout import layout_text, stage_rows
 from layoutopt.optimizer.report.tables.plan import infeasibility_pairs, meaning, plan_notes
 from layoutopt.optimizer.report.tables.proof import gap_words, proof_pairs
+from layoutopt.optimizer.report.tables.short import interval_words
 from layoutopt.optimizer.report.tables.step_time import rates_pairs
 from layoutopt.optimizer.solve.inputs import question_from_plain
-from layoutopt.optimizer.specs.units import format_seconds
+from layoutopt.optimizer.specs.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.report.html.drawn_step import DrawnStep
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
 TONES = {"optimal": "good", "within_gap": "good", "stopped": "warn", "infeasible": "bad"}
 """Colour of each status."""
+
+VERDICT_TONES = {"fits": "good", "borderline": "warn"}
+"""Colour of each verdict; all others are bad news."""
 
 
 def solve_page(plan: Plan, step: DrawnStep | None = None) -> str:
@@ -43,36 +49,47 @@ def solve_page(plan: Plan, step: DrawnStep | None = None) -> str:
     question = question_from_plain(plan.inputs)
     workload, cluster = question.workload, question.cluster
     title = f"{workload.model.name} on {cluster.gpu_count:,} x {cluster.gpu.name}"
-    subtitle = question_text(workload, cluster, question.options.framework.value).plain
-    return page(
-        title, subtitle, [status_line(plan), *_key_numbers(plan)], plan_sections(plan, question, step)
-    )
+    framework = question.options.framework.value
+    asked = facts(header_pairs(workload, cluster, framework))
+    lead = [status_line(plan), *_key_numbers(plan, question), asked]
+    return page(title, run_words(workload, framework), lead, plan_sections(plan, question, step))
 
 
 def status_line(plan: Plan) -> Markup:
-    """Say what was proven."""
+    """Say what was proven, and the verdict on the memory."""
     status = plan.status.value
     gap = (
         ""
         if gap_words(plan.gap) == "none" or plan.layout is None
         else f", proven within {gap_words(plan.gap)}"
     )
-    return element("p", element("b", f"{status}{gap}", class_=TONES[status]), f": {meaning(plan)}")
+    proven = (element("b", f"{status}{gap}", class_=TONES[status]), f": {meaning(plan)}")
+    if plan.verdict is None:
+        return element("p", *proven)
+    verdict = plan.verdict.value
+    return element(
+        "p", *proven, " Memory: ", element("b", verdict, class_=VERDICT_TONES.get(verdict, "bad")), "."
+    )
 
 
-def _key_numbers(plan: Plan) -> list[Markup]:
+def _key_numbers(plan: Plan, question: Question) -> list[Markup]:
     estimate = plan.estimate
     if estimate is None:
         return []
-    share = estimate.memory.peak_bytes / estimate.memory.capacity_bytes
+    memory = estimate.memory
+    share = memory.peak_bytes / memory.capacity_bytes
+    honesty = _honesty(plan, question)
+    interval = interval_words(estimate, honesty) if honesty else ""
     return [
         tiles(
             [
                 ("per step", format_seconds(estimate.step_time_s)),
+                ("per step, 80% interval", interval),
                 ("MFU, causal attention", f"{estimate.mfu_causal:.1%}"),
                 ("MFU, full attention", f"{estimate.mfu_full:.1%}"),
                 ("tokens/s per GPU", f"{estimate.tokens_per_s_per_gpu:,.0f}"),
                 ("of usable memory", f"{share:.0%}"),
+                ("memory left", format_bytes(memory.capacity_bytes - memory.peak_bytes)),
             ]
         )
     ]
@@ -87,10 +104,20 @@ def plan_sections(
     if plan.layout is not None and plan.estimate is not None:
         yield Section(title="Layout", blocks=_layout_blocks(plan.layout, plan.estimate, question, key))
         yield from _price_sections(plan, plan.layout, plan.estimate, question, step, key)
+    honesty = _honesty(plan, question)
+    if honesty is not None:
+        yield Section(title="How sure", blocks=[bullets(band_lines(honesty.band))])
     notes = plan_notes(plan, question.cluster)
     if notes:
         yield Section(title="Notes", blocks=[bullets(notes)])
-    yield Section(title="Proof", blocks=[facts(proof_pairs(plan))])
+    if plan.layout is not None or plan.infeasibility is None:
+        yield Section(title="Proof", blocks=[facts(proof_pairs(plan))])
+
+
+def _honesty(plan: Plan, question: Question) -> Honesty | None:
+    from layoutopt.optimizer.evidence.honesty import assess
+
+    return assess(plan, question.workload, question.cluster, question.options)
 
 
 def _why_not(found: Infeasibility) -> list[Markup]:

@@ -11,7 +11,7 @@ from layoutopt.optimizer.cost.components import TRAFFIC
 from layoutopt.optimizer.report.html.chart import Chart
 from layoutopt.optimizer.report.html.markup import Markup, Table, element
 from layoutopt.optimizer.report.html.palette import AXES, variable
-from layoutopt.optimizer.specs.units import format_rate, format_seconds
+from layoutopt.optimizer.specs.units import format_oversubscription, format_rate, format_seconds
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.mesh import mesh_groups
 from layoutopt.optimizer.topology.show import NVLINK, topology_table
@@ -161,7 +161,11 @@ def _count(level: PlacedLevel) -> str:
 
 
 def _speed(level: PlacedLevel) -> str:
-    over = f", {level.oversubscription:g}:1 oversubscribed" if level.oversubscription > 1 else ""
+    over = (
+        f", {format_oversubscription(level.oversubscription)} oversubscribed"
+        if level.oversubscription > 1
+        else ""
+    )
     return f"{format_rate(level.bytes_per_s)} per GPU{over}"
 
 

@@ -16,19 +16,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
-
-
-def question_text(workload: Workload, cluster: ClusterSpec, framework: str) -> Text:
-    """Say on one line what was asked."""
-    training = workload.training
-    text = (
-        f"{workload.model.name} on {cluster.name} ({cluster.gpu_count:,} x {cluster.gpu.name}), "
-        f"batch {training.global_batch:,} x {training.sequence_length:,} tokens, {training.precision}, {framework}"
-    )
-    return Text(text)
 
 
 def layout_section(layout: Layout) -> RenderableType:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Group
 
 from layoutopt.optimizer.report.tables.console import grid, section
-from layoutopt.optimizer.specs.units import format_bytes, format_rate
+from layoutopt.optimizer.specs.units import format_bytes, format_oversubscription, format_rate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,11 +56,17 @@ def _clusters(rows: tuple[ClusterRow, ...]) -> Table:
             str(row.gpus_per_node),
             str(row.nvlink_domain),
             f"{row.nics_per_node} x {format_rate(8 * row.nic_bytes_per_s, 'bit/s')}",
-            ", ".join(row.levels) + (f" 1:{row.oversubscription:g}" if row.oversubscription > 1 else ""),
+            ", ".join(row.levels)
+            + (f" {format_oversubscription(row.oversubscription)}" if row.oversubscription > 1 else ""),
         )
         for row in rows
     ]
     return grid(["name", "GPUs", "GPU", "node", "NVLink", "NICs per node", "levels"], body, left=(0, 2, 6))
+
+
+def _levels(row: ClusterRow) -> str:
+    saved = f" {format_oversubscription(row.oversubscription)}" if row.oversubscription > 1 else ""
+    return ", ".join(row.levels) + saved
 
 
 def _gpus(rows: tuple[GpuRow, ...]) -> Table:

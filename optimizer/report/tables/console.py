@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 # Only a rule under the header: tables stay readable in logs.
 _RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+WIDTH = 100
+"""Columns of what is printed into a file or pipe: an answer fits one screen of this width."""
+
 STYLES = {
     "optimal": "bold green",
     "within_gap": "bold green",
@@ -33,8 +37,11 @@ STYLES = {
 
 
 def console() -> Console:
-    """Return a console on stdout, as wide as the terminal, 80 columns where there is none."""
-    return Console(highlight=False, emoji=False, markup=False)
+    """Return a console on stdout, as wide as the terminal or ``COLUMNS``, ``WIDTH`` columns where there is neither."""
+    found = Console(highlight=False, emoji=False, markup=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = WIDTH
+    return found
 
 
 def verdict_text(word: str) -> Text:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.answer import layout_section, question_text
+from layoutopt.optimizer.report.tables.answer import layout_section
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.report.tables.header import header_table
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.verdict import REASONS, headline
 from layoutopt.optimizer.solve.explain.changes import DERIVED
@@ -39,7 +40,7 @@ def explanation_tables(
 ) -> RenderableType:
     """Show why a layout gets its verdict and what the cheapest changes are."""
     judged = found.judgement
-    parts: list[RenderableType] = [question_text(workload, cluster, framework), headline(judged)]
+    parts: list[RenderableType] = [headline(judged), header_table(workload, cluster, framework)]
     if judged.reasons:
         parts.append(section(REASONS[judged.verdict.value], bullets(judged.reasons)))
     parts.append(layout_section(judged.layout))

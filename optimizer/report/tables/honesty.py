@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.ties import Tie
 
 
-def honesty_section(honesty: Honesty) -> RenderableType:
-    """Show the error band, and the robust choice where it was asked for."""
-    lines = band_lines(honesty.band)
+def honesty_section(honesty: Honesty, *, brief: bool = False) -> RenderableType:
+    """Show the error band, in one bullet where ``brief``, and the robust choice where it was asked for."""
+    lines = brief_lines(honesty.band) if brief else band_lines(honesty.band)
     if honesty.robust is not None:
         lines.append(robust_line(honesty.robust))
     return section("How sure", bullets(lines))
@@ -44,6 +44,17 @@ def band_lines(band: Band) -> list[str]:
         f"within {band.unseen_p90_ape:.0%}; a few own runs remove most of it (layoutopt calibrate)"
     )
     return [first, second, f"layouts predicted less than {band.indistinct:.1%} apart are {INDISTINCT}"]
+
+
+def brief_lines(band: Band) -> list[str]:
+    """Say in one bullet how far predictions of the family were off."""
+    seen = (
+        f"{band.rows} measured runs of this kind ({band.family}) are {band.median_ape:.0%} off in the median"
+        if band.rows
+        else f"no measured run of this kind ({band.outside or band.family}), so the error of all kinds"
+    )
+    unseen = f"publications that the fit had not seen {band.unseen_median_ape:.0%}, nine of ten within {band.unseen_p90_ape:.0%}"
+    return [f"{seen}; {unseen}"]
 
 
 def range_section(band: Band, deviation: float, *, calibrated: bool) -> RenderableType:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.answer import layout_section, price_sections, question_text
-from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section, verdict_text
+from layoutopt.optimizer.frameworks.registry import framework_named
+from layoutopt.optimizer.report.tables.answer import layout_section, price_sections
+from layoutopt.optimizer.report.tables.console import bullets, facts, section, verdict_text
 from layoutopt.optimizer.report.tables.honesty import honesty_section, tie_words
 from layoutopt.optimizer.report.tables.proof import gap_words, proof_table
+from layoutopt.optimizer.report.tables.short import answer_table, step_words, ties_section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +35,18 @@ MEANING = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How an answer is shown: all of it or one screen, and by which name its plan, if written, and its options go."""
+
+    verbose: bool = False
+    file: str | None = None
+    python: bool = False
+
+
+ONE_SCREEN = Shown()
+
+
 def plan_tables(
     plan: Plan,
     workload: Workload,
@@ -40,26 +55,34 @@ def plan_tables(
     *,
     framework: str,
     honesty: Honesty | None = None,
+    shown: Shown = ONE_SCREEN,
 ) -> RenderableType:
-    """Show the answer, what it costs, why it is the best, what comes close, and how sure all that is."""
-    parts: list[RenderableType] = [question_text(workload, cluster, framework), _headline(plan)]
+    """Show the answer on one screen, and with ``shown.verbose`` also where its time and memory go, and the proof."""
+    parts: list[RenderableType] = [
+        _headline(plan, honesty),
+        answer_table(plan.layout, plan.estimate, workload, cluster, framework),
+    ]
     if plan.infeasibility is not None:
         parts.append(_infeasibility(plan.infeasibility))
-    if plan.layout is not None and plan.estimate is not None:
-        parts.append(layout_section(plan.layout))
-        parts.extend(price_sections(plan.layout, plan.estimate, preset, workload))
-    parts.extend(_remarks(plan, cluster, honesty))
+    if plan.alternatives:
+        parts.append(ties_section(plan, honesty))
+    parts.extend(_notes(plan, cluster))
     if honesty is not None:
-        parts.append(honesty_section(honesty))
-    parts.append(section("Proof", proof_table(plan)))
+        parts.append(honesty_section(honesty, brief=not shown.verbose))
+    steps = next_lines(plan, honesty, framework, shown)
+    if steps:
+        parts.append(section("Next", bullets(steps)))
+    if shown.verbose:
+        parts.extend(_details(plan, workload, preset, honesty))
     return Group(*parts)
 
 
-def _headline(plan: Plan) -> Text:
-    """Status, step time and gap on one line."""
+def _headline(plan: Plan, honesty: Honesty | None) -> Text:
+    """Status, step time with its interval, gap and memory on one line; what had to be met on the next."""
     line = Text.assemble(verdict_text(plan.status.value))
+    line.append(" under this cost model" if plan.status.value == "optimal" else "")
     if plan.estimate is not None:
-        line.append(f": {plan.estimate.step_time_s:.6g} s per step", style="bold")
+        line = step_words(line, plan.estimate, honesty)
         gap = gap_words(plan.gap)
         if plan.status.value != "optimal" or gap != "none":
             line.append(f", proven within {'rounding' if gap == 'none' else gap}")
@@ -67,7 +90,53 @@ def _headline(plan: Plan) -> Text:
         line.append(": no layout was found", style="bold")
     if plan.verdict is not None and plan.verdict.value != "fits":
         line.append(", memory ").append_text(verdict_text(plan.verdict.value))
+    if plan.status.value == "optimal" and not demanded(plan):
+        return line  # the first words say it: the second line is for what is not the usual case
     return line.append(f"\n{meaning(plan)}")
+
+
+def next_lines(plan: Plan, honesty: Honesty | None, framework: str, shown: Shown) -> list[str]:
+    """Say what to do with the answer, and what would make it surer or roomier."""
+    if plan.layout is None or plan.estimate is None:
+        return []
+    lines = [_launch_line(framework, shown)]
+    if plan.verdict is not None and plan.verdict.value == "borderline":
+        limit = f"peak_gb<={int(plan.estimate.memory.borderline_bytes / 1e8) / 10}"  # rounded down
+        option = f'result.again(require="{limit}")' if shown.python else f'--require "{limit}"'
+        lines.append(f"the fastest with memory to spare: {option}")
+    open_ties = [tie for tie in honesty.ties if not tie.distinguishable] if honesty else []
+    if open_ties:
+        lines.append(f"to tell it from the next best: {open_ties[0].measurement}")
+    return lines
+
+
+def _launch_line(framework: str, shown: Shown) -> str:
+    """Say how the answer becomes files that start it, and how its proof is checked."""
+    exports = framework_named(framework).record.exports is not None
+    target = framework if exports else "TRAINER"
+    if shown.python:
+        return f'result.export("{target}") writes launch files, result.save("plan.json") the plan for layoutopt verify'
+    file = shown.file or "plan.json"
+    first = "" if shown.file else f"-o {file}, then "
+    return f"{first}layoutopt export {file} --to {target}: launch files; verify {file}: the proof"
+
+
+def _details(
+    plan: Plan, workload: Workload, preset: FrameworkPreset, honesty: Honesty | None
+) -> Iterator[RenderableType]:
+    """Stages, components of time and memory, what binds, every near-tie's measurement, and the proof."""
+    if plan.layout is not None and plan.estimate is not None:
+        yield layout_section(plan.layout)
+        yield from price_sections(plan.layout, plan.estimate, preset, workload)
+    if plan.binds:
+        yield section("What binds", bullets(plan.binds))
+    if honesty is not None and honesty.ties:
+        lines = [
+            f"{other.why}{tie_words(tie)}" for other, tie in zip(plan.alternatives, honesty.ties, strict=True)
+        ]
+        yield section("What tells near-ties apart", bullets(lines))
+    if plan.layout is not None or plan.infeasibility is None:
+        yield section("Proof", proof_table(plan))
 
 
 def meaning(plan: Plan) -> str:
@@ -120,17 +189,7 @@ def _conflict_words(constraints: tuple[str, ...]) -> str:
     return f"{', '.join(constraints[:-1])} and {constraints[-1]} exclude every layout together"
 
 
-def _remarks(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None) -> Iterator[RenderableType]:
-    """What binds, near-ties, idle GPUs, what a freer framework would gain, warnings."""
-    if plan.binds:
-        yield section("What binds", bullets(plan.binds))
-    if plan.alternatives:
-        ties = honesty.ties if honesty is not None else (None,) * len(plan.alternatives)
-        rows = [
-            (f"+{other.slower:.2%}", f"{other.estimate.step_time_s:.6g}", other.why + tie_words(tie))
-            for other, tie in zip(plan.alternatives, ties, strict=True)
-        ]
-        yield section("Next best", grid(["slower", "step s", "differs in, and loses by"], rows, left=(2,)))
+def _notes(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
     notes = plan_notes(plan, cluster)
     if notes:
         yield section("Notes", bullets(notes))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.answer import question_text
 from layoutopt.optimizer.report.tables.console import facts, grid, section
+from layoutopt.optimizer.report.tables.header import header_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,7 +33,7 @@ def space_tables(space: Space, workload: Workload, cluster: ClusterSpec, *, fram
         ("left to search", f"{counts.remaining_degrees:,}", f"{counts.remaining_tuples:,}"),
     ]
     parts: list[RenderableType] = [
-        question_text(workload, cluster, framework),
+        header_table(workload, cluster, framework),
         section("Axes", axes),
         section("Tuples", grid(["", "of degrees", "with modifiers"], rows)),
     ]

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import grid, section
-from layoutopt.optimizer.specs.units import format_bytes, format_rate, format_seconds
+from layoutopt.optimizer.specs.units import format_bytes, format_oversubscription, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +35,7 @@ def topology_tables(table: TopologyTable, cluster: ClusterSpec) -> RenderableTyp
                 f"{level.gpus:,}",
                 f"{level.blocks:,}",
                 format_rate(level.bytes_per_s),
-                f"1:{level.oversubscription:g}" if level.oversubscription != 1 else "no",
+                format_oversubscription(level.oversubscription) if level.oversubscription > 1 else "no",
                 format_seconds(level.latency_s) if level.latency_s else "-",
             )
             for level in table.levels

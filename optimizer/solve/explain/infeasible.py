@@ -12,13 +12,11 @@ from layoutopt.optimizer.solve.explain.least_memory import least_memory
 from layoutopt.optimizer.solve.plan import Infeasibility
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
-from layoutopt.optimizer.specs.cluster import NetworkLevel
-from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
+from layoutopt.optimizer.specs.cluster_part import resized
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 LARGEST_CLUSTER = 1 << 17
 """GPU counts above this are not tried when looking for the fewest that fit."""
@@ -108,20 +106,3 @@ def _fits(question: Question, gpus: int) -> bool:
     if source.space.empty is not None:
         return False
     return bool(BestFirst(source, SearchOptions(gap=1.0)).run().found)
-
-
-def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    """Return the same fabric with another number of GPUs: inner levels keep their size, the outermost spans all."""
-    if not cluster.levels:
-        network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
-        return replace(
-            cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None
-        )
-    levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
-    outer = cluster.levels[len(levels)] if len(levels) < len(cluster.levels) else cluster.levels[-1]
-    levels.append(
-        NetworkLevel(
-            name=outer.name, gpus=gpus, oversubscription=outer.oversubscription, latency_s=outer.latency_s
-        )
-    )
-    return replace(cluster, gpu_count=gpus, levels=tuple(levels), graph=None)

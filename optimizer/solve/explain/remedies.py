@@ -12,13 +12,14 @@ from layoutopt.optimizer.cost.memory import usable_bytes
 from layoutopt.optimizer.frameworks.registry import parse_release
 from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
-from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER, resized
+from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER
 from layoutopt.optimizer.solve.explain.records import Remedy
 from layoutopt.optimizer.solve.judge import BORDERLINE
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.space.context import in_stage_units
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
+from layoutopt.optimizer.specs.cluster_part import resized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

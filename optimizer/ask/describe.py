@@ -1,0 +1,145 @@
+"""What a model and a cluster are, in the few numbers by which people recognise them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.flops import mixer_linear_flops, mlp_flops
+from layoutopt.optimizer.cost.parameters import active_parameters, model_parameters
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Numbers of parameters.
+
+    ``total`` counts all but multi-token prediction, ``active`` those that one token passes, ``matrices`` those that one
+    token is multiplied with, the output matrix among them and the input embedding not: the N of 6N FLOPs per token.
+    """
+
+    total: float
+    active: float
+    matrices: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model with its training run: sizes, and how many layers there are of each kind, in the order of the stack."""
+
+    name: str
+    parameters: ParameterCounts
+    layers: int
+    layers_by_kind: dict[str, int]
+    mtp_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    experts: int | None
+    experts_per_token: int | None
+    sequence_length: int
+    global_batch: int
+    total_tokens: float | None
+    precision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """A cluster in numbers; ``nic_bytes_per_s`` is one NIC, one way.
+
+    ``oversubscription`` is the largest of its levels, 1 for full bisection, and ``oversubscribed`` that level's name.
+    """
+
+    name: str
+    gpu: str
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    nvlink_domain: int
+    nics_per_node: int
+    nic_bytes_per_s: float
+    fabric: str
+    levels: tuple[str, ...]
+    oversubscription: float
+    oversubscribed: str
+    memory_bytes: float
+
+
+def describe_model(workload: Workload) -> ModelFacts:
+    """Count a model."""
+    model, training = workload.model, workload.training
+    return ModelFacts(
+        name=model.name,
+        parameters=count_parameters(model),
+        layers=model.layers,
+        layers_by_kind=_kinds(model),
+        mtp_layers=model.mtp_layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        vocab=model.vocab,
+        experts=model.moe.experts if model.moe else None,
+        experts_per_token=model.moe.top_k if model.moe else None,
+        sequence_length=training.sequence_length,
+        global_batch=training.global_batch,
+        total_tokens=training.total_tokens,
+        precision=training.precision.value,
+    )
+
+
+def count_parameters(model: ModelSpec) -> ParameterCounts:
+    """Count parameters in the three ways that are quoted."""
+    linear = sum(
+        run.count * sum(mixer_linear_flops(model, shape) + mlp_flops(model, shape) for shape in run.block)
+        for run in model.runs
+    )
+    return ParameterCounts(
+        total=model_parameters(model),
+        active=active_parameters(model, with_input_embedding=True),
+        matrices=linear / 2 + model.hidden * model.vocab,  # two FLOPs for each weight
+    )
+
+
+def _kinds(model: ModelSpec) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for run in model.runs:
+        for shape in run.block:
+            kind = _kind(shape)
+            counts[kind] = counts.get(kind, 0) + run.count
+    return counts
+
+
+def _kind(shape: LayerShape) -> str:
+    """Name a layer by what makes it cost what it costs: its mixer with its window, and its MLP."""
+    span = f" {'chunks' if shape.chunked else 'window'} {shape.window:,}" if shape.window else ""
+    parts = [
+        f"{shape.mixer.value}{span}",
+        f"{shape.mlp.value} MLP" if shape.mlp.value == "dense" else shape.mlp.value,
+    ]
+    return " + ".join(part for part in parts if part != "none")
+
+
+def describe_cluster(cluster: ClusterSpec) -> ClusterFacts:
+    """Count a cluster."""
+    worst = max(cluster.levels, key=lambda level: level.oversubscription, default=None)
+    ratio = worst.oversubscription if worst else 1.0
+    return ClusterFacts(
+        name=cluster.name,
+        gpu=cluster.gpu.name,
+        gpus=cluster.gpu_count,
+        nodes=-(-cluster.gpu_count // cluster.gpus_per_node),
+        gpus_per_node=cluster.gpus_per_node,
+        nvlink_domain=cluster.nvlink_domain,
+        nics_per_node=cluster.nics_per_node,
+        nic_bytes_per_s=cluster.nic_bytes_per_s,
+        fabric=cluster.fabric.value,
+        levels=tuple(level.name for level in cluster.levels),
+        oversubscription=ratio,
+        oversubscribed=worst.name if worst and ratio > 1 else "",
+        memory_bytes=cluster.gpu.nominal_memory_bytes,
+    )
