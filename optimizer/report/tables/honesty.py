@@ -53,7 +53,8 @@ def brief_lines(band: Band) -> list[str]:
         if band.rows
         else f"no measured run of this kind ({band.outside or band.family}), so the error of all kinds"
     )
-    unseen = f"publications that the fit had not seen {band.unseen_median_ape:.0%}, nine of ten within {band.unseen_p90_ape:.0%}"
+    off, most = band.unseen_median_ape, band.unseen_p90_ape
+    unseen = f"publications that the fit had not seen {off:.0%}, nine of ten within {most:.0%}"
     return [f"{seen}; {unseen}"]
 
 
