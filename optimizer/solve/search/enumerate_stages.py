@@ -122,12 +122,13 @@ class _Search:
 
     def run(self) -> bool:
         """Try every way of recomputing; tell whether all of them were decided."""
-        for number in self.ranks.numbers():
+        others, most = self.ranks.numbers()
+        for number in others:
             if not self._decided(number):
                 return False
-            if number is not None and self._last(number):
+            if self._last(number):
                 return True
-        return True
+        return self._decided(most)
 
     @property
     def _wanted_s(self) -> float:
@@ -141,8 +142,6 @@ class _Search:
         so is out. Where no stage that is left holds more than ``number`` blocks they are all the same, and where
         all that is left fits with this number they only take longer.
         """
-        if number >= self.ranks.total:
-            return True
         slowest = self.ranks.options(number, self._wanted_s, memory=False)
         if slowest is None:
             return True

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     Mask = NDArray[np.bool_]
 
-SHARPENINGS = 4
-"""Times that fewer totals are drawn from fewer totals; it mostly ends by itself."""
+SHARPENINGS = 2
+"""Times that floors are drawn from what is left of totals: more gain little."""
 
 SLACK = 1e-12
 """Relative error of sums of floats in another order."""
@@ -66,15 +66,18 @@ class Ranks:
         """Blocks of the model."""
         return int(self.counts[self.kind])
 
-    def numbers(self) -> list[int | None]:
-        """Return the numbers of recomputed blocks per stage to try; None: each rank as many as its memory asks for."""
+    def numbers(self) -> tuple[list[int], int | None]:
+        """Return the numbers of recomputed blocks per stage to try, and the last of them.
+
+        None: each rank as many as its memory asks for.
+        """
         if not self.terms.may_recompute[0]:
-            return [0]
+            return [], 0
         if self.rule.recomputation is Recomputation.PER_RANK:
-            return [None]
+            return [], None
         if self.rule.recomputation is Recomputation.ALL_OR_NONE:
-            return [0, self.total]
-        return list(range(self.total + 1))
+            return [0], self.total
+        return list(range(self.total)), self.total
 
     def options(self, number: int | None, below_s: float, *, memory: bool = True) -> list[Options] | None:
         """List every rank's options that its floor leaves below a step time; None where the ranks can't hold the model.
