@@ -262,7 +262,8 @@ class Result(Answer):
         if self.plan.layout is None or self.plan.estimate is None:
             raise input_error("there is no layout, so there is no model of one", key="model")
         question = Question(workload=self.workload, cluster=self.cluster, options=self.options)
-        return open_model(question, self.plan.layout, self.plan.estimate.step_time_s)
+        plan = self.plan
+        return open_model(question, plan.layout, plan.estimate.step_time_s, bound_s=plan.bound_s or 0.0)
 
     @property
     def model(self) -> CpModel:

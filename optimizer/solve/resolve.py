@@ -10,7 +10,8 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import DEGREES
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.solve.api import layout_of
-from layoutopt.optimizer.solve.certificate import relative_gap
+from layoutopt.optimizer.solve.certificate import Status, proven_status, relative_gap
+from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.best_first import Found
@@ -83,19 +84,24 @@ class OpenModel:
         priced = estimate(self.source.cost, layout)
         inside = result.step_time_s if result.status is SliceStatus.OPTIMAL else result.bound_s
         bound = min(inside, self.others_s)
+        rounding = rounding_s(np.asarray(self.source.counts))
+        proven = proven_status(priced.step_time_s, bound, rounding_s=rounding, gap_target=0.0)
         return Resolved(
             layout=layout,
             estimate=priced,
             bound_s=bound,
             gap=relative_gap(priced.step_time_s, bound),
-            proven=bound >= result.step_time_s,
+            proven=proven is Status.OPTIMAL,
         )
 
 
-def open_model(question: Question, best: Layout, best_s: float, *, tuples: int = TUPLES) -> OpenModel:
+def open_model(
+    question: Question, best: Layout, best_s: float, *, bound_s: float = 0.0, tuples: int = TUPLES
+) -> OpenModel:
     """Build the model of the most promising tuples of a question, by their proven bounds.
 
-    ``best`` is the layout that a solve found, ``best_s`` its step time: its tuple is among them.
+    ``best`` is the layout that a solve found, ``best_s`` its step time: its tuple is among them. ``bound_s`` is what that
+    solve proved of every layout: it knows more of the other tuples than their bounds.
     """
     source = question.costed_space()
     limit_s = best_s * WITHIN
@@ -110,7 +116,8 @@ def open_model(question: Question, best: Layout, best_s: float, *, tuples: int =
         track_peak=True,
         demands=source.demands,
     )
-    return OpenModel(source=source, model=model, others_s=float(min(others.min(initial=np.inf), limit_s)))
+    floor_s = max(float(min(others.min(initial=np.inf), limit_s)), bound_s)
+    return OpenModel(source=source, model=model, others_s=floor_s)
 
 
 def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:

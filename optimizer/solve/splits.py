@@ -192,7 +192,8 @@ def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
     chunk = np.arange(depth)[None, :, None]
     per_rank, width = totals[:, None, :], vp[:, None, None]
     size, larger = per_rank // width, per_rank % width
-    last = (np.arange(ranks) == pp[:, None, None] - 1) & (pp[:, None, None] > 1)
+    head_alone = (pp > 1) & ~terms.folded
+    last = (np.arange(ranks) == pp[:, None, None] - 1) & head_alone[:, None, None]
     but_last = (chunk >= width - 1 - larger) & (chunk < width - 1)
     size = size + np.where(last, but_last, chunk >= width - larger)
     size = np.where((chunk < width) & _real(pp, ranks)[:, None, :], size, 0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.schedules import seats
+from layoutopt.optimizer.cost.schedules import SCHEDULES, seats
 from layoutopt.optimizer.specs.layout import VirtualStage
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -48,18 +48,18 @@ def even_blocks(blocks: int, pp: int, vp: int, schedule: Schedule = Schedule.NON
     return totals
 
 
-def chunk_layers(rank_totals: IntArray, pp: int, vp: int) -> IntArray:
+def chunk_layers(rank_totals: IntArray, pp: int, vp: int, *, folded: bool = False) -> IntArray:
     """Return the blocks of every virtual stage, shape (pp*vp,), entry ``chunk*pp + rank``.
 
     The chunks of a rank differ by at most one block. Smaller chunks come first, so that the one with the
     embedding is among them and ranks work on large chunks at the same time; on the last of several ranks the last
-    chunk, which holds the head, is one of the smaller.
+    chunk, which holds the head, is one of the smaller, unless ``folded``: then the first rank holds both ends.
     """
     small, larger = np.divmod(np.asarray(rank_totals, dtype=np.int64), vp)
     chunk = np.arange(vp)[:, None]
     rising = chunk >= vp - larger
     but_last = (chunk >= vp - 1 - larger) & (chunk < vp - 1)
-    last = (np.arange(pp) == pp - 1) & (pp > 1)
+    last = (np.arange(pp) == pp - 1) & (pp > 1 and not folded)
     result: IntArray = (small + np.where(last, but_last, rising)).reshape(-1)
     return result
 
@@ -118,7 +118,10 @@ def virtual_stages(
     blocks, recomputed = np.asarray(blocks, dtype=np.int64), np.asarray(recomputed, dtype=np.int64)
     order, seat = model_order(pp, vp, schedule), seats(schedule, pp, vp)
     by_rank = blocks.ndim == 2
-    counts = chunk_layers(blocks.sum(axis=1), *seat.shape[::-1]) if by_rank else blocks.sum(axis=2).ravel()
+    if by_rank:
+        counts = chunk_layers(blocks.sum(axis=1), *seat.shape[::-1], folded=SCHEDULES[schedule].folded)
+    else:
+        counts = blocks.sum(axis=2).ravel()
     counts = counts[np.argsort(seat.ravel())]
     kinds = kinds_of(model, counts, order)
     there = kinds[seat].sum(axis=0) if by_rank else kinds[seat]

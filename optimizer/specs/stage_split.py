@@ -26,8 +26,8 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
     the first get fewer, since they also hold the head and the embedding, then early ranks, which hold more
     micro-batches at once. Where a V shape puts both ends on the first rank, that one gets fewer, and what is
     missing when the others need a block for each chunk. The chunks of a rank differ by at most one block,
-    smaller ones first; on the last
-    rank the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
+    smaller ones first; on a last
+    rank that holds the head alone the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
     """
     lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
     counts = _even_blocks(len(lengths), pp, vp, together=vp == 2 and schedule.v_shape)
@@ -52,7 +52,7 @@ def _even_blocks(blocks: int, pp: int, vp: int, *, together: bool) -> list[int] 
     if together and small < vp:
         totals = [blocks - vp * (pp - 1)] + [vp] * (pp - 1)
     return [
-        _chunk_blocks(totals[rank], chunk, vp, rank == pp - 1 > 0)
+        _chunk_blocks(totals[rank], chunk, vp, rank == pp - 1 > 0 and not together)
         for chunk in range(vp)
         for rank in range(pp)
     ]

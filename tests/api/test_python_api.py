@@ -111,7 +111,7 @@ def test_model_holds_the_winner_and_bounds_the_rest() -> None:
     held, others_s = small.model.data, small.open_model.others_s
     assert 1 <= len(held) <= 16
     assert small.step_time_s is not None and others_s >= small.step_time_s * (1 - 1e-9)
-    near = solve(small.workload, small.cluster, options=SolveOptions(top=50, near=0.2))
+    near = solve(small.workload, small.cluster, options=SolveOptions(top=12, near=0.05))
     steps = [other.estimate.step_time_s for other in near.plan.alternatives]
     inside = {int(tp) for tp in held.batch.tp}
     for other in near.plan.alternatives:

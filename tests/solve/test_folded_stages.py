@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from checks.enumeration import solve_stages
@@ -9,13 +11,16 @@ from checks.operations import exact_price, with_operations
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
+from layoutopt.optimizer.frameworks.stage_rule import FREE, Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 from layoutopt.optimizer.solve.search.construct import construct
+from layoutopt.optimizer.solve.splits import chunks
 from layoutopt.optimizer.solve.verify.exclusion import even_split
 from layoutopt.optimizer.solve.verify.room import may_be_below
+from layoutopt.optimizer.space.stage_splits import balanced
+from layoutopt.optimizer.space.stages import chunk_layers
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 COUNTS = [[5], [1, 4], [2, 3], [1, 2, 2]]
@@ -95,3 +100,13 @@ def test_even_split_is_contiguous(ranks: int, counts: tuple[int, ...]) -> None:
     best = solve_stages(roomy, counts, RULES[0])
     assert best is not None
     assert best.step_time_s <= step * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_chunks_are_cut_in_the_searched_order(ranks: int) -> None:
+    """The last rank of a folded pipeline holds no end: its smaller chunk comes first, in the search and in stage lists."""
+    terms = random_terms(np.random.default_rng(0), ranks, 1)
+    for totals in product(range(2, 6), repeat=ranks):
+        sizes = chunks(np.array([totals]), terms).size
+        assert balanced(FREE, sizes, terms.pp, terms.vp, terms.folded)[0]
+        assert chunk_layers(np.array(totals), ranks, 2, folded=True).tolist() == sizes.ravel().tolist()

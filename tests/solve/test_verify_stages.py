@@ -41,16 +41,16 @@ def test_stages_of_two_kinds(kit: Any) -> None:
     """Layers become blocks of each kind; recomputed ones are the first unless their kinds are stated."""
     runs = kit.space(counts=(2, 3)).runs
     blocks, none = read_stages(two_stages(), runs, FREE, may_recompute=False)
-    assert blocks.tolist() == [[2, 1], [0, 2]]
+    assert blocks.tolist() == [[[2, 1], [0, 2]]]
     assert not none.any()
     first = two_stages((2, {}), (2, {}))
-    assert read_stages(first, runs, FREE, may_recompute=True)[1].tolist() == [[2, 0], [0, 1]]
+    assert read_stages(first, runs, FREE, may_recompute=True)[1].tolist() == [[[2, 0], [0, 1]]]
     chosen = two_stages((3, {"kind0": 1, "kind1": 2}), (0, {}))
-    assert read_stages(chosen, runs, FREE, may_recompute=True)[1].tolist() == [[1, 1], [0, 0]]
+    assert read_stages(chosen, runs, FREE, may_recompute=True)[1].tolist() == [[[1, 1], [0, 0]]]
     uniform = two_stages((4, {}), (4, {}))
     with pytest.raises(Refuted, match="first 3 blocks"):
         read_stages(two_stages((4, {}), (2, {})), runs, MEGATRON, may_recompute=True)
-    assert read_stages(uniform, runs, NEAR_EQUAL, may_recompute=True)[1].tolist() == [[2, 1], [0, 2]]
+    assert read_stages(uniform, runs, NEAR_EQUAL, may_recompute=True)[1].tolist() == [[[2, 1], [0, 2]]]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,11 @@ def test_no_recomputation_where_the_layout_has_none(kit: Any) -> None:
         ([1, 0, 3, 1], 4, Split.FREE, False),  # an empty middle stage
         ([0], 1, Split.FREE, False),  # a single stage holds the model
         ([1, 2, 2, 1], 2, Split.FREE, True),  # smaller chunk first, on the last rank a small one last
-        ([2, 2, 1, 1], 2, Split.FREE, False),
-        ([1, 1, 2, 2], 2, Split.FREE, False),
+        ([2, 2, 1, 1], 2, Split.FREE, True),  # a first stage one larger than the other of its rank
+        ([3, 2, 1, 1], 2, Split.FREE, False),  # two larger
+        ([1, 1, 2, 3], 2, Split.FREE, False),
+        ([1, 2, 2, 1, 1, 1], 2, Split.FREE, False),  # the inner stages of a rank fall
+        ([1, 1, 2, 2, 2, 0], 2, Split.FREE, True),
         ([1, 2, 2, 1], 4, Split.NEAR_EQUAL, True),
         ([1, 2, 3, 1], 4, Split.NEAR_EQUAL, True),
         ([1, 3, 3, 1], 4, Split.NEAR_EQUAL, False),  # ends two below the middle

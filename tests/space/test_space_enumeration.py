@@ -175,7 +175,7 @@ def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
         totals = even_blocks(space.ctx.blocks, pp, vp, schedule)
         if pp > 1 and space.stage_rule.split in (Split.LARGER_FIRST, Split.BY_COST):
             totals, _ = next(boxes(space.stage_rule, pp, vp, space.ctx.blocks))
-        counts = chunk_layers(totals, pp, vp)
+        counts = chunk_layers(totals, pp, vp, folded=vp == 2 and schedule.v_shape)
         kinds = kinds_of(model, counts, model_order(pp, vp, schedule))
         ranks = distinct_rank_of_entry(schedule, pp, vp)  # DualPipe's s and pp - 1 - s hold the same stages
         blocks = np.zeros((int(ranks.max()) + 1, kinds.shape[1]), dtype=np.int64)

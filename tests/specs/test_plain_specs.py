@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.report.json_forms import to_plain as printed
@@ -49,7 +49,7 @@ COUNTS = st.integers(1, 10**9)
 NATURALS = st.integers(0, 10**9)
 LAYERS = st.integers(1, MAX_LAYERS)
 RATES = st.floats(1e-9, 1e18)
-NAMES = st.text(min_size=1, max_size=12)
+NAMES = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=12)
 SWITCHES = st.booleans()
 
 
@@ -202,6 +202,10 @@ def through_json(spec: Any) -> Any:
     return json.loads(json.dumps(to_plain(spec), allow_nan=False))
 
 
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@FEW
 @given(workload=WORKLOADS)
 def test_workloads_survive_json(workload: Workload) -> None:
     """A workload comes back equal from JSON, and so does its digest."""
@@ -210,6 +214,7 @@ def test_workloads_survive_json(workload: Workload) -> None:
     assert digest(back) == digest(workload)
 
 
+@FEW
 @given(cluster=CLUSTERS)
 def test_clusters_survive_json(cluster: ClusterSpec) -> None:
     """A cluster comes back equal from JSON, and so does its digest."""
@@ -218,6 +223,7 @@ def test_clusters_survive_json(cluster: ClusterSpec) -> None:
     assert digest(back) == digest(cluster)
 
 
+@FEW
 @given(layout=LAYOUTS)
 def test_layouts_survive_json(layout: Layout) -> None:
     """A layout comes back equal from JSON; its plain form is the one that reports print."""
@@ -275,6 +281,7 @@ def test_tampered_layouts(change: dict[str, Any], message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+@FEW
 @given(data=DATA)
 def test_any_data_is_a_spec_or_an_input_error(data: Any) -> None:
     """Arbitrary JSON never escapes as another exception."""

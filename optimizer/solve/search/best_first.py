@@ -194,8 +194,9 @@ class BestFirst:
         quick = self.source.demands.kept(quick, self.source.degrees, exact=False)
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
-        for row in np.argsort(np.where(np.isfinite(quick), likely, np.inf), kind="stable")[:LIKELY]:
-            if np.isfinite(likely[row]) and likely[row] < self._best_s() and not self._stopped():
+        likely = np.where(np.isfinite(quick), likely, np.inf)
+        for row in np.argsort(likely, kind="stable")[:LIKELY]:
+            if likely[row] < self._best_s() and not self._stopped():
                 self._descend(self.source.degrees.take(np.array([row])), self.source.refinements)
         start, size = 0, FIRST_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
@@ -321,7 +322,7 @@ class BestFirst:
         made = self._constructed(item, np.inf)
         if made is not None:
             self._keep(item, made)
-        elif not self._best_of:
+        elif not self._best_of and np.isfinite(self._bounds(terms)[0]):  # else its row counts as without room
             self._solve(item, np.inf)
 
     def _finish(self) -> None:

@@ -350,7 +350,7 @@ def even_split(
     sizes = np.zeros((chunks, ranks), dtype=np.int64)
     for rank in range(ranks):
         small, more = divmod(int(held[rank]), chunks)
-        end = chunks - (rank == ranks - 1 > 0)
+        end = chunks - (rank == ranks - 1 > 0 and not folded)
         larger = range(end - more, end)
         sizes[:, rank] = small
         sizes[list(larger), rank] += 1

@@ -61,7 +61,7 @@ def _split_anew(layout: Layout, ctx: Context) -> Layout | None:
         totals = _nearest_totals(changed, [stage.layers for stage in layout.stages], ctx)
         if totals is None:
             continue
-        counts = chunk_layers(totals, pp, vp).tolist()
+        counts = chunk_layers(totals, pp, vp, folded=vp == 2 and layout.schedule.v_shape).tolist()
         whole = all(stage.recomputed == stage.layers for stage in layout.stages)
         limit = ctx.model.layers if whole and depth else depth
         return replace(changed, stages=restaged(ctx.model, changed, counts, limit))
