@@ -27,7 +27,8 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
     micro-batches at once. Where a V shape puts both ends on the first rank, that one gets fewer, and what is
     missing when the others need a block for each chunk. The chunks of a rank differ by at most one block,
     smaller ones first; on a last
-    rank that holds the head alone the last chunk is one of the smaller. Only the first and the last virtual stage may be empty.
+    rank that holds the head alone the last chunk is one of the smaller. Only the first and the last virtual stage may be
+    empty.
     """
     lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
     counts = _even_blocks(len(lengths), pp, vp, together=vp == 2 and schedule.v_shape)
