@@ -204,7 +204,9 @@ def test_even_split_is_the_space_rooms(name: str, pp: int, vp: int, schedule: Sc
     try:
         blocks = chunk_layers(
             even_blocks(block_count(model), pp, vp, schedule if vp == 2 else Schedule.NONE),
-            pp, vp, folded=vp == 2 and schedule.v_shape,
+            pp,
+            vp,
+            folded=vp == 2 and schedule.v_shape,
         )
     except ValueError:
         assert layers is None

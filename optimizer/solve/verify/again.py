@@ -99,9 +99,11 @@ def check_freer(stated: StatedPlan, rebuilt: Rebuilt, *, max_tuples: int, audit_
     best_s = (1 - gain) * step_s
     space = rebuilt.freer()
     every_tuple = estimated_tuples(space) <= max_tuples
-    least_s = best_s * (1 - TOLERANCE) * (1 - rebuilt.gap_target) - rounding_s(np.asarray(space.counts))
+    # what is faster by no more than the solver's rounding may be missed, by that search and by this one
+    slack_s = best_s * TOLERANCE + 2 * rounding_s(np.asarray(space.counts))
+    least_s = best_s * (1 - rebuilt.gap_target) - slack_s
     name = "gain of the freest trainer"
-    for below_s, reached in ((least_s, False), (best_s * (1 + TOLERANCE), True)):
+    for below_s, reached in ((least_s, False), (best_s + slack_s, True)):
         found = exclude_tuples(space, below_s, every_tuple=every_tuple, audit_rows=audit_rows)
         if (found.witness is not None) is not reached:
             time = (
