@@ -259,10 +259,10 @@ class Result(Answer):
         from layoutopt.optimizer.solve.inputs import Question
         from layoutopt.optimizer.solve.resolve import open_model
 
-        if self.plan.layout is None or self.plan.estimate is None:
+        plan = self.plan
+        if plan.layout is None or plan.estimate is None:
             raise input_error("there is no layout, so there is no model of one", key="model")
         question = Question(workload=self.workload, cluster=self.cluster, options=self.options)
-        plan = self.plan
         return open_model(question, plan.layout, plan.estimate.step_time_s, bound_s=plan.bound_s or 0.0)
 
     @property
