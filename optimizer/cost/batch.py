@@ -77,7 +77,13 @@ class LayoutBatch:
 
     def take(self, index: NDArray[Any]) -> LayoutBatch:
         """Return the rows selected by an index or mask array."""
-        columns = {name: getattr(self, name)[index] for name in DEGREES + CODES}
+        rows = self.tp[index]
+        if len(rows) == len(self) > FEW_ROWS and (index == np.arange(len(self))).all():
+            return self
+        columns: dict[str, Any] = {
+            name: np.broadcast_to(column[:1], rows.shape) if _is_one_value(column) else column[index]
+            for name, column in ((name, getattr(self, name)) for name in DEGREES + CODES)
+        }
         return replace(self, **columns)
 
     @classmethod
@@ -90,6 +96,22 @@ class LayoutBatch:
         """Return all columns as an (n, 16) table in declaration order, e.g. for hashing."""
         names = [field.name for field in fields(self) if field.name != "codebook"]
         return np.stack([getattr(self, name) for name in names], axis=1)
+
+
+def compact(column: IntArray) -> IntArray:
+    """Return a column that stores its value once where all rows share it."""
+    if len(column) and (column == column[0]).all():
+        return np.broadcast_to(column[:1].copy(), column.shape)
+    return column
+
+
+FEW_ROWS = 1 << 12
+"""Batches of so many rows are copied without asking whether all of them are taken."""
+
+
+def _is_one_value(column: IntArray) -> bool:
+    """Whether a column repeats one stored value: rows taken from it need no memory either."""
+    return column.strides == (0,) and len(column) > 0
 
 
 SAME = (*DEGREES, "zero")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind, Pipeline, rank_orders, successors
+from layoutopt.optimizer.cost.orders import Kind, Pipeline, rank_tables, successors
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -59,9 +59,10 @@ class _Ops:
 
 def _operations(pipeline: Pipeline, *, hops_overlap: bool) -> _Ops:
     """List the operations of a pipeline with what they wait for."""
-    orders = rank_orders(pipeline)
-    columns = np.array([(r, *op) for r, order in enumerate(orders) for op in order], dtype=np.int64).T
-    first = np.cumsum([0, *(len(order) for order in orders)])
+    tables = rank_tables(pipeline)
+    lengths = [len(table) for table in tables]
+    columns = np.vstack([np.repeat(np.arange(pipeline.pp), lengths), np.concatenate(tables).T])
+    first = np.cumsum([0, *lengths])
     n = columns.shape[1]
     rank, kind, chunk, batch, back_chunk, back_batch = columns
     pair = kind == Kind.PAIR
@@ -340,9 +341,18 @@ LISTED = (6, 9, 14)
 """Rounds of a long step that are tried as its list of operations: fill, three periods, drain."""
 
 
-@lru_cache(maxsize=256)
+LARGE = 1 << 15
+"""Operations from which on few steps are remembered: they take some 60 bytes each."""
+
+
 def step_graph(pipeline: Pipeline, *, hops_overlap: bool) -> StepGraph:
-    """Build the operations of a schedule. Raises InputError when it deadlocks."""
+    """Return the operations of a schedule. Raises InputError when it deadlocks."""
+    listed = min(pipeline.micro_batches, LISTED[0] * _period_size(pipeline))
+    large = 2 * pipeline.pp * pipeline.chunks * listed > LARGE
+    return (_large_graph if large else _small_graph)(pipeline, hops_overlap)
+
+
+def _built(pipeline: Pipeline, hops_overlap: bool) -> StepGraph:
     size = _period_size(pipeline)
     for rounds in LISTED:
         spare = (pipeline.micro_batches - rounds * size) // size
@@ -360,6 +370,9 @@ def step_graph(pipeline: Pipeline, *, hops_overlap: bool) -> StepGraph:
     everything = np.ones(ops.size, dtype=bool)
     order, bounds = _by_level(ops, everything)
     return _graph(pipeline, ops, order, (bounds, [0], [0]), 0, 0)
+
+
+_small_graph, _large_graph = lru_cache(maxsize=256)(_built), lru_cache(maxsize=2)(_built)
 
 
 def _period_size(pipeline: Pipeline) -> int:
@@ -454,30 +467,28 @@ def _closed(ops: _Ops, front: IntArray) -> IntArray:
 
 
 def _by_level(ops: _Ops, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
-    """Sort some operations by the longest chain of them that leads there; return the bounds of the levels too."""
-    level = [*np.where(members, -1, 0).tolist(), 0]
-    queues = [
-        [low + int(i) for i in np.flatnonzero(members[low:high])]
-        for low, high in pairwise(ops.first.tolist())
-    ]
-    before, at, left = ops.before.tolist(), [0] * len(queues), int(members.sum())
-    while left:
-        stuck = left
-        for r, queue in enumerate(queues):
-            i = at[r]
-            while i < len(queue):
-                one, two, three = before[queue[i]]
-                a, b, c = level[one], level[two], level[three]
-                if a < 0 or b < 0 or c < 0:
-                    break
-                level[queue[i]] = 1 + max(a, b, c)
-                i += 1
-            left -= i - at[r]
-            at[r] = i
-        if left == stuck:
-            raise input_error("the schedule deadlocks", "a group size of at least pp", key="group")
+    """Sort some operations by the longest chain of them that leads there; return the bounds of the levels too.
+
+    Of each rank at most one operation is in a level: those of a level are found together, rank by rank.
+    """
     own = np.flatnonzero(members)
-    depth = np.array(level)[own]
-    order = np.argsort(depth, kind="stable")
-    bounds = [0, *(np.flatnonzero(np.diff(depth[order])) + 1).tolist(), len(own)]
-    return own[order], bounds if len(own) else [0]
+    place = np.full(ops.size + 1, len(own))
+    place[own] = np.arange(len(own))
+    before = place[ops.before[own]]
+    edges = np.searchsorted(own, ops.first)
+    at, stop = edges[:-1].copy(), edges[1:]
+    done = np.zeros(len(own) + 1, dtype=bool)
+    done[-1] = True
+    found, bounds = [], [0]
+    ranks = np.flatnonzero(at < stop)
+    while len(ranks):
+        ready = done[before[at[ranks]]].all(axis=1)
+        level = at[ranks[ready]]
+        if not len(level):
+            raise input_error("the schedule deadlocks", "a group size of at least pp", key="group")
+        done[level] = True
+        found.append(level)
+        bounds.append(bounds[-1] + len(level))
+        at[ranks[ready]] += 1
+        ranks = ranks[at[ranks] < stop[ranks]]
+    return own[np.concatenate(found)] if found else own, bounds

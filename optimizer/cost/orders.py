@@ -23,6 +23,9 @@ from layoutopt.optimizer.specs.vocabulary import Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
+    IntArray = NDArray[np.int64]
 
 Position = tuple[int, int]
 """Rank and chunk."""
@@ -124,68 +127,77 @@ def successors(pipeline: Pipeline) -> dict[Position, Position]:
 
 def rank_orders(pipeline: Pipeline) -> tuple[tuple[Op, ...], ...]:
     """Return the operations of every rank in the order that the schedule prescribes."""
+    kinds = tuple(Kind)
+    return tuple(
+        tuple(Op(kinds[kind], *others) for kind, *others in table.tolist()) for table in rank_tables(pipeline)
+    )
+
+
+def rank_tables(pipeline: Pipeline) -> list[IntArray]:
+    """Return the operations of every rank as rows of numbers, (n, 5) in the order of an ``Op``'s fields."""
     order = order_of(pipeline.schedule)
-    return tuple(tuple(order(pipeline, rank)) for rank in range(pipeline.pp))
+    return [order(pipeline, rank) for rank in range(pipeline.pp)]
 
 
-def _gpipe(pipeline: Pipeline, rank: int) -> list[Op]:
+def _table(kind: Kind, chunk: IntArray | int, micro_batch: IntArray) -> IntArray:
+    """Return operations of one kind that are no pairs."""
+    table = np.full((len(micro_batch), len(Op._fields)), -1)
+    table[:, 0], table[:, 1], table[:, 2] = kind, chunk, micro_batch
+    return table
+
+
+def _gpipe(pipeline: Pipeline, rank: int) -> IntArray:
     """All forwards, then all backwards in the same order (PyTorch ``ScheduleGPipe``, nanotron's
     all-forward-all-backward).
     """
-    micro_batches = range(pipeline.micro_batches)
-    return [Op(kind, 0, i) for kind in (Kind.FORWARD, Kind.BACKWARD) for i in micro_batches]
+    every = np.arange(pipeline.micro_batches)
+    return np.concatenate([_table(kind, 0, every) for kind in (Kind.FORWARD, Kind.BACKWARD)])
 
 
-def _sequential(pipeline: Pipeline, rank: int) -> list[Op]:
+def _sequential(pipeline: Pipeline, rank: int) -> IntArray:
     """Gradient accumulation: forward and backward of each micro-batch in turn."""
-    return [Op(kind, 0, i) for i in range(pipeline.micro_batches) for kind in (Kind.FORWARD, Kind.BACKWARD)]
+    every = np.arange(pipeline.micro_batches)
+    return _alternate(_table(Kind.FORWARD, 0, every), _table(Kind.BACKWARD, 0, every), 0)
 
 
-def _one_f_one_b(pipeline: Pipeline, rank: int) -> list[Op]:
+def _one_f_one_b(pipeline: Pipeline, rank: int) -> IntArray:
     """Warm up with pp-rank-1 forwards, then alternate (Megatron-LM
     ``forward_backward_pipelining_without_interleaving``).
     """
-    m = pipeline.micro_batches
-    return _alternate([(0, i) for i in range(m)], [(0, i) for i in range(m)], min(pipeline.pp - rank - 1, m))
+    every, warm_up = np.arange(pipeline.micro_batches), min(pipeline.pp - rank - 1, pipeline.micro_batches)
+    return _alternate(_table(Kind.FORWARD, 0, every), _table(Kind.BACKWARD, 0, every), warm_up)
 
 
-def _interleaved(pipeline: Pipeline, rank: int) -> list[Op]:
+def _interleaved(pipeline: Pipeline, rank: int) -> IntArray:
     """Groups of ``group_size`` micro-batches pass chunk after chunk (Megatron-LM ``get_schedule_table``).
 
     Warm-up 2*(pp-rank-1) + (vp-1)*group forwards (``get_pp_rank_microbatches``).
     """
     m, vp, group = pipeline.micro_batches, pipeline.vp, pipeline.group_size
-    table = [
-        (chunk, i)
-        for first in range(0, m, group)
-        for chunk in range(vp)
-        for i in range(first, min(first + group, m))
-    ]
-    backward = [(vp - 1 - chunk, i) for chunk, i in table]
-    return _alternate(table, backward, min(2 * (pipeline.pp - rank - 1) + (vp - 1) * group, m * vp))
+    chunk, i = (axis.ravel() for axis in np.indices((vp, m)))
+    order = np.argsort(i // group, kind="stable")
+    chunk, i = chunk[order], i[order]
+    warm_up = min(2 * (pipeline.pp - rank - 1) + (vp - 1) * group, m * vp)
+    return _alternate(_table(Kind.FORWARD, chunk, i), _table(Kind.BACKWARD, vp - 1 - chunk, i), warm_up)
 
 
-def _alternate(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm_up: int) -> list[Op]:
-    ops = [Op(Kind.FORWARD, *item) for item in forward[:warm_up]]
-    for ahead, behind in zip(forward[warm_up:], backward, strict=False):
-        ops += [Op(Kind.FORWARD, *ahead), Op(Kind.BACKWARD, *behind)]
-    return ops + [Op(Kind.BACKWARD, *item) for item in backward[len(forward) - warm_up :]]
+def _alternate(forward: IntArray, backward: IntArray, warm_up: int) -> IntArray:
+    """Run some forwards, then a forward and a backward in turn, then the backwards that are left."""
+    steady = len(forward) - warm_up
+    pairs = np.stack([forward[warm_up:], backward[:steady]], axis=1).reshape(-1, forward.shape[1])
+    return np.concatenate([forward[:warm_up], pairs, backward[steady:]])
 
 
-def _zb_h1(pipeline: Pipeline, rank: int) -> list[Op]:
+def _zb_h1(pipeline: Pipeline, rank: int) -> IntArray:
     """1F1B with the weight gradients ``rank`` micro-batches late (sail-sg zbpp_light ``auto_schedule``)."""
-    m = pipeline.micro_batches
-    ops: list[Op] = []
-    backwards = 0
-    for op in _one_f_one_b(pipeline, rank):
-        if op.kind is Kind.FORWARD:
-            ops.append(op)
-            continue
-        ops.append(Op(Kind.DGRAD, 0, op.micro_batch))
-        if backwards >= rank:
-            ops.append(Op(Kind.WGRAD, 0, backwards - rank))
-        backwards += 1
-    return ops + [Op(Kind.WGRAD, 0, i) for i in range(max(m - rank, 0), m)]
+    every = np.arange(pipeline.micro_batches)
+    order = _one_f_one_b(pipeline, rank)
+    behind = np.flatnonzero(order[:, 0] == Kind.BACKWARD)
+    order[behind, 0] = Kind.DGRAD
+    # the i-th weight gradient follows the (i + rank)-th backward; the last ones end the step
+    after = np.append(behind + 1, np.full(rank, len(order)))[rank:][: len(every)]
+    table: IntArray = np.insert(order, after, _table(Kind.WGRAD, 0, every), axis=0)
+    return table
 
 
 @dataclass(slots=True)
@@ -223,7 +235,7 @@ class _Tape:
         self.ops.append(Op(Kind.PAIR, forward, i, backward, j))
 
 
-def _zb_v(pipeline: Pipeline, rank: int) -> list[Op]:
+def _zb_v(pipeline: Pipeline, rank: int) -> IntArray:
     """PyTorch ``ScheduleZBVZeroBubble``; written for at least 2*pp-1 micro-batches, surplus ones are
     dropped.
     """
@@ -244,7 +256,8 @@ def _zb_v(pipeline: Pipeline, rank: int) -> list[Op]:
         tape.forward(1)
         _dgrad_wgrad(tape, 1)
     _zb_v_cool_down(tape, pp, rank)
-    return [op for op in tape.ops if op.micro_batch < pipeline.micro_batches]
+    table = np.array(tape.ops)
+    return table[table[:, 2] < pipeline.micro_batches]
 
 
 def _dgrad_wgrad(tape: _Tape, chunk: int) -> None:
@@ -266,23 +279,21 @@ def _zb_v_cool_down(tape: _Tape, pp: int, rank: int) -> None:
         tape.wgrad()
 
 
-def _dualpipe(pipeline: Pipeline, rank: int) -> list[Op]:
+def _dualpipe(pipeline: Pipeline, rank: int) -> IntArray:
     """DualPipe ``step``: both ends feed; ranks of the second half see the directions exchanged."""
     half_rank, second_half = min(rank, pipeline.pp - 1 - rank), rank >= pipeline.pp // 2
-    ops = _dual_steps(pipeline.pp // 2, half_rank, pipeline.micro_batches // 2)
-    return [_exchanged(op) for op in ops] if second_half else ops
+    table = _dual_steps(pipeline.pp // 2, half_rank, pipeline.micro_batches // 2)
+    if second_half:
+        chunks = table[:, 1::2]
+        table[:, 1::2] = np.where(chunks >= 0, 1 - chunks, chunks)
+    return table
 
 
-def _exchanged(op: Op) -> Op:
-    other = 1 - op.backward_chunk if op.kind is Kind.PAIR else -1
-    return op._replace(chunk=1 - op.chunk, backward_chunk=other)
-
-
-def _dualpipe_v(pipeline: Pipeline, rank: int) -> list[Op]:
+def _dualpipe_v(pipeline: Pipeline, rank: int) -> IntArray:
     return _dual_steps(pipeline.pp, rank, pipeline.micro_batches)
 
 
-def _dual_steps(ranks: int, rank: int, micro_batches: int) -> list[Op]:
+def _dual_steps(ranks: int, rank: int, micro_batches: int) -> IntArray:
     """The eight steps common to DualPipe (deepseek-ai/DualPipe ``step``) and DualPipeV (PyTorch
     ``ScheduleDualPipeV``).
     """
@@ -307,7 +318,7 @@ def _dual_steps(ranks: int, rank: int, micro_batches: int) -> list[Op]:
         tape.backward(1)
         tape.pair(1, 0)
     _dual_cool_down(tape, rank, after)
-    return tape.ops
+    return np.array(tape.ops)
 
 
 def _dual_cool_down(tape: _Tape, rank: int, after: int) -> None:
@@ -322,7 +333,7 @@ def _dual_cool_down(tape: _Tape, rank: int, after: int) -> None:
         tape.wgrad()
 
 
-def order_of(schedule: Schedule) -> Callable[[Pipeline, int], list[Op]]:
+def order_of(schedule: Schedule) -> Callable[[Pipeline, int], IntArray]:
     """Return the function that orders the operations of a rank; one case for each schedule."""
     match schedule:
         case Schedule.NONE:

@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.cost_model import View
 from layoutopt.optimizer.specs.vocabulary import Granularity, Saver
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+    from layoutopt.optimizer.cost.batch import Codebook, IntArray, LayoutBatch
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.terms import StageTerms
 
@@ -49,7 +49,7 @@ def relaxed_terms(
     for lean in _leanest_shardings(cost, rows, over.zero) if any_sharding else [rows]:
         for precision in _telling(rows.codebook, over.precisions):
             for order in over.orders[:1] if far else over.orders:
-                batch = replace(lean, order=np.full(n, order), precision=np.full(n, precision))
+                batch = replace(lean, order=_all(order, n), precision=_all(precision, n))
                 terms = _optimistic(cost, batch, over.recomputes, closest=far, traffic=not any_sharding)
                 variants.append(terms)
     return elementwise_best(variants)
@@ -80,8 +80,13 @@ def _leanest_shardings(cost: CostModel, rows: LayoutBatch, zero: int) -> list[La
     Where weights stay gathered, that keeps a copy beside the shard: without replicas, of experts too, stage 0 is leaner.
     """
     stages = (zero, 0) if cost.preset.keep_gathered_with_pp and zero else (zero,)
-    whole = np.zeros(len(rows), dtype=np.int64)
-    return [replace(rows, zero=np.full(len(rows), stage), hsdp_shard=whole) for stage in stages]
+    n = len(rows)
+    return [replace(rows, zero=_all(stage, n), hsdp_shard=_all(0, n)) for stage in stages]
+
+
+def _all(value: int, count: int) -> IntArray:
+    """Return a column of one value, without storing it ``count`` times."""
+    return np.broadcast_to(np.int64(value), (count,))
 
 
 def _optimistic(
@@ -92,7 +97,7 @@ def _optimistic(
     whole = [code for code in recomputes if entries[code].granularity is not Granularity.SELECTIVE]
     whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
     cheapest = whole[:1] or recomputes
-    columns = [replace(batch, recompute=np.full(len(batch), code)) for code in cheapest]
+    columns = [replace(batch, recompute=_all(code, len(batch))) for code in cheapest]
     view = View(closest=closest, data_parallel=traffic, least=True, any_set=True)
     terms = elementwise_best([cost.terms_in(column, view) for column in columns])
     least = cost.least_kept_bytes(batch, recomputes)

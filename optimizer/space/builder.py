@@ -31,6 +31,10 @@ _LEVELS = ({"tp", "sp", "cp", "pp", "dp"}, {"ep", "etp"}, {"micro_batch", "micro
 """Axes are expanded in this order; a rule is applied as soon as the axes it reads are there."""
 
 
+CHOICES = 1 << 19
+"""Rows with their number of chunks that are looked at together."""
+
+
 def level_of(rule: Rule) -> int:
     """Return the number of the first level at which everything that a rule reads is known."""
     return max((level for level, axes in enumerate(_LEVELS) if rule.reads & axes), default=0)
@@ -52,12 +56,21 @@ class SpaceBuilder:
         folds = self._apply(1, self._expand_experts(base))
         folds["fold"] = np.arange(len(folds["tp"]), dtype=np.int64)
         batches = self._apply(2, self._expand_batches(folds))
-        rows = self._apply(3, self._expand_chunks(batches))
+        rows = self._chunked(batches)
         if self.modifiers.by_row:
             folds, rows["fold"] = rows, np.arange(len(rows["tp"]), dtype=np.int64)
         return count_modifiers(
             self.modifiers, self.tally, self._batch(folds), self._batch(rows), rows["fold"]
         )
+
+    def _chunked(self, batches: Columns) -> Columns:
+        """Choose the chunks of every row, some rows at a time: deep models have many choices, and rules leave few."""
+        size = max(CHOICES // max((len(self.axes.vp_of(pp)) for pp in self.axes.pp), default=1), 1)
+        parts = []
+        for start in range(0, max(len(batches["tp"]), 1), size):
+            part = {name: values[start : start + size] for name, values in batches.items()}
+            parts.append(self._apply(3, self._expand_chunks(part)))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _base_columns(self) -> Columns:
         """All tp, cp, pp, dp with an allowed product, and the sp settings of each tp."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.batch import compact
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -137,12 +138,13 @@ def _with_choice(
     chosen = preference[final.zero[:, preference].argmax(axis=1)]
     shard = m.shards(folds)[np.arange(len(folds)), chosen]
     precision = (final.precision[keep] & final.table.any(axis=0)).argmax(axis=1)
-    return replace(
-        rows,
-        zero=stages[chosen][fold],
-        hsdp_shard=shard[fold],
-        order=final.order.argmax(axis=1)[fold],
-        schedule=final.schedule[keep].argmax(axis=1),
-        precision=precision,
-        recompute=final.table.argmax(axis=0)[precision],
-    )
+    codes = {
+        "zero": stages[chosen][fold],
+        "hsdp_shard": shard[fold],
+        "order": final.order.argmax(axis=1)[fold],
+        "schedule": final.schedule[keep].argmax(axis=1),
+        "precision": precision,
+        "recompute": final.table.argmax(axis=0)[precision],
+    }
+    stored: dict[str, Any] = {name: compact(column) for name, column in codes.items()}
+    return replace(rows, **stored)

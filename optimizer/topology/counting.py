@@ -133,6 +133,8 @@ def distinct_rows(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
     """
     packed, radix = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
+        if column.strides == (0,):  # one value for all rows
+            continue
         codes, count = _compress(column)
         if count == 1:
             continue

@@ -26,14 +26,14 @@ from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.search.enumerate_stages import AT_FIRST, MOST_STATES, fastest_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageCosts, StageTerms
     from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
 
-RELAXED_ROWS = 65_536
-"""Degree rows priced at once, so that memory stays flat."""
+RELAXED_ROWS, CELLS = 65_536, 1 << 20
+"""Rows priced at once, and rows times the deepest pipeline among them, so that memory stays flat."""
 
 FIRST_ROWS, GROWTH, ROWS = 64, 8, 8_192
 """Degree rows bounded tightly at once: few first, for a layout to compare with; then more, which is cheaper per row."""
@@ -64,6 +64,19 @@ SHAPE = ("tp", "cp", "pp", "micro_batch", "ep")
 
 FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
 """Degrees that make two near-ties worth telling apart; of layouts that differ in others only the best is kept."""
+
+
+def _pieces(pp: IntArray) -> Iterator[IntArray]:
+    """Cut rows into pieces of few cells: all at once where they are few, else shallow pipelines apart from deep ones."""
+    if len(pp) <= RELAXED_ROWS and len(pp) * int(pp.max(initial=1)) <= CELLS:
+        yield np.arange(len(pp))
+        return
+    order = np.argsort(pp, kind="stable")
+    while len(order):
+        head = order[:RELAXED_ROWS]
+        size = max(int(np.count_nonzero(np.arange(1, len(head) + 1) * pp[head] <= CELLS)), 1)
+        yield order[:size]
+        order = order[size:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +215,9 @@ class BestFirst:
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
             following = order[start : start + size]
-            self._take_rows(following[quick[following] < self._wanted_s()])
+            for piece in _pieces(self.source.degrees.pp[following]):
+                rows = following[piece]
+                self._take_rows(rows[quick[rows] < self._wanted_s()])
             start, size = start + size, min(size * GROWTH, ROWS)
             self._report(len(order) - start)
         self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
@@ -231,8 +246,7 @@ class BestFirst:
         """Bound every degree row in closed form, and estimate what it is likely to take."""
         rows, counts = self.source.degrees, self.source.counts
         quick, likely = np.zeros(len(rows)), np.zeros(len(rows))
-        for i in range(0, len(rows), RELAXED_ROWS):
-            index = np.arange(i, min(i + RELAXED_ROWS, len(rows)))
+        for index in _pieces(rows.pp):
             terms = self.source.relaxed(rows.take(index))
             quick[index], likely[index] = quick_bound(terms, counts), likely_s(terms, counts)
         return quick, likely
@@ -295,11 +309,12 @@ class BestFirst:
         """Choose the modifiers of one step and keep what is wanted; ``free`` as in ``lower_bound``."""
         batch, owner = step.expand(partial.batch)
         weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
-        terms = step.terms(batch)
-        bound = self._bounds(terms, free=free)
+        bound, likely = np.zeros(len(batch)), np.zeros(len(batch))
+        for index in _pieces(batch.pp):
+            terms = step.terms(batch.take(index))
+            bound[index], likely[index] = self._bounds(terms, free=free), likely_s(terms, self.source.counts)
         self._by_memory += int(weight[np.isinf(bound)].sum())
         bound = self.source.demands.kept(bound, batch, exact=False)
-        likely = likely_s(terms, self.source.counts)
         return _Partial(batch, weight, bound, likely).take(np.flatnonzero(bound < self._wanted_s()))
 
     def _descend(self, batch: LayoutBatch, steps: Sequence[Refinement]) -> None:
@@ -367,6 +382,11 @@ class BestFirst:
             return
         batch, owner = last.expand(partial.batch)
         weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
+        for piece in _pieces(batch.pp):
+            self._push(batch.take(piece), weight[piece], last)
+
+    def _push(self, batch: LayoutBatch, weight: IntArray, last: Refinement) -> None:
+        """Put tuples into the heap as far as they are wanted."""
         terms = last.terms(batch)
         bound = self._bounds(terms)
         self._by_memory += int(weight[np.isinf(bound)].sum())

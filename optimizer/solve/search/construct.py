@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ RELAXATIONS = (
     1.01,
 )  # bottlenecks tried, relative to the least one: slower ones may recompute less
 ROUNDS = 40  # of moving one block
+MOVED_CELLS = 1 << 20  # chunks of all the moves tried in a round
 NONE_FITS = np.inf
 
 
@@ -92,19 +94,28 @@ def _least_per_rank(terms: StageTerms, blocks: IntArray) -> IntArray:
 def _least_shared(
     terms: StageTerms, cut: Chunks, blocks: IntArray, counts: IntArray, rule: StageRule
 ) -> tuple[IntArray, StageCosts]:
-    """Raise the number of recomputed blocks per stage until the layout fits; more of them only cost time."""
+    """Find the least number of recomputed blocks per stage that fits, by halving; more of them only cost time."""
     recomputed = np.zeros_like(blocks)
     costs = price_stages(terms, blocks, recomputed)
     most = int(cut.size.max(initial=0))
-    numbers = range(1, most + 1) if rule.recomputation is Recomputation.UNIFORM_COUNT else [most]
-    for number in numbers:
-        open_ = np.flatnonzero(~costs.fits & terms.may_recompute)
-        if not len(open_):
-            break
-        part = Chunks(start=cut.start[open_], size=cut.size[open_])
-        recomputed[open_] = part.kinds(counts, np.array(number)).sum(axis=1)
-        costs = price_stages(terms, blocks, recomputed)
-    return recomputed, costs
+    open_ = np.flatnonzero(~costs.fits & terms.may_recompute)
+    if not (len(open_) and most):
+        return recomputed, costs
+    part, held = terms.take(open_), blocks[open_]
+    own = Chunks(start=cut.start[open_], size=cut.size[open_])
+
+    def again(number: IntArray) -> IntArray:
+        kinds: IntArray = own.kinds(counts, number[:, None, None]).sum(axis=1)
+        return kinds
+
+    high = np.full(len(open_), most)
+    low = np.zeros_like(high) if rule.recomputation is Recomputation.UNIFORM_COUNT else high - 1
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        fits = price_stages(part, held, again(middle)).fits
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    recomputed[open_] = again(high)
+    return recomputed, price_stages(terms, blocks, recomputed)
 
 
 def construct(terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: float = np.inf) -> Stages:
@@ -169,7 +180,7 @@ def improve(terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule
     movable = terms.pp[0] > 1 and np.isfinite(stages.step_time_s[0])
     for _ in range(ROUNDS if movable else 0):
         totals = stages.blocks[0].sum(axis=1)
-        moved = _neighbours(totals, int(terms.pp[0]))
+        moved = _neighbours(totals, _moves(terms, stages))
         found = complete(terms.take(np.zeros(len(moved), dtype=np.int64)), moved, counts, rule)
         best = int(np.argmin(found.step_time_s))
         if not found.step_time_s[best] < stages.step_time_s[0]:
@@ -178,8 +189,21 @@ def improve(terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule
     return stages
 
 
-def _neighbours(totals: IntArray, pp: int) -> IntArray:
-    source, target = (axis.ravel() for axis in np.indices((pp, pp)))
+def _moves(terms: StageTerms, stages: Stages) -> tuple[IntArray, IntArray]:
+    """Pair the ranks that give a block with those that take one: all of them, or of a deep pipeline the extreme ones."""
+    pp, cells = int(terms.pp[0]), int(terms.vp[0]) * stages.blocks[0].size
+    fewest = max(isqrt(MOVED_CELLS // cells), 2)
+    order = np.arange(pp)
+    if pp > fewest:
+        order = np.argsort(
+            price_stages(terms, stages.blocks, stages.recomputed).rank_time_s[0, :pp], kind="stable"
+        )
+    source, target = (axis.ravel() for axis in np.meshgrid(order[-fewest:], order[:fewest], indexing="ij"))
+    return source, target
+
+
+def _neighbours(totals: IntArray, moves: tuple[IntArray, IntArray]) -> IntArray:
+    source, target = moves
     different = source != target
     source, target = source[different], target[different]
     moved = np.repeat(totals[None], len(source), axis=0)

@@ -146,6 +146,8 @@ def _splits_in_box(low: IntArray, high: IntArray, blocks: int) -> int:
     rest = blocks - int(low.sum())
     if rest < 0:
         return 0
+    if (high - low >= rest).all():
+        return comb(rest + len(low) - 1, rest)
     ways = [1] + [0] * rest
     for width in (high - low + 1).tolist():
         sums = list(accumulate(ways))
