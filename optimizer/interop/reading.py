@@ -96,14 +96,18 @@ def _mapping(data: Any, kind: str, file: str) -> dict[str, Any]:
 class Fields:
     """Typed reads from one mapping of a file.
 
-    ``prefix`` is the dotted path of the mapping in the file. Every getter takes alternative names, first
-    present wins; an absent or null value is None; a value of the wrong type raises ``InputError``.
+    ``prefix`` is the dotted path of the mapping in the file; ``unsaid`` says where settings may be that the
+    file does not hold, and ``left_open`` which keys have a value that only the outside knows. Every getter
+    takes alternative names, first present wins; an absent or null value is None; a value of the wrong type
+    raises ``InputError``.
     """
 
     def __init__(self, data: Mapping[str, Any], *, file: str = "", prefix: str = "") -> None:
         self.data = data
         self.file = file
         self.prefix = prefix
+        self.unsaid = ""
+        self.left_open: dict[str, str] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self.data
@@ -122,6 +126,15 @@ class Fields:
             if self.data.get(key) is not None:
                 return key, self.data[key]
         return keys[0], None
+
+    def is_open(self, *keys: str) -> bool:
+        """Tell whether a setting under one of the names, of which none is stated, may have a value all the same."""
+        elsewhere = bool(self.unsaid) and all(self.data.get(key) is None for key in keys)
+        return elsewhere or any(key in self.left_open for key in keys)
+
+    def raw(self, key: str) -> Any:
+        """Return a value of any type, None where there is none."""
+        return self.find(key)[1]
 
     def integer(self, *keys: str, least: int = 0, most: int = LARGEST) -> int | None:
         """Read a whole number in [least, most]."""
@@ -223,6 +236,7 @@ def importer(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the importer; say what was too deep."""
         try:
             return function(*args, **kwargs)
         except (RecursionError, MemoryError, OverflowError):

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LARGEST_FILE = 64 * 2**20
+LEVELS_UP = 3
+"""How far above its folder a script's own files may lie: ``../../models/8B.sh``."""
+
+NAMED_BY_SCRIPTS = (".sh", ".bash", ".env", ".conf", ".cfg", ".json", ".yaml", ".yml", ".txt", "")
+"""Endings of files that scripts source, start or fill in."""
 
 
 class FileKind(StrEnum):
@@ -101,6 +106,7 @@ _TEXT_SIGNS = (
     (FileKind.SLURM_CONF, r"^[ \t]*(?i:SwitchName|BlockName|RingName)="),
     (FileKind.SLURM_YAML, r"^[ \t]*-\s+topology:"),
 )
+_SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$", re.IGNORECASE)
 _HOST_LINE = re.compile(r"[A-Za-z][\w.\-]*")
 
 
@@ -146,9 +152,15 @@ def detect_kind(text: str, file: str = "") -> str:
     start = text.lstrip()[:2]
     if start[:1] == "{" and start != "{'":  # a log of the Hugging Face trainer prints Python's dictionaries
         return _json_kind(text, file)
+    script = _SCRIPT.search(file) is not None or text.startswith("#!")
     for kind, sign in _signs():
-        if re.search(sign, text, re.MULTILINE):
+        # a script may quote a log, and asks Slurm for its nodes
+        if not (script and kind in FileKind.__members__.values()) and re.search(sign, text, re.MULTILINE):
             return kind
+    if script:
+        raise input_error(
+            "starts no trainer that is known", "name its kind: " + ", ".join(KINDS), key="kind", file=file
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     named_json = file.lower().endswith(".json")
     if lines and not named_json and all(_HOST_LINE.fullmatch(line) for line in lines):
@@ -197,11 +209,12 @@ class Around:
         return {"outside": outside} | ({} if self.function is None else {"function": self.function})
 
     def _beside(self, name: str) -> str | None:
-        """Return a text file of the folder or below it, None where there is none."""
+        """Return a text file near the folder, None where there is none or a script has no reason to name it."""
         if self.folder is None:
             return None
-        place = (self.folder / name).resolve()
-        if not place.is_relative_to(self.folder.resolve()) or not place.is_file():
+        place, root = (self.folder / name).resolve(), self.folder.resolve()
+        root = (root, *root.parents)[min(LEVELS_UP, len(root.parents))]
+        if not place.is_relative_to(root) or place.suffix not in NAMED_BY_SCRIPTS or not place.is_file():
             return None
         return read_text(place)
 

@@ -141,3 +141,44 @@ def test_byte_order_mark_is_no_content(tmp_path: Path) -> None:
 def test_kinds_are_all_tried() -> None:
     """The list that the bombs go through is that of the product."""
     assert {"hf-config", "verl", "accelerate-yaml", "slurm-yaml", "trainer-log"} <= set(KINDS)
+
+
+DEEP = {
+    "arithmetic": "python pretrain_gpt.py --num-layers " + "$((" * 3_000 + "1" + "))" * 3_000,
+    "braces": "python pretrain_gpt.py --num-layers " + "{a," * 3_000 + "b" + "}" * 3_000,
+    "groups": "{ " * 20_000 + "python pretrain_gpt.py --num-layers 3;" + " }" * 20_000,
+    "tests": "if " + "[[ " * 5_000 + "; then\npython pretrain_gpt.py --num-layers 3\nfi",
+    "substitutions": "X="
+    + "$(" * 10_000
+    + "echo 1"
+    + ")" * 10_000
+    + "\npython pretrain_gpt.py --num-layers $X",
+    "defaults": "X=" + "${A:-" * 10_000 + "1" + "}" * 10_000 + "\npython pretrain_gpt.py --num-layers $X",
+    "array": "A=(1 2 3 4 5 6 7 8)\n"
+    + "A=(${A[@]} ${A[@]} ${A[@]})\n" * 30
+    + "python pretrain_gpt.py --num-layers 3",
+    "eval": 'X=\'eval "$X$X"\'\neval "$X"\npython pretrain_gpt.py --num-layers 3',
+    "line": "python pretrain_gpt.py --num-layers 3 " + "--a b " * 300_000,
+    "open": "".join(f'if [ "$A{n}" = 1 ]; then B{n}=1; fi\n' for n in range(400))
+    + "python pretrain_gpt.py --num-layers 3 "
+    + " ".join(f"$B{n}" for n in range(400)),
+    "keys": json.dumps({f"num_layers_{n}": n for n in range(10_000)} | {"model_type": "llama"}),
+    "json": '{"model_type": "llama", "rope_scaling": ' + '{"a": ' * 5_000 + "1" + "}" * 5_001,
+    "digits": '{"model_type": "llama", "hidden_size": ' + "9" * 400_000 + "}",
+    "log": " iteration 1/ 2 | elapsed time per iteration (ms): 1.0 |\n" * 20_000,
+    "topology": "\tGPU0\tGPU1\n" + "GPU0\t X \tNV18\n" * 20_000,
+    "hosts": "SLURM_JOB_NODELIST=" + "n[1-9]" * 60,
+}
+"""Deep, wide and long files, of shells above all."""
+
+
+def test_shells_and_importers_survive_depth() -> None:
+    """Each kind that recognises such a file reads it or says one line, within the same bounds."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _CHILD.replace("(None, *KINDS)", '(None, "megatron-args", "hf-config")')],
+        input=json.dumps(DEEP), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-800:]
+    peak, worst = map(float, ran.stdout.split())
+    assert peak < MOST_KIB
+    assert worst < MOST_CPU_S

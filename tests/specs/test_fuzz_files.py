@@ -140,7 +140,7 @@ def test_any_bytes(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None
     path.write_bytes(raw)
     for load in (load_workload, load_cluster, load_layout):
         try:
-            load(path)
+            assert load(path) is not None
         except InputError as error:
             assert str(error).startswith(str(path))
 
@@ -149,7 +149,8 @@ def test_any_bytes(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None
 def test_any_layout_text(text: str) -> None:
     """Arbitrary layout texts parse and complete, or are explained."""
     try:
-        parse_layout(text).complete(load_workload("llama3-8b"), reference_cluster("h100", 64), strict=False)
+        found = parse_layout(text)
+        assert found.complete(load_workload("llama3-8b"), reference_cluster("h100", 64), strict=False)
     except InputError as error:
         assert len(str(error).split("\n")) == len(error.problems)
 
@@ -159,7 +160,7 @@ def test_any_name(name: str) -> None:
     """Arbitrary names of built-ins are explained."""
     for load in (load_workload, load_cluster):
         try:
-            load(name)
+            assert load(name) is not None
         except InputError as error:
             assert len(error.problems) == 1
             assert "\n" not in str(error)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar, split_flags
 from layoutopt.optimizer.interop.shell.record import Outside
-from layoutopt.optimizer.interop.shell.scripts import ambiguous, read_commands
-from layoutopt.optimizer.interop.shell.values import hole, holes
-from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.interop.shell.scripts import ambiguous, read_commands, too_open
+from layoutopt.optimizer.interop.shell.values import has_hole, hole, holes
+from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +53,12 @@ class LaunchCommand:
     script: Script
     gpus: int | None
     open_words: tuple[str, ...]
+    beside: Callable[[str], str | None] = lambda name: None
+
+    def text_of(self, name: str) -> str | None:
+        """Return the text of a file that the script writes or that lies beside it; what is open in it stays a hole."""
+        own = self.script.files.get(name.removeprefix("./"))
+        return self.beside(name) if own is None and not has_hole(name) else own
 
     def fields(self, *, file: str, data: Mapping[str, Any] | None = None) -> ArgFields:
         """Return the flags as typed fields."""
@@ -95,27 +101,43 @@ def read_launch(
     slurm = _batch_lines(text)
     known = {name: str(slurm[key]) for key, names in _OF_SLURM.items() if key in slurm for name in names}
     outside = replace(outside, variables={**known, **outside.variables})
-    found = read_commands(text, lambda script: _best(script, flags), file, outside)
+    found, complete = read_commands(text, lambda script: _best(script, flags), file, outside)
     if not found:
         raise input_error(
             "no training command found", f"one with {', '.join(flags[:2])} or the like", file=file
         )
     commands = [
         LaunchCommand(
-            words=words, script=script, gpus=launched_gpus(words, text), open_words=_open_words(words)
+            words=words,
+            script=script,
+            gpus=launched_gpus(words, text),
+            open_words=_open_words(words),
+            beside=outside.beside,
         )
         for script, words in found
     ]
-    first = build(commands[0])
+    first = _built(build, commands[0])
     for command in commands[1:]:
-        if _essence(build(command)) != _essence(first):
+        if _essence(_built(build, command)) != _essence(first):
             raise ambiguous([commands[0].script, command.script], file)
+    if isinstance(first, InputError):
+        raise first
+    if not complete:
+        raise too_open(commands[0].script, file)
     return replace(first, notes=(*first.notes, *commands[0].notes))
 
 
-def _essence(job: ImportedJob) -> ImportedJob:
+def _built(build: Callable[[LaunchCommand], ImportedJob], command: LaunchCommand) -> ImportedJob | InputError:
+    """Return a command's job, or why there is none: a way through the script that leads nowhere is a way too."""
+    try:
+        return build(command)
+    except InputError as error:
+        return error
+
+
+def _essence(job: ImportedJob | InputError) -> ImportedJob | str:
     """Return a job without what is said about it."""
-    return replace(job, notes=(), missing=())
+    return str(job) if isinstance(job, InputError) else replace(job, notes=(), missing=())
 
 
 def _best(script: Script, flags: Sequence[str]) -> tuple[str, ...] | None:

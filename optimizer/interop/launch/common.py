@@ -87,6 +87,8 @@ def megatron_precision(
 ) -> tuple[Precision | None, Fp8Recipe | None]:
     """Read Megatron's precision switches; bf16 and fp16 exclude each other, as do fp8 and fp4."""
     fp8, fp4 = fields.text(fp8_key), fields.text(fp4_key)
+    if {fp8_key, fp4_key} & fields.left_open.keys():
+        return None, None
     if fields.on("bf16") and fields.on("fp16"):
         raise fields.fail("fp16", "bf16 and fp16 exclude each other")
     if fp8 and fp4:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.reading import Fields, shorten
+from layoutopt.optimizer.interop.reading import LARGEST, Fields, shorten
 from layoutopt.optimizer.interop.shell.scripts import how_to_give
 from layoutopt.optimizer.interop.shell.values import has_hole, holes, show
+from layoutopt.optimizer.specs.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,6 +49,10 @@ def scalar(text: str) -> Any:
     return {"true": True, "false": False, "none": None, "null": None}.get(bare.lower(), bare)
 
 
+class LeftOpen(InputError):
+    """A value that only the outside knows stands where nothing can be said without it."""
+
+
 class ArgFields(Fields):
     """Fields of a command line: a value that comes from outside the script is reported by its name.
 
@@ -59,14 +64,24 @@ class ArgFields(Fields):
     ) -> None:
         super().__init__(data, file=file, prefix=prefix)
         self.unsaid = unsaid
+        self.left_open: dict[str, str] = {}
+        """Keys that were asked for and whose value only the outside knows, and how to give it."""
 
     def find(self, *keys: str) -> tuple[str, Any]:
-        """Return the first flag present; refuse one whose value is not in the script."""
+        """Return the first flag present; one whose value is not in the script is left open and counts as absent."""
         key, value = super().find(*keys)
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, str) and has_hole(part):
-                raise self.fail(key, self.unresolved(part), self.remedy(part))
+                self.left_open[key] = f"{self.unresolved(part)} ({self.remedy(part)})"
+                return key, None
         return key, value
+
+    def required(self, *keys: str, least: int = 1, most: int = LARGEST) -> int:
+        """Read a whole number that must be there; one that is open raises ``LeftOpen``."""
+        key, value = self.find(*keys)
+        if value is None and key in self.left_open:
+            raise LeftOpen(Problem(what=self.left_open[key], key=self.path(key), file=self.file))
+        return super().required(*keys, least=least, most=most)
 
     def unresolved(self, value: str) -> str:
         """Say where a value would have to come from."""

@@ -12,6 +12,7 @@ from layoutopt.optimizer.interop.launch.flags import scalar
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
 from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
+from layoutopt.optimizer.interop.shell.values import has_hole
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
@@ -59,6 +60,15 @@ def gpus_of_environment(text: str, per_node: str, nodes: str, notes: list[str]) 
     if count is None:
         notes.append(f"assumed: one node, {nodes} is not set")
     return each * (count or 1)
+
+
+def model_path(fields: Fields, *keys: str) -> str | None:
+    """Return a model's name or folder; of a folder that only the outside knows the last part is enough."""
+    value = next((fields.data[key] for key in keys if fields.data.get(key) is not None), None)
+    if not isinstance(value, str):
+        return fields.text(*keys)
+    parts = [part for part in value.rstrip("/").split("/") if not has_hole(part)]
+    return "/".join(parts) if not has_hole(value.rstrip("/").rpartition("/")[2]) else fields.text(*keys)
 
 
 def with_model(job: ImportedJob, path: str | None) -> ImportedJob:

@@ -22,8 +22,10 @@ from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
-    from layoutopt.optimizer.interop.records import JobTraining
+    from layoutopt.optimizer.interop.records import JobOptions, JobTraining
     from layoutopt.optimizer.interop.shell.record import Outside
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
@@ -59,6 +61,23 @@ AXIS_FLAGS = {
     "micro_batch": ("micro_batch_size",),
     "recompute": ("recompute_granularity", "recompute_activations", "checkpoint_activations"),
 }
+BESIDE_AXIS = {
+    "vp": ("num_layers",),
+    "zero": ("data_parallel_sharding_strategy",),
+    "etp": ("expert_tensor_parallel_size",),
+    "hsdp_shard": ("num_distributed_optimizer_instances",),
+    "recompute": ("recompute_modules", "recompute_method"),
+    "recompute_layers": ("recompute_num_layers",),
+    "micro_batches": ("global_batch_size",),
+    "split": (
+        "decoder_first_pipeline_num_layers",
+        "num_layers_in_first_pipeline_stage",
+        "decoder_last_pipeline_num_layers",
+        "num_layers_in_last_pipeline_stage",
+    ),
+}
+"""Flags that say more of an axis: where one is open, so is the axis."""
+
 """Layout fields that mean something when no flag states them, and the flags that do."""
 
 _DUMP_LINE = re.compile(r"^(?:\S+:\s*)?\s*([A-Za-z_]\w*) \.{2,} (.*)$")
@@ -71,6 +90,7 @@ def import_arguments(text: str, file: str = "", outside: Outside | None = None) 
     """Read a shell script or a bare argument list that starts Megatron-LM's ``pretrain_gpt.py``."""
 
     def build(command: LaunchCommand) -> ImportedJob:
+        """Read the flags of one command."""
         return job_from_arguments(command.fields(file=file), command.gpus, command_line=True)
 
     return read_launch(text, OWN_FLAGS, build, file, outside)
@@ -83,11 +103,12 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
     layout = left_open(megatron_layout(fields, model, gpus, notes), fields)
     fp8_key, fp4_key = ("fp8_format", "fp4_format") if command_line else ("fp8", "fp4")
     training = megatron_training(fields, layout, fp8_key=fp8_key, fp4_key=fp4_key)
+    options = stated_options(fields, layout, notes, command_line=command_line)
     return ImportedJob(
         framework=Framework.MEGATRON,
         layout=layout,
         training=training,
-        options=megatron_options(fields, layout, command_line=command_line),
+        options=options,
         model=model,
         gpus=gpus,
         notes=tuple(notes),
@@ -98,33 +119,37 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
 def missing_values(
     fields: Fields, model: ModelSpec | None, layout: PartialLayout, training: JobTraining, gpus: int | None
 ) -> tuple[str, ...]:
-    """Name what a price needs and the arguments do not state."""
+    """Name what a price needs and the arguments do not state, and what would close it."""
     needed: dict[str, Any] = {
         "number of GPUs": gpus,
-        fields.path("micro_batch_size"): layout.micro_batch,
-        fields.path("global_batch_size"): training.global_batch,
-        fields.path("seq_length"): training.sequence_length,
+        "micro_batch_size": layout.micro_batch,
+        "global_batch_size": training.global_batch,
+        "seq_length": training.sequence_length,
         "precision (bf16 or fp16)": training.precision,
     }
-    missing = [name for name, value in needed.items() if value is None]
     if model is None:
         sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
-        missing += [fields.path(key) for key in sizes if fields.data.get(key) is None]
-    unsaid = getattr(fields, "unsaid", "")
-    axes = [axis for axis in AXIS_FLAGS if getattr(layout, axis) is None]
-    if unsaid and axes:
-        missing.append(f"{', '.join(axes)}: {unsaid}")
+        needed |= {key: fields.data.get(key) for key in sizes}
+    names = [name for name, value in needed.items() if value is None and name not in fields.left_open]
+    missing = [name if " " in name else fields.path(name) for name in names]
+    missing += [f"{fields.path(key)}: {why}" for key, why in fields.left_open.items()]
+    axes = [axis for axis, flags in AXIS_FLAGS.items() if fields.unsaid and _unstated(fields, flags)]
+    if axes:
+        missing.append(f"{', '.join(axes)}: {fields.unsaid}")
     return tuple(missing)
 
 
+def _unstated(fields: Fields, flags: Sequence[str]) -> bool:
+    return all(fields.data.get(flag) is None for flag in flags)
+
+
 def left_open(layout: PartialLayout, fields: Fields) -> PartialLayout:
-    """Leave axes open that no flag states where flags may come from outside of the script."""
-    if not getattr(fields, "unsaid", ""):
-        return layout
-    unsaid = {
+    """Leave axes open whose flag has no value in the script, or where flags may come from outside of it."""
+    unsaid: dict[str, None] = {axis: None for axis, flags in AXIS_FLAGS.items() if fields.is_open(*flags)}
+    unsaid |= {
         axis: None
-        for axis, flags in AXIS_FLAGS.items()
-        if all(fields.data.get(flag) is None for flag in flags)
+        for axis, flags in BESIDE_AXIS.items()
+        if set(flags) & fields.left_open.keys() and (axis != "vp" or layout.vp == 1)
     }
     derived: set[str] = set()
     if unsaid.keys() & {"tp", "cp", "pp"}:
@@ -133,7 +158,18 @@ def left_open(layout: PartialLayout, fields: Fields) -> PartialLayout:
         derived.add("etp")
     if unsaid.keys() & {"pp", "vp"}:
         derived |= {"split", "schedule"}
-    return replace(layout, **unsaid, **dict.fromkeys(derived))
+    return replace(layout, **(unsaid | dict.fromkeys(derived)))
+
+
+def stated_options(
+    fields: Fields, layout: PartialLayout, notes: list[str], *, command_line: bool
+) -> JobOptions:
+    """Read the switches; of one whose value is open the default is taken, and said."""
+    before = set(fields.left_open)
+    options = megatron_options(fields, layout, command_line=command_line)
+    for key in [key for key in fields.left_open if key not in before]:
+        notes.append(f"assumed: the default of {fields.path(key)}; it {fields.left_open.pop(key)}")
+    return options
 
 
 @importer

@@ -71,7 +71,7 @@ def _refuse_other_axes(fields: Fields, notes: list[str]) -> None:
 
 
 def _layout_items(fields: Fields) -> tuple[StageItems, ...]:
-    value = fields.data.get(LAYOUT_KEY)
+    value = fields.raw(LAYOUT_KEY)
     if not value:
         return ()
     if isinstance(value, list):
@@ -93,7 +93,11 @@ def _virtual(fields: Fields, pp: int, model: ModelSpec | None, items: tuple[Stag
     per_chunk = fields.integer("num_layers_per_virtual_pipeline_stage", least=1)
     if stated is not None or per_chunk is None:
         return stated or 1
-    layers = model.layers if model else fields.required("num_layers")
+    layers = model.layers if model else fields.integer("num_layers", least=1)
+    if layers is None and fields.is_open("num_layers"):
+        return 1  # ``left_open`` takes it back
+    if layers is None:
+        layers = fields.required("num_layers")
     if layers % (pp * per_chunk):
         raise fields.fail(
             "num_layers_per_virtual_pipeline_stage",
@@ -216,7 +220,7 @@ def _uneven(fields: Fields, layers: int, pp: int) -> list[int]:
 
 def _micro_batches(fields: Fields, micro_batch: int | None, dp: int | None) -> int | None:
     batch = fields.integer("global_batch_size", least=1)
-    if micro_batch is None or dp is None:
+    if micro_batch is None or dp is None or (batch is None and fields.is_open("global_batch_size")):
         return None
     if batch is None:
         return 1  # arguments.py: the global batch defaults to micro-batch * dp
@@ -227,7 +231,7 @@ def megatron_training(fields: Fields, layout: PartialLayout, *, fp8_key: str, fp
     """Read the batch and the number formats."""
     precision, recipe = megatron_precision(fields, fp8_key=fp8_key, fp4_key=fp4_key)
     batch = fields.integer("global_batch_size", least=1)
-    if batch is None and layout.micro_batch and layout.dp:
+    if batch is None and layout.micro_batch and layout.dp and not fields.is_open("global_batch_size"):
         batch = layout.micro_batch * layout.dp
     return JobTraining(
         sequence_length=fields.integer("seq_length", least=1),
@@ -253,7 +257,7 @@ def _grad_bytes(fields: Fields) -> int | None:
 def _moment_bytes(fields: Fields) -> int | None:
     if not fields.on("use_precision_aware_optimizer"):
         return None
-    kind = str(fields.data.get("exp_avg_dtype") or "fp32").removeprefix("torch.")
+    kind = str(fields.raw("exp_avg_dtype") or "fp32").removeprefix("torch.")
     return {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "fp8": 1}.get(kind)
 
 

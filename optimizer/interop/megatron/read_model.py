@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.launch.common import per_layer_pattern
+from layoutopt.optimizer.interop.launch.flags import LeftOpen
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
@@ -33,8 +34,18 @@ def megatron_model(fields: Fields, notes: list[str], *, command_line: bool = Fal
     ``notes``. ``command_line``: an absent flag is off, as argparse reads it; otherwise (dumps, run configs)
     it is unstated.
     """
+    before = len(fields.left_open)
+    try:
+        model = _stated_model(fields, notes, command_line=command_line)
+    except LeftOpen:
+        return None
+    # a size that only the outside knows is none of the defaults
+    return model if len(fields.left_open) == before else None
+
+
+def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> ModelSpec | None:
     for key in HYBRID:
-        if fields.data.get(key):
+        if fields.raw(key):
             raise fields.fail(key, "hybrid and heterogeneous stacks are not supported", "a GPT model")
     layers = fields.integer("num_layers", least=1, most=MAX_LAYERS)
     hidden = fields.integer("hidden_size", least=1)
@@ -74,7 +85,7 @@ def megatron_model(fields: Fields, notes: list[str], *, command_line: bool = Fal
 def vocabulary(fields: Fields, notes: list[str]) -> int | None:
     """Vocabulary size before padding, where the arguments fix it."""
     vocab = fields.integer("vocab_size", "padded_vocab_size", least=1)
-    if vocab is None and fields.data.get("tokenizer_type") == "GPT2BPETokenizer":
+    if vocab is None and fields.raw("tokenizer_type") == "GPT2BPETokenizer":
         notes.append(f"vocabulary {GPT2_VOCAB}: the GPT-2 vocabulary file of GPT2BPETokenizer")
         return GPT2_VOCAB
     return vocab
@@ -146,7 +157,7 @@ def _mla(fields: Fields) -> MlaSpec:
 
 
 def _moe(fields: Fields, ffn: int) -> MoeSpec:
-    experts = fields.data.get("num_experts") or fields.data.get("num_moe_experts")
+    experts = fields.raw("num_experts") or fields.raw("num_moe_experts")
     if isinstance(experts, list):  # Megatron-DeepSpeed takes one number per MoE layer
         raise fields.fail(
             "num_experts", f"{shorten(experts)}: a number of experts per layer is not supported"
@@ -169,7 +180,7 @@ def _moe(fields: Fields, ffn: int) -> MoeSpec:
 
 
 def _shapes(fields: Fields, layers: int, ffn: int, has_experts: bool) -> list[LayerShape]:
-    every = fields.data.get("moe_layer_freq")
+    every = fields.raw("moe_layer_freq")
     sparse = per_layer_pattern(1 if every is None else every, layers, key=fields.path("moe_layer_freq"))
     windows = _windows(fields, layers)
     return [
@@ -181,7 +192,7 @@ def _shapes(fields: Fields, layers: int, ffn: int, has_experts: bool) -> list[La
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:
-    value = fields.data.get("window_size")
+    value = fields.raw("window_size")
     if value is None:
         return [None] * layers
     parts = value if isinstance(value, list | tuple) else str(value).strip("()[] ").split(",")
@@ -191,7 +202,7 @@ def _windows(fields: Fields, layers: int) -> list[int | None]:
         raise fields.fail(
             "window_size", f"{shorten(value)!r} is not a window", "LEFT,RIGHT in tokens"
         ) from None
-    skip = fields.data.get("window_attn_skip_freq")
+    skip = fields.raw("window_attn_skip_freq")
     if left < 0:
         return [None] * layers
     if skip is None:

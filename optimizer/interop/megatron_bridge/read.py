@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar
-from layoutopt.optimizer.interop.megatron.read import left_open, missing_values
+from layoutopt.optimizer.interop.megatron.read import left_open, missing_values, stated_options
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
-    megatron_options,
     megatron_training,
 )
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
@@ -241,6 +240,7 @@ def _job(fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | No
     # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
     layout = left_open(megatron_layout(fields, model, gpus, notes, etp_default="1"), fields)
     training = megatron_training(fields, layout, fp8_key="fp8", fp4_key="fp4")
+    options = stated_options(fields, layout, notes, command_line=False)
     missing = missing_values(fields, model, layout, training, gpus)
     if recipe is not None:
         if "grad_reduce_in_fp32" not in fields:
@@ -251,7 +251,7 @@ def _job(fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | No
         framework=Framework.MEGATRON_BRIDGE,
         layout=layout,
         training=training,
-        options=megatron_options(fields, layout, command_line=False),
+        options=options,
         model=model,
         model_name=name,
         gpus=gpus,

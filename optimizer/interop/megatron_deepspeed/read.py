@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
-from layoutopt.optimizer.interop.megatron.read import left_open, missing_values
+from layoutopt.optimizer.interop.megatron.read import left_open, missing_values, stated_options
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
-    megatron_options,
     megatron_training,
 )
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
+from layoutopt.optimizer.interop.shell.values import has_hole, show
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.shell.record import Outside
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
@@ -49,19 +48,21 @@ def import_megatron_deepspeed(text: str, file: str = "", outside: Outside | None
 
 def _job(command: LaunchCommand, file: str) -> ImportedJob:
     data = command.flags
-    _read_embedded_json(data, command.script.files, file)
+    zero_open = _read_json(data, command, file)
     notes: list[str] = []
     fields = command.fields(file=file, data=_as_megatron(data, notes, file))
     gpus = command.gpus
     model = megatron_model(fields, notes, command_line=True)
     layout = megatron_layout(fields, model, gpus, notes, etp_default="1")
     layout = left_open(_with_deepspeed_axes(layout, fields, model is not None and model.is_moe), fields)
+    if zero_open and fields.on("deepspeed"):
+        layout = replace(layout, zero=None)
     training = replace(
         megatron_training(fields, layout, fp8_key="fp8_format", fp4_key="fp4_format"),
         grad_bytes=None,
         pad_vocab=True,
     )
-    options = megatron_options(fields, layout, command_line=True)
+    options = stated_options(fields, layout, notes, command_line=True)
     ulysses = fields.count("ds_sequence_parallel_size") > 1
     return ImportedJob(
         framework=Framework.MEGATRON_DEEPSPEED,
@@ -75,21 +76,32 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
         model=model,
         gpus=gpus,
         notes=tuple(notes),
-        missing=missing_values(fields, model, layout, training, gpus),
+        missing=(
+            *missing_values(fields, model, layout, training, gpus),
+            *([f"zero: {zero_open}"] if layout.zero is None and zero_open else ()),
+        ),
     )
 
 
-def _read_embedded_json(data: dict[str, Any], files: Mapping[str, str], file: str) -> None:
-    """Take the ZeRO stage from a JSON that the script writes with a here-document."""
-    text = files.get(str(data.get("deepspeed_config")).removeprefix("./"))
+def _read_json(data: dict[str, Any], command: LaunchCommand, file: str) -> str:
+    """Take the ZeRO stage from the JSON that a script writes or names; return why it is open, empty where it is not."""
+    name = data.get("deepspeed_config")
+    if not isinstance(name, str):
+        return ""
+    text = command.text_of(name)
     if text is None:
-        return
-    settings = Fields(parse_json(text, file), file=file)
-    inside = settings.section("zero_optimization").integer("stage", most=3) or 0
+        return "" if "zero_stage" in data else f"is in {shorten(show(name))}, which was not found"
+    settings = Fields(parse_json(re.sub("\ue000[^\ue001]*\ue001", "null", text), file), file=file)
+    section = settings.section("zero_optimization")
+    inside = section.integer("stage", most=3)
+    if inside is None and "stage" in section:
+        return f"is open in {shorten(show(name))}"
+    inside = inside or 0
     stated = data.setdefault("zero_stage", inside)
-    if stated != inside:
+    if not (isinstance(stated, str) and has_hole(stated)) and stated != inside:
         what = f"--zero-stage {shorten(stated)} and stage {inside} of the JSON differ"
         raise input_error(what, "the same stage in both", key="--zero-stage", file=file)
+    return ""
 
 
 def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str, Any]:

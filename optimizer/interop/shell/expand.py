@@ -159,7 +159,14 @@ class Expander:
 
     def arithmetic_source(self, node: Node) -> str:
         """Return the expression between the first and the last token of a node, its ``$`` expanded."""
-        inner = parts_of(node, node.children[0].end_byte, node.children[-1].start_byte)
+        return self._arithmetic_between(node, node.children[0].end_byte, node.children[-1].start_byte)
+
+    def arithmetic_of(self, node: Node) -> str:
+        """Return all of an expression without brackets, its ``$`` expanded."""
+        return self._arithmetic_between(node, node.start_byte, node.end_byte)
+
+    def _arithmetic_between(self, node: Node, start: int, end: int) -> str:
+        inner = parts_of(node, start, end)
         return "".join(part if isinstance(part, str) else self._arithmetic_part(part) for part in inner)
 
     def arithmetic_text(self, node: Node) -> str:
@@ -283,7 +290,8 @@ class Expander:
         if isinstance(value, str):
             return [[Piece(value, quoted)]]
         if quoted and star:
-            return [[Piece(" ".join(value), True)]]
+            blanks = self.state.value("IFS")
+            return [[Piece((blanks[:1] if isinstance(blanks, str) else " ").join(value), True)]]
         return [[Piece(element, quoted)] for element in value]
 
     def _indirect(self, name: str, key: str | None, *, quoted: bool) -> Fields:
@@ -392,6 +400,7 @@ def _unescaped(text: str, special: str | None = None) -> str:
     """Take the character after a backslash as it is (``special``: only these); a line break vanishes."""
 
     def plain(match: re.Match[str]) -> str:
+        """Return what one escaped character stands for."""
         char = match[1]
         if special is not None and char not in special:
             return match[0]

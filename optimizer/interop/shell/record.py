@@ -60,6 +60,9 @@ class Record:
     decisions: Mapping[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    unwritten: set[str] = field(default_factory=set)
+    """Files that a program writes, so that only running it would tell their text."""
+
     missing: dict[str, int] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     """Variables that the script sets somewhere."""

@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.interop.shell.control import Leave
 from layoutopt.optimizer.interop.shell.record import MAX_SPENT, Choice, Outside, Record
-from layoutopt.optimizer.interop.shell.run import Leave, Shell
+from layoutopt.optimizer.interop.shell.run import Shell
 from layoutopt.optimizer.interop.shell.syntax import first_error, line_of, parse, text_of
 from layoutopt.optimizer.interop.shell.values import show, without_private
 from layoutopt.optimizer.specs.errors import InputError, input_error
@@ -51,10 +52,11 @@ def read_commands(
     pick: Callable[[Script], tuple[str, ...] | None],
     file: str = "",
     outside: Outside | None = None,
-) -> list[tuple[Script, tuple[str, ...]]]:
+) -> tuple[list[tuple[Script, tuple[str, ...]]], bool]:
     """Return every command that ``pick`` finds in a script, with the way through the script that leads to it.
 
-    Every open condition is tried both ways. Empty if no way leads to a command.
+    Every open condition is tried both ways. Empty if no way leads to a command; the flag tells whether all ways were
+    tried.
     """
     text, outside = without_private(text.replace("\r\n", "\n")), outside or Outside()
     found: list[tuple[Script, tuple[str, ...]]] = []
@@ -67,14 +69,19 @@ def read_commands(
         if mark in seen:
             continue
         seen.add(mark)
-        script = _read(text, file, outside, decisions, budget)
+        try:
+            script = _read(text, file, outside, decisions, budget)
+        except InputError:
+            if not found:
+                raise
+            return found, False
         words = pick(script)
         known = any(words == other for _, other in found)
         if words is not None and not known:
             found.append((script, words))
         if not known:  # a way that changes nothing is not followed further
             waiting += _flips(script, decisions)
-    return found
+    return found, not waiting
 
 
 def _require_sense(wrong: Node, record: Record) -> None:
@@ -112,6 +119,13 @@ def ambiguous(scripts: list[Script], file: str) -> InputError:
     ways = " | ".join(show(label) for label in choice.labels)
     what = f"{changes} set in one of several branches ({ways})"
     return input_error(what, f"decide it with {how_to_give(names)}", file=file, line=choice.line)
+
+
+def too_open(script: Script, file: str) -> InputError:
+    """Say that a script has more ways than are tried, and how the first open conditions are decided."""
+    names = list(dict.fromkeys(name for choice in script.choices for name in choice.names))
+    what = f"{len(script.choices)} open conditions, more ways through the script than are tried"
+    return input_error(what, f"decide some with {how_to_give(names[:4])}", file=file)
 
 
 def how_to_give(names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,20 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node, Parser
 
-MAX_BYTES = 2_000_000
-"""Longest script that is read; launch scripts have a few thousand."""
+MAX_BYTES = 500_000
+"""Longest script that is read; launch scripts have some ten thousand."""
+
+
+_VALUE = r"""(?:"[^"`\n]*"|'[^'\n]*'|\$\{[^{}\s]*\}|\$\([^()\n]*\)|\$\(\([^()\n]*\)\)|[^\s'"`;&|<>()\\#])*"""
+_ASSIGNMENTS = re.compile(
+    rf"(?<![^\n])((?:.*?[;\s](?:then|do|else)[ \t]+|[ \t]*))(?<!\\\n)"
+    rf"([A-Za-z_]\w*\+?={_VALUE}(?:[ \t]+[A-Za-z_]\w*\+?={_VALUE})+)(?=[ \t]*(?:#.*)?$)",
+    re.MULTILINE,
+)
+"""A line that assigns to several variables and starts nothing."""
+
+_BETWEEN = re.compile(rf"(?<==)({_VALUE})[ \t]+(?=[A-Za-z_]\w*\+?=)")
+_NAME_BEFORE_MARK = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)(?=[-+*\[%@^!?~#/,:=.])")
 
 
 @cache
@@ -27,10 +40,19 @@ def _parser() -> Parser:
 
 def parse(text: str, file: str = "") -> Node:
     """Return the tree of a script; one that is too long raises ``InputError``."""
-    source = text.encode()
+    source = _plainer(text).encode()
     if len(source) > MAX_BYTES:
         raise input_error("script is too long", f"up to {MAX_BYTES:,} bytes", file=file)
     return _parser().parse(source).root_node
+
+
+def _plainer(text: str) -> str:
+    """Write in a way that the grammar knows what it misreads, with the same meaning to bash.
+
+    Two assignments alone on a line take the next line for their command, and ``$N+`` ends in a bare dollar sign.
+    """
+    text = _NAME_BEFORE_MARK.sub(r"${\1}", text)
+    return _ASSIGNMENTS.sub(lambda match: match[1] + _BETWEEN.sub(r"\1; ", match[2]), text)
 
 
 def text_of(node: Node) -> str:

@@ -15,7 +15,10 @@ HOLE = "\ue000{}\ue001"
 """Template of a hole; the name inside says what would fill it."""
 
 _HOLES = re.compile("\ue000([^\ue001]*)\ue001")
-_PRIVATE = re.compile("[\ue000\ue001]")
+_BLANK = "\ue002"
+"""A blank in the name of a hole, where no word may be split."""
+
+_PRIVATE = re.compile("[\ue000-\ue002]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 MAX_WORDS = 5_000
 """Most words that one word of a script may become, and longest text that is searched for a glob."""
@@ -36,12 +39,12 @@ class Piece:
 
 def hole(name: str) -> str:
     """Return a text that stands for what only the outside knows."""
-    return HOLE.format(_PRIVATE.sub("", name))
+    return HOLE.format(re.sub(r"\s", _BLANK, _PRIVATE.sub("", name)))
 
 
 def holes(text: str) -> list[str]:
     """Return the names of the holes in a text."""
-    return _HOLES.findall(text)
+    return [name.replace(_BLANK, " ") for name in _HOLES.findall(text)]
 
 
 def has_hole(text: str) -> bool:
@@ -51,7 +54,7 @@ def has_hole(text: str) -> bool:
 
 def show(text: str) -> str:
     """Write a text for people: holes as ``$NAME``."""
-    return _HOLES.sub(lambda match: f"${match[1]}", text)
+    return _HOLES.sub(lambda match: f"${match[1].replace(_BLANK, ' ')}", text)
 
 
 def without_private(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.common import divided
-from layoutopt.optimizer.interop.launch.keys import megatron_job, with_defaults
+from layoutopt.optimizer.interop.launch.keys import megatron_job, model_path, with_defaults
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.specs.errors import input_error
 
@@ -51,7 +51,7 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
         command.fields(file=file, data=values),
         _gpus(fields, notes),
         notes,
-        path=fields.text("hf_checkpoint"),
+        path=model_path(fields, "hf_checkpoint"),
         command_line=True,
     )
 

@@ -5,6 +5,7 @@ Keys and defaults as in verl b178a3c (2026-01-29), ``verl/trainer/config``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.command import read_launch
@@ -13,6 +14,7 @@ from layoutopt.optimizer.interop.launch.keys import (
     fsdp_job,
     hydra_values,
     megatron_job,
+    model_path,
     name_unread,
     with_defaults,
 )
@@ -82,10 +84,12 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     notes: list[str] = []
     values = with_defaults(stated, DATA_DEFAULTS, notes)
     fields = ArgFields(values, file=file, unsaid=command.unsaid)
-    gpus = fields.required("trainer.nnodes") * fields.required("trainer.n_gpus_per_node")
-    samples = fields.required("actor_rollout_ref.rollout.n")
-    batch = fields.required(ACTOR + "ppo_mini_batch_size") * samples
-    length = fields.required("data.max_prompt_length") + fields.required("data.max_response_length")
+    nodes, each = _known(fields, "trainer.nnodes", "trainer.n_gpus_per_node")
+    gpus = nodes * each if nodes and each else None
+    prompts, samples = _known(fields, ACTOR + "ppo_mini_batch_size", "actor_rollout_ref.rollout.n")
+    batch = prompts * samples if prompts and samples else None
+    prompt, response = _known(fields, "data.max_prompt_length", "data.max_response_length")
+    length = prompt + response if prompt and response else None
     if fields.data.get(ACTOR + "use_dynamic_bsz") is True:
         tokens = fields.integer(ACTOR + "ppo_max_token_len_per_gpu") or 16384
         notes.append(
@@ -95,7 +99,14 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     notes.append("other roles on the same GPUs (rollout, reference, critic) are not part of the actor's step")
     _note_offload(fields, notes)
     build = _megatron if _drives_megatron(command, fields) else _fsdp
-    return build(fields, gpus, batch, length, notes)
+    job = build(fields, gpus, batch, length, notes)
+    asked = tuple(f"{key}: {why}" for key, why in fields.left_open.items())
+    return replace(job, missing=(*job.missing, *asked))
+
+
+def _known(fields: ArgFields, *keys: str) -> list[int | None]:
+    """Read counts; one that only the outside knows is open."""
+    return [fields.integer(key, least=1) for key in keys]
 
 
 def _drives_megatron(command: LaunchCommand, fields: ArgFields) -> bool:
@@ -118,7 +129,9 @@ def _note_offload(fields: ArgFields, notes: list[str]) -> None:
         notes.append(f"{moved}: states are in host memory between phases, not during the actor's step")
 
 
-def _megatron(fields: ArgFields, gpus: int, batch: int, length: int, notes: list[str]) -> ImportedJob:
+def _megatron(
+    fields: ArgFields, gpus: int | None, batch: int | None, length: int | None, notes: list[str]
+) -> ImportedJob:
     named = {own: fields.data[key] for key, own in MEGATRON_KEYS.items() if key in fields.data}
     for section in SECTIONS:
         named |= {
@@ -134,7 +147,7 @@ def _megatron(fields: ArgFields, gpus: int, batch: int, length: int, notes: list
         ArgFields(values, file=fields.file, unsaid=fields.unsaid),
         gpus,
         notes,
-        path=fields.text("actor_rollout_ref.model.path"),
+        path=model_path(fields, "actor_rollout_ref.model.path"),
     )
 
 
@@ -142,7 +155,9 @@ def _moves(key: str) -> bool:
     return key.endswith(OFFLOADS)
 
 
-def _fsdp(fields: ArgFields, gpus: int, batch: int, length: int, notes: list[str]) -> ImportedJob:
+def _fsdp(
+    fields: ArgFields, gpus: int | None, batch: int | None, length: int | None, notes: list[str]
+) -> ImportedJob:
     data: dict[str, Any] = dict(fields.data)
     size = fields.integer(FSDP_KEYS[2], least=-1)
     cp = fields.count(FSDP_KEYS[1])
@@ -151,7 +166,7 @@ def _fsdp(fields: ArgFields, gpus: int, batch: int, length: int, notes: list[str
     notes.append("PyTorch FSDP with Hugging Face models: judged as accelerate's")
     return fsdp_job(
         notes=notes,
-        path=fields.text("actor_rollout_ref.model.path"),
+        path=model_path(fields, "actor_rollout_ref.model.path"),
         gpus=gpus,
         micro_batch=fields.integer(ACTOR + "ppo_micro_batch_size_per_gpu", least=1),
         global_batch=batch,

@@ -1,0 +1,184 @@
+"""Statements that choose or repeat others: ``if``, ``case``, ``for`` and ``while``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.shell.choices import decide
+from layoutopt.optimizer.interop.shell.syntax import child_of, line_of, text_of
+from layoutopt.optimizer.interop.shell.values import glob_matches, has_hole, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tree_sitter import Node
+
+    from layoutopt.optimizer.interop.shell.run import Shell
+
+MAX_ROUNDS = 1_000
+"""Rounds of one loop; launch scripts stay far below."""
+
+Status = bool | None
+
+
+class Leave(Exception):
+    """``break``, ``continue``, ``return`` or ``exit`` on its way up."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def _if_statement(shell: Shell, node: Node) -> Status:
+    branches = _branches(node)
+    labels = [_label(condition) for condition, _ in branches if condition is not None]
+    for place, (condition, body) in enumerate(branches):
+        holds = True if condition is None else shell.statement(condition)
+        if holds is None and condition is not None:
+            last = len(labels) == 1 and len(branches) == 1
+            label = (labels[place], "not so" if last else f"not: {labels[place]}")
+            holds = decide(shell, condition, label, condition, body) == 0
+        if holds:
+            return _each(shell, body)
+    return True
+
+
+def _each(shell: Shell, body: list[Node]) -> Status:
+    status: Status = True
+    for statement in body:
+        status = shell.statement(statement)
+    return status
+
+
+def _branches(node: Node) -> list[tuple[Node | None, list[Node]]]:
+    """Return each branch's condition (None for ``else``) and statements."""
+    branches: list[tuple[Node | None, list[Node]]] = []
+    found: list[Node] = []
+    condition: Node | None = None
+    for child in node.children:
+        if child.type in ("then", "else"):
+            found = []
+            branches.append((condition if child.type == "then" else None, found))
+        elif child.type in ("elif_clause", "else_clause"):
+            branches += _branches(child)
+        elif child.is_named and child.type != "comment":
+            if branches:
+                found.append(child)
+            else:
+                condition = child
+    return branches
+
+
+def _label(node: Node) -> str:
+    return " ".join(text_of(node).split())[:60]
+
+
+def _case_statement(shell: Shell, node: Node) -> Status:
+    subject = child_of(node, "value")
+    value = shell.expander.text(subject)
+    items = [child for child in node.named_children if child.type == "case_item"]
+    patterns = [[text_of(part).strip() for part in item.children_by_field_name("value")] for item in items]
+    chosen = _chosen_item(shell, node, subject, value, items, patterns)
+    return _run_item(shell, items[chosen]) if chosen is not None else True
+
+
+def _chosen_item(
+    shell: Shell, node: Node, subject: Node | None, value: str, items: list[Node], patterns: list[list[str]]
+) -> int | None:
+    if has_hole(value):
+        if not items or subject is None:
+            return None
+        labels = tuple(f"{show(value)} is {' or '.join(own)}" for own in patterns)
+        return decide(shell, node, labels, subject, items)
+    for place, item in enumerate(items):
+        for part in item.children_by_field_name("value"):
+            quoted = part.type in ("string", "raw_string")
+            text = shell.expander.text(part)
+            if text == value if quoted else glob_matches(value, text):
+                return place
+    return None
+
+
+def _run_item(shell: Shell, item: Node) -> Status:
+    """Run the statements of a case's branch."""
+    values = {part.id for part in item.children_by_field_name("value")}
+    return _each(
+        shell, [child for child in item.named_children if child.id not in values and child.type != "comment"]
+    )
+
+
+def _for_statement(shell: Shell, node: Node) -> Status:
+    name, body = child_of(node, "variable"), child_of(node, "body")
+    values = [word for child in node.children_by_field_name("value") for word in shell.expander.words(child)]
+    if name is None or body is None:
+        return True
+    return _loop(shell, body, lambda turn: _set_turn(shell, text_of(name), values, turn))
+
+
+def _set_turn(shell: Shell, name: str, values: list[str], turn: int) -> bool:
+    if turn >= len(values):
+        return False
+    shell.assign(name, values[turn])
+    return True
+
+
+def _c_style_for_statement(shell: Shell, node: Node) -> Status:
+    body, condition = child_of(node, "body"), child_of(node, "condition")
+    update, start = child_of(node, "update"), child_of(node, "initializer")
+    if start is not None:
+        _arithmetic(shell, start)
+    if body is None or condition is None:
+        return True
+
+    def goes_on(turn: int) -> bool:
+        """Count on, then judge the condition."""
+        if turn and update is not None:
+            _arithmetic(shell, update)
+        return bool(_arithmetic(shell, condition))
+
+    return _loop(shell, body, goes_on)
+
+
+def _arithmetic(shell: Shell, node: Node) -> int | None:
+    return shell.expander.number(shell.expander.arithmetic_of(node))
+
+
+def _while_statement(shell: Shell, node: Node) -> Status:
+    condition, body = child_of(node, "condition"), child_of(node, "body")
+    if condition is None or body is None:
+        return True
+    wanted = text_of(node.children[0]).strip() == "while"
+
+    def goes_on(turn: int) -> bool:
+        """Judge the condition anew; an open one ends the loop."""
+        status = shell.statement(condition)
+        if status is None and turn == 0:
+            shell.record.assume(f"the loop of line {line_of(node)} does not run")
+        return status == wanted
+
+    return _loop(shell, body, goes_on)
+
+
+def _loop(shell: Shell, body: Node, goes_on: Callable[[int], bool]) -> Status:
+    status: Status = True
+    for turn in range(MAX_ROUNDS):
+        if not goes_on(turn):
+            break
+        try:
+            status = shell.block(body)
+        except Leave as leave:
+            if leave.kind == "break":
+                break
+            if leave.kind != "continue":
+                raise
+    return status
+
+
+CONTROL: dict[str, Callable[[Shell, Node], Status]] = {
+    "if_statement": _if_statement,
+    "case_statement": _case_statement,
+    "for_statement": _for_statement,
+    "c_style_for_statement": _c_style_for_statement,
+    "while_statement": _while_statement,
+}
+"""What runs a statement, by its kind in the tree."""

@@ -1,0 +1,110 @@
+"""Variables and positional parameters of one shell, and what is taken where only the outside sets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.interop.shell.values import has_hole, hole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.interop.shell.record import Record
+    from layoutopt.optimizer.interop.shell.values import Array
+
+WORD = 16
+"""What a word costs of ``record.MAX_SPENT`` beside its characters."""
+
+
+class Variables:
+    """What expansion asks of the shell around it; ``record`` collects for all shells of a script."""
+
+    def __init__(self, record: Record, arguments: Sequence[str] | None) -> None:
+        self.record = record
+        self.variables: dict[str, str | Array] = {}
+        self.arguments = None if arguments is None else list(arguments)
+        self.withheld: set[str] = set()
+        """Variables of the shell around this one that it did not export."""
+        self.line = 1
+
+    def value(self, name: str) -> str | Array | None:
+        """Return a variable, else what the caller gave under its name."""
+        found = self.variables.get(name)
+        if found is None and name == "BASH_SOURCE":
+            return {"0": self.record.file or "script.sh"}
+        if found is None and name in self.withheld:
+            return ""
+        return self.record.given.get(name) if found is None else found
+
+    def positional(self, name: str) -> str | Array | None:
+        """Return a positional or special parameter."""
+        known = self.arguments if self.arguments is not None else self.record.arguments
+        if name in ("@", "*"):
+            if known is None:
+                self.record.assume('no arguments beside the script ("$@" is empty)')
+            return dict(enumerate_texts(known or []))
+        if name == "#":
+            return None if known is None else str(len(known))
+        if name == "0":
+            return self.record.file or "script.sh"
+        if name.isdigit():
+            place = int(name) - 1
+            if known is None:
+                return self.record.numbered.get(name)
+            return known[place] if place < len(known) else "" if self.arguments is not None else None
+        return None
+
+    def assign(self, name: str, value: str | Array, *, key: str | None = None, append: bool = False) -> None:
+        """Set or extend a variable or one element; what the caller gave replaces a value from outside."""
+        before = self.variables.get(name)
+        if isinstance(value, str) and has_hole(value) and name in self.record.given and not append:
+            value = self.record.given[name]
+        if key is not None:
+            array = dict(before) if isinstance(before, dict) else {} if before is None else {"0": before}
+            old = array.get(key, "") if append else ""
+            array[key] = old + (value if isinstance(value, str) else "")
+            value = array
+        elif append and before is not None:
+            value = _appended(before, value)
+        self.record.spend(
+            len(value) if isinstance(value, str) else sum(map(len, value.values())) + WORD * len(value)
+        )
+        self.variables[name] = value
+
+    def unset(self, name: str) -> str:
+        """Note a variable that only the outside sets."""
+        bare = name.lstrip("#").partition("[")[0]
+        if bare in self.record.own:  # a branch that is not taken sets it, or A="$A more" begins it
+            self.assume_unset(bare, "")
+            return ""
+        if bare in self.record.given:
+            return ""
+        self.record.missing.setdefault(bare, self.line)
+        return hole(name)
+
+    def assume_unset(self, name: str, instead: str) -> None:
+        """Note a default that holds as long as the outside sets nothing."""
+        if not has_hole(instead):
+            shown = f"${name}" if name.isdigit() else name
+            self.record.assume(
+                f"{shown} is not set outside: {instead!r}" if instead else f"{shown} is not set outside"
+            )
+
+
+def enumerate_texts(values: Sequence[str]) -> list[tuple[str, str]]:
+    """Return values with their places as texts: the elements of an array."""
+    return [(str(place), value) for place, value in enumerate(values)]
+
+
+def _appended(before: str | Array, value: str | Array) -> str | Array:
+    if isinstance(value, str) and isinstance(before, str):
+        return before + value
+    array = dict(before) if isinstance(before, dict) else {"0": before}
+    if isinstance(value, str):
+        array["0"] = array.get("0", "") + value
+        return array
+    numbered = all(key.isdigit() for key in value)
+    start = 1 + max((int(key) for key in array if key.isdigit()), default=-1)
+    for key, element in value.items():
+        array[str(start + int(key)) if numbered else key] = element
+    return array
