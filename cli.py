@@ -20,11 +20,19 @@ from layoutopt import __version__
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import Settings
 from layoutopt.optimizer.report.commands.values import near_hint
-from layoutopt.optimizer.report.terminal import say, say_lines
+from layoutopt.optimizer.report.terminal import open_streams, say, say_lines
 from layoutopt.optimizer.specs.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+OUT_OF_MEMORY = Problem(
+    key="layoutopt",
+    what="this machine has too little free memory",
+    allowed="a smaller question: --fix, --max, --gpus",
+)
+NO_ROOM = ("failed to map segment", "Cannot allocate memory")
+"""What the loader of shared libraries says when memory is short (glibc elf/dl-load.c)."""
 
 ISSUES = "please report it with the command and its inputs"
 
@@ -112,6 +120,7 @@ class CommandLine(click.Group):
     ) -> NoReturn:
         """Run and exit with an ``ExitCode``; user errors are one line for each problem on stderr."""
         settings: Settings = extra.setdefault("obj", Settings())
+        open_streams()
         try:
             result = super().main(
                 args, prog_name or "layoutopt", complete_var, standalone_mode=False,
@@ -127,11 +136,16 @@ class CommandLine(click.Group):
             code = _complain(usage_problem(error))
         except click.exceptions.Abort:
             code = ExitCode.INTERRUPTED
+        except MemoryError:
+            code = _complain(OUT_OF_MEMORY)
         except OSError as error:  # a full disk, a file that vanished: the machine's fault, not the code's
             if settings.verbose:
                 say_lines("".join(traceback.format_exception(error)).rstrip())
             what = error.strerror or type(error).__name__
             code = _complain(Problem(key="layoutopt", what=what, file=str(error.filename or "")))
+        except ImportError as error:
+            short = any(word in str(error) for word in NO_ROOM)
+            code = _complain(OUT_OF_MEMORY) if short else _internal_error(error, verbose=settings.verbose)
         except Exception as error:
             code = _internal_error(error, verbose=settings.verbose)
         sys.exit(code)

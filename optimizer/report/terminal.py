@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +19,20 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.report.commands.options import OutputOptions
 
 
+def open_streams() -> None:
+    """Let every standard stream take what comes: a closed one takes it nowhere, a narrow encoding takes escapes."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the parent, as ``>&-`` does
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def say(text: str) -> None:
-    """Print one line to stderr."""
-    click.echo(printable(text), err=True)
+    """Print one line to stderr; where that is full or gone, nobody can be told."""
+    with suppress(OSError):
+        click.echo(printable(text), err=True)
 
 
 def note(text: str, output: OutputOptions) -> None:
@@ -35,7 +49,8 @@ def notes(texts: tuple[str, ...], output: OutputOptions) -> None:
 
 def say_lines(text: str) -> None:
     """Print lines to stderr."""
-    click.echo(printable(text, lines=True), err=True)
+    with suppress(OSError):
+        click.echo(printable(text, lines=True), err=True)
 
 
 def print_document(text: str) -> None:

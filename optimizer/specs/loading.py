@@ -272,7 +272,7 @@ def _near(text: str, known: Iterable[str]) -> str:
 def _counts_gpus(text: str) -> bool:
     """Tell whether a text has the form ``NAMExN``."""
     head, _, count = text.rpartition("x")
-    return bool(head) and count.isdigit()
+    return bool(head) and count.isdecimal()
 
 
 def _near_gpus(text: str, what: str) -> str:

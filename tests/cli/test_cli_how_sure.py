@@ -18,7 +18,7 @@ def test_every_answer_prints_its_error_band(run: Callable[..., Result]) -> None:
     assert "How sure" in text
     assert "measured runs of this kind (dense 16-bit H100)" in text
     assert "that the fit had not seen" in text
-    assert "not distinguishable by this model" in text and "would tell" in text
+    assert "not distinguishable by this model" in text and "to tell it from the next best" in text
 
 
 def test_near_ties_are_marked_by_the_band(ask: Callable[..., dict[str, Any]]) -> None:

@@ -111,7 +111,7 @@ class _Parser:
             if not self.take(")"):
                 raise NotArithmetic("(")
             return value
-        if mark[:1].isdigit():
+        if mark[:1].isdecimal():
             return int(
                 mark,
                 16

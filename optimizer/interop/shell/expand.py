@@ -209,7 +209,7 @@ class Expander:
         value = self.state.value(bare)
         if isinstance(value, dict):
             key = key.rstrip("]").lstrip("$") or "0"
-            named = self.state.value(key) if key not in value and not key.isdigit() else None
+            named = self.state.value(key) if key not in value and not key.isdecimal() else None
             value = value.get(named if isinstance(named, str) else key, "")
         if value is None or has_hole(value):
             return None
@@ -256,7 +256,7 @@ class Expander:
         if text in _EVERY or has_hole(text):
             return text
         value = self.state.value(name)
-        associative = isinstance(value, dict) and any(not key.lstrip("-").isdigit() for key in value)
+        associative = isinstance(value, dict) and any(not key.lstrip("-").isdecimal() for key in value)
         if associative or not re.fullmatch(r"[\w\s+*/%()-]+", text):
             return text
         number = self.number(text) if re.search(r"\d", text) or self.state.value(text) is not None else None

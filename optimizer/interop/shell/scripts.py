@@ -131,8 +131,8 @@ def too_open(script: Script, file: str) -> InputError:
 def how_to_give(names: list[str]) -> str:
     """Say by which options values come from outside."""
     shown = [
-        f"--arg {name if name.isdigit() else 1}=..."
-        if name.isdigit() or name in "#@*"
+        f"--arg {name if name.isdecimal() else 1}=..."
+        if name.isdecimal() or name in "#@*"
         else f"--set {name}=..."
         for name in names
         if re.fullmatch(r"\w+|[#@*]", name)

@@ -47,7 +47,7 @@ class Variables:
             return None if known is None else str(len(known))
         if name == "0":
             return self.record.file or "script.sh"
-        if name.isdigit():
+        if name.isdecimal():
             place = int(name) - 1
             if known is None:
                 return self.record.numbered.get(name)
@@ -85,7 +85,7 @@ class Variables:
     def assume_unset(self, name: str, instead: str) -> None:
         """Note a default that holds as long as the outside sets nothing."""
         if not has_hole(instead):
-            shown = f"${name}" if name.isdigit() else name
+            shown = f"${name}" if name.isdecimal() else name
             self.record.assume(
                 f"{shown} is not set outside: {instead!r}" if instead else f"{shown} is not set outside"
             )
@@ -103,8 +103,8 @@ def _appended(before: str | Array, value: str | Array) -> str | Array:
     if isinstance(value, str):
         array["0"] = array.get("0", "") + value
         return array
-    numbered = all(key.isdigit() for key in value)
-    start = 1 + max((int(key) for key in array if key.isdigit()), default=-1)
+    numbered = all(key.isdecimal() for key in value)
+    start = 1 + max((int(key) for key in array if key.isdecimal()), default=-1)
     for key, element in value.items():
         array[str(start + int(key)) if numbered else key] = element
     return array

@@ -205,7 +205,7 @@ def _axis_limits(option: str, texts: tuple[str, ...]) -> dict[str, int]:
     """Read ``pp=16``."""
     found: dict[str, int] = {}
     for axis, value in _pairs(option, texts):
-        if not value.isdigit():
+        if not value.isdecimal():
             raise input_error(f"{axis}={value} is no limit", "a whole number, e.g. pp=16", key=option)
         if axis in found:
             raise input_error(f"{axis} is given twice", "one limit per axis", key=option)
@@ -237,4 +237,4 @@ def _value(axis: str, text: str) -> Value:
     if axis == "sp" and word in _SWITCH:
         return _SWITCH[word]
     digits = word.removeprefix("-")
-    return int(word) if digits.isdigit() and len(digits) <= 12 else word
+    return int(word) if digits.isdecimal() and len(digits) <= 12 else word

@@ -334,7 +334,7 @@ def bare_flag_values(args: list[str], flags: dict[str, str]) -> list[str]:
     filled = []
     for position, arg in enumerate(args):
         following = args[position + 1] if position + 1 < len(args) else ""
-        bare = arg in flags and not following.removesuffix("%").replace(".", "", 1).isdigit()
+        bare = arg in flags and not following.removesuffix("%").replace(".", "", 1).isdecimal()
         filled.append(f"{arg}={flags[arg]}" if bare else arg)
     return filled
 

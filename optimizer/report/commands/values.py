@@ -149,7 +149,7 @@ class Whole(Value):
         Thousands may be separated by _ or commas.
         """
         text = str(value).strip().replace(",", "").replace("_", "")
-        number = int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else _with_unit(text)
+        number = int(text) if text.removeprefix("-").isdecimal() and len(text) <= 20 else _with_unit(text)
         if number is None or not self.least <= number <= self.most:
             allowed = f"whole numbers from {self.least} to {self.most:,}"
             raise option_problem(param, f"{str(value)[:60]!r} is not valid", allowed)
@@ -161,7 +161,9 @@ def _with_unit(text: str) -> int | None:
     from layoutopt.optimizer.specs import units
 
     try:
-        number = units.parse_quantity(text, units.COUNT) if text[:1].isdigit() and not text.isdigit() else 0.5
+        number = (
+            units.parse_quantity(text, units.COUNT) if text[:1].isdecimal() and not text.isdecimal() else 0.5
+        )
     except InputError:
         return None
     return int(number) if number == int(number) and "e" not in text.lower() else None

@@ -154,7 +154,7 @@ def _product(layout: Layout, axes: str) -> int:
         "edp": max(layout.dp * layout.cp * layout.tp // outside, 1),
     }
     return prod(
-        int(axis) if axis.isdigit() else values[axis] if axis in values else int(getattr(layout, axis))
+        int(axis) if axis.isdecimal() else values[axis] if axis in values else int(getattr(layout, axis))
         for axis in axes.split("*")
     )
 
