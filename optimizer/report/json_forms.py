@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     Plain = dict[str, Any]
 
-HIDDEN = ("chain", "tiers", "plan")
-"""Columns of a sweep's store that are its own."""
-
 BAND = ("low", "expected", "high")
 BANDS = ("step_time_s", "tokens_per_s", "mfu_causal", "mfu_full")
 
@@ -281,5 +278,7 @@ def _worst(row: RowResult) -> Plain:
 
 def sweep_to_plain(result: SweepResult, rows: Iterable[Row]) -> Plain:
     """Write how a sweep ended and its rows."""
+    from layoutopt.optimizer.sweep.rows import HIDDEN
+
     shown = [{name: value for name, value in row.items() if name not in HIDDEN} for row in rows]
     return {**to_plain(result), "rows": shown}

@@ -125,6 +125,10 @@ def sweep_progress_text(state: SweepProgress) -> str:
         words.append(f"{state.points_per_s:.2f}/s")
     if state.left_s is not None:
         words.append(f"{format_seconds(state.left_s)} left")
+    if state.lost:
+        words.append(f"{state.lost:,} lost with their worker")
+    if state.waiting:
+        words.append(f"waiting for {state.waiting:,} that another sweep is solving")
     if state.failed:
         words.append(f"{state.failed:,} failed")
     if state.last is not None:
@@ -140,6 +144,7 @@ class SweepProgressPrinter:
         self._lines_wanted = not quiet and not self._live_wanted and verbose
         self._live: Live | None = None
         self._last = -SWEEP_LINE_EVERY_S
+        self._waits_unsaid = not quiet
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +158,11 @@ class SweepProgressPrinter:
 
     def update(self, state: SweepProgress) -> None:
         """Show a state if it is due; the last one always is."""
+        if state.waiting and self._waits_unsaid and not self._live_wanted:
+            self._waits_unsaid = False  # whoever waits wants to know for what, also without progress
+            say(
+                f"waiting for {state.waiting:,} points that another sweep is solving; its claims end when it does"
+            )
         every = LIVE_EVERY_S if self._live_wanted else SWEEP_LINE_EVERY_S
         now = time.perf_counter()
         if now - self._last < every and state.done < state.total:

@@ -21,7 +21,9 @@ def is_dead(owner: str) -> bool:
 
     Of other machines, and where the system doesn't say, nothing is known: their claims end with their lease.
     """
-    machine, process, started, _ = owner.split("/")
+    machine, process, started = [*owner.split("/"), "", ""][:3]
+    if not process.isdecimal() or len(process) > 18:
+        return True  # no process of ours wrote that
     if machine != _machine() or os.name != "posix":
         return False
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import isinf, prod
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.solve.inputs import Question, cost_model_digest
@@ -135,11 +135,13 @@ def make_point(workload: Workload, family: str, cluster: ClusterSpec, options: S
 
 
 def _search_plain(options: SolveOptions) -> dict[str, Any]:
-    """Write the options that steer the search and show in the answer: near-ties, gap, unfinished proof."""
-    limit = options.time_limit_s  # JSON has no infinity
+    """Write the options that show in a finished answer: near-ties and gap.
+
+    The time limit is none of them: what is proven is proven under any limit, and the store knows under which an unfinished
+    search stopped.
+    """
     return {
         "top": options.top,
         "near": None if options.near is None else float(options.near),
         "gap": float(options.gap),
-        "time_limit_s": None if isinf(limit) else float(limit),
     }

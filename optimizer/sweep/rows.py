@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import input_error
@@ -56,15 +57,24 @@ COLUMNS: dict[str, str] = {
     "precision": "TEXT",
     "message": "TEXT",
     "solve_time_s": "REAL",
+    "time_limit_s": "REAL",
     "warm_started": "INTEGER",
     "solved_at": "TEXT",
     "chain": "TEXT NOT NULL",
     "tiers": "TEXT NOT NULL",
     "plan": "BLOB",
+    "checksum": "TEXT NOT NULL",
 }
-"""Columns of the store with their SQL types, in order. ``tiers`` is JSON, ``plan`` compressed JSON."""
+"""Columns of the store with their SQL types, in order.
 
-EXPORTED = tuple(name for name in COLUMNS if name not in ("chain", "tiers", "plan"))
+``tiers`` is JSON, ``plan`` compressed JSON with a checksum of its own, ``checksum`` that of all other columns.
+``time_limit_s`` is the limit under which an answer was searched, NULL for none.
+"""
+
+HIDDEN = ("chain", "tiers", "plan", "checksum")
+"""Columns that are the store's own."""
+
+EXPORTED = tuple(name for name in COLUMNS if name not in HIDDEN)
 """Columns that an export holds."""
 
 _DEGREES = ("tp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches")
@@ -74,11 +84,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What solving one point gave: columns of the answer, and the compressed plan (None after an error)."""
+    """What solving one point gave: columns of the answer, and the compressed plan (None after an error).
+
+    ``lost``: the worker died over it, so that there is no answer to keep.
+    """
 
     key: str
     columns: dict[str, Any]
     plan: bytes | None = None
+    lost: bool = False
 
     @property
     def failed(self) -> bool:
@@ -87,8 +101,30 @@ class Outcome:
 
 
 def failed_outcome(key: str, message: str) -> Outcome:
-    """Return the outcome of a solve that raised or whose process died."""
+    """Return the outcome of a solve that raised."""
     return Outcome(key=key, columns={"status": ERROR, "message": message})
+
+
+def lost_outcome(key: str, message: str) -> Outcome:
+    """Return the outcome of a solve whose process died: nothing is known of the point."""
+    return replace(failed_outcome(key, message), lost=True)
+
+
+def checksum(values: Row) -> str:
+    """Return a checksum of a row's cells, as SQLite gives them back."""
+    cells = [
+        _cell(kind, values.get(name)) for name, kind in COLUMNS.items() if name not in ("plan", "checksum")
+    ]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
+
+
+def _cell(kind: str, value: Any) -> Any:
+    """Return a cell in the type of its column: SQLite keeps whole numbers of REAL columns as floats."""
+    if value is None:
+        return None
+    return (
+        float(value) if kind.startswith("REAL") else int(value) if kind.startswith("INTEGER") else str(value)
+    )
 
 
 def answer_columns(plan: Plan) -> dict[str, Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import cost_model_digest
+from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.sweep.owners import new_owner
 from layoutopt.optimizer.sweep.store import SweepStore
 from layoutopt.optimizer.sweep.work import SolveWork, Task
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.executors.seam import Executor, PointWork
     from layoutopt.optimizer.sweep.points import SweepPoint
     from layoutopt.optimizer.sweep.rows import Outcome
+    from layoutopt.optimizer.sweep.store import Claim
     from layoutopt.optimizer.sweep.work import PlanWriter
 
 LEASE_S = 120.0
@@ -37,7 +40,8 @@ class SweepProgress:
 
     Of ``total`` points ``reused`` were in the store or solved by another sweep, ``solved`` were solved now,
     of which ``failed`` ended in an error. ``points_per_s`` and ``left_s`` are None until a point is solved.
-    ``last`` is the point just answered.
+    ``lost`` points have no answer because their worker died. ``waiting`` points are being solved by another sweep, and
+    nothing else is left to do. ``last`` is the point just answered.
     """
 
     total: int
@@ -47,6 +51,8 @@ class SweepProgress:
     points_per_s: float | None
     left_s: float | None
     last: SweepPoint | None = None
+    lost: int = 0
+    waiting: int = 0
 
     @property
     def done(self) -> int:
@@ -56,7 +62,10 @@ class SweepProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """How a sweep ended; its answers are in the store. ``unproven`` counts answers that hit a time limit."""
+    """How a sweep ended; its answers are in the store.
+
+    ``unproven`` counts answers that hit a time limit, ``lost`` points whose worker died: the same command tries them again.
+    """
 
     total: int
     reused: int
@@ -66,6 +75,7 @@ class SweepResult:
     infeasible: int
     interrupted: bool
     seconds: float
+    lost: int = 0
 
 
 def run_sweep(
@@ -106,7 +116,7 @@ def run_sweep(
     """
     with SweepStore(store) as opened:
         sweep = _Sweep(points, opened, on_progress, retry_errors, warm_start, lease_s)
-        with _heartbeat(opened.path, sweep.owner, lease_s):
+        with heartbeat(opened.path, sweep.owner, lease_s):
             try:
                 return sweep.run(executor, SolveWork(write_plan=write_plan))
             finally:
@@ -129,14 +139,16 @@ class _Sweep:
         self._points, self._store, self._on_progress = points, store, on_progress
         self._retry, self._warm, self._lease_s = retry, warm_start, lease_s
         self._begun = time.perf_counter()
-        self._reused = self._solved = self._failed = self._unproven = self._infeasible = 0
+        self._reused = self._solved = self._failed = self._unproven = self._infeasible = self._lost = 0
+        self._limit_s = points[0].question.options.time_limit_s if points else inf
+        self._held: dict[str, tuple[Claim, float]] = {}
         self._at_work: dict[str, SweepPoint] = {}
 
     def run(self, executor: Executor, work: PointWork) -> SweepResult:
         """Solve what is open; wait for what other sweeps are solving."""
         interrupted = False
         try:
-            answered = self._store.solved_keys(with_errors=not self._retry)
+            answered = self._answered()
             self._open = [point for point in self._points if point.key not in answered]
             self._reused = len(self._points) - len(self._open)
             self._report(None)
@@ -152,6 +164,7 @@ class _Sweep:
             unproven=self._unproven,
             infeasible=self._infeasible,
             interrupted=interrupted,
+            lost=self._lost,
             seconds=time.perf_counter() - self._begun,
         )
 
@@ -173,7 +186,11 @@ class _Sweep:
         claim = self._store.claim
         for point in points:
             now_s = time.time()
-            if not claim(point.key, self.owner, lease_s=self._lease_s, now_s=now_s, retry=self._retry):
+            taken = claim(
+                point.key, self.owner, lease_s=self._lease_s, now_s=now_s, retry=self._retry,
+                time_limit_s=self._limit_s, silent=self._silent(point.key),
+            )  # fmt: skip
+            if not taken:
                 self._open.append(point)
                 continue
             self._at_work[point.key] = point
@@ -184,15 +201,36 @@ class _Sweep:
 
     def _drop_answered(self) -> None:
         """Forget open points that another sweep has answered."""
-        answered = self._store.solved_keys(with_errors=not self._retry)
+        answered = self._answered()
         left = [point for point in self._open if point.key not in answered]
         self._reused += len(self._open) - len(left)
         self._open = left
-        self._report(None)
+        self._watch()
+        self._report(None, waiting=len(left))
+
+    def _answered(self) -> set[str]:
+        return self._store.solved_keys(with_errors=not self._retry, time_limit_s=self._limit_s)
+
+    def _watch(self) -> None:
+        """Note since when each claim of others has been as it is."""
+        now = time.monotonic()
+        found = self._store.claims()
+        self._held = {
+            key: before if (before := self._held.get(key)) and before[0] == held else (held, now)
+            for key, held in found.items()
+        }
+
+    def _silent(self, key: str) -> Claim | None:
+        """Return a claim that nobody renewed for a whole lease, whatever it says: clocks differ, owners renew."""
+        held, since = self._held.get(key, (None, time.monotonic()))
+        return held if time.monotonic() - since > self._lease_s else None
 
     def _keep(self, outcome: Outcome) -> None:
         point = self._at_work.pop(outcome.key)
-        if not self._store.save(point, outcome, self.owner):
+        if outcome.lost:
+            self._store.release(self.owner, [point.key])
+            self._lost += 1
+        elif not self._store.save(point, outcome, self.owner):
             self._reused += 1
         else:
             status = outcome.columns["status"]
@@ -202,12 +240,12 @@ class _Sweep:
             self._infeasible += status == Status.INFEASIBLE
         self._report(point)
 
-    def _report(self, last: SweepPoint | None) -> None:
+    def _report(self, last: SweepPoint | None, *, waiting: int = 0) -> None:
         if self._on_progress is None:
             return
         seconds = time.perf_counter() - self._begun
         rate = self._solved / seconds if self._solved else None
-        left = len(self._points) - self._reused - self._solved
+        left = len(self._points) - self._reused - self._solved - self._lost
         self._on_progress(
             SweepProgress(
                 total=len(self._points),
@@ -217,18 +255,21 @@ class _Sweep:
                 points_per_s=rate,
                 left_s=left / rate if rate else None,
                 last=last,
+                lost=self._lost,
+                waiting=waiting,
             )
         )
 
 
 @contextmanager
-def _heartbeat(path: Path, owner: str, lease_s: float) -> Iterator[None]:
+def heartbeat(path: Path, owner: str, lease_s: float) -> Iterator[None]:
     """Renew this sweep's claims from a thread of its own until the block ends."""
     ended = threading.Event()
 
     def beat() -> None:
-        with SweepStore(path) as store:
-            while not ended.wait(lease_s / 4):
+        while not ended.wait(lease_s / 4):
+            # What keeps a claim from being renewed (a lock, a full disk) meets the next answer too, and is said there.
+            with suppress(InputError), SweepStore(path) as store:
                 store.renew(owner, lease_s=lease_s, now_s=time.time())
 
     thread = threading.Thread(target=beat, daemon=True)

@@ -12,13 +12,15 @@ import os
 import sqlite3
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.specs.canonical import layout_from_plain
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.sweep.owners import is_dead
-from layoutopt.optimizer.sweep.rows import COLUMNS, ERROR, unpack_plan
+from layoutopt.optimizer.sweep.rows import COLUMNS, ERROR, checksum, unpack_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x4C4F5054
 """``LOPT``: marks the file as a store of sweeps (PRAGMA application_id)."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_S = 60.0
 """Wait for another process's transaction; each takes milliseconds."""
 
@@ -44,14 +46,20 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """
 
 
+_SHORT_OF_TIME = f"(status = '{Status.STOPPED.value}' AND coalesce(time_limit_s, 1e999) < ?)"
+"""Answers whose search had less time than is given now; 1e999 is infinity."""
+
+Claim = tuple[str, float]
+"""Who solves a point, and until when it is claimed (seconds since 1970)."""
+
 _ORDER = "model, family, sequence_length, global_batch, network_gbit_per_s, framework, chain, gpus, key"
 
 
 class SweepStore:
     """An open store. Use one object per thread; ``close`` it, or use it in a ``with`` statement."""
 
-    def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        """Open a store, or create it.
+    def __init__(self, path: str | Path, *, create: bool = True, read_only: bool = False) -> None:
+        """Open a store, or create it; ``read_only`` reads one that this user may not write to as well.
 
         Raises
         ------
@@ -66,11 +74,16 @@ class SweepStore:
             _create(self.path)
         _check_kind(self.path)
         try:
-            self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            self._db = (
+                _reading(self.path)
+                if read_only
+                else sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            )
             self._db.row_factory = sqlite3.Row
             self._check_content()
             # A point takes far longer than the disk: wait for it, so that a power cut loses nothing either.
-            self._db.execute("PRAGMA synchronous = FULL")
+            if not read_only:
+                self._db.execute("PRAGMA synchronous = FULL")
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from None
 
@@ -101,31 +114,56 @@ class SweepStore:
             try:
                 yield self._db
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has ended it
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from None
 
-    def solved_keys(self, *, with_errors: bool = True) -> set[str]:
-        """Return the keys of all answered points, those that failed included or not."""
-        where = "" if with_errors else f" WHERE status != '{ERROR}'"
-        return {row["key"] for row in self._read(f"SELECT key FROM points{where}", ())}
+    def solved_keys(self, *, with_errors: bool = True, time_limit_s: float = inf) -> set[str]:
+        """Return the keys of all answered points, those that failed included or not.
 
-    def claim(self, key: str, owner: str, *, lease_s: float, now_s: float, retry: bool = False) -> bool:
+        An unproven answer counts unless ``time_limit_s`` is longer than the limit that it had.
+        """
+        kept = [] if with_errors else [f"status != '{ERROR}'"]
+        sql = f"SELECT key FROM points WHERE {' AND '.join([*kept, f'NOT {_SHORT_OF_TIME}'])}"
+        return {row["key"] for row in self._read(sql, (time_limit_s,))}
+
+    def claim(
+        self,
+        key: str,
+        owner: str,
+        *,
+        lease_s: float,
+        now_s: float,
+        retry: bool = False,
+        time_limit_s: float = inf,
+        silent: Claim | None = None,
+    ) -> bool:
         """Claim a point for ``lease_s`` seconds; False when it is answered or somebody alive works on it.
 
-        ``retry`` claims a point whose answer is an error. ``now_s`` is seconds since 1970.
+        ``retry`` claims a point whose answer is an error, a longer ``time_limit_s`` one whose search ended too early.
+        ``silent`` is a claim that has not been renewed while its owner should have: it no longer counts. ``now_s`` is
+        seconds since 1970.
         """
         with self._transaction() as db:
-            answered = db.execute("SELECT status FROM points WHERE key = ?", (key,)).fetchone()
-            if answered is not None and not (retry and answered["status"] == ERROR):
+            sql = f"SELECT status, {_SHORT_OF_TIME} AS short FROM points WHERE key = ?"
+            answered = db.execute(sql, (time_limit_s, key)).fetchone()
+            again = answered is not None and (answered["short"] or (retry and answered["status"] == ERROR))
+            if answered is not None and not again:
                 return False
             held = db.execute("SELECT owner, expires_s FROM claims WHERE key = ?", (key,)).fetchone()
-            if held is not None and held["expires_s"] > now_s and not is_dead(held["owner"]):
+            alive = held is not None and held["expires_s"] > now_s and not is_dead(held["owner"])
+            if alive and (held["owner"], held["expires_s"]) != silent:
                 return False
             db.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, owner, now_s + lease_s))
             return True
+
+    def claims(self) -> dict[str, Claim]:
+        """Return who claims which point, and until when (seconds since 1970)."""
+        rows = self._read("SELECT key, owner, expires_s FROM claims", ())
+        return {row["key"]: (row["owner"], row["expires_s"]) for row in rows}
 
     def renew(self, owner: str, *, lease_s: float, now_s: float) -> None:
         """Prolong all claims of ``owner``."""
@@ -145,14 +183,18 @@ class SweepStore:
     def save(self, point: SweepPoint, outcome: Outcome, owner: str) -> bool:
         """Write an answer and drop the claim on it; False when another sweep answered first."""
         values = point.columns() | outcome.columns | {"key": point.key, "plan": outcome.plan}
+        limit_s = point.question.options.time_limit_s
         values |= {
             "tiers": json.dumps(values["tiers"]),
             "solved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time_limit_s": limit_s if isfinite(limit_s) else None,
         }
+        values["checksum"] = checksum(values)
         names = [name for name in COLUMNS if name in values]
         sql = f"INSERT OR IGNORE INTO points ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         with self._transaction() as db:
-            db.execute("DELETE FROM points WHERE key = ? AND status = ?", (point.key, ERROR))
+            replaced = f"DELETE FROM points WHERE (status = '{ERROR}' OR {_SHORT_OF_TIME}) AND key = ?"
+            db.execute(replaced, (limit_s, point.key))
             written = db.execute(sql, [values[name] for name in names]).rowcount == 1
             db.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (point.key, owner))
         return written
@@ -162,10 +204,22 @@ class SweepStore:
         names = ", ".join(name for name in COLUMNS if name != "plan")
         if keys is None:
             sql = f"SELECT {names} FROM points ORDER BY {_ORDER}"
-            yield from (_row(row) for row in self._read(sql, ()))
+            yield from (self._row(row) for row in self._read(sql, ()))
             return
         for key in keys:
-            yield from (_row(row) for row in self._read(f"SELECT {names} FROM points WHERE key = ?", (key,)))
+            found = self._read(f"SELECT {names} FROM points WHERE key = ?", (key,))
+            yield from (self._row(row) for row in found)
+
+    def _row(self, row: sqlite3.Row) -> Row:
+        """Return a row as it was written; raises ``InputError`` for one that is not."""
+        plain = dict(row)
+        try:
+            if plain["checksum"] != checksum(plain):
+                raise ValueError("its cells do not meet its checksum")
+            return plain | {"tiers": json.loads(plain["tiers"])}
+        except (ValueError, TypeError) as error:
+            what = f"is damaged in the row of {str(plain['model'])[:40]!r} on {plain['gpus']} GPUs ({error})"
+            raise input_error(what, "a backup, or another --store path", file=str(self.path)) from None
 
     def neighbour(self, chain: str, gpus: int) -> Layout | None:
         """Return the layout answered at the size nearest to ``gpus`` in a chain, None when there is none."""
@@ -184,16 +238,26 @@ class SweepStore:
 
     def _read(self, sql: str, values: Sequence[object]) -> Iterator[sqlite3.Row]:
         try:
-            yield from self._db.execute(sql, values)
+            yield from self._db.execute(sql, values).fetchall()  # no cursor outlives the file
         except sqlite3.ProgrammingError:
             raise
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from None
 
 
-def _row(row: sqlite3.Row) -> Row:
-    plain = dict(row)
-    return plain | {"tiers": json.loads(plain["tiers"])}
+def _reading(path: Path) -> sqlite3.Connection:
+    """Open a store for reading, also where neither it nor its folder can be written."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        db = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
+        db.execute("SELECT 1 FROM sqlite_master").fetchall()
+    except sqlite3.OperationalError as error:
+        log = path.with_name(f"{path.name}-wal")
+        if "unable to open" not in str(error) or (log.exists() and log.stat().st_size):
+            raise
+        # SQLite wants its index of the log beside the file; without a log there is nothing that it could miss
+        db = sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+    return db
 
 
 def _create(path: Path) -> None:
@@ -232,7 +296,7 @@ def _check_kind(path: Path) -> None:
             raise input_error(
                 "is empty, no store; it was left as it is", "another --store path", file=str(path)
             )
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
+        with closing(_reading(path)) as db:
             kind = db.execute("PRAGMA application_id").fetchone()[0]
             version = db.execute("PRAGMA user_version").fetchone()[0]
     except OSError as error:
@@ -252,6 +316,10 @@ def _check_kind(path: Path) -> None:
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> Exception:
     text = str(error)
+    if "is full" in text:
+        return input_error(
+            "can't be written: the disk is full", "free space; what was solved is kept", file=str(path)
+        )
     if "readonly" in text or "unable to open" in text:
         return input_error(f"can't be written ({text})", "a store you may write to", file=str(path))
     if "locked" in text:

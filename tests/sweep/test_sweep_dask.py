@@ -50,7 +50,7 @@ class Cluster:
         self._env, self._folder = os.environ | {"PYTHONPATH": path}, folder
         file = folder / "scheduler.json"
         self._scheduler = self._start(
-            "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)
+            "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)
         )
         self.workers = [
             self._start("worker", "--scheduler-file", str(file), "--no-nanny", *WORKER) for _ in range(2)

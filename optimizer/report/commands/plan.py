@@ -235,7 +235,10 @@ def _draw(
         drawing,
         output,
         page=lambda: training_page(
-            training, marginal=drawn.get("marginal", ()), sizes=drawn.get("sizes", ())
+            training,
+            marginal=drawn.get("marginal", ()),
+            sizes=drawn.get("sizes", ()),
+            fewest=[*drawn.get("fewest", ()), *drawn.get("deadline", ())],
         ),
         picture=lambda: training_picture(training),
     )
@@ -254,12 +257,14 @@ def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: Pl
     family, parts = load_family(cluster), []
     if asked.fewest:
         found = fewest_that_fit(workload, family, options.solve)
-        table = fewest_section("Fewest GPUs that fit", found, priced=False)
-        parts.append(_Extra(key="fewest", plain=to_plain(found), table=table))
+        title = "Fewest GPUs that fit"
+        table = fewest_section(title, found, priced=False)
+        parts.append(_Extra(key="fewest", plain=to_plain(found), table=table, drawn=[(title, found)]))
     if asked.days is not None:
         found = fewest_for_deadline(workload, family, options, days=asked.days)
-        table = fewest_section(f"Fewest GPUs for {asked.days:g} days", found, priced=True)
-        parts.append(_Extra(key="deadline", plain=to_plain(found), table=table))
+        title = f"Fewest GPUs for {asked.days:g} days"
+        table = fewest_section(title, found, priced=True)
+        parts.append(_Extra(key="deadline", plain=to_plain(found), table=table, drawn=[(title, found)]))
     if asked.sizes is not None:
         answers = cost_by_size(workload, family, parse_counts(asked.sizes, key="--sizes"), options)
         best = cheapest(answers, days=asked.days)

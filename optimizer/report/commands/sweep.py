@@ -136,9 +136,10 @@ def sweep(
             points, store, _executor(jobs, scheduler), output, retry_errors=retry_errors, warm_start=not cold
         )
     rows = _rows(points, store, nested=nested)
-    _print(result, rows, store, output, nested=nested)
-    _draw(rows, demands.gpu_hour_cost, drawing, output)
-    unfinished = result.interrupted or result.unproven or result.failed
+    sure = _how_sure(points)
+    _print(result, rows, store, output, nested=nested, sure=sure)
+    _draw(rows, demands.gpu_hour_cost, drawing, output, sure)
+    unfinished = result.interrupted or result.unproven or result.failed or result.lost
     return ExitCode.STOPPED if unfinished else ExitCode.OK
 
 
@@ -166,7 +167,10 @@ def export(
     if file is None and chosen == "parquet":
         raise input_error("Parquet is no text", "-o FILE", key="--format")
     _require_name(store)
-    with SweepStore(store, create=False) as opened, named(where="--where", format="--format", file=OUTPUT):
+    with (
+        SweepStore(store, create=False, read_only=True) as opened,
+        named(where="--where", format="--format", file=OUTPUT),
+    ):
         rows = export_rows(opened, where=_conditions(where), nested=nested)
         if file is None:
             text = StringIO()
@@ -262,7 +266,11 @@ def _rows(points: Sequence[SweepPoint], store: Path, *, nested: bool) -> list[Ro
 
 
 def _draw(
-    rows: list[Row], gpu_hour_cost: float | None, drawing: DrawingOptions, output: OutputOptions
+    rows: list[Row],
+    gpu_hour_cost: float | None,
+    drawing: DrawingOptions,
+    output: OutputOptions,
+    sure: list[str],
 ) -> None:
     """Write page and picture; without any layout there is only a page to write."""
     if not drawing.wanted:
@@ -276,12 +284,37 @@ def _draw(
     write_drawing(
         drawing,
         output,
-        page=lambda: sweep_page(rows, gpu_hour_cost=gpu_hour_cost),
+        page=lambda: sweep_page(rows, gpu_hour_cost=gpu_hour_cost, sure=sure),
         picture=lambda: sweep_picture(rows),
     )
 
 
-def _print(result: SweepResult, rows: list[Row], store: Path, output: OutputOptions, *, nested: bool) -> None:
+def _how_sure(points: Sequence[SweepPoint]) -> list[str]:
+    """Say for every model and kind of cluster how far off such predictions were, each sentence once."""
+    from layoutopt.optimizer.cost.factory import CostKind
+    from layoutopt.optimizer.evidence.band import error_band
+    from layoutopt.optimizer.report.tables.honesty import brief_lines
+
+    kinds = {(point.model, point.family): point.question for point in points}
+    lines = [
+        line
+        for asked in kinds.values()
+        if asked.options.cost is CostKind.FULL
+        for line in brief_lines(
+            error_band(
+                asked.workload.model,
+                asked.cluster,
+                asked.workload.training.precision,
+                framework=asked.options.framework,
+            )
+        )
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _print(
+    result: SweepResult, rows: list[Row], store: Path, output: OutputOptions, *, nested: bool, sure: list[str]
+) -> None:
     if output.json:
         from layoutopt.optimizer.report.json_forms import sweep_to_plain
 
@@ -289,4 +322,4 @@ def _print(result: SweepResult, rows: list[Row], store: Path, output: OutputOpti
         return
     from layoutopt.optimizer.report.tables.sweep import sweep_tables
 
-    print_tables(sweep_tables(result, rows, str(store), nested=nested))
+    print_tables(sweep_tables(result, rows, str(store), nested=nested, sure=sure))

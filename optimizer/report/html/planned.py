@@ -15,6 +15,7 @@ from layoutopt.optimizer.report.html.wall import (
     sizes_chart,
     wall_chart,
 )
+from layoutopt.optimizer.report.tables.sweep import fewest_words
 from layoutopt.optimizer.report.tables.training import (
     bandwidth_rows,
     budget_pairs,
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
-    from layoutopt.optimizer.sweep.inverse import MarginalValue, SizeAnswer
+    from layoutopt.optimizer.sweep.inverse import FewestGpus, MarginalValue, SizeAnswer
 
 
 def training_page(
-    plan: TrainingPlan, *, marginal: Sequence[MarginalValue] = (), sizes: Sequence[SizeAnswer] = ()
+    plan: TrainingPlan,
+    *,
+    marginal: Sequence[MarginalValue] = (),
+    sizes: Sequence[SizeAnswer] = (),
+    fewest: Sequence[tuple[str, FewestGpus]] = (),
 ) -> str:
     """Write the page of a training plan, with answers to questions about other machines where there are any.
 
@@ -41,7 +46,13 @@ def training_page(
     """
     title = f"Training {plan.model} on {plan.gpus:,} GPUs"
     subtitle = f"{plan.budget.tokens / 1e12:,.4g}T tokens on {plan.cluster}, {plan.parameters / 1e9:,.4g}B parameters"
-    return page(title, subtitle, [_key_numbers(plan)], _sections(plan, marginal, sizes))
+    lead = [_key_numbers(plan), *(_fewest(asked, found) for asked, found in fewest)]
+    return page(title, subtitle, lead, _sections(plan, marginal, sizes))
+
+
+def _fewest(asked: str, found: FewestGpus) -> Markup:
+    """Answer how many GPUs a question takes, above everything else: it is what was asked."""
+    return element("p", element("b", f"{asked}: "), fewest_words(found))
 
 
 def _key_numbers(plan: TrainingPlan) -> Markup:

@@ -9,7 +9,7 @@ from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, eleme
 from layoutopt.optimizer.report.html.page import page, tiles
 from layoutopt.optimizer.report.html.scaling import cost_chart, mfu_chart, step_time_chart
 from layoutopt.optimizer.report.html.series import ALONG, lines_by_model, range_words
-from layoutopt.optimizer.report.tables.sweep import layout_words
+from layoutopt.optimizer.report.tables.sweep import layout_words, memory_words
 from layoutopt.optimizer.sweep.nested import best_within
 from layoutopt.optimizer.sweep.rows import ERROR
 
@@ -25,15 +25,15 @@ IDLE_GAIN = 1e-3
 SHOWN_REMARKS = 12
 
 
-def sweep_page(rows: Sequence[Row], *, gpu_hour_cost: float | None = None) -> str:
-    """Write the page of a sweep from the rows of its store.
+def sweep_page(rows: Sequence[Row], *, gpu_hour_cost: float | None = None, sure: Sequence[str] = ()) -> str:
+    """Write the page of a sweep from the rows of its store; ``sure`` says how far off such predictions were.
 
     Raises ``InputError`` when the plotting library is not installed.
     """
     models = list(dict.fromkeys(row["model"] for row in rows))
     families = list(dict.fromkeys(row["family"] for row in rows))
     title = f"{', '.join(models)} on {', '.join(families)}" if rows else "Empty sweep"
-    return page(title, sweep_question(rows), [_counts(rows)], sweep_sections(rows, gpu_hour_cost))
+    return page(title, sweep_question(rows), [_counts(rows)], sweep_sections(rows, gpu_hour_cost, sure))
 
 
 def sweep_question(rows: Sequence[Row]) -> str:
@@ -59,8 +59,10 @@ def _counts(rows: Sequence[Row]) -> Markup:
     )
 
 
-def sweep_sections(rows: Sequence[Row], gpu_hour_cost: float | None) -> Iterator[Section]:
-    """Yield the curves of every model, then all answers."""
+def sweep_sections(
+    rows: Sequence[Row], gpu_hour_cost: float | None, sure: Sequence[str] = ()
+) -> Iterator[Section]:
+    """Yield the curves of every model, then all answers, then how sure they are."""
     found = lines_by_model(rows)
     for index, lines in enumerate(found):
         name = f"{lines.model}: " if len(found) > 1 else ""
@@ -75,8 +77,12 @@ def sweep_sections(rows: Sequence[Row], gpu_hour_cost: float | None) -> Iterator
         if remarks:
             yield Section(title=f"{name}remarks".capitalize(), blocks=[bullets(_cut(remarks))])
     if rows:
-        answers = element("details", element("summary", f"{len(rows):,} answers"), table(_answers(rows)))
+        answers = element(
+            "details", element("summary", f"{len(rows):,} answers"), table(_answers(rows)), open="open"
+        )
         yield Section(title="Layouts", blocks=[answers])
+    if rows and sure:
+        yield Section(title="How sure", blocks=[bullets(sure)])
 
 
 def _cut(lines: list[str]) -> list[str]:
@@ -108,8 +114,20 @@ def _missing_remarks(lines: DrawnLines) -> list[str]:
 
 
 def _answers(rows: Sequence[Row]) -> Table:
-    columns = ["model", "cluster", "GPUs", "batch", "tokens", "Gbit/s", "step s", "MFU", "peak GB", "layout"]
-    return Table(columns=columns, rows=[_answer(row) for row in rows], left=(0, 1, 9))
+    columns = [
+        "model",
+        "cluster",
+        "GPUs",
+        "batch",
+        "tokens",
+        "Gbit/s",
+        "step s",
+        "MFU",
+        "peak GB",
+        "memory",
+        "layout",
+    ]
+    return Table(columns=columns, rows=[_answer(row) for row in rows], left=(0, 1, 9, 10))
 
 
 def _answer(row: Row) -> list[str]:
@@ -122,12 +140,13 @@ def _answer(row: Row) -> list[str]:
         f"{row['network_gbit_per_s']:,.10g}",
     ]
     if row["step_time_s"] is None:
-        return [*asked, "-", "-", "-", row["status"]]
+        return [*asked, "-", "-", "-", "-", row["status"]]
     proven = " (not proven)" if row["status"] == "stopped" else ""
     return [
         *asked,
         f"{row['step_time_s']:.5g}",
         f"{row['mfu_causal']:.1%}",
         f"{row['peak_bytes'] / 1e9:.0f}",
+        memory_words(row),
         f"{layout_words(row)}{proven}",
     ]

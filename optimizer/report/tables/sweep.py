@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.console import grid, section
+from layoutopt.optimizer.report.tables.console import bullets, grid, section
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ NAMES = {
 }
 
 
-def sweep_tables(result: SweepResult, rows: Sequence[Row], store: str, *, nested: bool) -> RenderableType:
-    """Show how the sweep ended, and its rows; columns with one value for all are said once."""
+def sweep_tables(
+    result: SweepResult, rows: Sequence[Row], store: str, *, nested: bool, sure: Sequence[str] = ()
+) -> RenderableType:
+    """Show how the sweep ended, and its rows, and how ``sure`` they are; columns with one value for all are said once."""
     fixed = [name for name in CONSTANT_COLUMNS if len({row[name] for row in rows}) == 1]
     varied = [name for name in CONSTANT_COLUMNS if name not in fixed]
     said = ", ".join(f"{HEADINGS[name]} {_number(rows[0][name])}" for name in fixed) if rows else ""
-    columns = [*(HEADINGS[name] for name in varied), "GPUs", "step s", "tok/s/GPU", "MFU", "GB", "layout"]
+    columns = [*(HEADINGS[name] for name in varied), "GPUs", "step s", "tok/s/GPU", "MFU", "memory", "layout"]
     columns += ["used", "nested s"] if nested else []
     shown = [_row(row, varied, nested) for row in rows[:SHOWN_ROWS]]
     left = [columns.index(name) for name in ("model", "cluster", "layout") if name in columns]
@@ -57,7 +59,17 @@ def sweep_tables(result: SweepResult, rows: Sequence[Row], store: str, *, nested
                 f"\n{len(rows) - SHOWN_ROWS:,} more rows: layoutopt sweep export --store {store}", style="dim"
             )
         )
+    if shown and sure:
+        parts.append(section("How sure", bullets(sure)))
     return Group(*parts)
+
+
+def memory_words(row: Row) -> str:
+    """Write the fullest rank's memory as a share of what is usable; borderline ones are marked."""
+    peak, usable = row["peak_bytes"], row["capacity_bytes"]
+    if not peak or not usable:
+        return "-"
+    return f"{peak / usable:.0%}" + (" borderline" if row["verdict"] == "borderline" else "")
 
 
 def summary(result: SweepResult, store: str) -> str:
@@ -66,8 +78,9 @@ def summary(result: SweepResult, store: str) -> str:
     words += [f"{result.infeasible:,} infeasible"] if result.infeasible else []
     words += [f"{result.unproven:,} not proven in time (*)"] if result.unproven else []
     words += [f"{result.failed:,} failed"] if result.failed else []
+    words += [f"{result.lost:,} lost with their worker (the same command tries again)"] if result.lost else []
     points = "point" if result.total == 1 else "points"
-    left = result.total - result.solved - result.reused
+    left = result.total - result.solved - result.reused - result.lost
     end = f"; interrupted with {left:,} left, the same command goes on" if result.interrupted else ""
     return f"{result.total:,} {points}: {', '.join(words)} in {format_seconds(result.seconds)}{end}; store {store}"
 
@@ -87,7 +100,7 @@ def _row(row: Row, varied: Sequence[str], nested: bool) -> list[str]:
             f"{row['step_time_s']:.5g}" + ("*" if row["status"] == "stopped" else ""),
             f"{row['tokens_per_s_per_gpu'] or 0:,.0f}",
             f"{row['mfu_causal'] or 0:.1%}",
-            f"{(row['peak_bytes'] or 0) / 1e9:.0f}",
+            memory_words(row),
             layout_words(row),
         ]
     if nested:
@@ -134,13 +147,17 @@ def sizes_section(
 
 def fewest_section(title: str, found: FewestGpus, *, priced: bool) -> RenderableType:
     """Show the smallest size that will do, and what was tried."""
-    if found.gpus is None:
-        answer = "none of the sizes tried will do"
-    else:
-        answer = f"{found.gpus:,} GPUs; sizes {found.step_gpus:,} apart, none below {found.at_least:,} can do"
+    answer = fewest_words(found)
     if not priced or not found.tried:
         return section(title, Text(answer))
     return Group(section(title, Text(answer)), sizes_section("Tried", found.tried, found.gpus))
+
+
+def fewest_words(found: FewestGpus) -> str:
+    """Write the smallest size that will do, and what was looked at below it."""
+    if found.gpus is None:
+        return "none of the sizes tried will do"
+    return f"{found.gpus:,} GPUs; sizes {found.step_gpus:,} apart, none below {found.at_least:,} can do"
 
 
 def batch_section(found: LargestBatch) -> RenderableType:

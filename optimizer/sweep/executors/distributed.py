@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.solve.inputs import cost_model_digest
 from layoutopt.optimizer.specs.errors import InputError, input_error
-from layoutopt.optimizer.sweep.rows import failed_outcome
+from layoutopt.optimizer.sweep.rows import failed_outcome, lost_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -24,12 +24,14 @@ POLL_S = 1.0
 """How often a lost scheduler is noticed and new workers are counted."""
 
 QUEUED_PER_THREAD = 2
+KILLED = "KilledWorker"
+"""What dask raises for a task over which several workers died (distributed.scheduler)."""
 
 
 class DaskExecutor:
     """Sends tasks to a running scheduler, e.g. ``tcp://host:8786``.
 
-    Dask restarts the tasks of workers that die; a task that keeps killing workers is answered with an error.
+    Dask restarts the tasks of workers that die; a task that keeps killing workers is lost.
     """
 
     def __init__(self, address: str, *, connect_s: float = CONNECT_S) -> None:
@@ -125,6 +127,8 @@ def _outcome(future: Any, task: Task) -> Outcome:
     try:
         outcome: Outcome = future.result()
     except Exception as error:  # a worker that keeps dying, or an answer that can't be sent
-        outcome = failed_outcome(task.key, f"{type(error).__name__}: {error}")
+        kind = type(error).__name__
+        made = lost_outcome if kind == KILLED else failed_outcome
+        outcome = made(task.key, f"{kind}: {error}")
     future.release()
     return outcome

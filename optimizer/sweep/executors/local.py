@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import input_error
-from layoutopt.optimizer.sweep.rows import failed_outcome
+from layoutopt.optimizer.sweep.rows import failed_outcome, lost_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 QUEUED_PER_WORKER = 2
 """Tasks handed out per worker: one at work and one waiting, so that no worker idles and little is held."""
+
+TRIES_ALONE = 2
+"""Deaths of processes that were solving nothing else, after which a point is given up until the next run."""
 
 _STOP: Event | None = None
 
@@ -55,6 +58,7 @@ class _Run:
         self._stop = self._context.Event()
         self._running: dict[Future[Outcome], Task] = {}
         self._suspects: deque[Task] = deque()
+        self._deaths: dict[str, int] = {}
         self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
@@ -109,7 +113,7 @@ class _Run:
     def _recover(self, lost: list[Task]) -> Iterator[Outcome]:
         """Replace a pool that lost a process. One task of several did it: each is tried alone.
 
-        A task that was alone when its process died is answered with an error.
+        A task that was alone when its process died gets another try, in case somebody killed it, and then is lost.
         """
         lost += self._running.values()
         self._running.clear()
@@ -118,7 +122,12 @@ class _Run:
         if len(lost) > 1:
             self._suspects.extend(lost)
             return
-        yield failed_outcome(lost[0].key, "the worker process died (out of memory, or killed)")
+        key = lost[0].key
+        self._deaths[key] = self._deaths.get(key, 0) + 1
+        if self._deaths[key] < TRIES_ALONE:
+            self._suspects.append(lost[0])
+        else:
+            yield lost_outcome(key, "the worker process died (out of memory, or killed)")
 
 
 def _usable_cores() -> int:
