@@ -78,7 +78,7 @@ def test_a_proven_answer_holds_under_any_time_limit(tmp_path: Path, make_points:
 def test_an_unproven_answer_is_searched_again_with_more_time(tmp_path: Path, make_points: MakePoints) -> None:
     """A stopped search stands for limits up to its own; a longer one replaces it."""
     store = tmp_path / "s.db"
-    stopped = {"status": "stopped", "step_time_s": 0.9}
+    stopped: dict[str, Any] = {"status": "stopped", "step_time_s": 0.9}
     sweep(limited(make_points, 10.0), store, Answering(**stopped))
     for limit_s in (5.0, 10.0):
         assert sweep(limited(make_points, limit_s), store, Answering()).reused == 1

@@ -78,7 +78,7 @@ def sweep_sections(
             yield Section(title=f"{name}remarks".capitalize(), blocks=[bullets(_cut(remarks))])
     if rows:
         answers = element(
-            "details", element("summary", f"{len(rows):,} answers"), table(_answers(rows)), open="open"
+            "details", element("summary", f"{len(rows):,} answers"), table(_answers(rows)), open=True
         )
         yield Section(title="Layouts", blocks=[answers])
     if rows and sure:
