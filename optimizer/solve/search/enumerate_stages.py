@@ -1,9 +1,10 @@
 """Exclude a tuple without a solver: enumerate what its ranks may hold, and keep what no known path makes too slow.
 
-Chunks of a rank are balanced, so that a rank's blocks decide its chunks; every path through the schedule is a sum over
-ranks. Rank by rank, partial choices stay alive as long as all paths, completed by the least that the other ranks can add,
-are below the wanted step time. What is left at the end is priced exactly; its longest paths join the pool, and the
-enumeration is repeated until nothing is left (proven: no stages are faster) or something really is faster.
+Chunks of a rank are balanced, so that a rank's blocks decide its chunks, and where it starts decides the kinds of its
+first; every path through the schedule is a sum over ranks. Rank by rank, partial choices stay alive as long as all paths,
+completed by the least that the other ranks can add, are below the wanted step time. What is left at the end is priced
+exactly; its longest paths join the pool, and the enumeration is repeated until nothing is left (proven: no stages are
+faster) or something really is faster.
 Choices are a superset of those of every stage rule, so that exclusion is sound for all of them.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Split
-from layoutopt.optimizer.solve.search.rank_options import Options, Ranks
+from layoutopt.optimizer.solve.search.rank_options import Options, Ranks, Unlisted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,9 @@ ROUNDS = 24
 
 PRICED = 4
 """Choices that are priced exactly in one round."""
+
+WIDEST = 64
+"""Ways out of a state on average at most; a tuple with more is given up before they are listed."""
 
 FEW_STATES = 256
 """Partial choices that are not compared with each other: less work than it takes to thin them out."""
@@ -77,7 +81,6 @@ def fastest_stages(
     ``accept`` judges blocks and recomputed blocks of every rank (1, P, K) with their step by what the question demands.
     ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
     With more than ``most_states`` partial choices at once it is given up.
-    Only models of one kind of block and pipelines that are not folded are decided.
     """
     ranks = _ranks(terms, counts, rule, below_s)
     if ranks is None:
@@ -94,11 +97,10 @@ def fastest_stages(
 
 def _ranks(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float) -> Ranks | None:
     """Return the ranks of a tuple whose stages can be enumerated."""
-    kinds, ranks = np.flatnonzero(counts), int(terms.pp[0])
-    if len(kinds) != 1 or terms.folded[0] or not np.isfinite(below_s) or ranks < 2:
+    ranks, folded = int(terms.pp[0]), bool(terms.folded[0])
+    if not np.isfinite(below_s) or (folded and (ranks == 1 or rule.limits)):
         return None
-    terms = replace(terms, in_flight=terms.in_flight[:, :ranks])
-    return Ranks(terms=terms, counts=counts, kind=int(kinds[0]), rule=rule)
+    return Ranks(terms=replace(terms, in_flight=terms.in_flight[:, :ranks]), counts=counts, rule=rule)
 
 
 class _Search:
@@ -123,12 +125,15 @@ class _Search:
     def run(self) -> bool:
         """Try every way of recomputing; tell whether all of them were decided."""
         others, most = self.ranks.numbers()
-        for number in others:
-            if not self._decided(number):
-                return False
-            if self._last(number):
-                return True
-        return self._decided(most)
+        try:
+            for number in others:
+                if not self._decided(number):
+                    return False
+                if self._last(number):
+                    return True
+            return self._decided(most)
+        except Unlisted:
+            return False
 
     @property
     def _wanted_s(self) -> float:
@@ -147,14 +152,13 @@ class _Search:
             return True
         left = []
         for rank, option in enumerate(slowest):
-            everything = Options(option.sizes, option.sizes)
+            everything = replace(option, recomputed=option.blocks)
             left.append(option.take(self.ranks.fits(everything, rank)))
-        if any(not len(option.sizes) for option in left):
+        if any(not len(option) for option in left):
             return True
         if all(self.ranks.fits(option, rank).all() for rank, option in enumerate(left)):
             return True
-        useful = _Choices(self.ranks, left, self.paths, self._wanted_s).useful
-        return useful is None or max(int(option.sizes.max()) for option in useful) <= number
+        return _Choices(self.ranks, left, self.paths, self._wanted_s).largest() <= number
 
     def _decided(self, number: int | None) -> bool:
         for _ in range(ROUNDS):
@@ -197,118 +201,150 @@ class _Search:
 class _Choices:
     """The choices that every rank has at one number of recomputed blocks, and the paths that limit them.
 
-    Blocks are counted from the fewest that a rank may hold: ``spare`` is what is left to hand out. ``useful`` are
-    the options that each path alone leaves room for; None where some rank has none.
+    A walk from rank to rank: a state is how many blocks the ranks so far hold and where the next one's first chunk starts,
+    a step takes one option of a rank. Steps stay as long as every path alone leaves room for them.
     """
 
     def __init__(self, ranks: Ranks, options: list[Options], paths: Paths, below_s: float) -> None:
-        self.ranks = ranks
-        self._weights = _weights(ranks.terms, ranks.kind, paths)
-        self._room = below_s - self._weights[2]
-        self.useful: list[Options] | None = options
-        while self.useful is not None:  # fewer options leave the others less room
-            before = sum(len(option.sizes) for option in self.useful)
-            self.useful = self._useful(self.useful) if self._count(self.useful) else None
-            if self.useful is None or sum(len(option.sizes) for option in self.useful) == before:
-                break
-
-    def _count(self, options: list[Options]) -> bool:
-        """Work out what the options hold and add to every path; tell whether they hold no more than there is."""
-        block, again, _ = self._weights
-        held = [option.blocks for option in options]
-        self.spare = self.ranks.total - int(sum(blocks.min() for blocks in held))
-        if self.spare < 0:
-            return False
-        self._held = [blocks - blocks.min() for blocks in held]
+        self.ranks, self.options = ranks, options
+        block, again, constant = _weights(ranks.terms, paths)
+        self._room = below_s - constant
         self._costs = [
             _costs(option, block[:, :, rank], again[:, :, rank]) for rank, option in enumerate(options)
         ]
-        self._after = _least_sums(self._held[::-1], self._costs[::-1], self.spare)[::-1]
-        return True
+        self._steps = self._reachable()
+        left = -1
+        while self._steps and left != (left := sum(len(step) for step in self._steps)):
+            self._steps = self._useful()
 
-    def _useful(self, options: list[Options]) -> list[Options] | None:
-        """Return the options that each path alone leaves room for, with some number of blocks before them."""
-        before, found = _least_sums(self._held, self._costs, self.spare), []
-        for rank, (numbers, cost) in enumerate(zip(self._held, self._costs, strict=True)):
-            reach = np.flatnonzero(np.isfinite(before[rank][:, 0]))
-            rest = self.spare - reach[None] - numbers[:, None]
-            least = before[rank][reach][None] + self._after[rank + 1][np.maximum(rest, 0)] + cost[:, None]
-            open_ = ((rest >= 0) & (least < self._room).all(axis=2)).any(axis=1)
-            if not open_.any():
-                return None
-            found.append(options[rank].take(open_))
+    def _reachable(self) -> list[_Steps]:
+        """List the steps from every state that may be reached; none where the last rank does not complete the model."""
+        ranks, width = self.ranks, self.ranks.mixed + 1
+        totals = [option.total for option in self.options]
+        least = np.cumsum([0, *(int(total.min()) for total in totals[::-1])])[-2::-1]
+        most = np.cumsum([0, *(int(total.max()) for total in totals[::-1])])[-2::-1]
+        states, steps = np.zeros(1, dtype=np.int64), []
+        for rank, (option, total) in enumerate(zip(self.options, totals, strict=True)):
+            used, start = np.divmod(states, width)
+            grown = used[:, None] + total
+            open_ = (start[:, None] == option.start) & (grown <= ranks.total - least[rank])
+            source, choice = np.nonzero(open_ & (grown >= ranks.total - most[rank]))
+            if not len(source):
+                return []
+            reached = grown[source, choice] * width + option.stop[choice]
+            before, (states, target) = len(states), np.unique(reached, return_inverse=True)
+            steps.append(_Steps(source, target, choice, before))
+        return steps
+
+    def _useful(self) -> list[_Steps]:
+        """Keep the steps that no path makes too long; none where some rank has no step left."""
+        after, before, found = self._least_after(), np.zeros((1, len(self._room))), []
+        for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
+            spent = before[step.source] + cost[step.choice]
+            kept = np.flatnonzero((spent + least[step.target] < self._room).all(axis=1))
+            if not len(kept):
+                return []
+            found.append(step.take(kept))
+            before = _least(spent[kept], step.target[kept], len(least))
         return found
+
+    def _least_after(self) -> list[FloatArray]:
+        """Return the least seconds (states, Q) that every path still takes from the states before each rank and the last."""
+        after = [np.zeros((1, len(self._room)))]
+        for step, cost in zip(self._steps[::-1], self._costs[::-1], strict=True):
+            spent = cost[step.choice] + after[-1][step.target]
+            after.append(_least(spent, step.source, step.states))
+        return after[::-1]
+
+    def largest(self) -> int:
+        """Return the blocks of the largest chunk that is left, 0 where nothing is."""
+        parts = zip(self.options, self._steps, strict=False)
+        return max((int(option.blocks[step.choice].sum(axis=2).max()) for option, step in parts), default=0)
 
     def survivors(self, most: int) -> IntArray | None:
         """Return the choices, (n, P) options of every rank, that all known paths allow; None if over ``most``."""
-        if self.useful is None:
+        if not self._steps:
             return np.zeros((0, 0), dtype=np.int64)
-        used, spent = np.zeros(1, dtype=np.int64), np.zeros((1, len(self._room)))
+        after = self._least_after()
+        state, spent = np.zeros(1, dtype=np.int64), np.zeros((1, len(self._room)))
         chosen = np.zeros((1, 0), dtype=np.int64)
-        for rank, (numbers, cost) in enumerate(zip(self._held, self._costs, strict=True)):
-            grown = used[:, None] + numbers
-            state, choice = np.nonzero(grown <= self.spare)
-            used = grown[state, choice]
-            total = spent[state] + cost[choice]
-            alive = (total + self._after[rank + 1][self.spare - used] < self._room).all(axis=1)
-            used, spent = used[alive], total[alive]
-            chosen = np.concatenate([chosen[state[alive]], choice[alive][:, None]], axis=1)
-            if len(used) > FEW_STATES:
-                kept = _undominated(used, spent)
-                used, spent, chosen = used[kept], spent[kept], chosen[kept]
-            if len(used) > most:
+        for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
+            bounds = np.searchsorted(step.source, np.arange(step.states + 1))
+            ways = np.diff(bounds)[state]
+            if ways.sum() > WIDEST * most:
+                return None
+            row = np.repeat(np.arange(len(state)), ways)
+            way = np.arange(len(row)) - np.repeat(np.cumsum(ways) - ways, ways) + bounds[state[row]]
+            total = spent[row] + cost[step.choice[way]]
+            alive = (total + least[step.target[way]] < self._room).all(axis=1)
+            row, way, spent = row[alive], way[alive], total[alive]
+            chosen = np.concatenate([chosen[row], step.choice[way][:, None]], axis=1)
+            state = step.target[way]
+            if len(state) > FEW_STATES:
+                kept = _undominated(state, spent)
+                state, spent, chosen = state[kept], spent[kept], chosen[kept]
+            if len(state) > most:
                 return None
         return chosen[np.argsort((spent - self._room).max(axis=1), kind="stable")]
 
     def stages(self, listed: IntArray) -> tuple[IntArray, IntArray]:
         """Return blocks and recomputed blocks (n, V, P, K) of choices."""
-        assert self.useful is not None
-        terms = self.ranks.terms
-        shape = (len(listed), int(terms.vp[0]), len(self.useful), terms.layer_s.shape[1])
-        blocks, recomputed = (np.zeros(shape, dtype=np.int64) for _ in range(2))
-        for rank, option in enumerate(self.useful):
-            sizes, again = option.sizes[listed[:, rank]], option.recomputed[listed[:, rank]]
-            blocks[:, :, rank, self.ranks.kind] = sizes
-            recomputed[:, :, rank, self.ranks.kind] = _spread(again, sizes) if option.free else again
-        return blocks, recomputed
+        held, again = [], []
+        for rank, option in enumerate(self.options):
+            blocks, recomputed = option.blocks[listed[:, rank]], option.recomputed[listed[:, rank]]
+            held.append(blocks)
+            again.append(_spread(recomputed, blocks) if option.free else recomputed)
+        return np.stack(held, axis=2), np.stack(again, axis=2)
 
 
-def _weights(terms: StageTerms, kind: int, paths: Paths) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return of every known path the seconds of a block and of recomputing one, (Q, V, P), and the constant (Q,).
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The ways through one rank: from a state to a state by an option, (n,), sorted by which of ``states`` they leave."""
+
+    source: IntArray
+    target: IntArray
+    choice: IntArray
+    states: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, index: IntArray) -> _Steps:
+        """Return the selected steps."""
+        return _Steps(self.source[index], self.target[index], self.choice[index], self.states)
+
+
+def _least(spent: FloatArray, state: IntArray, states: int) -> FloatArray:
+    """Return the least seconds (states, Q) among those that belong to each state; inf where none do."""
+    least = np.full((states, spent.shape[1]), np.inf)
+    order = np.argsort(state, kind="stable")
+    found, first = np.unique(state[order], return_index=True)
+    least[found] = np.minimum.reduceat(spent[order], first, axis=0)
+    return least
+
+
+def _weights(terms: StageTerms, paths: Paths) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return of every known path the seconds of a block and of recomputing one, (Q, V, P, K), and the constant (Q,).
 
     The first path is none: it takes no time and is always short enough, so that its least time says what can be completed.
     """
     forms = paths.of(terms, 0)
-    nothing = np.zeros((1, int(terms.vp[0]), int(terms.pp[0])))
-    block = [nothing, *(form.block_s(terms)[:, :, :, kind] for form in forms)]
-    again = [nothing, *(form.again_s(terms)[:, :, :, kind] for form in forms)]
+    nothing = np.zeros((1, int(terms.vp[0]), int(terms.pp[0]), terms.layer_s.shape[1]))
+    block = [nothing, *(form.block_s(terms) for form in forms)]
+    again = [nothing, *(form.again_s(terms) for form in forms)]
     constant = [-np.inf, *(form.constant_s(terms)[0] for form in forms)]
     return np.concatenate(block), np.concatenate(again), np.array(constant)
 
 
 def _costs(option: Options, block: FloatArray, again: FloatArray) -> FloatArray:
     """Return the seconds that a rank's options add to every path, (o, Q); free recomputation takes the cheapest chunk."""
-    spent = option.sizes @ block.T
+    spent = option.blocks.reshape(len(option), -1) @ block.reshape(len(block), -1).T
     if option.free:
-        spent = spent + option.recomputed.sum(axis=1)[:, None] * again.min(axis=1)
+        spent = spent + option.recomputed.sum(axis=1) @ again.min(axis=1).T
     elif option.recomputed.any():
-        spent = spent + option.recomputed @ again.T
+        spent = spent + option.recomputed.reshape(len(option), -1) @ again.reshape(len(again), -1).T
     result: FloatArray = spent
     return result
-
-
-def _least_sums(held: list[IntArray], costs: list[FloatArray], spare: int) -> list[FloatArray]:
-    """Return the least seconds (spare + 1, Q) of every path over the first r ranks that hold exactly so many blocks."""
-    paths = costs[0].shape[1]
-    least = np.full((spare + 1, paths), np.inf)
-    least[0] = 0.0
-    found = [least]
-    for numbers, cost in zip(held, costs, strict=True):
-        best = np.full((spare + 1, paths), np.inf)
-        for number, own in zip(numbers.tolist(), cost, strict=True):
-            np.minimum(best[number:], found[-1][: spare + 1 - number] + own, out=best[number:])
-        found.append(best)
-    return found
 
 
 def _undominated(used: IntArray, spent: FloatArray) -> IntArray:
@@ -326,8 +362,8 @@ def _undominated(used: IntArray, spent: FloatArray) -> IntArray:
     return result
 
 
-def _spread(recomputed: IntArray, sizes: IntArray) -> IntArray:
-    """Put recomputed blocks that column 0 counts for all chunks, (n, V), into chunks that have room."""
-    before = np.cumsum(sizes, axis=1) - sizes
-    result: IntArray = np.clip(recomputed.sum(axis=1, keepdims=True) - before, 0, sizes)
+def _spread(recomputed: IntArray, blocks: IntArray) -> IntArray:
+    """Put recomputed blocks that chunk 0 counts for all chunks, (n, V, K), into chunks that have room."""
+    before = np.cumsum(blocks, axis=1) - blocks
+    result: IntArray = np.clip(recomputed.sum(axis=1, keepdims=True) - before, 0, blocks)
     return result

@@ -2,6 +2,9 @@
 
 A rank takes at most what its floor (``floors``) and its memory allow, and so holds at least what the others have no room
 for. Little is left of all totals where the wanted step time is near the best, before any schedule is looked at.
+
+Which kinds a rank holds depends on where its first chunk starts in the model; all other chunks hold the last kind alone.
+Where that is not certain, as with long runs of several kinds in several chunks, the options are not listed.
 """
 
 from __future__ import annotations
@@ -29,42 +32,83 @@ SHARPENINGS = 2
 SLACK = 1e-12
 """Relative error of sums of floats in another order."""
 
+MOST_OPTIONS = 20_000
+"""Options of one rank; a tuple that needs more is left to the solver."""
+
+FAR = np.iinfo(np.int64).max // 4
+"""The end of the last kind: no start is behind it."""
+
+
+NOT_MET = 1e30
+"""Seconds and bytes of a kind that a rank does not meet: none of its blocks fits, and no blocks still are nothing."""
+
+
+class Unlisted(Exception):
+    """The options of a tuple's ranks can't be listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one rank may hold: blocks and recomputed blocks of its chunks, (o, V) each.
+    """What one rank may hold: blocks and recomputed blocks of its chunks, (o, V, K) each.
 
-    Where ``free``, column 0 counts the recomputed blocks of all chunks, which may be in any of them.
+    ``start`` and ``stop`` (o,) are the blocks of the model before and after its first chunk, counted to the first of the
+    last kind. Where ``free``, chunk 0 counts the recomputed blocks of all chunks, which may be in any of them.
     """
 
-    sizes: IntArray
+    blocks: IntArray
     recomputed: IntArray
+    start: IntArray
+    stop: IntArray
     free: bool = False
 
+    def __len__(self) -> int:
+        return len(self.start)
+
     @property
-    def blocks(self) -> IntArray:
+    def total(self) -> IntArray:
         """Blocks of the rank, (o,)."""
-        total: IntArray = self.sizes.sum(axis=1)
+        total: IntArray = self.blocks.sum(axis=(1, 2))
         return total
 
     def take(self, index: IntArray | Mask) -> Options:
         """Return the selected options."""
-        return Options(self.sizes[index], self.recomputed[index], self.free)
+        return Options(
+            self.blocks[index], self.recomputed[index], self.start[index], self.stop[index], self.free
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks of a tuple, a batch of one with one kind of block; ``total`` blocks are to be held by all of them."""
+    """The ranks of a tuple, a batch of one, which together hold ``counts`` (K,) blocks of each kind."""
 
     terms: StageTerms
     counts: IntArray
-    kind: int
     rule: StageRule
 
     @property
     def total(self) -> int:
         """Blocks of the model."""
-        return int(self.counts[self.kind])
+        return int(self.counts.sum())
+
+    @property
+    def last(self) -> int:
+        """The kind at the end of the model."""
+        return int(np.flatnonzero(self.counts)[-1])
+
+    @property
+    def mixed(self) -> int:
+        """Blocks before those of the last kind."""
+        return int(self.counts[: self.last].sum())
+
+    @property
+    def pp(self) -> int:
+        """Number of ranks."""
+        return int(self.terms.pp[0])
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a rank."""
+        return int(self.terms.vp[0])
 
     def numbers(self) -> tuple[list[int], int | None]:
         """Return the numbers of recomputed blocks per stage to try, and the last of them.
@@ -82,7 +126,7 @@ class Ranks:
     def options(self, number: int | None, below_s: float, *, memory: bool = True) -> list[Options] | None:
         """List every rank's options that its floor leaves below a step time; None where the ranks can't hold the model.
 
-        ``number`` as in ``numbers``; without ``memory`` they need not fit.
+        ``number`` as in ``numbers``; without ``memory`` they need not fit. Raises ``Unlisted``.
         """
         found = self._totals(number, below_s, memory=memory)
         if found is None:
@@ -90,112 +134,201 @@ class Ranks:
         totals, floors = found
         limit_s = below_s * (1 + SLACK) / float(self.terms.micro_batches[0])
         result = []
-        for rank in range(int(self.terms.pp[0])):
-            option = self._of_rank(rank, np.flatnonzero(totals[rank]), number, memory=memory)
-            time_s = option.blocks * floors.layer_s[0, self.kind, rank] + floors.base_s[0, rank]
-            time_s = time_s + option.recomputed.sum(axis=1) * floors.again_s[0, self.kind, rank]
+        starts = np.zeros(1, dtype=np.int64)
+        for rank in range(self.pp):
+            option = self._of_rank(rank, np.flatnonzero(totals[rank]), starts, number, memory=memory)
+            time_s = option.blocks.sum(axis=1) @ floors.layer_s[0, :, rank] + floors.base_s[0, rank]
+            time_s = time_s + option.recomputed.sum(axis=1) @ floors.again_s[0, :, rank]
             option = option.take(time_s < limit_s)
-            if not len(option.sizes):
+            if not len(option):
                 return None
+            starts = np.unique(option.stop)
             result.append(option)
         return result
 
     def _totals(self, number: int | None, below_s: float, *, memory: bool) -> tuple[Mask, RankFloors] | None:
         """Tell which totals (P, blocks + 1) every rank may hold, and the floors that say so."""
-        terms, kind = self.terms, self.kind
-        chunks, limit_s = int(terms.vp[0]), below_s * (1 + SLACK)
+        terms, limit_s = self.terms, below_s * (1 + SLACK)
         held = np.arange(self.total + 1)
-        again, allowed = self._least_recomputed(number, memory=memory)
-        allowed &= self._within_limits()
+        allowed, kinds = self._within_limits(), np.ones((len(self.counts), self.pp), dtype=bool)
+        kinds &= self.counts[:, None] > 0
         first = None
         for _ in range(SHARPENINGS):
             floors = rank_floors(terms, self.counts, first)
-            each = floors.layer_s[0, kind][:, None] * held + floors.again_s[0, kind][:, None] * again
-            all_s = np.where(allowed, again, self.total).min(axis=1).sum() * terms.recompute_s[0, kind]
-            time_s = terms.micro_batches[0] * (each + floors.base_s[0][:, None]) + floors.all_again[0] * all_s
-            left = _closed(allowed & (time_s < limit_s), self.total)
+            again, fits = self._least_recomputed(number, kinds, memory=memory)
+            layer_s, again_s = (
+                np.where(kinds, time[0], NOT_MET).min(axis=0)[:, None]
+                for time in (floors.layer_s, floors.again_s)
+            )
+            least_s = terms.recompute_s[0][self.counts > 0].min()
+            all_s = np.where(allowed, again, self.total).min(axis=1).sum() * least_s
+            time_s = layer_s * held + again_s * again + floors.base_s[0][:, None]
+            time_s = terms.micro_batches[0] * time_s + floors.all_again[0] * all_s
+            left = _closed(allowed & fits & (time_s < limit_s), self.total)
             if left is None:
                 return None
             if first is not None and (left == allowed).all():
                 break
-            allowed, first = left, (left.argmax(axis=1) // chunks)[None].astype(np.float64)
+            allowed, kinds = left, kinds & self._met(left)
+            first = (left.argmax(axis=1) // self.chunks)[None].astype(float)
+        if self.chunks > 1 and self._first_chunks(allowed)[0].sum() < self.mixed:
+            raise Unlisted
         return allowed, floors
 
+    def _at_end(self, rank: int) -> bool:
+        """Whether a rank holds the first or the last stage of the model."""
+        return rank == 0 or (rank == self.pp - 1 and not self.terms.folded[0])
+
     def _within_limits(self) -> Mask:
-        ranks, held = int(self.terms.pp[0]), np.arange(self.total + 1)
-        within = np.ones((ranks, self.total + 1), dtype=bool)
-        inner = np.arange(ranks) % (ranks - 1) > 0
-        within &= held >= int(self.terms.vp[0]) - ~inner[:, None]
+        held = np.arange(self.total + 1)
+        within = np.ones((self.pp, self.total + 1), dtype=bool)
+        for rank in range(self.pp):
+            ends = 2 if self.terms.folded[0] else 1
+            within[rank] &= held >= self.chunks - ends * self._at_end(rank)
         for limit in self.rule.limits:
-            rank = limit.rank if limit.rank >= 0 else ranks + limit.rank
-            if 0 <= rank < ranks:
+            rank = limit.rank if limit.rank >= 0 else self.pp + limit.rank
+            if 0 <= rank < self.pp:
                 within[rank] &= (limit.fewest <= held) & (held <= limit.most)
         return within
 
-    def _least_recomputed(self, number: int | None, *, memory: bool) -> tuple[IntArray, Mask]:
-        """Return the fewest blocks that a rank with so many recomputes, (P, blocks + 1), and whether that many fit."""
-        ranks = int(self.terms.pp[0])
-        held = np.tile(np.arange(self.total + 1), (ranks, 1))
-        if number is None:
-            return self._needed(held, np.arange(ranks)[:, None])
-        again = np.minimum(held, number)
+    def _first_chunks(self, totals: Mask) -> tuple[IntArray, IntArray]:
+        """Return the fewest and the most blocks of every rank's first chunk, (P,)."""
+        low, high = totals.argmax(axis=1), self.total - totals[:, ::-1].argmax(axis=1)
+        if self.chunks > 1:
+            low, high = low // self.chunks, high // self.chunks + 1
+            low[0] = 0
+            high[0] = self.total if self.terms.folded[0] else high[0]
+        return low, high
+
+    def _met(self, totals: Mask) -> Mask:
+        """Tell which kinds (K, P) each rank may hold; those before the last in its first chunk, if all of them are there."""
+        low, high = self._first_chunks(totals)
+        ends = np.cumsum(self.counts)[:, None]
+        starts = ends - self.counts[:, None]
+        met: Mask = (np.cumsum(low) - low < ends) & (starts < np.cumsum(high))
+        met[self.last] |= self.chunks > 1
+        if self.chunks > 1 and low.sum() < self.mixed:
+            met[:] = True
+        return met
+
+    def _least_recomputed(self, number: int | None, kinds: Mask, *, memory: bool) -> tuple[IntArray, Mask]:
+        """Return the fewest blocks that a rank with so many recomputes, (P, blocks + 1), and whether that many may fit.
+
+        Blocks take the least memory of the rank's ``kinds`` (K, P), and recomputing one frees the most of any.
+        """
+        terms = self.terms
+        held = np.tile(np.arange(self.total + 1), (self.pp, 1))
+        again = np.zeros_like(held) if number is None else np.minimum(held, number)
         if not memory:
             return again, np.ones(held.shape, dtype=bool)
-        most = np.minimum(held, number * int(self.terms.vp[0]))
-        return again, self._bytes(held, most, np.arange(ranks)[:, None]) <= self._capacity()
+        flight = terms.in_flight[0]
+        block = terms.layer_state_bytes[0][:, None] + terms.layer_activation_bytes[0][:, None] * flight
+        block = np.where(kinds, block, NOT_MET).min(axis=0)[:, None]
+        saved = np.where(kinds, self._saved_bytes()[:, None] * flight, 0.0).max(axis=0)[:, None]
+        room = float(terms.capacity_bytes[0]) * (1 + 1e-9) - self._fixed_bytes(np.arange(self.pp))[:, None]
+        over = held * block - room
+        if number is not None:
+            most = np.minimum(held, number * self.chunks)
+            return again, over + (most > 0) * (terms.recompute_transient_bytes[0] - most * saved) <= 0
+        need = np.ceil((over + terms.recompute_transient_bytes[0]) / np.maximum(saved, 1e-30) - 1e-9)
+        again = np.where(over > 0, np.clip(need, 1, held + 1), 0).astype(np.int64)
+        return again, again <= held
 
-    def _needed(self, held: IntArray, rank: IntArray) -> tuple[IntArray, Mask]:
-        """Return how many of a rank's blocks have to be recomputed for it to fit, and whether it does then."""
-        terms = self.terms
-        again = np.zeros_like(held)
-        over = self._bytes(held, again, rank) - self._capacity()
-        saved = terms.in_flight[0, rank] * self._saved_bytes() * np.ones(held.shape)
-        short = (over > 0) & (saved > 0)
-        if short.any():
-            # One fewer than the quotient says is still an option: rounding must not cost a choice that fits.
-            need = np.ceil((over[short] + terms.recompute_transient_bytes[0]) / saved[short] - 1e-9)
-            again[short] = np.maximum(np.minimum(need, held[short] + 1), 1).astype(np.int64)
-        return again, (over <= 0) | ((again > 0) & (again <= held))
-
-    def _of_rank(self, rank: int, totals: IntArray, number: int | None, *, memory: bool) -> Options:
+    def _of_rank(
+        self, rank: int, totals: IntArray, starts: IntArray, number: int | None, *, memory: bool
+    ) -> Options:
         """List the chunks of a rank's totals: balanced, smaller ones first; the ends any fewer and at most one more."""
-        chunks, ranks = int(self.terms.vp[0]), int(self.terms.pp[0])
-        at_end = rank in (0, ranks - 1)
-        sizes = _with_end(chunks, totals, first=rank == 0) if at_end else _balanced(chunks, totals)
-        place = np.array(rank)
+        sizes = self._sizes(rank, totals)
+        place, at = (axis.ravel() for axis in np.indices((len(sizes), len(starts))))
+        if len(place) > MOST_OPTIONS:
+            raise Unlisted
+        sizes, start = sizes[place], starts[at]
+        blocks = self._kinds(sizes, start)
+        stop = np.minimum(start + sizes[:, 0], self.mixed)
         if number is None:
-            again, fits = self._needed(sizes.sum(axis=1), place)
-            recomputed = np.zeros_like(sizes)
-            recomputed[:, 0] = again
-            return Options(sizes[fits], recomputed[fits], free=True)
-        option = Options(sizes, np.minimum(sizes, number))
-        if not memory:
-            return option
-        return option.take(self.fits(option, rank))
+            return self._needed(Options(blocks, np.zeros_like(blocks), start, stop, free=True), rank)
+        option = Options(blocks, self._kinds(np.minimum(sizes, number), start), start, stop)
+        return option.take(self.fits(option, rank)) if memory else option
+
+    def _sizes(self, rank: int, totals: IntArray) -> IntArray:
+        if not self._at_end(rank):
+            return _balanced(self.chunks, totals)
+        if self.terms.folded[0]:  # both ends of the model
+            first = np.concatenate([np.arange(total + 1) for total in totals])
+            return np.stack([first, np.repeat(totals, totals + 1) - first], axis=1)
+        return _with_end(self.chunks, totals, first=rank == 0)
+
+    def _kinds(self, sizes: IntArray, start: IntArray) -> IntArray:
+        """Return the blocks of each kind, (o, V, K), of chunks (o, V) of which the first starts at some block."""
+        ends = np.cumsum(self.counts)
+        starts = ends - self.counts
+        ends[self.last] = FAR
+        blocks = np.zeros((*sizes.shape, len(self.counts)), dtype=np.int64)
+        shared = np.minimum((start + sizes[:, 0])[:, None], ends) - np.maximum(start[:, None], starts)
+        blocks[:, 0] = np.where(self.counts > 0, np.maximum(shared, 0), 0)
+        blocks[:, 1:, self.last] = sizes[:, 1:]
+        return blocks
+
+    def _needed(self, option: Options, rank: int) -> Options:
+        """Recompute as many blocks as the memory asks for: any of the rarer kinds, and the fewest of the other."""
+        held = option.blocks.sum(axis=1)
+        again = np.zeros_like(held)
+        counted, saved = int(self.counts.argmax()), self._saved_bytes() * self.terms.in_flight[0, rank]
+        row = np.arange(len(held))
+        over = self._bytes(held, again, rank) > self._capacity()
+        for kind in np.flatnonzero((self.counts > 0) & (saved > 0)):
+            if kind != counted:
+                ways = np.where(over[row], held[row, kind] + 1, 1)
+                if ways.sum() > MOST_OPTIONS:
+                    raise Unlisted
+                number = np.arange(ways.sum()) - np.repeat(np.cumsum(ways) - ways, ways)
+                row, again = np.repeat(row, ways), np.repeat(again, ways, axis=0)
+                again[:, kind] = number
+        held = held[row]
+        missing = self._bytes(held, again, rank) - self._capacity()
+        buffer = np.where(again.any(axis=1), 0.0, self.terms.recompute_transient_bytes[0])
+        # One fewer than the quotient says is still an option: rounding must not cost a choice that fits.
+        need = np.ceil((missing + buffer) / max(saved[counted], 1e-30) - 1e-9)
+        need = np.where(missing > 0, np.clip(need, 1, held[:, counted] + 1), 0).astype(np.int64)
+        again[:, counted] = need
+        fits = (missing <= 0) | ((need <= held[:, counted]) & (saved[counted] > 0))
+        for kind in np.flatnonzero(self.counts):  # one fewer would do
+            spared = again.copy()
+            spared[:, kind] -= 1
+            enough = self._bytes(held, spared, rank) <= self._capacity()
+            fits &= (again[:, kind] == 0) | (kind == counted) | ~enough
+        recomputed = np.zeros_like(option.blocks[row])
+        recomputed[:, 0] = again
+        chosen = Options(option.blocks[row], recomputed, option.start[row], option.stop[row], free=True)
+        return chosen.take(fits)
 
     def fits(self, option: Options, rank: int) -> Mask:
         """Tell which options fit into the memory."""
-        used = self._bytes(option.blocks, option.recomputed.sum(axis=1), np.array(rank))
+        used = self._bytes(option.blocks.sum(axis=1), option.recomputed.sum(axis=1), rank)
         fits: Mask = used <= self._capacity()
         return fits
 
-    def _bytes(self, blocks: IntArray, recomputed: IntArray, rank: IntArray) -> FloatArray:
-        """Return the bytes of ranks, as ``price_stages`` adds them up."""
-        terms, kind = self.terms, self.kind
-        held = blocks * terms.layer_activation_bytes[0, kind] - recomputed * self._saved_bytes()
-        used = (
-            blocks * terms.layer_state_bytes[0, kind]
-            + terms.in_flight[0, rank] * held
-            + terms.common_bytes[0]
-        )
-        used = used + (recomputed > 0) * terms.recompute_transient_bytes[0]
-        last = rank == int(terms.pp[0]) - 1
-        result: FloatArray = used + (rank == 0) * terms.first_bytes[0] + last * terms.last_bytes[0]
+    def _bytes(self, blocks: IntArray, recomputed: IntArray, rank: int) -> FloatArray:
+        """Return the bytes of a rank with blocks and recomputed blocks (o, K), as ``price_stages`` adds them up."""
+        terms = self.terms
+        held = blocks @ terms.layer_activation_bytes[0] - recomputed @ self._saved_bytes()
+        used = blocks @ terms.layer_state_bytes[0] + terms.in_flight[0, rank] * held
+        buffer = recomputed.any(axis=1) * terms.recompute_transient_bytes[0]
+        result: FloatArray = used + self._fixed_bytes(np.array(rank)) + buffer
         return result
 
-    def _saved_bytes(self) -> float:
-        terms, kind = self.terms, self.kind
-        return float(terms.layer_activation_bytes[0, kind] - terms.recomputed_activation_bytes[0, kind])
+    def _fixed_bytes(self, rank: IntArray) -> FloatArray:
+        """Return the bytes of ranks without blocks."""
+        terms = self.terms
+        last = rank == self.pp - 1
+        fixed: FloatArray = (
+            terms.common_bytes[0] + (rank == 0) * terms.first_bytes[0] + last * terms.last_bytes[0]
+        )
+        return fixed
+
+    def _saved_bytes(self) -> FloatArray:
+        saved: FloatArray = self.terms.layer_activation_bytes[0] - self.terms.recomputed_activation_bytes[0]
+        return saved
 
     def _capacity(self) -> float:
         return float(self.terms.capacity_bytes[0]) * (1 + SLACK)
