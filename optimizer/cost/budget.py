@@ -20,7 +20,7 @@ class Budget:
 
     ``days_low`` and ``days_high`` spread ``days`` by the relative error of the step-time prediction.
     ``cost`` is in the currency of ``gpu_hour_cost``, None when that isn't given. Energy counts every GPU at its
-    power limit with its share of node and switches, times PUE: an upper estimate. Adding two budgets adds the totals of
+    power limit with its share of node and switches, times PUE: an estimate, no bound. Adding two budgets adds the totals of
     consecutive phases.
     """
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.specs.reference_fabric import STORAGE_BYTES_PER_S
+
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec, StorageSpec
 
@@ -13,10 +15,6 @@ MASTER_STATE_BYTES = 12
 
 WEIGHT_BYTES = 2
 """16-bit weights saved beside the optimizer state."""
-
-DEFAULT_GPU_WRITE_BYTES_PER_S = 2e9
-"""Write bandwidth per GPU when the cluster states none: Llama 3 reports 2 TB/s sustained for 16,384 GPUs and more
-than that at peak; 2 GB/s per GPU is one tenth of a 200 Gbit/s storage NIC shared by eight GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ def checkpoint_cost(
 
 
 def _write_bytes_per_s(storage: StorageSpec | None, gpus: int) -> float:
-    """Bandwidth to storage: the slower of the store itself and all GPUs together."""
+    """Bandwidth to storage: the slower of the store itself and all GPUs together; unstated, the reference fabric's."""
     if storage is None:
-        return gpus * DEFAULT_GPU_WRITE_BYTES_PER_S
+        return gpus * STORAGE_BYTES_PER_S
     return min(storage.write_bytes_per_s, gpus * storage.per_gpu_bytes_per_s)

@@ -186,7 +186,10 @@ class ClusterFile(FileModel):
         default=None,
         description="explicit graph: node-link mapping, or a path beside this file (JSON, GraphML)",
     )
-    storage: StorageFile | None = Field(default=None, description="checkpoint storage")
+    storage: StorageFile | None = Field(
+        default=None,
+        description="checkpoint storage; left out: 122 MB/s for each GPU, as 16,384 of Llama 3 had",
+    )
     failures: FailuresFile = Field(default=FailuresFile(), description="hardware failures")
     reserve: Annotated[float, quantity(BYTES, least=0.0)] = Field(
         default=0.0, description="memory kept free on every GPU"

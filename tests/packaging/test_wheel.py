@@ -1,6 +1,7 @@
 """The built wheel holds exactly the tree, and works where users' own modules carry the same names."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -73,3 +74,35 @@ def test_installed_package_ignores_users_modules_of_the_same_name(wheel: Path, t
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "solve" in result.stdout
+
+
+def test_sources_without_links_build_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """A zip or checkout whose links are files with their targets builds the same; an editable install says what it lacks."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".ci/build_backend.py", "src", *PARTS):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True)
+        else:
+            shutil.copy2(ROOT / name, source / name)
+    for part in PARTS:
+        place = source / "src" / "layoutopt" / part
+        place.unlink()
+        place.write_text(f"../../{part}", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip"]
+    build = [
+        *pip,
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    names = [set(zipfile.ZipFile(file).namelist()) for file in (wheel, next(out.glob("*.whl")))]
+    assert names[0] == names[1]
+    editable = [*pip, "install", "--no-deps", "--dry-run", "--editable", str(source)]
+    refused = subprocess.run(editable, check=False, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "should be links to the folders of the same name" in refused.stdout + refused.stderr
