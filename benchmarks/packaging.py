@@ -23,7 +23,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 SMOKE = (
     ["solve", "llama3-8b", "h100x16", "--batch", "64", "-q", "-o", "plan.json"],
     ["verify", "plan.json"],
-    ["evaluate", "llama3-8b", "h100x16", "--layout", "plan.json"],
+    ["evaluate", "llama3-8b", "h100x16", "--batch", "64", "--layout", "plan.json"],
 )
 
 

@@ -73,12 +73,22 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """An option with a value under which a question has an answer, and what it does."""
+
+    option: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
     """Why nothing fits.
 
     ``binding`` names what binds: memory, a validity rule, or the GPU count. ``least_bytes`` is the least peak
     memory of any layout, ``capacity_bytes`` what a GPU offers tensors, ``fewest_gpus`` the smallest number of GPUs
-    of this kind that fit (None: unknown), ``conflict`` a minimal set of constraints that exclude each other.
+    of this kind that fit (None: unknown), ``conflict`` a minimal set of constraints that exclude each other,
+    ``suggestions`` what was tried and makes some layout run.
     """
 
     message: str
@@ -87,6 +97,7 @@ class Infeasibility:
     capacity_bytes: float | None = None
     fewest_gpus: int | None = None
     conflict: tuple[str, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

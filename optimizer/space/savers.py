@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import savers_of
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Saver
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], 
     if "savers" in options.fix:
         return tuple(dict.fromkeys(parse_savers(str(text)) for text in options.fix["savers"]))
     known = savers_of(ctx.framework, ctx.release, ctx.model)
+    if options.allow and not set(options.allow) & set(known):
+        asked, has = ", ".join(options.allow), ", ".join(known)
+        raise input_error(
+            f"{ctx.framework.value} has no {asked}", f"it has {has or 'no memory saver'}", key="allow"
+        )
     useful = [saver for saver in Saver if saver in options.allow and saver in known and _saves(saver, ctx)]
     sets = [chosen for size in range(len(useful) + 1) for chosen in combinations(useful, size)]
     return tuple(chosen for chosen in sets if options.allows("savers", savers_text(chosen)))

@@ -10,7 +10,7 @@ import click
 
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
+from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     DemandChoices,
@@ -102,7 +102,8 @@ def command(
 
     if robust:
         options = replace(options, top=max(options.top, ROBUST_TOP))
-    plan = _solve(workload, machine, options, output, compare_any=compare_any)
+    with named(allow="--allow"):
+        plan = _solve(workload, machine, options, output, compare_any=compare_any)
     honesty = assess(plan, workload, machine, options, robust=robust)
     if file is not None:
         from layoutopt.optimizer.report.json_forms import plan_to_plain
@@ -120,7 +121,8 @@ def _print_space(
 ) -> ExitCode:
     from layoutopt.optimizer.solve.api import describe_space
 
-    space = describe_space(workload, cluster, options)
+    with named(allow="--allow"):
+        space = describe_space(workload, cluster, options)
     if output.json:
         from layoutopt.optimizer.report.json_forms import space_to_plain
 

@@ -51,7 +51,7 @@ def explanation_tables(
     if found.remedies:
         parts.append(_remedy_section(found.remedies))
     elif judged.verdict.value in ("invalid", "does_not_fit"):
-        text = "no single change and no pair of changes makes it run; solve finds what does"
+        text = "no single change and no pair of changes makes it run; layoutopt solve says what does, or what would"
         parts.append(section("Remedies", Text(text)))
     parts.extend(_comparison(found))
     parts.extend(_wish_section(wish) for wish in wishes)

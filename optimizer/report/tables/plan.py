@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
-    from layoutopt.optimizer.solve.plan import Infeasibility, Plan
+    from layoutopt.optimizer.solve.plan import Infeasibility, Plan, Suggestion
     from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
@@ -97,6 +97,8 @@ def _headline(plan: Plan, honesty: Honesty | None) -> Text:
 
 def next_lines(plan: Plan, honesty: Honesty | None, framework: str, shown: Shown) -> list[str]:
     """Say what to do with the answer, and what would make it surer or roomier."""
+    if plan.infeasibility is not None:
+        return [_suggested(one, shown) for one in plan.infeasibility.suggestions]
     if plan.layout is None or plan.estimate is None:
         return []
     lines = [_launch_line(framework, shown)]
@@ -108,6 +110,15 @@ def next_lines(plan: Plan, honesty: Honesty | None, framework: str, shown: Shown
     if open_ties:
         lines.append(f"to tell it from the next best: {open_ties[0].measurement}")
     return lines
+
+
+def _suggested(one: Suggestion, shown: Shown) -> str:
+    """Write a suggestion as the caller would give it."""
+    values = one.value.split("+")
+    if shown.python:
+        return f"{one.option} {', '.join(values)}: {one.effect}"
+    name = f"--{one.option.replace('_', '-')}"
+    return f"{' '.join(f'{name} {value}' for value in values)}: {one.effect}"
 
 
 def _launch_line(framework: str, shown: Shown) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from layoutopt.optimizer.solve.explain.conflict import minimal_conflict
 from layoutopt.optimizer.solve.explain.least_memory import least_memory
+from layoutopt.optimizer.solve.explain.suggest import runs, suggestions
 from layoutopt.optimizer.solve.plan import Infeasibility
 from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
@@ -23,7 +24,11 @@ LARGEST_CLUSTER = 1 << 17
 
 
 def explain_infeasible(question: Question, source: CostedSpace) -> Infeasibility:
-    """Explain a space without any layout that fits."""
+    """Explain a space without any layout that fits, with what would make one run."""
+    return replace(_why(question, source), suggestions=suggestions(question))
+
+
+def _why(question: Question, source: CostedSpace) -> Infeasibility:
     empty = source.space.empty
     if empty is not None:
         return Infeasibility(
@@ -102,7 +107,4 @@ def fewest_gpus(question: Question) -> int | None:
 
 def _fits(question: Question, gpus: int) -> bool:
     """Whether any layout fits on a larger or smaller cluster of the same kind."""
-    source = replace(question, cluster=resized(question.cluster, gpus)).costed_space()
-    if source.space.empty is not None:
-        return False
-    return bool(BestFirst(source, SearchOptions(gap=1.0)).run().found)
+    return runs(replace(question, cluster=resized(question.cluster, gpus)))

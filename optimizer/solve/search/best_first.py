@@ -68,7 +68,7 @@ FAMILY = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
 
 def _pieces(pp: IntArray) -> Iterator[IntArray]:
     """Cut rows into pieces of few cells: all at once where they are few, else shallow pipelines apart from deep ones."""
-    if len(pp) <= RELAXED_ROWS and len(pp) * int(pp.max(initial=1)) <= CELLS:
+    if 0 < len(pp) <= RELAXED_ROWS and len(pp) * int(pp.max(initial=1)) <= CELLS:
         yield np.arange(len(pp))
         return
     order = np.argsort(pp, kind="stable")
