@@ -11,7 +11,7 @@ from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
-from layoutopt.optimizer.cost.data_parallel import DpContext, optimizer_bytes, step_exposed_s
+from layoutopt.optimizer.cost.data_parallel import DpContext, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
 from layoutopt.optimizer.cost.grouping import distinct_rows, homogeneous
@@ -23,8 +23,11 @@ from layoutopt.optimizer.cost.layer_units import (
     recompute_members,
     with_least_kept,
 )
+from layoutopt.optimizer.cost.matrices import other_parameters
 from layoutopt.optimizer.cost.memory import MemoryContext, memory_parts
 from layoutopt.optimizer.cost.offload import Host
+from layoutopt.optimizer.cost.optimizer_step import OptimizerStep
+from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import (
     MeanStage,
@@ -347,7 +350,12 @@ class CostModel:
 
     @property
     def _host(self) -> Host:
-        return Host(cluster=self.cluster, constants=self.constants, preset=self.preset)
+        return Host(
+            cluster=self.cluster,
+            constants=self.constants,
+            preset=self.preset,
+            moment_bytes=moment_bytes(self.preset, self.model).matrix,
+        )
 
     def _left_bytes(
         self, batch: LayoutBatch, units: Units, held: list[RankParameters], *, whole: bool
@@ -381,6 +389,7 @@ class CostModel:
             batch=batch,
             weight_bytes=self.weight_bytes(batch),
             held=held,
+            others=self._others(batch),
             kept=units.blocks_of("kept_bytes") * (not self.preset.offload_activations),
             left=left,
             checkpoint=units.blocks_of("checkpoint_bytes"),
@@ -415,7 +424,7 @@ class CostModel:
         zero = np.zeros(len(batch))
         parts = {
             Component.PP: transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
-            Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, mean.fullest),
+            Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, groups, mean.fullest),
             Component.STEP: np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
             Component.SYNC: zero if self.ideal else self._sync_s(batch, stage),
         }
@@ -439,15 +448,21 @@ class CostModel:
         share = slowest_share(gpus, self.cluster.gpus_per_node, self.constants["gpu_speed_spread"])
         return share * batch.micro_batches * (stage.cover_forward_s + stage.cover_backward_s)
 
-    def _optimizer_s(self, batch: LayoutBatch, fullest: RankParameters) -> FloatArray:
-        """Seconds of the optimizer step on the GPU and on its host."""
-        owned = owned_parameters(batch, fullest, schedule_of(batch).parameter_copies)
-        offloads = self.preset.offload_optimizer
-        moved = optimizer_bytes(
-            fullest.dense + fullest.expert, owned * (not offloads), self.preset.moment_bytes
+    def _others(self, batch: LayoutBatch) -> list[RankParameters]:
+        """Parameters of one block of each kind on a rank that are in no matrix."""
+        return [on_rank(self.model, other_parameters(self.model, run), batch) for run in self.model.runs]
+
+    def _optimizer_s(self, batch: LayoutBatch, groups: MeshGroups, fullest: RankParameters) -> FloatArray:
+        """Seconds of the optimizer step on the rank with the most parameters."""
+        step = OptimizerStep(
+            model=self.model,
+            preset=self.preset,
+            rates=self.compute_context(batch).rates,
+            topology=self.topology,
+            host=self._host,
         )
-        device_s = moved / self.compute_context(batch).rates.optimizer_bytes_per_s
-        return device_s + self._host.optimizer_s(owned) if offloads else device_s
+        others = mean_parameters(self.model, self.preset, batch, self._others(batch), other=True)
+        return step.seconds(batch, groups, fullest, others.fullest)
 
     def _between_ranks_s(self, batch: LayoutBatch, groups: MeshGroups, held: RankParameters) -> FloatArray:
         """Gradients of weights that two ranks of a pipeline hold, added up after the flush.

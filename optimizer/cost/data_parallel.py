@@ -164,11 +164,3 @@ def covering_micro_batches(batch: LayoutBatch) -> FloatArray:
     interleaved = schedule_of(batch).schedule is Schedule.INTERLEAVED
     group = np.minimum(batch.pp, batch.micro_batches) * (1.0 - 1.0 / batch.vp)
     return np.maximum(group, 1.0) if interleaved else np.ones(len(batch))
-
-
-def optimizer_bytes(local: FloatArray, owned: FloatArray, moment_bytes: float) -> FloatArray:
-    """Memory traffic of one optimizer step: 4 bytes per local parameter and 38 per owned one with 32-bit moments.
-
-    Zeroing gradients, norm, Adam's reads and writes, and the copy to 16 bits (MooreThreads/SimuMax perf_llm).
-    """
-    return 4.0 * local + (22.0 + 4 * moment_bytes) * owned

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import expert_parameters
-from layoutopt.optimizer.cost.stage_parameters import end_parameters
+from layoutopt.optimizer.cost.stage_parameters import end_parameters, other_end_parameters
 from layoutopt.optimizer.cost.states import RankParameters, state_bytes, working_set_bytes
 from layoutopt.optimizer.cost.term_parts import placed
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 class MemoryContext:
     """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight.
 
-    ``weight_bytes`` are those of a parameter in a block, ``copies`` of every stage are
-    held by as many ranks; ``left`` is what offloading leaves on the GPU;
+    ``others`` are those of the held parameters in no matrix, ``weight_bytes`` those of a parameter in a block, ``copies`` of
+    every stage are held by as many ranks; ``left`` is what offloading leaves on the GPU;
     ``mtp_activation`` is of all micro-batches in flight.
     """
 
@@ -38,6 +39,7 @@ class MemoryContext:
     batch: LayoutBatch
     weight_bytes: float
     held: list[RankParameters]
+    others: list[RankParameters]
     kept: FloatArray
     left: FloatArray
     checkpoint: FloatArray
@@ -53,13 +55,15 @@ class MemoryContext:
 
 def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, Any]:
     """Return the memory fields of ``TermParts``; ``working_set`` False leaves gathered weights out."""
-    states = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies)
+    moments = moment_bytes(ctx.preset, ctx.model)
+    states = state_bytes(ctx.preset, ctx.batch, moments, copies=ctx.copies)
     first, last = end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
-    own = state_bytes(ctx.preset, ctx.batch, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
-    blocks = [own.of(held) for held in ctx.held]
+    ends = zip((first, last), other_end_parameters(ctx.model, ctx.batch, (first, last)), strict=True)
+    own = state_bytes(ctx.preset, ctx.batch, moments, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
+    blocks = [own.of(*held) for held in zip(ctx.held, ctx.others, strict=True)]
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
-        **_end_bytes(ctx, states.of(first), states.of(last)),
+        **_end_bytes(ctx, *(states.of(*end) for end in ends)),
         "layer_activation_bytes": ctx.kept,
         "recomputed_activation_bytes": np.minimum(ctx.checkpoint, ctx.kept),
         "common_bytes": _common(ctx, first, last, working_set),

@@ -30,11 +30,12 @@ BUFFERED_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One GPU's share of its host."""
+    """One GPU's share of its host; ``moment_bytes`` are the optimizer's per parameter beside master weights."""
 
     cluster: ClusterSpec
     constants: Constants
     preset: FrameworkPreset
+    moment_bytes: float
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -53,8 +54,8 @@ class Host:
         """Seconds of one step of the optimizer over the parameters that a rank owns, transfers included."""
         preset = self.preset
         moved = (preset.grad_bytes + preset.weight_bytes) * owned / self.link_bytes_per_s
-        # Adam reads the gradient, reads and writes the master weight and both moments, and writes the 16-bit weight.
-        traffic = preset.grad_bytes + preset.weight_bytes + 2 * (4.0 + 2 * preset.moment_bytes)
+        # It reads the gradient, reads and writes the master weight and its moments, and writes the 16-bit weight.
+        traffic = preset.grad_bytes + preset.weight_bytes + 2 * (4.0 + self.moment_bytes)
         speed = self.constants["host_adam_bytes_per_s"] / self.cluster.gpus_per_node
         return moved + traffic * owned / speed
 
@@ -75,7 +76,7 @@ class Host:
         """
         preset, schedule = self.preset, schedule_of(batch).schedule
         flight = in_flight(schedule, batch.pp, batch.vp, batch.micro_batches).max(axis=1)
-        state = preset.grad_bytes + max(preset.master_bytes, 4.0) + 2 * preset.moment_bytes
+        state = preset.grad_bytes + max(preset.master_bytes, 4.0) + self.moment_bytes
         needed = state * owned * preset.offload_optimizer + kept_bytes @ counts / batch.pp * flight
         on_way = BUFFERED_BLOCKS * kept_bytes.max(axis=1)
         return np.asarray(on_way + np.maximum(needed - self.memory_bytes, 0.0))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.matrices import other_mtp_parameters
 from layoutopt.optimizer.cost.parameters import (
     embedding_parameters,
     head_parameters,
@@ -46,6 +47,19 @@ def end_parameters(
     return first, last
 
 
+def other_end_parameters(
+    model: ModelSpec, batch: LayoutBatch, ends: tuple[RankParameters, RankParameters]
+) -> tuple[RankParameters, RankParameters]:
+    """Of the parameters of both ends those in no matrix of a block: all but the MTP layers' matrices."""
+    first, last = ends
+    if model.mtp_layers:
+        whole, other = (
+            on_rank(model, counted(model), batch) for counted in (mtp_parameters, other_mtp_parameters)
+        )
+        last = last - (whole - other).scaled(model.mtp_layers)
+    return first, last
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanParameters:
     """Parameters of an equal share of the blocks, and what the first and the last distinct rank add."""
@@ -62,14 +76,24 @@ class MeanParameters:
 
 
 def mean_parameters(
-    model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, held: list[RankParameters]
+    model: ModelSpec,
+    preset: FrameworkPreset,
+    batch: LayoutBatch,
+    held: list[RankParameters],
+    *,
+    other: bool = False,
 ) -> MeanParameters:
-    """Share the blocks out evenly; ``held`` are the parameters of one block of each kind on a rank."""
+    """Share the blocks out evenly; ``held`` are the parameters of one block of each kind on a rank.
+
+    ``other``: they are those in no matrix, and those of the ends are to be so too.
+    """
     schedule, zero = schedule_of(batch), np.zeros(len(batch))
     blocks = none = RankParameters(zero, zero)
     for run, block in zip(model.runs, held, strict=True):
         blocks = blocks + block.scaled(schedule.parameter_copies * run.count / batch.pp)
     first, last = end_parameters(model, preset, batch, folded=schedule.folded)
+    if other:
+        first, last = other_end_parameters(model, batch, (first, last))
     if schedule.folded:
         first, last = first + last, none
     return MeanParameters(blocks=blocks, first=first, last=last)

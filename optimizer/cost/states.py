@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.optimizers import MomentBytes
     from layoutopt.optimizer.cost.parameters import Parameters
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import ModelSpec
@@ -33,6 +34,9 @@ class RankParameters:
     def __add__(self, other: RankParameters) -> RankParameters:
         return RankParameters(self.dense + other.dense, self.expert + other.expert)
 
+    def __sub__(self, other: RankParameters) -> RankParameters:
+        return RankParameters(self.dense - other.dense, self.expert - other.expert)
+
     def scaled(self, factor: FloatArray | float) -> RankParameters:
         """Multiply both counts."""
         return RankParameters(self.dense * factor, self.expert * factor)
@@ -48,22 +52,30 @@ def on_rank(model: ModelSpec, counts: Parameters, batch: LayoutBatch) -> RankPar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter, arrays (n,): whole on every rank, and divided by the shard size; by component."""
+    """Bytes per parameter, arrays (n,): whole on every rank, and divided by the shard size; by component.
+
+    ``more_whole`` and ``more_sharded`` are what the optimizer keeps beyond that of parameters in no matrix of a block.
+    """
 
     whole: dict[str, FloatArray]
     sharded: dict[str, FloatArray]
     dense_shard: FloatArray
     expert_shard: FloatArray
+    more_whole: FloatArray
+    more_sharded: FloatArray
 
-    def of(self, held: RankParameters) -> dict[str, FloatArray]:
-        """Bytes of weights, gradients and optimizer state of the parameters that a rank holds."""
-        parameters = held.dense + held.expert
-        share = held.dense / self.dense_shard + held.expert / self.expert_shard
-        return {name: self.whole[name] * parameters + self.sharded[name] * share for name in self.whole}
+    def of(self, held: RankParameters, other: RankParameters) -> dict[str, FloatArray]:
+        """Bytes of weights, gradients and optimizer state of parameters on a rank, ``other`` of them in no matrix."""
+        parameters, share = self._counts(held)
+        found = {name: self.whole[name] * parameters + self.sharded[name] * share for name in self.whole}
+        if self.more_whole.any() or self.more_sharded.any():
+            parameters, share = self._counts(other)
+            found["optimizer"] = found["optimizer"] + self.more_whole * parameters + self.more_sharded * share
+        return found
 
-    def total(self, held: RankParameters) -> FloatArray:
-        """Sum of the components."""
-        return sum(self.of(held).values(), np.zeros_like(self.dense_shard))
+    def _counts(self, held: RankParameters) -> tuple[FloatArray, FloatArray]:
+        """Parameters on a rank, and its share of sharded ones."""
+        return held.dense + held.expert, held.dense / self.dense_shard + held.expert / self.expert_shard
 
 
 def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
@@ -91,11 +103,17 @@ def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatA
 
 
 def state_bytes(
-    preset: FrameworkPreset, batch: LayoutBatch, *, copies: int = 1, weight_bytes: float | None = None
+    preset: FrameworkPreset,
+    batch: LayoutBatch,
+    moments: MomentBytes,
+    *,
+    copies: int = 1,
+    weight_bytes: float | None = None,
 ) -> StateBytes:
     """Bytes per parameter of every row's ZeRO stage; see ``shard_sizes`` for ``copies``.
 
-    ``weight_bytes`` are those of whole weights, where they differ from the preset's: with copies in 8 or 4 bits.
+    ``moments`` are those of the run's optimizer (``moment_bytes``), ``weight_bytes`` those of whole weights, where they
+    differ from the preset's: with copies in 8 or 4 bits.
 
     Frameworks without a separate master copy (``master_bytes`` 0) hold the weights themselves at
     ``fsdp_weight_bytes`` and gather 16-bit copies of them.
@@ -103,7 +121,8 @@ def state_bytes(
     zero, gathered = batch.zero, keeps_gathered(preset, batch)
     whole = preset.weight_bytes if weight_bytes is None else weight_bytes
     stored = whole if preset.master_bytes else preset.fsdp_weight_bytes
-    optimizer = 0.0 if preset.offload_optimizer else preset.master_bytes + 2 * preset.moment_bytes
+    optimizer = 0.0 if preset.offload_optimizer else preset.master_bytes + moments.matrix
+    more = 0.0 if preset.offload_optimizer else moments.other - moments.matrix
     # Without a master copy the sharded weights are the optimizer's, and go where it is, as their gradients do.
     stays = preset.master_bytes > 0 or not preset.offload_optimizer
     grads = preset.grad_bytes
@@ -123,6 +142,8 @@ def state_bytes(
         },
         dense_shard=dense,
         expert_shard=expert,
+        more_whole=np.where(zero == 0, more, 0.0),
+        more_sharded=np.where(zero >= 1, more, 0.0),
     )
 
 

@@ -11,6 +11,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     OP_MODULE,
     Granularity,
+    Optimizer,
     Precision,
     Saver,
     Schedule,
@@ -45,7 +46,7 @@ class Abilities:
     ``schedules`` are its pipeline schedules. ``fixed_axes`` can't exceed 1. ``hsdp_zero`` lists the ZeRO stages
     that can shard inside groups. ``modules`` are the selective-recompute modules it knows, ``sp`` whether it
     shards norms and dropout along the sequence. ``expert_savers`` are the memory savers that it has for models
-    with experts alone.
+    with experts alone, ``optimizers`` those that update the weights.
     """
 
     schedules: tuple[Schedule, ...]
@@ -59,6 +60,7 @@ class Abilities:
     precisions: tuple[Precision, ...] = tuple(Precision)
     savers: tuple[Saver, ...] = ()
     expert_savers: tuple[Saver, ...] = ()
+    optimizers: tuple[Optimizer, ...] = (Optimizer.ADAMW,)
     sp: bool = True
     etp: bool = True
 
@@ -77,5 +79,6 @@ FREEST = Abilities(
     hsdp_zero=(1, 2, 3),
     modules=(*MODULES, OP_MODULE),
     savers=tuple(Saver),
+    optimizers=tuple(Optimizer),
 )
 """Whatever some trainer can launch."""

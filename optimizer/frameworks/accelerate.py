@@ -13,10 +13,15 @@ from layoutopt.optimizer.frameworks.record import (
     TrainerFamily,
     Unstated,
 )
+from layoutopt.optimizer.specs.vocabulary import Optimizer
 
 # Newest first: what each release lacks that the one behind it has. Names were searched in the source distributions
 # on PyPI, whose days of upload are the dates below.
-_1_10 = replace(DATA_PARALLEL, fixed_axes=("pp", "vp", "ep", "etp"))
+_1_10 = replace(
+    DATA_PARALLEL,
+    fixed_axes=("pp", "vp", "ep", "etp"),
+    optimizers=(Optimizer.ADAMW, Optimizer.ADAM_8BIT, Optimizer.LION, Optimizer.SGD, Optimizer.ADAFACTOR),
+)
 _1_5 = replace(_1_10, fixed_axes=(*_1_10.fixed_axes, "cp"))  # ParallelismConfig.cp_size
 _0_26 = replace(_1_5, fixed_axes=DATA_PARALLEL.fixed_axes)  # TorchTensorParallelPlugin
 _0_10 = replace(_0_26, hsdp_zero=(), precisions=SIXTEEN_BIT)  # HYBRID_SHARD, mixed_precision fp8
@@ -32,6 +37,13 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(1, 15), date="2026-09-09", abilities=_1_10),
     ),
     unstated=Unstated(zero=3),
+    optimizers={  # huggingface/transformers TrainingArguments.optim
+        Optimizer.ADAMW: "adamw_torch_fused",
+        Optimizer.ADAM_8BIT: "adamw_bnb_8bit",
+        Optimizer.LION: "lion_32bit",
+        Optimizer.SGD: "sgd",
+        Optimizer.ADAFACTOR: "adafactor",
+    },
     exports="1.15",
     imports=(
         LaunchFormat(

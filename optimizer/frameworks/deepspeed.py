@@ -13,7 +13,7 @@ from layoutopt.optimizer.frameworks.record import (
     Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
-from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import Optimizer, Precision, Schedule
 
 # Newest first: what each release lacks that the one behind it has. Keys of the configuration were searched in the
 # source distributions on PyPI, whose days of upload are the dates below.
@@ -24,10 +24,12 @@ _0_16 = Abilities(
     granularities=WHOLE_LAYERS,
     precisions=SIXTEEN_BIT,
     savers=HOST_OPTIMIZER,  # zero_optimization.offload_optimizer
+    optimizers=(Optimizer.ADAMW, Optimizer.LION),
     sp=False,
     etp=False,
     stage_rule=NEAR_EQUAL,
 )
+_0_19 = replace(_0_16, optimizers=(*_0_16.optimizers, Optimizer.MUON))  # 2025-08-26
 _0_10 = replace(_0_16, fixed_axes=("vp", "tp"))  # tensor_parallel.autotp_size
 _0_9 = replace(_0_10, fixed_axes=("vp", "tp", "cp"))  # sequence/layer.py (Ulysses)
 _0_7 = replace(_0_9, hsdp_zero=())  # mics_shard_size
@@ -47,12 +49,17 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(0, 9, 2), date="2023-05-03", abilities=_0_9),
         PublishedRelease(number=(0, 10, 2), date="2023-08-31", abilities=_0_10),
         PublishedRelease(number=(0, 16, 4), date="2025-02-20", abilities=_0_16),
-        PublishedRelease(number=(0, 19, 6), date="2026-08-27", abilities=_0_16),
+        PublishedRelease(number=(0, 19, 6), date="2026-08-27", abilities=_0_19),
         PublishedRelease(
-            number=(0, 19, 8), date="2026-10-20", abilities=replace(_0_16, hsdp_zero=())
+            number=(0, 19, 8), date="2026-10-20", abilities=replace(_0_19, hsdp_zero=())
         ),  # MiCS is gone
     ),
     unstated=Unstated(zero=3),
+    optimizers={  # optimizer.type
+        Optimizer.ADAMW: "AdamW",
+        Optimizer.LION: "Lion",
+        Optimizer.MUON: "Muon",
+    },
     exports="0.19.6",
     imports=(
         LaunchFormat(

@@ -20,7 +20,14 @@ from layoutopt.optimizer.frameworks.record import (
     Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON, Recomputation, Split
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Fp8Recipe, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    DEFAULT_MESH_ORDER,
+    Fp8Recipe,
+    Optimizer,
+    Precision,
+    Saver,
+    Schedule,
+)
 
 # Newest first: what each release lacks that the one behind it has. Flags were searched in the argument and
 # configuration files of the tags v1.0 to core_v0.19.0 and of main where a tag is years away.
@@ -30,10 +37,13 @@ _CORE_16 = Abilities(
     hsdp_zero=(1, 2, 3),
     modules=MODULES,
     savers=(Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER),
+    optimizers=(Optimizer.ADAMW, Optimizer.SGD, Optimizer.MUON),
     expert_savers=(Saver.OFFLOAD_ACTIVATIONS,),  # --offload-modules name none of a dense MLP
     stage_rule=MEGATRON,
 )
-_CORE_15 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=())  # no --fine-grained-activation-offloading
+_CORE_17 = replace(_CORE_16, optimizers=(*_CORE_16.optimizers, Optimizer.LION))  # --optimizer lion
+# No --fine-grained-activation-offloading, no --optimizer muon and dist_muon.
+_CORE_15 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=(), optimizers=_CORE_16.optimizers[:-1])
 _CORE_14 = replace(_CORE_15, precisions=(*SIXTEEN_BIT, Precision.FP8, Precision.MXFP8))  # no --fp4-format
 _CORE_13 = replace(_CORE_14, modules=_CORE_14.modules[:-1])
 # No layout string, which takes any list: --decoder-first-pipeline-num-layers, or --account-for-*-in-pipeline-split.
@@ -85,9 +95,9 @@ RELEASES = tuple(
         ((0, 14), "2025-10", _CORE_14),
         ((0, 15), "2025-12", _CORE_15),
         ((0, 16), "2026-02", _CORE_16),
-        ((0, 17), "2026-04", _CORE_16),
-        ((0, 18), "2026-06", _CORE_16),
-        ((0, 19), "2026-08", _CORE_16),
+        ((0, 17), "2026-04", _CORE_17),
+        ((0, 18), "2026-06", _CORE_17),
+        ((0, 19), "2026-08", _CORE_17),
     )
 )
 
@@ -129,6 +139,12 @@ RECORD = FrameworkRecord(
         Fp8Recipe.CURRENT: "tensorwise",
         Fp8Recipe.BLOCKWISE: "blockwise",
         Fp8Recipe.MX: "mxfp8",
+    },
+    optimizers={  # --optimizer
+        Optimizer.ADAMW: "adam",
+        Optimizer.SGD: "sgd",
+        Optimizer.LION: "lion",
+        Optimizer.MUON: "muon",
     },
     exports="core 0.19",
     imports=(

@@ -40,6 +40,7 @@ RECORD = FrameworkRecord(
         tied=True, modules=("core_attn",), equal_stages=True
     ),  # --untie-embeddings-and-output-weights
     fp8_recipes=megatron.RECORD.fp8_recipes,
+    optimizers=megatron.RECORD.optimizers,
     exports="0.6",
     imports=(
         LaunchFormat(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import framework_named, parse_release
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.model import ADAMW
 from layoutopt.optimizer.specs.vocabulary import CpComm, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from layoutopt.optimizer.frameworks.registry import Framework
-    from layoutopt.optimizer.specs.model import TrainingSpec
+    from layoutopt.optimizer.specs.model import OptimizerSpec, TrainingSpec
 
 
 class NarrowWeights(StrEnum):
@@ -64,7 +65,7 @@ class FrameworkPreset:
     16-bit copy of its input of its own (autocast), ``fused_function`` False: a gated MLP keeps the activation function's
     output beside its product.
     ``loss_chunks``: parts of the tokens whose logits exist one after another.
-    ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
+    ``optimizer`` is the run's. ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
     master copy, and what blocks keep for the backward pass live in host memory.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
@@ -135,6 +136,7 @@ class FrameworkPreset:
     drains_queue: bool
     adds_gradients: bool
     reserved_sm_share: float
+    optimizer: OptimizerSpec = ADAMW
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
         """Apply the dtypes and switches that the training spec states."""
@@ -145,6 +147,7 @@ class FrameworkPreset:
             own["grad_comm_bytes"] = min(own["grad_bytes"], 4)
         if training.fp8_param_gather is not None:
             own["narrow_weights"] = NarrowWeights.ALONE if training.fp8_param_gather else NarrowWeights.COPIES
+        own["optimizer"] = training.optimizer
         without_master = self._sixteen_bit() if training.master_bytes == 0 else {}
         return replace(self, **{**without_master, **own})
 
@@ -225,7 +228,7 @@ def load_preset(framework: Framework, software: str | None = None) -> FrameworkP
     for last, own in _table(framework.record.folder).get(UNTIL, {}).items():
         if release <= parse_release(framework, last):
             values |= own
-    known = [field.name for field in fields(FrameworkPreset)]
+    known = [field.name for field in fields(FrameworkPreset) if field.name != "optimizer"]
     if wrong := [name for name in (*values, *known) if name not in values or name not in known]:
         what = "is unknown" if wrong[0] in values else "is missing"
         raise input_error(what, "the fields of FrameworkPreset", key=wrong[0], file=_file_name(framework))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.frameworks.abilities import Abilities
-    from layoutopt.optimizer.specs.vocabulary import Fp8Recipe
+    from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Optimizer
 
 Release = tuple[int, ...]
 """A release as numbers, comparable: megatron-core's for the Megatron frameworks, eras for torchtitan, else its own, or
@@ -94,7 +94,7 @@ class FrameworkRecord:
     other ways to count them, tried in order. ``dated``: releases are months, and other numbers say nothing.
     ``exports`` is the release that its exporter writes for when none is asked for, the newest one checked; None: it has
     no exporter in ``interop``. ``imports`` are the launch files that its importer there reads.
-    ``fp8_recipes`` are its words for the ways to choose FP8 scales.
+    ``fp8_recipes`` are its words for the ways to choose FP8 scales, ``optimizers`` those for optimizers.
     """
 
     name: str
@@ -108,6 +108,7 @@ class FrameworkRecord:
     dated: bool = False
     unstated: Unstated = field(default_factory=Unstated)
     fp8_recipes: Mapping[Fp8Recipe, str] = field(default_factory=dict)
+    optimizers: Mapping[Optimizer, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:

@@ -15,9 +15,9 @@ from layoutopt.optimizer.interop.records import (
     OutOfMemory,
 )
 from layoutopt.optimizer.specs.canonical import encode
-from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, Norm
+from layoutopt.optimizer.specs.model import ADAMW, LayerShape, Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.stacks import LAYER_KINDS
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import JobTraining
     from layoutopt.optimizer.interop.sources import Imported
     from layoutopt.optimizer.specs.layout import Recompute
-    from layoutopt.optimizer.specs.model import ModelSpec, MoeSpec
+    from layoutopt.optimizer.specs.model import ModelSpec, MoeSpec, OptimizerSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 Plain = dict[str, Any]
@@ -65,10 +65,20 @@ def job_training(training: JobTraining) -> Plain:
             "fp8_recipe": training.fp8_recipe.value if training.fp8_recipe else None,
             "grad_dtype": DTYPES.get(training.grad_bytes or 0),
             "moment_dtype": DTYPES.get(training.moment_bytes or 0),
+            "optimizer": _optimizer(training.optimizer),
             "pad_vocab": training.pad_vocab,
             "total_tokens": _total_tokens(training),
         }
     )
+
+
+def _optimizer(spec: OptimizerSpec | None) -> Plain | None:
+    """Write what differs from AdamW."""
+    if spec is None or spec == ADAMW:
+        return None
+    muon = spec.kind is Optimizer.MUON
+    way = spec.distribution.value if spec.distribution else None
+    return stated({"kind": spec.kind.value, "distribution": way, "steps": spec.steps if muon else None})
 
 
 def _total_tokens(training: JobTraining) -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.layout import Layout
-    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.model import ModelSpec, OptimizerSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision
 
@@ -41,6 +41,7 @@ class JobTraining:
     fp8_recipe: Fp8Recipe | None = None
     grad_bytes: int | None = None
     moment_bytes: int | None = None
+    optimizer: OptimizerSpec | None = None
     pad_vocab: bool | None = None
 
 

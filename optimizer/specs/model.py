@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.printable import require_name
+from layoutopt.optimizer.specs.vocabulary import MuonSharing, Optimizer
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
@@ -166,11 +167,28 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """What updates the weights.
+
+    Of Muon: ``distribution`` None gives every matrix an owner where optimizer state is sharded (ZeRO 1 and above) and
+    lets all ranks do all of it where it is not; ``steps`` of the Newton-Schulz iteration.
+    """
+
+    kind: Optimizer = Optimizer.ADAMW
+    distribution: MuonSharing | None = None
+    steps: int = 5
+
+
+ADAMW = OptimizerSpec()
+"""What updates the weights unless a run says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """The numbers of the training run that decide cost.
 
     ``global_batch`` in sequences. ``grad_bytes``, ``moment_bytes`` and ``master_bytes`` are bytes per
-    parameter of the gradient buffer, of each Adam moment, and of the master weights; None takes the
+    parameter of the gradient buffer, of each moment of the optimizer, and of the master weights; None takes the
     framework preset's value. ``pad_vocab`` rounds the vocabulary up to a multiple of 128*tp.
     ``flash`` False materialises the attention scores. ``fused_loss`` keeps only the 16-bit logits,
     ``loss_chunks`` those of one part of the tokens at a time. ``fp8_param_gather``: weights of linear layers exist in the
@@ -193,6 +211,7 @@ class TrainingSpec:
     loss_chunks: int | None = None
     fp8_param_gather: bool | None = None
     moe_imbalance: float | None = None
+    optimizer: OptimizerSpec = ADAMW
 
     @property
     def tokens_per_step(self) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from layoutopt.optimizer.specs.architecture_file import ArchitectureFile  # noqa: TC001  # pydantic reads it
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, choice, quantity, whole, word
-from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.model import OptimizerSpec, TrainingSpec
 from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.units import COUNT, NUMBER, TOKENS
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
+from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, MuonSharing, Optimizer, Precision
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ GRAD_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "bf16+fp32": 6}
 MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 MASTER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
 """``bf16`` stores what the 16-bit weights lack of 32 bits; ``none`` updates the weights themselves."""
+
+OPTIMIZER_WORDS = {
+    "adam": Optimizer.ADAMW,
+    "sgd-momentum": Optimizer.SGD,
+    "adamw-8bit": Optimizer.ADAM_8BIT,
+    "adam8bit": Optimizer.ADAM_8BIT,
+}
+"""Further words for optimizers, those of other tools among them."""
 
 Count = Annotated[int, whole()]
 
@@ -71,6 +79,41 @@ class PhaseFile(BatchFile):
     name: Annotated[str, NAME] = Field(description="name of the phase in reports")
 
 
+class OptimizerFile(FileModel):
+    """What updates the weights: its kind, and what Muon needs to be told."""
+
+    kind: Annotated[Optimizer, word(Optimizer, OPTIMIZER_WORDS)] = Field(
+        default=Optimizer.ADAMW, description="what turns gradients into updates"
+    )
+    distribution: Annotated[MuonSharing | None, word(MuonSharing)] = Field(
+        default=None,
+        description="Muon: how ranks share a matrix's orthogonalisation; default owner with ZeRO, else duplicated",
+    )
+    steps: Annotated[int, whole(most=100)] = Field(
+        default=5, description="Muon: steps of the Newton-Schulz iteration"
+    )
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that keys of Muon come with Muon."""
+        for key in ("distribution", "steps"):
+            if key in given.stated and given.kind not in (None, Optimizer.MUON):
+                yield (key,), f"kind is {given.kind}", "only with kind muon"
+
+    def spec(self) -> OptimizerSpec:
+        """Convert to the form that the other rooms use."""
+        return OptimizerSpec(kind=self.kind, distribution=self.distribution, steps=self.steps)
+
+
+def _optimizer_mapping(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def _or_kind(schema: dict[str, Any]) -> None:
+    reference = schema.pop("$ref", None) or schema.pop("allOf", [{}])[0].get("$ref")
+    schema["anyOf"] = [{"enum": list(Optimizer)}, {"$ref": reference}]
+
+
 class TrainingFile(BatchFile):
     """The numbers of the training run that decide cost; what is left out is the framework preset's."""
 
@@ -82,7 +125,7 @@ class TrainingFile(BatchFile):
     )
     grad_dtype: Annotated[int | None, choice(GRAD_BYTES)] = Field(default=None, description="gradient buffer")
     moment_dtype: Annotated[int | None, choice(MOMENT_BYTES)] = Field(
-        default=None, description="Adam moments"
+        default=None, description="moments of the optimizer"
     )
     master_dtype: Annotated[int | None, choice(MASTER_BYTES)] = Field(
         default=None, description="master weights"
@@ -103,6 +146,11 @@ class TrainingFile(BatchFile):
     )
     moe_imbalance: Annotated[float | None, quantity(NUMBER, least=1.0)] = Field(
         default=None, description="tokens of the fullest expert rank over the mean"
+    )
+    optimizer: Annotated[OptimizerFile, BeforeValidator(_optimizer_mapping)] = Field(
+        default=OptimizerFile(),
+        description="what updates the weights: its kind, or {kind, distribution, steps}",
+        json_schema_extra=_or_kind,
     )
 
     @classmethod
@@ -132,6 +180,7 @@ class TrainingFile(BatchFile):
             loss_chunks=self.loss_chunks,
             fp8_param_gather=self.fp8_param_gather,
             moe_imbalance=self.moe_imbalance,
+            optimizer=self.optimizer.spec(),
         )
 
 

@@ -44,6 +44,29 @@ class Saver(StrEnum):
     OFFLOAD_OPTIMIZER = "offload-optimizer"
 
 
+class Optimizer(StrEnum):
+    """What turns gradients into updates; its record is in ``cost/optimizers.py``."""
+
+    ADAMW = "adamw"
+    ADAM_8BIT = "adam-8bit"
+    LION = "lion"
+    SGD = "sgd"
+    ADAFACTOR = "adafactor"
+    MUON = "muon"
+
+
+class MuonSharing(StrEnum):
+    """How ranks that hold a matrix share the orthogonalisation of its update.
+
+    All do all of it; tensor-parallel ranks multiply their parts and add up the products; every matrix has one owner
+    among the ranks that share optimizer state.
+    """
+
+    DUPLICATED = "duplicated"
+    DISTRIBUTED = "distributed"
+    OWNER = "owner"
+
+
 class Fp8Recipe(StrEnum):
     """How FP8 scales are chosen (Transformer Engine recipes)."""
 

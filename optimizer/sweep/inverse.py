@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.budget import training_budget
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
+from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.plan.fault_plan import plan_faults
 from layoutopt.optimizer.solve.api import solve_layout
@@ -162,7 +163,8 @@ def _least_for_states(workload: Workload, cluster: ClusterSpec, options: SolveOp
     preset = build_cost_model(
         workload.model, workload.training, cluster, framework=options.framework, kind=options.cost
     ).preset
-    states = model_parameters(workload.model) * (preset.master_bytes + 2 * preset.moment_bytes)
+    moments = moment_bytes(preset)
+    states = model_parameters(workload.model) * (preset.master_bytes + min(moments.matrix, moments.other))
     return max(ceil(states / cluster.gpu.memory_bytes), 1)
 
 

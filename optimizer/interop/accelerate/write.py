@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.interop.launch.optimizers import optimizer_word
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, yaml_text
 from layoutopt.optimizer.interop.megatron.write_model import require_decoder
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.torchtitan.write import degrees
-from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity
+from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Optimizer
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -58,10 +59,12 @@ def export(target: Target) -> ExportedJob:
     }
     if target.checkpoint is not None and target.checkpoint.asynchronous:
         notes.append("checkpoints are saved by the training script: asynchronous saving is its business")
+    chosen = target.training.optimizer
     flags: list[tuple[str, Any]] = [
         ("--per_device_train_batch_size", layout.micro_batch),
         ("--gradient_accumulation_steps", layout.micro_batches),
         ("--max_seq_length", target.training.sequence_length),
+        ("--optim", None if chosen.kind is Optimizer.ADAMW else optimizer_word(target.framework, chosen)),
         ("--save_steps", target.checkpoint.interval_steps if target.checkpoint else None),
     ]
     start = ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.optimizers import named_optimizer
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, Fields, importer, parse_json
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.specs.errors import input_error
@@ -82,6 +83,7 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
             else None,
             precision=_precision(fields),
             grad_bytes=_grad_bytes(fields),
+            optimizer=named_optimizer(Framework.DEEPSPEED, fields.section("optimizer").text("type"), notes),
             pad_vocab=False,
         ),
         options=_options(fields, zero, cp),

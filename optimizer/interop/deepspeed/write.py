@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.optimizers import optimizer_word
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words
 from layoutopt.optimizer.interop.megatron.write_model import require_decoder
 from layoutopt.optimizer.interop.records import ExportedJob
-from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer, Precision, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -36,6 +38,8 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
         zero["mics_shard_size"] = layout.hsdp_shard
     if Saver.OFFLOAD_OPTIMIZER in layout.savers:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    chosen = target.training.optimizer
+    own = {"optimizer": {"type": optimizer_word(Framework.DEEPSPEED, chosen), "params": {"lr": 1.5e-4}}}
     half = "fp16" if layout.precision is Precision.FP16 else "bf16"
     grad = "fp32" if preset.grad_bytes == 4 else half
     return {
@@ -46,6 +50,7 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
         half: {"enabled": True},
         "data_types": {"grad_accum_dtype": grad},
         "zero_optimization": zero,
+        **({} if chosen.kind is Optimizer.ADAMW else own),
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.interop.launch.common import looped_schedule
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
-from layoutopt.optimizer.specs.model import TrainingSpec
+from layoutopt.optimizer.specs.model import ADAMW, TrainingSpec
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver
@@ -182,6 +182,7 @@ def complete_workload(
         fp8_recipe=training.fp8_recipe,
         grad_bytes=training.grad_bytes,
         moment_bytes=training.moment_bytes,
+        optimizer=training.optimizer or ADAMW,
         pad_vocab=training.pad_vocab,
     )
     return Workload(model=found, training=spec)

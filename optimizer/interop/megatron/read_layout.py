@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.common import looped_schedule, megatron_precision, selective
+from layoutopt.optimizer.interop.launch.optimizers import LAYER_WISE, read_megatron_optimizer
 from layoutopt.optimizer.interop.reading import MAX_DEGREE
 from layoutopt.optimizer.interop.records import JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
@@ -133,7 +135,8 @@ def _zero(fields: Fields, notes: list[str], shard_ranks: int | None) -> tuple[in
                 "data_parallel_sharding_strategy", "not known", "one of " + ", ".join(STRATEGIES)
             )
     else:
-        zero = 1 if fields.on("use_distributed_optimizer") else 0
+        layer_wise = fields.data.get("optimizer") == LAYER_WISE
+        zero = 1 if fields.on("use_distributed_optimizer") or layer_wise else 0
     replicas = fields.count("num_distributed_optimizer_instances")
     if replicas == 1 or zero == 0:
         return zero, None
@@ -227,7 +230,9 @@ def _micro_batches(fields: Fields, micro_batch: int | None, dp: int | None) -> i
     return batch // (micro_batch * dp) if batch % (micro_batch * dp) == 0 else None
 
 
-def megatron_training(fields: Fields, layout: PartialLayout, *, fp8_key: str, fp4_key: str) -> JobTraining:
+def megatron_training(
+    fields: Fields, layout: PartialLayout, notes: list[str], *, fp8_key: str, fp4_key: str
+) -> JobTraining:
     """Read the batch and the number formats."""
     precision, recipe = megatron_precision(fields, fp8_key=fp8_key, fp4_key=fp4_key)
     batch = fields.integer("global_batch_size", least=1)
@@ -241,6 +246,7 @@ def megatron_training(fields: Fields, layout: PartialLayout, *, fp8_key: str, fp
         fp8_recipe=recipe,
         grad_bytes=_grad_bytes(fields),
         moment_bytes=_moment_bytes(fields),
+        optimizer=read_megatron_optimizer(fields, Framework.MEGATRON, notes),
         pad_vocab=fields.flag("pad_vocab_size", "should_pad_vocab"),
     )
 

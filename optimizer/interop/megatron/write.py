@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.frameworks.preset import NarrowWeights
+from layoutopt.optimizer.interop.launch.optimizers import has_owners, megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
 from layoutopt.optimizer.interop.megatron.write_model import model_flags
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import (
+    CpComm,
+    Fp8Recipe,
+    Granularity,
+    Optimizer,
+    Precision,
+    Saver,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -203,7 +211,7 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
     layout, training = target.layout, target.training
     replicas = layout.dp * layout.cp // layout.hsdp_shard if layout.hsdp_shard else None
     flags: Flags = [
-        ("--optimizer", "adam"),
+        *((f"--{name.replace('_', '-')}", str(value)) for name, value in megatron_optimizer(target).items()),
         ("--lr", "1.5e-4"),
         ("--min-lr", "1.5e-5"),
         ("--lr-decay-style", "cosine"),
@@ -216,7 +224,8 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
             notes.append(
                 "Megatron-FSDP with a pipeline is accepted but not covered by Megatron-LM's own tests"
             )
-    flags.append(("--use-distributed-optimizer", layout.zero >= 1))
+    layer_wise = has_owners(target) and target.release < (0, 18)
+    flags.append(("--use-distributed-optimizer", layout.zero >= 1 and not layer_wise))
     flags.append(("--num-distributed-optimizer-instances", replicas))
     if training.grad_bytes == 2 and target.release >= (0, 12):
         flags.append(("--grad-reduce-in-bf16", True))
@@ -228,7 +237,8 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
 def saver_flags(target: Target, notes: list[str]) -> Flags:
     """Moments in 16 bits, optimizer and activations in host memory."""
     savers, sharded = target.layout.savers, target.layout.zero >= 1
-    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    adam = target.training.optimizer.kind is Optimizer.ADAMW
+    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded and adam)
     if short and target.release < (0, 13):
         notes.append("moments stay in fp32: --exp-avg-dtype bf16 came with core 0.13")
         short = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
+from layoutopt.optimizer.interop.launch.optimizers import megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
 from layoutopt.optimizer.interop.megatron.write import (
     OFFLOAD_MODULES,
@@ -25,7 +26,7 @@ from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.model import Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Optimizer, Precision, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -240,13 +241,17 @@ def state_overrides(target: Target) -> Overrides:
         ("ddp.num_distributed_optimizer_instances", replicas),
         ("ddp.grad_reduce_in_fp32", target.preset.grad_bytes == 4),
     ]
+    if target.training.optimizer.kind is not Optimizer.ADAMW:
+        own = megatron_optimizer(target)
+        overrides += [(f"optimizer.{name}", value) for name, value in own.items()]
     return overrides + saver_overrides(target)
 
 
 def saver_overrides(target: Target) -> Overrides:
     """Moments in 16 bits, optimizer and activations in host memory."""
     savers, sharded = target.layout.savers, target.layout.zero >= 1
-    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded)
+    adam = target.training.optimizer.kind is Optimizer.ADAMW
+    short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded and adam)
     offloaded = Saver.OFFLOAD_OPTIMIZER in savers
     overrides: Overrides = []
     if short or offloaded:

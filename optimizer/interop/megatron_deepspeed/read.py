@@ -58,7 +58,7 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     if zero_open and fields.on("deepspeed"):
         layout = replace(layout, zero=None)
     training = replace(
-        megatron_training(fields, layout, fp8_key="fp8_format", fp4_key="fp4_format"),
+        megatron_training(fields, layout, notes, fp8_key="fp8_format", fp4_key="fp4_format"),
         grad_bytes=None,
         pad_vocab=True,
     )

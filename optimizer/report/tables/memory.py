@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.states import state_bytes
 from layoutopt.optimizer.report.tables.console import grid
@@ -117,7 +118,8 @@ def divisors(
     """
     copies = SCHEDULES[layout.schedule].parameter_copies
     preset = preset.saving(layout.savers)
-    state = state_bytes(preset, batch_of_one(layout), copies=copies, weight_bytes=weight_bytes)
+    moments = moment_bytes(preset)
+    state = state_bytes(preset, batch_of_one(layout), moments, copies=copies, weight_bytes=weight_bytes)
     dense, expert = _shard_words(layout)
     words = {}
     for name in state.whole:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.estimate import estimate, for_layout
+from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import block_parameters, mtp_parameters
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
@@ -105,7 +106,9 @@ class _Sharing:
         copies = SCHEDULES[self.layout.schedule].parameter_copies
         batch = batch_of_one(self.layout)
         weights = self.cost.weight_bytes(batch)
-        return state_bytes(self.cost.saving(batch).preset, batch, copies=copies, weight_bytes=weights)
+        preset = self.cost.saving(batch).preset
+        moments = moment_bytes(preset, self.cost.model)
+        return state_bytes(preset, batch, moments, copies=copies, weight_bytes=weights)
 
     def _experts(self) -> float:
         """Expert parameters on the rank."""

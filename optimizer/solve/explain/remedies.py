@@ -20,6 +20,7 @@ from layoutopt.optimizer.space.context import in_stage_units
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
 from layoutopt.optimizer.specs.cluster_part import resized
+from layoutopt.optimizer.specs.vocabulary import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -131,7 +132,7 @@ def _settings(question: Question) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "fused loss", "", {"fused_loss": True}
     if preset.grad_bytes > 2:
         yield GRADIENTS, NUMERICS, {"grad_bytes": 2}
-    if preset.moment_bytes > 2:
+    if preset.moment_bytes > 2 and training.optimizer.kind is Optimizer.ADAMW:
         yield MOMENTS, NUMERICS, {"moment_bytes": 2}
 
 

@@ -17,6 +17,7 @@ from layoutopt.optimizer.space.rules import (
     layers,
     mesh_orders,
     models,
+    optimizers,
     precision,
     products,
     recompute,
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     *mesh_orders.RULES,
     *recompute.RULES,
     *precision.RULES,
+    *optimizers.RULES,
     *flags.RULES,
     *_own_rules(),
 )

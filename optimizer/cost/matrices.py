@@ -1,0 +1,159 @@
+"""The weight matrices of a model's blocks, one by one: what optimizers that work on whole matrices see.
+
+Query, key and value projections count apart (NVIDIA/Megatron-LM muon_split_qkv), and so do an MLP's gate and up projections
+and every expert. Embedding, output matrix, router, convolutions and vectors are none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.parameters import Parameters, block_parameters, mlp_matrices, mtp_parameters
+from layoutopt.optimizer.specs.model import Mixer, Mlp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
+
+
+class Held(StrEnum):
+    """How ranks hold a matrix: over tensor parallelism, the key-value heads among them, whole, or as an expert's."""
+
+    SHARDED = "sharded"
+    KEY_VALUE = "key_value"
+    REPLICATED = "replicated"
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """``count`` weights of ``rows`` by ``columns``."""
+
+    rows: int
+    columns: int
+    held: Held = Held.SHARDED
+    count: float = 1.0
+
+    @property
+    def elements(self) -> int:
+        """Parameters of one."""
+        return self.rows * self.columns
+
+    @property
+    def short(self) -> int:
+        """The shorter side."""
+        return min(self.rows, self.columns)
+
+    @property
+    def long(self) -> int:
+        """The longer side."""
+        return max(self.rows, self.columns)
+
+
+def block_matrices(model: ModelSpec, run: Run) -> tuple[Matrix, ...]:
+    """Return the matrices of one block of a run."""
+    return _merged(matrix for shape in run.block for matrix in layer_matrices(model, shape))
+
+
+def mtp_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+    """Return the matrices of one multi-token-prediction layer."""
+    joint = Matrix(rows=model.hidden, columns=2 * model.hidden)
+    return _merged((joint, *layer_matrices(model, model.runs[-1].block[-1])))
+
+
+def model_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+    """Return the matrices of all blocks."""
+    return _merged(
+        replace(matrix, count=matrix.count * run.count)
+        for run in model.runs
+        for matrix in block_matrices(model, run)
+    )
+
+
+def layer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+    """Return the matrices of one layer."""
+    return (*_mixer_matrices(model, shape), *_mlp_matrices(model, shape))
+
+
+def _mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+    h = model.hidden
+    if shape.mixer is Mixer.MAMBA and model.mamba is not None:
+        inner = model.mamba.heads * model.mamba.head_dim
+        streams = 2 * inner + 2 * model.mamba.groups * model.mamba.state + model.mamba.heads
+        return Matrix(rows=streams, columns=h), Matrix(rows=h, columns=inner)
+    if shape.mixer is not Mixer.ATTENTION:
+        return ()
+    if model.mla is None:
+        query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        return (
+            Matrix(rows=query, columns=h),
+            Matrix(rows=key, columns=h, held=Held.KEY_VALUE, count=2),
+            Matrix(rows=h, columns=query),
+        )
+    mla, a = model.mla, model.heads
+    query = a * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    down = mla.kv_lora_rank + mla.qk_rope_head_dim
+    found = [
+        Matrix(rows=down, columns=h, held=Held.REPLICATED),
+        Matrix(rows=a * (mla.qk_nope_head_dim + mla.v_head_dim), columns=mla.kv_lora_rank),
+        Matrix(rows=h, columns=a * mla.v_head_dim),
+        Matrix(rows=query, columns=mla.q_lora_rank or h),
+    ]
+    if mla.q_lora_rank:
+        found.append(Matrix(rows=mla.q_lora_rank, columns=h, held=Held.REPLICATED))
+    return tuple(found)
+
+
+def _mlp_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+    each, h = mlp_matrices(model), model.hidden
+    if shape.mlp is Mlp.DENSE:
+        return (Matrix(rows=h, columns=shape.ffn, count=each),)
+    moe = model.moe
+    if shape.mlp is not Mlp.MOE or moe is None:
+        return ()
+    experts = Matrix(rows=h, columns=moe.ffn, held=Held.EXPERT, count=each * moe.experts)
+    shared = (Matrix(rows=h, columns=moe.shared_ffn, count=each),) if moe.shared_ffn else ()
+    return (experts, *shared)
+
+
+def _merged(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
+    """Count equal matrices once."""
+    counts: dict[Matrix, float] = {}
+    for matrix in matrices:
+        one = replace(matrix, count=1.0)
+        counts[one] = counts.get(one, 0.0) + matrix.count
+    return tuple(replace(matrix, count=count) for matrix, count in counts.items())
+
+
+def _as_parameters(matrices: Iterable[Matrix]) -> Parameters:
+    sums = dict.fromkeys(Held, 0.0)
+    for matrix in matrices:
+        sums[matrix.held] += matrix.count * matrix.elements
+    return Parameters(
+        sharded=sums[Held.SHARDED] + sums[Held.KEY_VALUE],
+        key_value=sums[Held.KEY_VALUE],
+        replicated=sums[Held.REPLICATED],
+        expert=sums[Held.EXPERT],
+    )
+
+
+def other_parameters(model: ModelSpec, run: Run) -> Parameters:
+    """Count what of a block is in none of its matrices."""
+    return _less(block_parameters(model, run), _as_parameters(block_matrices(model, run)))
+
+
+def other_mtp_parameters(model: ModelSpec) -> Parameters:
+    """Count what of a multi-token-prediction layer is in none of its matrices."""
+    return _less(mtp_parameters(model), _as_parameters(mtp_matrices(model)))
+
+
+def _less(whole: Parameters, part: Parameters) -> Parameters:
+    return Parameters(
+        sharded=whole.sharded - part.sharded,
+        replicated=whole.replicated - part.replicated,
+        expert=whole.expert - part.expert,
+        key_value=whole.key_value - part.key_value,
+    )
