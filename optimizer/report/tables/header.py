@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.ask.describe import ClusterFacts, ModelFacts, describe_cluster, describe_model
 from layoutopt.optimizer.report.tables.console import facts
+from layoutopt.optimizer.specs.model import ADAMW
 from layoutopt.optimizer.specs.units import (
     format_count,
     format_oversubscription,
@@ -32,7 +33,8 @@ def run_words(workload: Workload, framework: str) -> str:
     """Say in which batches of what length, in which precision and by what a model is trained."""
     training = workload.training
     batch = f"batch {training.global_batch:,} x {training.sequence_length:,} tokens"
-    return f"{batch}, {training.precision}, {framework}"
+    optimizer = "" if training.optimizer == ADAMW else f"{training.optimizer.kind}, "
+    return f"{batch}, {training.precision}, {optimizer}{framework}"
 
 
 def header_table(workload: Workload, cluster: ClusterSpec, framework: str) -> Table:
