@@ -1,12 +1,21 @@
-"""Tests that take minutes run on demand, with ``pytest --long``: ``tests/long.txt`` names them."""
+"""What holds for all tests: hypothesis sets no time limits, and tests that take minutes (``long.txt``) wait for ``--long``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hypothesis import HealthCheck, settings
+
 if TYPE_CHECKING:
     import pytest
+
+settings.register_profile(
+    "suite",
+    deadline=None,  # examples share the machine with other tests: their time says nothing
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
 
 LONG = Path(__file__).parent / "long.txt"
 

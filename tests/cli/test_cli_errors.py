@@ -193,7 +193,7 @@ def test_restrictions_are_read() -> None:
 
 
 @given(st.lists(st.text(st.sampled_from("tp=8,zero x-+_0é"), max_size=12), max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_restrictions_fail_only_as_bad_input(texts: list[str]) -> None:
     """Whatever is written after --fix and --max is read or refused as input."""
     for name in ("fix", "max"):

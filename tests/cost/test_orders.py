@@ -99,7 +99,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return Pipeline(schedule=schedule, pp=pp, vp=vp, micro_batches=m + m % 2 if model.even else m)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pipelines())
 def test_every_rank_does_all_its_work_once_and_in_order(pipeline: Pipeline) -> None:
     """Each chunk and micro-batch has one forward, then one backward (whole, or dgrad before wgrad)."""

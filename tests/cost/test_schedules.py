@@ -182,7 +182,7 @@ def test_hidden_communication_lengthens_the_dualpipe_bubble() -> None:
     assert lengths[0] < lengths[-1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     schedule=st.sampled_from([s for s in Schedule if s is not Schedule.NONE]),
     half=st.integers(1, 16),
@@ -203,7 +203,7 @@ def test_weight_is_a_share_of_the_other_ranks(
     assert 0.0 <= weight(schedule, times, *sizes, pair_s=(1.0 - hidden) * total) < m
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(list(Schedule)), st.integers(0, 10_000))
 def test_batches_equal_their_rows(schedule: Schedule, seed: int) -> None:
     """Pricing is vectorised: no row may depend on its neighbours."""

@@ -131,7 +131,7 @@ def test_host_times_are_not_fitted() -> None:
         fit_collective(got)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     alpha_us=st.floats(5, 500),
     gbs=st.floats(5, 900),

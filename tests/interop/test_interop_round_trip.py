@@ -188,7 +188,7 @@ def read_back(kind: str, text: str, layout: Layout) -> ImportedJob:
 
 
 @pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(case=layouts())
 def test_export_then_import_gives_the_same_layout(
     framework: str, version: str | None, kind: str, file: str, case: tuple[Layout, ModelSpec]
@@ -211,7 +211,7 @@ def test_export_then_import_gives_the_same_layout(
 
 
 @pytest.mark.parametrize(("framework", "version", "kind", "file"), TARGETS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(case=layouts())
 def test_nearest_layout_keeps_gpus_and_batch(
     framework: str, version: str | None, kind: str, file: str, case: tuple[Layout, ModelSpec]

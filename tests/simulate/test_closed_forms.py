@@ -85,7 +85,7 @@ def test_even_stages(schedule: Schedule, vp: int, pp: int, per_rank: int) -> Non
     np.testing.assert_allclose(compared.analytic_peak_bytes, compared.simulated_peak_bytes)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     case=st.sampled_from(PIPELINED),
     pp=st.integers(1, 5).map(lambda half: 2 * half),
@@ -179,7 +179,7 @@ def compare_1f1b(forward: FloatArray, backward: FloatArray, m: int) -> LayoutSim
     return simulate_layout(pipeline, StageWork(forward_s=columns[0], dgrad_s=columns[1], wgrad_s=columns[2]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.floats(0.0, 3.0), min_size=1, max_size=6), st.floats(0.5, 4.0), st.integers(1, 20))
 def test_1f1b_formula_is_an_upper_bound(stages: list[float], ratio: float, m: int) -> None:
     """However uneven the stages: max_s(m T_s + sum_{k<s} T_k) <= 1F1B <= sum T + (m-1) max T."""
@@ -191,7 +191,7 @@ def test_1f1b_formula_is_an_upper_bound(stages: list[float], ratio: float, m: in
     assert lower - 1e-9 <= compared.simulated_step_s <= compared.analytic_step_s + 1e-9
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0)), min_size=1, max_size=6), st.integers(1, 20)
 )

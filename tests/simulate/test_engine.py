@@ -93,7 +93,7 @@ def test_nothing_starts_before_its_input_has_arrived(pipeline: Pipeline, overlap
     assert checked > pipeline.micro_batches
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(PIPELINES), st.integers(0, 1000), st.booleans())
 def test_accounts_close(pipeline: Pipeline, seed: int, overlap: bool) -> None:
     """Ranks never do two things at once, idle plus busy is the step, and all activations are given back."""
@@ -111,7 +111,7 @@ def test_accounts_close(pipeline: Pipeline, seed: int, overlap: bool) -> None:
         assert (np.diff(memory.time_s) >= 0).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(PIPELINES), st.integers(0, 1000), st.floats(1.0, 3.0))
 def test_slower_work_never_ends_sooner(pipeline: Pipeline, seed: int, factor: float) -> None:
     """The order is fixed, so that a longer operation or hop can only delay the end."""

@@ -97,7 +97,7 @@ def random_recomputed(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.split}-{rule.recomputation}")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_bounds_are_below_every_price(rule: StageRule, seed: int) -> None:
     """Quick, tight and relaxed bounds hold for a random split and recomputation, with memory just large enough or larger."""

@@ -99,7 +99,7 @@ def random_layout(
     return blocks, cut.kinds(counts, np.array(number)).sum(axis=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     kinds=st.integers(1, 3),

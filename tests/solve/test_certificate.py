@@ -68,7 +68,7 @@ def make_space(rows: int = 40, seed: int = 1) -> PlainSpace:
     return PlainSpace(make_batch([2] * rows, [1] * rows, **wide), np.array([6]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(range(40)), st.integers(1, 50))
 def test_table_digest_ignores_order_and_chunk(order: list[int], chunk: int) -> None:
     """The digest depends on the set of rows, not on their order or on how many are read at once."""

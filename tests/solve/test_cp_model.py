@@ -203,9 +203,9 @@ def test_stop_flag_and_time_limit_end_a_solve() -> None:
     lower = float(lower_bound(terms, np.array(counts), FREE).min())
     data = slice_of(terms, counts, FREE, lower_s=lower)
     for limits in (SolverLimits(should_stop=lambda: True), SolverLimits(time_limit_s=0.05)):
-        start = time.perf_counter()
+        start = time.process_time()
         result = CpModel(data).solve(limits)
-        assert time.perf_counter() - start < 5.0
+        assert time.process_time() - start < 5.0
         assert result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE)
         assert result.bound_s >= lower * (1 - 1e-9) - rounding_s(np.array(counts))
 

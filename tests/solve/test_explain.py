@@ -192,7 +192,7 @@ def test_layout_outside_the_search_is_compared_all_the_same() -> None:
     assert sum(step.saved_s for step in gap.steps) == pytest.approx(gap.step_time_s - gap.best_s)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.data())
 def test_cheapest_path_equals_trying_every_order(choices: int, data: st.DataObject) -> None:
     """Where single changes lead to the end, no order of them sums to less."""

@@ -82,7 +82,7 @@ def assert_optimistic(relaxed: StageTerms, exact: StageTerms) -> None:
         assert (low <= high * (1 + 1e-9) + 1e-15).all(), (field.name, np.max(low - high))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     model=st.sampled_from(MODELS),
     framework=st.sampled_from(FRAMEWORKS),

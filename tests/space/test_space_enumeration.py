@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.batch import DEGREES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Question = tuple[ModelSpec, TrainingSpec, ClusterSpec]
 
-FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=30)
 
 
 def rows_of(batch: LayoutBatch, columns: tuple[str, ...] = DEGREES) -> list[tuple[int, ...]]:

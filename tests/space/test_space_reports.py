@@ -107,6 +107,32 @@ def test_46_layers_on_4_ranks(judge: Judge) -> None:
     assert judge(F.MEGATRON, Layout(pp=4, micro_batches=4), layers=46, options=ends) == {}
 
 
+@pytest.mark.parametrize(
+    ("layers", "pp", "vp", "split"),
+    [
+        (30, 4, 1, (7, 8, 8, 7)),
+        (46, 4, 1, (11, 12, 12, 11)),
+        (61, 12, 1, (6, *[5] * 11)),
+        (61, 2, 1, (30, 31)),
+        (60, 8, 4, (4, *[8] * 7)),
+        (7, 4, 2, ()),
+        (3, 1, 1, ()),
+    ],
+)
+def test_suggested_splits_are_level(layers: int, pp: int, vp: int, split: tuple[int, ...]) -> None:
+    """Of the splits with equal middle ranks the one with the smallest fullest rank and the least spread is offered."""
+    found = uneven_ends(layers, pp, vp)
+    assert sorted(found[:: max(pp - 1, 1)]) == sorted(split[:: max(pp - 1, 1)]) if pp > 1 else found == split
+    assert found[1:-1] == split[1:-1]
+
+
+def test_an_offered_split_runs(judge: Judge) -> None:
+    """61 layers on 12 ranks: only 1 and 61 divide, and the split that is offered breaks no rule."""
+    layout = Layout(pp=12, micro_batches=16)
+    message = judge(F.MEGATRON, layout, layers=61)["layers_mod_pp"].message
+    assert "uneven ends that work: stages=6/5/5/5/5/5/5/5/5/5/5/5; without them; valid pp: 1, 61" in message
+
+
 def test_60_layers_on_8_ranks_of_4_chunks(judge: Judge) -> None:
     """NVIDIA-NeMo/Megatron-Bridge#5884: 60 % 8 = 4; 4 layers on the first rank and 8 on the others."""
     layout = Layout(pp=8, vp=4, micro_batches=8, schedule=Schedule.INTERLEAVED)

@@ -60,7 +60,7 @@ def splits(draw: st.DrawFn) -> tuple[ModelSpec, int, int, list[int]]:
     return stack(*runs), pp, vp, totals
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(case=splits(), data=st.data())
 def test_stage_list_round_trip(case: tuple[ModelSpec, int, int, list[int]], data: st.DataObject) -> None:
     """Rank totals written as a stage list are read back unchanged, recomputed blocks of every kind too."""
@@ -78,7 +78,7 @@ def test_stage_list_round_trip(case: tuple[ModelSpec, int, int, list[int]], data
     assert [stage.head for stage in stages] == [False] * (pp * vp - 1) + [True]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(case=splits())
 def test_chunks_differ_by_at_most_one(case: tuple[ModelSpec, int, int, list[int]]) -> None:
     """Smaller chunks come first, on the last rank one of them last, and add up to the rank's total."""
@@ -92,7 +92,7 @@ def test_chunks_differ_by_at_most_one(case: tuple[ModelSpec, int, int, list[int]
         assert max(column) - min(column) <= 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pp=st.integers(1, 12), vp=st.integers(1, 6), spare=st.integers(0, 40))
 def test_even_split_is_even_and_legal(pp: int, vp: int, spare: int) -> None:
     """Ranks differ by one block at most, inner stages hold one, stages stay within one of each other."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.report.json_forms import to_plain as printed
@@ -202,7 +202,7 @@ def through_json(spec: Any) -> Any:
     return json.loads(json.dumps(to_plain(spec), allow_nan=False))
 
 
-FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=30)
 
 
 @FEW

@@ -54,7 +54,7 @@ def make(make_cluster: MakeCluster, ranks: int, node: dict[str, Any], shape: dic
     return replace(cluster, levels=tuple(replace(level, latency_s=switch_s) for level in cluster.levels))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     tp=degree, cp=degree, dp=degree, pp=degree, order=st.sampled_from(all_orders()),
     node=st.sampled_from(NODES), rails=st.booleans(), pods=st.booleans(), data=st.data(),

@@ -208,7 +208,7 @@ def test_rings_of_switches_are_refused(make_cluster: MakeCluster) -> None:
         resolve_graph(replace(cluster, graph={"nodes": nodes, "edges": kept}))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_graphs_never_crash(data: st.DataObject, make_cluster: MakeCluster) -> None:
     """Nodes and edges dropped, retyped or rewired: a cluster or an input error, nothing else."""

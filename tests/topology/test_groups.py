@@ -45,7 +45,7 @@ def radixes(most: int) -> st.SearchStrategy[Radix]:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(radix=radixes(9), block=st.integers(1, 100))
 def test_members_in_blocks_match_a_list_of_ranks(radix: Radix, block: int) -> None:
     """Every size, stride and block, aligned or not: members and exits are those counted rank by rank."""
@@ -56,7 +56,7 @@ def test_members_in_blocks_match_a_list_of_ranks(radix: Radix, block: int) -> No
     assert group.members_per_exit(block)[0] == pytest.approx(expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     powers=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=5), pod=st.booleans()
 )

@@ -44,7 +44,7 @@ def stage_ranks(order: str, sizes: Degrees) -> np.ndarray:
 degree = st.sampled_from([1, 2, 3, 4, 6])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(order=st.sampled_from(all_orders()), tp=degree, cp=degree, dp=degree, pp=degree)
 def test_dense_groups_are_lines_of_the_mesh(order: str, tp: int, cp: int, dp: int, pp: int) -> None:
     """tp, cp, dp, pp and dp_cp groups are the lines of the reshaped rank list in all 24 orders."""
@@ -56,7 +56,7 @@ def test_dense_groups_are_lines_of_the_mesh(order: str, tp: int, cp: int, dp: in
     assert groups_of("dp_cp", order, **sizes, ep=1, etp=1) == lines_along(axes, sizes, {"dp", "cp"}, ranks)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     order=st.sampled_from(all_orders()), outside=st.booleans(), tp=degree, cp=degree, dp=degree, pp=degree,
     data=st.data(),

@@ -76,25 +76,32 @@ def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     if (ctx.model.layers + 2) % (pp * layout.vp) == 0:
         text += f"; with embedding and loss counted as layers {ctx.model.layers + 2} divides"
     uneven = uneven_ends(ctx.model.layers, pp, layout.vp)
-    text += f"; uneven ends that work: {'/'.join(map(str, uneven))}" if uneven else ""
+    # --layout reads one number for each virtual stage
+    key = "stages=" if layout.vp == 1 else ""
+    text += f"; uneven ends that work: {key}{'/'.join(map(str, uneven))}" if uneven else ""
+    text += "; without them" if uneven else ""
     return text, {"layers": layers, "pp": pp, "remainder": layers % pp}
 
 
 def uneven_ends(layers: int, pp: int, vp: int) -> tuple[int, ...]:
-    """Return layers per rank with equal middle ranks and a smaller first rank, every count a multiple of vp.
+    """Return layers per rank with equal middle ranks and other ends, every count a multiple of vp, as level as can be.
 
-    Megatron-LM's ``--decoder-first-pipeline-num-layers``; where that leaves too little, both ends shrink.
-    Empty if there is no such split.
+    Megatron-LM's ``--decoder-first-pipeline-num-layers`` and ``--decoder-last-pipeline-num-layers``. Empty if there is no
+    such split.
     """
-    middle = -(-layers // pp // vp) * vp
-    for ends in (1, 2):
-        for count in (middle, middle + vp):
-            rest = layers - count * (pp - ends)
-            first = rest - rest // 2 if ends == 2 else rest
-            split = (first, *[count] * (pp - ends), *([rest // 2] if ends == 2 else []))
-            if pp > ends and all(0 < part <= count and part % vp == 0 for part in split):
-                return split
-    return ()
+    found = []
+    for middle in range(vp, layers // max(pp - 2, 1) + 1, vp):
+        ends = layers - middle * (pp - 2)
+        half = ends // 2 // vp * vp
+        for first in {middle, ends - middle, half, ends - half}:
+            last = ends - first
+            if min(first, last) > 0 and not (first % vp or last % vp):
+                counts = (first, last, middle)
+                found.append((max(counts), max(counts) - min(counts), last != middle, first, middle, last))
+    if pp < 2 or not found:
+        return ()
+    *_, first, middle, last = min(found)
+    return (first, *[middle] * (pp - 2), last)
 
 
 def _even_chunks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
