@@ -1,4 +1,4 @@
-"""What holds for all tests: hypothesis sets no time limits, and tests that take minutes (``long.txt``) wait for ``--long``."""
+"""What holds for all tests: hypothesis sets no time limits; tests that take minutes (``long.txt``) wait for ``--long``."""
 
 from __future__ import annotations
 
