@@ -32,6 +32,7 @@ from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import (
     MeanStage,
     bubble,
+    hop_overlap,
     paired_rows,
     precision_of,
     savers_of,
@@ -330,7 +331,7 @@ class CostModel:
             head = head + self.model.mtp_layers * units.mtp.operations_s
         return OperationTimes(
             schedule=schedule.schedule,
-            hops_overlap=schedule.hops_overlap and self.preset.pp_overlap,
+            hops_overlap=hop_overlap(schedule.schedule, self.preset),
             forward_s=forward,
             backward_s=backward,
             wgrad_s=units.blocks_of("wgrad_s"),

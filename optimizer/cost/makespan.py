@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind, Pipeline, rank_tables, successors
+from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline, rank_tables, successors, waiting
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -57,7 +57,7 @@ class _Ops:
         return int(self.columns.shape[1])
 
 
-def _operations(pipeline: Pipeline, *, hops_overlap: bool) -> _Ops:
+def _operations(pipeline: Pipeline, *, overlap: HopOverlap) -> _Ops:
     """List the operations of a pipeline with what they wait for."""
     tables = rank_tables(pipeline)
     lengths = [len(table) for table in tables]
@@ -86,8 +86,8 @@ def _operations(pipeline: Pipeline, *, hops_overlap: bool) -> _Ops:
         from_rank, from_chunk = other[rank[op], own_chunk[op]].T
         before[op, column] = made[which, from_rank, from_chunk, own_batch[op]]
         hops[op, column] = from_rank != rank[op]
-    if not hops_overlap:
-        _wait_for_transfers(before, hops, first)
+    if overlap is not HopOverlap.ALL:
+        _wait_for_transfers(before, hops, np.concatenate(waiting(pipeline, overlap)))
     return _Ops(columns=columns, first=first, before=before, hops=hops)
 
 
@@ -99,8 +99,11 @@ def _neighbours(pipeline: Pipeline) -> tuple[IntArray, IntArray]:
     return source, target
 
 
-def _wait_for_transfers(before: IntArray, hops: IntArray, first: IntArray) -> None:
-    """Lengthen arcs where a rank waits: for what it has sent, and for a receive that begins when it is idle."""
+def _wait_for_transfers(before: IntArray, hops: IntArray, waits: NDArray[np.bool_]) -> None:
+    """Lengthen arcs where a rank waits: for what it has sent, and for a receive that begins when it is idle.
+
+    ``waits`` (n,): behind which operations.
+    """
     n = len(before)
     received = hops[:, 1:].sum(axis=1)
     sent = np.zeros(n + 1, dtype=np.int64)
@@ -108,7 +111,7 @@ def _wait_for_transfers(before: IntArray, hops: IntArray, first: IntArray) -> No
     np.add.at(sent, before[:, 2], hops[:, 2])
     hops[:, 1] *= received  # a pair receives one after the other
     previous = before[:, 0]
-    hops[:, 0] = np.where(previous < n, np.maximum(received, sent[np.minimum(previous, n)]), 0)
+    hops[:, 0] = np.where(np.append(waits, False)[previous], np.maximum(received, sent[previous]), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,14 +348,14 @@ LARGE = 1 << 15
 """Operations from which on few steps are remembered: they take some 60 bytes each."""
 
 
-def step_graph(pipeline: Pipeline, *, hops_overlap: bool) -> StepGraph:
+def step_graph(pipeline: Pipeline, *, overlap: HopOverlap) -> StepGraph:
     """Return the operations of a schedule. Raises InputError when it deadlocks."""
     listed = min(pipeline.micro_batches, LISTED[0] * _period_size(pipeline))
     large = 2 * pipeline.pp * pipeline.chunks * listed > LARGE
-    return (_large_graph if large else _small_graph)(pipeline, hops_overlap)
+    return (_large_graph if large else _small_graph)(pipeline, overlap)
 
 
-def _built(pipeline: Pipeline, hops_overlap: bool) -> StepGraph:
+def _built(pipeline: Pipeline, overlap: HopOverlap) -> StepGraph:
     size = _period_size(pipeline)
     for rounds in LISTED:
         spare = (pipeline.micro_batches - rounds * size) // size
@@ -363,10 +366,10 @@ def _built(pipeline: Pipeline, hops_overlap: bool) -> StepGraph:
             micro_batches=pipeline.micro_batches - spare * size,
             group=pipeline.group_size if pipeline.schedule is Schedule.INTERLEAVED else 0,
         )
-        graph = _periodic(listed, _operations(listed, hops_overlap=hops_overlap), size, spare)
+        graph = _periodic(listed, _operations(listed, overlap=overlap), size, spare)
         if graph is not None:
             return replace(graph, pipeline=pipeline)
-    ops = _operations(pipeline, hops_overlap=hops_overlap)
+    ops = _operations(pipeline, overlap=overlap)
     everything = np.ones(ops.size, dtype=bool)
     order, bounds = _by_level(ops, everything)
     return _graph(pipeline, ops, order, (bounds, [0], [0]), 0, 0)

@@ -41,6 +41,18 @@ class Kind(IntEnum):
     PAIR = 4
 
 
+class HopOverlap(IntEnum):
+    """When transfers between ranks run beside compute; else a rank waits for them between two operations.
+
+    STEADY: but for an interleaved pipeline's warm-up and cool-down, as Megatron-LM without
+    ``--overlap-p2p-communication-warmup-flush``.
+    """
+
+    NONE = 0
+    STEADY = 1
+    ALL = 2
+
+
 class Op(NamedTuple):
     """One operation of a rank: a chunk and a micro-batch; for a PAIR also those of its backward."""
 
@@ -171,14 +183,31 @@ def _one_f_one_b(pipeline: Pipeline, rank: int) -> IntArray:
 def _interleaved(pipeline: Pipeline, rank: int) -> IntArray:
     """Groups of ``group_size`` micro-batches pass chunk after chunk (Megatron-LM ``get_schedule_table``).
 
-    Warm-up 2*(pp-rank-1) + (vp-1)*group forwards (``get_pp_rank_microbatches``).
+    Warm-up as ``get_pp_rank_microbatches``.
     """
     m, vp, group = pipeline.micro_batches, pipeline.vp, pipeline.group_size
     chunk, i = (axis.ravel() for axis in np.indices((vp, m)))
     order = np.argsort(i // group, kind="stable")
     chunk, i = chunk[order], i[order]
-    warm_up = min(2 * (pipeline.pp - rank - 1) + (vp - 1) * group, m * vp)
-    return _alternate(_table(Kind.FORWARD, chunk, i), _table(Kind.BACKWARD, vp - 1 - chunk, i), warm_up)
+    table = _table(Kind.FORWARD, chunk, i), _table(Kind.BACKWARD, vp - 1 - chunk, i)
+    return _alternate(*table, interleaved_warm_up(pipeline, rank))
+
+
+def interleaved_warm_up(pipeline: Pipeline, rank: int) -> int:
+    """Return how many forwards a rank of an interleaved pipeline runs before its first backward's pair."""
+    warm_up = 2 * (pipeline.pp - rank - 1) + (pipeline.vp - 1) * pipeline.group_size
+    return min(warm_up, pipeline.micro_batches * pipeline.vp)
+
+
+def waiting(pipeline: Pipeline, overlap: HopOverlap) -> list[NDArray[np.bool_]]:
+    """Tell of every rank's operations, in order, behind which the rank waits for its transfers."""
+    lengths = [len(table) for table in rank_tables(pipeline)]
+    waits = [np.full(length, overlap is HopOverlap.NONE) for length in lengths]
+    if overlap is HopOverlap.STEADY and pipeline.schedule is Schedule.INTERLEAVED:
+        for rank, ends in enumerate(waits):
+            warm_up = interleaved_warm_up(pipeline, rank)
+            ends[:warm_up] = ends[len(ends) - warm_up :] = True
+    return waits
 
 
 def _alternate(forward: IntArray, backward: IntArray, warm_up: int) -> IntArray:

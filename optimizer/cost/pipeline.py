@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.schedules import (
     SCHEDULES,
     bubble_weight,
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.schedules import ScheduleModel
-    from layoutopt.optimizer.specs.vocabulary import Precision, Saver
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
@@ -84,6 +86,13 @@ def bubble(batch: LayoutBatch, stage: MeanStage, *, least: bool) -> tuple[FloatA
         model.schedule, forward, dgrad, stage.wgrad_s, *sizes, hidden_s=hidden[0] + hidden[1]
     )
     return floor, lone
+
+
+def hop_overlap(schedule: Schedule, preset: FrameworkPreset) -> HopOverlap:
+    """Return when a schedule's transfers run beside compute as a framework launches it."""
+    if not (SCHEDULES[schedule].hops_overlap and preset.pp_overlap):
+        return HopOverlap.NONE
+    return HopOverlap.ALL if preset.pp_fill_overlap else HopOverlap.STEADY
 
 
 def transfers_s(batch: LayoutBatch, hop_s: FloatArray, *, overlap: bool) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.makespan import Durations, Path, StepGraph, step_graph
-from layoutopt.optimizer.cost.orders import Kind, Pipeline
+from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -38,7 +38,7 @@ def graph_of(terms: StageTerms, row: int) -> StepGraph | None:
         )
     except InputError:
         return None
-    return step_graph(pipeline, hops_overlap=bool(terms.hops_overlap[row]))
+    return step_graph(pipeline, overlap=HopOverlap(int(terms.hops_overlap[row])))
 
 
 def durations(terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray) -> Durations:

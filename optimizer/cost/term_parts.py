@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.components import Component
+    from layoutopt.optimizer.cost.orders import HopOverlap
 
     FloatArray = NDArray[np.float64]
     Named = dict[str, FloatArray]
@@ -46,7 +47,7 @@ class OperationTimes:
     """What a schedule's operations take, as ``StageTerms`` holds it; ``schedule`` is shared by all rows."""
 
     schedule: Schedule
-    hops_overlap: bool
+    hops_overlap: HopOverlap
     forward_s: FloatArray
     backward_s: FloatArray
     wgrad_s: FloatArray
@@ -66,7 +67,7 @@ class OperationTimes:
         result = {field.name: getattr(self, field.name) for field in fields(self)}
         rows = len(self.hop_s)
         result["schedule"] = np.full(rows, list(Schedule).index(self.schedule))
-        result["hops_overlap"] = np.full(rows, self.hops_overlap)
+        result["hops_overlap"] = np.full(rows, int(self.hops_overlap))
         return result
 
 

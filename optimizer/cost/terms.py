@@ -47,8 +47,8 @@ class StageTerms:
     What the schedule's own operations take decides the exact step (``step``): ``schedule`` is the place in ``Schedule``,
     ``forward_s``, ``backward_s`` and, of the latter, ``wgrad_s`` (n, K) one micro-batch through one block, ``hidden_*``
     (n, K) traffic that only a paired operation hides, ``embedding_s`` and ``head_s`` (n, 3) forward, backward and wgrad
-    of the two ends, ``hop_s`` one transfer, ``hops_overlap`` whether it runs beside compute, ``outside_s`` what comes
-    before and after the pipeline. Recomputation belongs to the backward.
+    of the two ends, ``hop_s`` one transfer, ``hops_overlap`` when it runs beside compute (a ``HopOverlap``),
+    ``outside_s`` what comes before and after the pipeline. Recomputation belongs to the backward.
     """
 
     pp: IntArray
@@ -80,7 +80,7 @@ class StageTerms:
     embedding_s: FloatArray
     head_s: FloatArray
     hop_s: FloatArray
-    hops_overlap: NDArray[np.bool_]
+    hops_overlap: IntArray
     outside_s: FloatArray
 
     def __len__(self) -> int:

@@ -114,6 +114,7 @@ class FrameworkPreset:
     dp_overlap: bool
     param_overlap: bool
     pp_overlap: bool
+    pp_fill_overlap: bool
     ep_overlap: EpOverlap
     cp_comm: CpComm
     reduce_each_micro_batch: bool

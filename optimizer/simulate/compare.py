@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.schedules import (
     SCHEDULES,
     bubble_weight,
@@ -174,10 +175,14 @@ def _analytic_makespan(pipeline: Pipeline, work: StageWork) -> float:
     return float(pipeline.micro_batches * time_s.max() + waiting + lone_s[0])
 
 
+def _runs_beside(overlap: HopOverlap | None) -> bool | None:
+    return None if overlap is None else overlap is not HopOverlap.NONE
+
+
 def _analytic_hops(pipeline: Pipeline, work: StageWork) -> float:
     hop = by_rank(pipeline, work.hop_s, "hop_s")
     used = hop if pipeline.schedule is Schedule.INTERLEAVED else hop[:-1]
-    count = exposed_hops(pipeline.schedule, *_sizes(pipeline), overlap=work.hops_overlap)
+    count = exposed_hops(pipeline.schedule, *_sizes(pipeline), overlap=_runs_beside(work.hops_overlap))
     return float(count[0] * used.mean()) if used.size else 0.0
 
 

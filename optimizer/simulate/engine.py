@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind
+from layoutopt.optimizer.cost.orders import HopOverlap, Kind
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.simulate.graph import build_graph
 from layoutopt.optimizer.simulate.memory import rank_memories
@@ -36,7 +36,7 @@ class StageWork:
     None means the sum of the two, nothing hidden. ``activation_bytes`` is what a forward leaves until the
     backward ends; of it ``wgrad_bytes`` stay until the weight gradient where that runs apart (None: all).
     ``static_bytes`` (pp,) stay all the time. ``hop_s`` (pp,): one transfer between ranks r and r+1, the last
-    entry between pp-1 and 0. ``hops_overlap``: transfers run beside compute; otherwise ranks wait for them
+    entry between pp-1 and 0. ``hops_overlap``: when transfers run beside compute; otherwise ranks wait for them
     (None: as frameworks run the schedule).
     """
 
@@ -48,7 +48,7 @@ class StageWork:
     wgrad_bytes: FloatArray | None = None
     static_bytes: FloatArray | None = None
     hop_s: FloatArray | None = None
-    hops_overlap: bool | None = None
+    hops_overlap: HopOverlap | None = None
 
 
 def simulate(pipeline: Pipeline, work: StageWork) -> SimulationResult:
@@ -57,7 +57,8 @@ def simulate(pipeline: Pipeline, work: StageWork) -> SimulationResult:
     An operation starts as soon as its rank is free and its inputs have arrived (see ``build_graph`` for
     transfers). Raises ``InputError`` for arrays of the wrong shape and for schedules that deadlock.
     """
-    overlap = SCHEDULES[pipeline.schedule].hops_overlap if work.hops_overlap is None else work.hops_overlap
+    usual = HopOverlap.ALL if SCHEDULES[pipeline.schedule].hops_overlap else HopOverlap.NONE
+    overlap = usual if work.hops_overlap is None else work.hops_overlap
     graph = _graph(pipeline, overlap)
     start, end = graph.run(_durations(pipeline, graph, work))
     count = graph.op_columns.shape[1]
@@ -67,8 +68,8 @@ def simulate(pipeline: Pipeline, work: StageWork) -> SimulationResult:
 
 
 @lru_cache(maxsize=4)
-def _graph(pipeline: Pipeline, hops_overlap: bool) -> Graph:
-    return build_graph(pipeline, hops_overlap=hops_overlap)
+def _graph(pipeline: Pipeline, overlap: HopOverlap) -> Graph:
+    return build_graph(pipeline, overlap=overlap)
 
 
 def _durations(pipeline: Pipeline, graph: Graph, work: StageWork) -> FloatArray:

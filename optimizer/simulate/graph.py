@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind, Op, Position, rank_orders, successors
+from layoutopt.optimizer.cost.orders import Kind, Op, Position, rank_orders, successors, waiting
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.orders import Pipeline
+    from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
@@ -64,15 +64,15 @@ class Graph:
         return np.array(start), np.array(end)
 
 
-def build_graph(pipeline: Pipeline, *, hops_overlap: bool) -> Graph:
+def build_graph(pipeline: Pipeline, *, overlap: HopOverlap) -> Graph:
     """Build the dependencies of a schedule.
 
-    ``hops_overlap``: transfers run beside compute, those of one direction between two ranks one after the
-    other. Otherwise they are batched send and receive as in Megatron-LM's ``send_forward_recv_backward``:
+    Where transfers run beside compute (``overlap``), those of one direction between two ranks go one after the
+    other. Elsewhere they are batched send and receive as in Megatron-LM's ``send_forward_recv_backward``:
     after an operation its rank sends the output and at the same time receives the next operation's input, and
     goes on when both are through.
     """
-    builder = _Builder.start(pipeline, hops_overlap=hops_overlap)
+    builder = _Builder.start(pipeline, overlap)
     builder.connect()
     return builder.graph()
 
@@ -81,7 +81,7 @@ def build_graph(pipeline: Pipeline, *, hops_overlap: bool) -> Graph:
 class _Builder:
     ops: list[Op]
     op_rank: list[int]
-    hops_overlap: bool
+    waits: list[bool]
     forward_source: dict[Position, Position]
     backward_source: dict[Position, Position]
     forward_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
@@ -92,14 +92,14 @@ class _Builder:
     sends: list[Transfer] = field(default_factory=list)
 
     @classmethod
-    def start(cls, pipeline: Pipeline, *, hops_overlap: bool) -> _Builder:
+    def start(cls, pipeline: Pipeline, overlap: HopOverlap) -> _Builder:
         """Begin with the ranks' operations, in order, and no edges."""
         forward_to = successors(pipeline)
         orders = rank_orders(pipeline)
         builder = cls(
             ops=[op for order in orders for op in order],
             op_rank=[rank for rank, order in enumerate(orders) for _ in order],
-            hops_overlap=hops_overlap,
+            waits=np.concatenate(waiting(pipeline, overlap)).tolist(),
             forward_source={there: here for here, there in forward_to.items()},
             backward_source=forward_to,
         )
@@ -146,7 +146,9 @@ class _Builder:
                     self.transfers.append(hop)
                     self.transfer_ends.append((producer, node))
             self.before.append(before)
-        self.before += self.queued() if self.hops_overlap else self.waited_for()
+        receives, sends = self.queued(), list[list[int]]()
+        self.wait(receives, sends)
+        self.before += receives + sends
 
     def queued(self) -> list[list[int]]:
         """Return the predecessors of overlapping transfers: the producer and the link's transfer before
@@ -155,33 +157,34 @@ class _Builder:
         count, last_on_link = len(self.ops), dict[tuple[int, int], int]()
         before: list[list[int]] = [[producer] for producer, _ in self.transfer_ends]
         for k in sorted(range(len(self.transfers)), key=lambda k: self.transfer_ends[k][0]):
-            link = self.transfers[k][:2]
+            link, consumer = self.transfers[k][:2], self.transfer_ends[k][1]
+            if self.blocks(consumer):
+                continue
             if link in last_on_link:
                 before[k].append(last_on_link[link])
             last_on_link[link] = count + k
         return before
 
-    def waited_for(self) -> list[list[int]]:
-        """Return the predecessors of blocking receives, then those of the sends that the next operations wait
-        for.
-        """
+    def blocks(self, node: int) -> bool:
+        """Tell whether the rank of an operation waits for its transfers right before it."""
+        return any(self.waits[before] for before in self.previous(node))
+
+    def wait(self, receives: list[list[int]], sends: list[list[int]]) -> None:
+        """Add the predecessors of blocking receives, and the sends that the operations behind them wait for."""
         count, first_send = len(self.ops), len(self.ops) + len(self.transfers)
-        receives: list[list[int]] = []
-        sends: list[list[int]] = []
         last_receive, last_send = dict[int, int](), dict[int, int]()
         for k, (hop, (producer, consumer)) in enumerate(zip(self.transfers, self.transfer_ends, strict=True)):
-            received = [producer, *self.previous(consumer)]
-            if consumer in last_receive:
-                received.append(last_receive[consumer])
-            last_receive[consumer] = count + k
-            receives.append(received)
+            if self.blocks(consumer):
+                receives[k] += self.previous(consumer)
+                if consumer in last_receive:
+                    receives[k].append(last_receive[consumer])
+                last_receive[consumer] = count + k
             following = producer + 1
-            if following < count and self.op_rank[following] == hop.source:
+            if following < count and self.op_rank[following] == hop.source and self.waits[producer]:
                 last_send[producer], sent = first_send + len(sends), [last_send.get(producer, producer)]
                 self.before[following].append(last_send[producer])
                 sends.append(sent)
                 self.sends.append(hop)
-        return receives + sends
 
     def previous(self, node: int) -> list[int]:
         """Return the operation before ``node`` on its rank, if there is one."""

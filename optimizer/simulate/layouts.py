@@ -10,6 +10,7 @@ from layoutopt.optimizer.cost.components import Component, Place
 from layoutopt.optimizer.cost.estimate import estimate, for_layout
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.orders import Pipeline
+from layoutopt.optimizer.cost.pipeline import hop_overlap
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.cost.orders import HopOverlap
     from layoutopt.optimizer.cost.stage_work import StageWorks
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -58,7 +60,7 @@ def simulate_priced(cost: CostModel, layout: Layout) -> LayoutSimulation:
     cost = for_layout(cost, layout)
     priced, works = estimate(cost, layout), stage_works(cost, layout)
     pipeline = pipeline_of(layout)
-    overlap = SCHEDULES[layout.schedule].hops_overlap and cost.preset.pp_overlap
+    overlap = hop_overlap(layout.schedule, cost.preset)
     work = stage_work(pipeline, works, priced, hops_overlap=overlap)
     outside = sum(priced.breakdown_s[part] for part in Component if part.record.place is Place.OUTSIDE)
     return simulate_layout(pipeline, work, fixed_s=outside, analytic_step_s=priced.step_time_s)
@@ -71,7 +73,7 @@ def pipeline_of(layout: Layout) -> Pipeline:
 
 
 def stage_work(
-    pipeline: Pipeline, works: StageWorks, priced: Estimate, *, hops_overlap: bool | None = None
+    pipeline: Pipeline, works: StageWorks, priced: Estimate, *, hops_overlap: HopOverlap | None = None
 ) -> StageWork:
     """Arrange the work of virtual stages by rank and chunk.
 

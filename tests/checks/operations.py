@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageTerms
@@ -46,7 +47,7 @@ def operations(
         "embedding_s": np.stack([first / 3, first - first / 3, first / 3], axis=1),
         "head_s": np.stack([last / 3, last - last / 3, last / 3], axis=1),
         "hop_s": zero,
-        "hops_overlap": zero < 1,
+        "hops_overlap": np.full(len(layer), HopOverlap.ALL),
         "outside_s": zero,
     }
     return columns | changed
@@ -69,7 +70,7 @@ def exact_price(terms: StageTerms, counts: IntArray, blocks: IntArray, again: In
 
 
 def terms_of(
-    rng: np.random.Generator, schedule: Schedule, pp: int, vp: int, m: int, kinds: int, *, overlap: bool
+    rng: np.random.Generator, schedule: Schedule, pp: int, vp: int, m: int, kinds: int, *, overlap: HopOverlap
 ) -> StageTerms:
     """One layout of a schedule with random times, forward and backward in any proportion."""
     model = SCHEDULES[schedule]

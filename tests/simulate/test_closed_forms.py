@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.cost.orders import Pipeline
+from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES, exposed_hops, in_flight
 from layoutopt.optimizer.simulate.compare import (
     EVEN_TOLERANCE,
@@ -226,9 +226,9 @@ def test_1f1b_is_exact_when_the_last_stage_is_slowest(slowest: int) -> None:
     assert (compared.deviation < 1e-9) == (slowest == 3)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", list(HopOverlap))
 @pytest.mark.parametrize(("schedule", "vp"), PIPELINED)
-def test_exposed_hops(schedule: Schedule, vp: int, overlap: bool) -> None:
+def test_exposed_hops(schedule: Schedule, vp: int, overlap: HopOverlap) -> None:
     """Short transfers lengthen the step by at most the counted hops, and the count isn't far above."""
     for pp, m in ((2, 8), (4, 8), (4, 16), (8, 16)):
         pipeline = Pipeline(schedule=schedule, pp=pp, vp=vp, micro_batches=m)
@@ -243,7 +243,7 @@ def test_exposed_hops(schedule: Schedule, vp: int, overlap: bool) -> None:
             hops_overlap=overlap,
         )
         exposed = simulate_layout(pipeline, with_hops).simulated_exposed_hops_s / hop
-        count = exposed_hops(schedule, np.array([pp]), np.array([vp]), np.array([m]), overlap=overlap)[0]
+        count = exposed_hops(schedule, np.array([pp]), np.array([vp]), np.array([m]), overlap=overlap > 0)[0]
         assert exposed <= count + 1e-6
         assert count <= 2.1 * exposed + 1e-6
 
@@ -251,15 +251,16 @@ def test_exposed_hops(schedule: Schedule, vp: int, overlap: bool) -> None:
 @pytest.mark.parametrize(
     ("schedule", "vp", "overlap"),
     [
-        (Schedule.GPIPE, 1, True),
-        (Schedule.GPIPE, 1, False),
-        (Schedule.ONE_F_ONE_B, 1, True),
-        (Schedule.ONE_F_ONE_B, 1, False),
-        (Schedule.INTERLEAVED, 3, True),
-        (Schedule.INTERLEAVED, 3, False),
+        (Schedule.GPIPE, 1, HopOverlap.ALL),
+        (Schedule.GPIPE, 1, HopOverlap.NONE),
+        (Schedule.ONE_F_ONE_B, 1, HopOverlap.ALL),
+        (Schedule.ONE_F_ONE_B, 1, HopOverlap.NONE),
+        (Schedule.INTERLEAVED, 3, HopOverlap.ALL),
+        (Schedule.INTERLEAVED, 3, HopOverlap.STEADY),
+        (Schedule.INTERLEAVED, 3, HopOverlap.NONE),
     ],
 )
-def test_exposed_hops_are_exact_for_whole_backwards(schedule: Schedule, vp: int, overlap: bool) -> None:
+def test_exposed_hops_are_exact_for_whole_backwards(schedule: Schedule, vp: int, overlap: HopOverlap) -> None:
     """The count is the number of hops on the longest chain."""
     for pp, m in ((2, 6), (3, 6), (4, 16), (8, 24)):
         pipeline = Pipeline(schedule=schedule, pp=pp, vp=vp, micro_batches=m)
@@ -272,5 +273,5 @@ def test_exposed_hops_are_exact_for_whole_backwards(schedule: Schedule, vp: int,
             hops_overlap=overlap,
         )
         exposed = simulate_layout(pipeline, with_hops).simulated_exposed_hops_s / 1e-4
-        count = exposed_hops(schedule, np.array([pp]), np.array([vp]), np.array([m]), overlap=overlap)[0]
+        count = exposed_hops(schedule, np.array([pp]), np.array([vp]), np.array([m]), overlap=overlap > 0)[0]
         assert exposed == pytest.approx(count)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.cost.orders import Kind, Pipeline, successors
+from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline, successors
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -35,7 +35,7 @@ PIPELINES = [
 ]
 
 
-def random_work(pipeline: Pipeline, seed: int, *, overlap: bool | None = None) -> StageWork:
+def random_work(pipeline: Pipeline, seed: int, *, overlap: HopOverlap | None = None) -> StageWork:
     """Return times and memory without any regularity."""
     rng = np.random.default_rng(seed)
     shape = (pipeline.pp, 1 if pipeline.schedule is Schedule.DUALPIPE else pipeline.vp)
@@ -63,9 +63,9 @@ def ends(result: SimulationResult, *, backward: bool) -> dict[tuple[int, int, in
     return found
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", list(HopOverlap))
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"{p.schedule}-{p.pp}")
-def test_nothing_starts_before_its_input_has_arrived(pipeline: Pipeline, overlap: bool) -> None:
+def test_nothing_starts_before_its_input_has_arrived(pipeline: Pipeline, overlap: HopOverlap) -> None:
     """Every forward and backward waits for the neighbour's output and the hop between them."""
     work = random_work(pipeline, 1, overlap=overlap)
     result = simulate(pipeline, work)
@@ -94,8 +94,8 @@ def test_nothing_starts_before_its_input_has_arrived(pipeline: Pipeline, overlap
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(PIPELINES), st.integers(0, 1000), st.booleans())
-def test_accounts_close(pipeline: Pipeline, seed: int, overlap: bool) -> None:
+@given(st.sampled_from(PIPELINES), st.integers(0, 1000), st.sampled_from(HopOverlap))
+def test_accounts_close(pipeline: Pipeline, seed: int, overlap: HopOverlap) -> None:
     """Ranks never do two things at once, idle plus busy is the step, and all activations are given back."""
     work = random_work(pipeline, seed, overlap=overlap)
     result = simulate(pipeline, work)

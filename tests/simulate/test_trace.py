@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost.orders import Pipeline
+from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 from layoutopt.optimizer.simulate.engine import StageWork, simulate
 from layoutopt.optimizer.simulate.trace import chrome_trace
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -38,7 +38,7 @@ def run(pipeline: Pipeline) -> SimulationResult:
             activation_bytes=np.full(shape, 1e9),
             static_bytes=np.full(pipeline.pp, 5e9),
             hop_s=np.full(pipeline.pp, 0.4),
-            hops_overlap=True,
+            hops_overlap=HopOverlap.ALL,
         ),
     )
 

@@ -9,6 +9,7 @@ import pytest
 from checks.enumeration import solve_stages
 from checks.operations import terms_of
 
+from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.paths import Paths
@@ -43,7 +44,7 @@ def test_the_answer_is_that_of_pricing_every_choice(schedule: Schedule, rule: St
     rng = np.random.default_rng(3)
     decided = excluded = 0
     for pp, vp, m in SHAPES[schedule] * 6:
-        terms = terms_of(rng, schedule, pp, vp, m, 1, overlap=bool(rng.integers(0, 2)))
+        terms = terms_of(rng, schedule, pp, vp, m, 1, overlap=HopOverlap(int(rng.integers(0, 3))))
         seen = compare(rng, terms, np.array([pp * vp + int(rng.integers(-1, 4))]), rule)
         decided, excluded = decided + seen[0], excluded + seen[1]
     assert excluded
@@ -57,7 +58,7 @@ def test_so_it_is_with_several_kinds_of_blocks(schedule: Schedule, rule: StageRu
     rng = np.random.default_rng(5)
     decided = excluded = 0
     for pp, vp, m, counts in MIXED[schedule] * 6:
-        terms = terms_of(rng, schedule, pp, vp, m, len(counts), overlap=bool(rng.integers(0, 2)))
+        terms = terms_of(rng, schedule, pp, vp, m, len(counts), overlap=HopOverlap(int(rng.integers(0, 3))))
         seen = compare(rng, terms, np.array(counts), rule)
         decided, excluded = decided + seen[0], excluded + seen[1]
     assert excluded

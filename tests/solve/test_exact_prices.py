@@ -10,6 +10,7 @@ from checks.enumeration import all_blocks, solve_stages
 from checks.operations import terms_of
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
+from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.step import durations as durations_of
 from layoutopt.optimizer.cost.step import form_of, graph_of, step_s
@@ -36,9 +37,9 @@ def shapes_of(schedule: Schedule) -> list[tuple[int, int, int]]:
     return [(pp, vp, m * pp) for pp in (2, 4) for m in (2, 3) if m * pp % 2 == 0]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", list(HopOverlap))
 @pytest.mark.parametrize("schedule", PIPELINES)
-def test_no_bound_is_above_the_exact_step(schedule: Schedule, overlap: bool) -> None:
+def test_no_bound_is_above_the_exact_step(schedule: Schedule, overlap: HopOverlap) -> None:
     """Bounds of the search and of the verification, and every path, over random stages and recomputations."""
     rng = np.random.default_rng(5)
     for pp, vp, m in shapes_of(schedule) * 3:
@@ -85,7 +86,7 @@ def test_the_model_finds_the_best_of_the_enumeration(schedule: Schedule, rule: S
     solved = 0
     for pp, vp, m in [shape for shape in shapes_of(schedule) if shape[0] * shape[1] <= 6] * 2:
         kinds = int(rng.integers(1, 3))
-        terms = terms_of(rng, schedule, pp, vp, m, kinds, overlap=bool(rng.integers(0, 2)))
+        terms = terms_of(rng, schedule, pp, vp, m, kinds, overlap=HopOverlap(int(rng.integers(0, 3))))
         counts = rng.multinomial(pp * vp - 1, np.full(kinds, 1 / kinds)) + 1
         terms.capacity_bytes[0] = rng.uniform(2, 12) * counts.sum() / pp
         best = solve_stages(terms, counts, rule)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.orders import Pipeline
-from layoutopt.optimizer.cost.schedules import SCHEDULES
+from layoutopt.optimizer.cost.pipeline import hop_overlap
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.simulate.engine import simulate
 from layoutopt.optimizer.simulate.layouts import stage_work
@@ -57,7 +57,7 @@ def draw_step(question: Question, layout: Layout, priced: Estimate) -> DrawnStep
         software=options.space.software,
         kind=options.cost,
     )
-    overlap = SCHEDULES[layout.schedule].hops_overlap and cost.preset.pp_overlap
+    overlap = hop_overlap(layout.schedule, cost.preset)
     work = stage_work(pipeline, stage_works(cost, layout), priced, hops_overlap=overlap)
     return DrawnStep(
         result=simulate(pipeline, work),
