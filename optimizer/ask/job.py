@@ -178,6 +178,7 @@ def run_options(options: JobOptions) -> RunOptions:
 
     return RunOptions(
         cp_comm=options.cp_comm,
+        cp_windows=options.cp_windows,
         microbatch_group=options.microbatch_group,
         tp_comm_overlap=options.tp_overlap,
         overlap_moe_expert_parallel_comm=None

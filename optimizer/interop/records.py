@@ -31,7 +31,8 @@ class ImportedModel:
 class JobTraining:
     """The batch and number formats as far as a launch file states them; None is unknown.
 
-    ``global_batch`` in sequences; ``grad_bytes``, ``moment_bytes`` bytes per parameter.
+    ``global_batch`` in sequences; ``grad_bytes``, ``moment_bytes`` bytes per parameter; ``flash`` False where the attention
+    scores are kept.
     """
 
     sequence_length: int | None = None
@@ -43,6 +44,8 @@ class JobTraining:
     moment_bytes: int | None = None
     optimizer: OptimizerSpec | None = None
     pad_vocab: bool | None = None
+    flash: bool | None = None
+    dropout: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,8 @@ class JobOptions:
     The first group has the names of the cost model's framework presets: gradient reduction (``dp``),
     parameter gathering, pipeline sends, expert all-to-all (``none``, ``shared`` or ``batch``).
     ``optimizer_offload`` is the fraction of the optimizer kept in host memory, ``checkpoint_interval``
-    counts steps. ``fp8_param_gather``: weights are kept and gathered in 8 bits alone.
+    counts steps. ``cp_windows`` is the kind of context parallelism of layers with a window, where it is stated apart.
+    ``fp8_param_gather``: weights are kept and gathered in 8 bits alone.
     """
 
     tp_overlap: bool | None = None
@@ -61,6 +65,7 @@ class JobOptions:
     pp_overlap: bool | None = None
     ep_overlap: str | None = None
     cp_comm: CpComm | None = None
+    cp_windows: CpComm | None = None
     compiled: bool | None = None
     moe_dispatcher: str | None = None
     microbatch_group: int | None = None

@@ -199,8 +199,7 @@ def _space_from_plain(plain: Mapping[str, Any]) -> SpaceOptions:
     """Read what ``_space_to_plain`` wrote; a wrong shape raises ValueError, TypeError or KeyError."""
     known = {field.name for field in fields(RunOptions)}
     run = {name: value for name, value in plain["run"].items() if name in known}
-    if "cp_comm" in run:
-        run["cp_comm"] = CpComm(run["cp_comm"])
+    run |= {name: CpComm(run[name]) for name in ("cp_comm", "cp_windows") if name in run}
     lists: dict[str, Any] = {}
     for name, kind in _LISTS.items():
         values = plain[name]

@@ -27,7 +27,8 @@ class RunOptions:
     """Launch flags that decide validity beside the layout; None means not stated and never rejects.
 
     ``processes`` is the number of launched processes when it differs from the cluster's GPUs, ``idle_gpus``
-    allows a layout to leave GPUs out. ``microbatch_group`` is Megatron's group size per virtual stage,
+    allows a layout to leave GPUs out. ``cp_windows`` is the kind of context parallelism of layers with a window where it
+    is stated apart. ``microbatch_group`` is Megatron's group size per virtual stage,
     ``dispatcher`` the MoE token dispatcher (allgather, alltoall, flex, deepep, hybridep). ``exact_vocab``:
     the vocabulary isn't padded. ``pipeline_module``: DeepSpeed's pipeline engine is in use even with one
     stage. ``megatron_fsdp_version`` 1 or 2. ``embedding_as_layer`` and ``loss_as_layer`` count them as one
@@ -37,6 +38,7 @@ class RunOptions:
     processes: int | None = None
     idle_gpus: bool = False
     cp_comm: CpComm | None = None
+    cp_windows: CpComm | None = None
     microbatch_group: int | None = None
     overlap_p2p: bool | None = None
     embedding_as_layer: bool | None = None

@@ -184,6 +184,8 @@ def complete_workload(
         moment_bytes=training.moment_bytes,
         optimizer=training.optimizer or ADAMW,
         pad_vocab=training.pad_vocab,
+        flash=training.flash is not False,
+        dropout=bool(training.dropout),
     )
     return Workload(model=found, training=spec)
 

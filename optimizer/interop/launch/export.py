@@ -13,24 +13,33 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.frameworks.registry import abilities_of
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.interop.launch.target import context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
 from layoutopt.optimizer.space.check import find_faults, launched_by
 from layoutopt.optimizer.space.repair import nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.interop.launch.target import Target
     from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
+
+
+SAY_ATTENTION = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
+"""Trainers whose launch says whether the attention scores are kept."""
+
+
+LOAD_MODELS = (Framework.DEEPSPEED, Framework.ACCELERATE)
+"""Trainers that load the Hugging Face model, whatever its layers are."""
 
 
 class NotExpressible(InputError):
@@ -86,7 +95,26 @@ def export(
         offered = fitting(nearest, ctx, target.version) if nearest else None
         raise NotExpressible(*_problems(target.layout, reasons, ctx, nearest, offered), nearest=offered)
     job: ExportedJob = module.export(target)
-    return job
+    lacking = _unwritten(target)
+    said = (f"not part of this file, so the trainer's own: {', '.join(lacking)}",) if lacking else ()
+    return replace(job, notes=(*job.notes, *said))
+
+
+def _unwritten(target: Target) -> list[str]:
+    """Return what a plan was priced with and the trainer's files have no words for."""
+    training, framework = target.training, target.framework
+    megatron = framework in SAY_ATTENTION
+    recipe = training.fp8_recipe if target.layout.precision is Precision.FP8 else None
+    lacking = {
+        "attention that keeps its scores": not training.flash and not megatron,
+        "dropout": training.dropout and not megatron,
+        f"moments of {training.moment_bytes} bytes": training.moment_bytes == 2
+        and (not megatron or framework is Framework.MEGATRON_DEEPSPEED),
+        f"fp8 scales by the recipe {recipe}": recipe is not None
+        and recipe not in framework.record.fp8_recipes,
+        "the norm after the embedding": target.model.embedding_norm and framework not in LOAD_MODELS,
+    }
+    return [name for name, there in lacking.items() if there]
 
 
 def nearest_layout(

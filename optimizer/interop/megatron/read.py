@@ -102,7 +102,9 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
     model = megatron_model(fields, notes, command_line=command_line)
     layout = left_open(megatron_layout(fields, model, gpus, notes), fields)
     fp8_key, fp4_key = ("fp8_format", "fp4_format") if command_line else ("fp8", "fp4")
-    training = megatron_training(fields, layout, notes, fp8_key=fp8_key, fp4_key=fp4_key)
+    training = megatron_training(
+        fields, layout, notes, fp8_key=fp8_key, fp4_key=fp4_key, command_line=command_line
+    )
     options = stated_options(fields, layout, notes, command_line=command_line)
     return ImportedJob(
         framework=Framework.MEGATRON,

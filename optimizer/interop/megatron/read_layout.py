@@ -8,6 +8,7 @@ from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.common import looped_schedule, megatron_precision, selective
 from layoutopt.optimizer.interop.launch.optimizers import LAYER_WISE, read_megatron_optimizer
+from layoutopt.optimizer.interop.megatron.read_model import layer_windows
 from layoutopt.optimizer.interop.reading import MAX_DEGREE
 from layoutopt.optimizer.interop.records import JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
@@ -17,6 +18,8 @@ from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from layoutopt.optimizer.interop.reading import Fields
     from layoutopt.optimizer.specs.model import ModelSpec
 
@@ -231,7 +234,7 @@ def _micro_batches(fields: Fields, micro_batch: int | None, dp: int | None) -> i
 
 
 def megatron_training(
-    fields: Fields, layout: PartialLayout, notes: list[str], *, fp8_key: str, fp4_key: str
+    fields: Fields, layout: PartialLayout, notes: list[str], *, fp8_key: str, fp4_key: str, command_line: bool
 ) -> JobTraining:
     """Read the batch and the number formats."""
     precision, recipe = megatron_precision(fields, fp8_key=fp8_key, fp4_key=fp4_key)
@@ -248,7 +251,27 @@ def megatron_training(
         moment_bytes=_moment_bytes(fields),
         optimizer=read_megatron_optimizer(fields, Framework.MEGATRON, notes),
         pad_vocab=fields.flag("pad_vocab_size", "should_pad_vocab"),
+        flash=_flash(fields),
+        dropout=_dropout(fields, command_line=command_line),
     )
+
+
+def _dropout(fields: Fields, *, command_line: bool) -> bool | None:
+    """Tell whether anything is dropped; on a command line an unstated rate is 0.1 (arguments.py)."""
+    rates = [fields.number(name) for name in ("attention_dropout", "hidden_dropout")]
+    if command_line and not fields.unsaid:
+        rates = [0.1 if rate is None else rate for rate in rates]
+    stated = [rate for rate in rates if rate is not None]
+    return any(stated) if stated else None
+
+
+def _flash(fields: Fields) -> bool | None:
+    """Tell whether attention keeps no scores, as far as a backend is chosen; Transformer Engine's own choice keeps none."""
+    backend = fields.raw("attention_backend")
+    if backend is None:
+        local = fields.text("transformer_impl") == "local" and fields.flag("use_flash_attn") is not True
+        return False if local else None
+    return str(backend).removeprefix("AttnBackend.") not in ("unfused", "local")
 
 
 def _grad_bytes(fields: Fields) -> int | None:
@@ -275,6 +298,7 @@ def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: boo
     offload = fields.on("optimizer_cpu_offload")
     sends_overlap = fields.flag("overlap_p2p_comm", "overlap_p2p_communication")
     refused = fields.on("no_overlap_p2p_communication") or sends_overlap is False
+    cp_comm, cp_windows = _cp_comm(fields)
     return JobOptions(
         tp_overlap=read("tp_comm_overlap"),
         dp_overlap=read("overlap_grad_reduce"),
@@ -282,7 +306,8 @@ def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: boo
         # forced off without virtual stages, on by default with them (arguments.py)
         pp_overlap=None if layout.vp is None else layout.vp > 1 and not refused,
         ep_overlap="batch" if overlap else "shared" if shared else None,
-        cp_comm=_cp_comm(fields),
+        cp_comm=cp_comm,
+        cp_windows=cp_windows,
         moe_dispatcher=_dispatcher(fields),
         microbatch_group=fields.integer(
             "microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage", least=1
@@ -295,16 +320,33 @@ def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: boo
     )
 
 
-def _cp_comm(fields: Fields) -> CpComm | None:
+def _cp_comm(fields: Fields) -> tuple[CpComm | None, CpComm | None]:
+    """Return the kind of all layers, or of those without a window and of those with one."""
     if fields.count("context_parallel_size") == 1:
-        return None
+        return None, None
     kinds = fields.items("cp_comm_type") or ["p2p"]
     found = {CP_NAMES.get(str(kind)) for kind in kinds}
     if None in found:
         raise fields.fail("cp_comm_type", "not known", "one of " + ", ".join(CP_NAMES))
-    if len(found) > 1:
-        raise fields.fail("cp_comm_type", "a kind per layer is not supported", "one kind for all layers")
-    return found.pop()
+    if len(found) == 1:
+        return found.pop(), None
+    windows = {
+        CP_NAMES[str(kind)] for kind, window in zip(kinds, _windowed(fields, kinds), strict=True) if window
+    }
+    others = found - windows
+    if windows != {CpComm.ALL_GATHER} or len(others) != 1:
+        what = "kinds that differ between layers of one sort are not supported"
+        raise fields.fail(
+            "cp_comm_type", what, "all_gather for layers with a window, one kind for the others"
+        )
+    return others.pop(), CpComm.ALL_GATHER
+
+
+def _windowed(fields: Fields, kinds: list[Any]) -> list[bool]:
+    layers = fields.integer("num_layers", least=1) or len(kinds)
+    if layers != len(kinds):
+        raise fields.fail("cp_comm_type", f"{len(kinds)} kinds for {layers} layers", "one, or one per layer")
+    return [window is not None for window in layer_windows(fields, layers)]
 
 
 def _dispatcher(fields: Fields) -> str | None:

@@ -58,7 +58,8 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
     biased = not fields.on("disable_bias_linear") if biased is None else biased
     gated = fields.on("swiglu", "gated_linear_unit")
     ffn = _ffn(fields, hidden, gated, notes)
-    moe = _moe(fields, ffn) if fields.integer("num_experts", "num_moe_experts") else None
+    moe = _moe(fields, ffn, biased=biased) if fields.integer("num_experts", "num_moe_experts") else None
+    shapes = _shapes(fields, layers, ffn, moe is not None)
     return ModelSpec(
         name=as_name(fields.text("model_name") or "", "imported"),
         hidden=hidden,
@@ -66,15 +67,16 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
         kv_heads=heads if mla else _kv_heads(fields, heads, notes, command_line),
         head_dim=_head_dim(fields, hidden, heads, mla),
         vocab=vocab,
-        runs=runs_of(_shapes(fields, layers, ffn, moe is not None)),
+        runs=runs_of(shapes),
         gated=gated,
         tied_embeddings=_tied(fields),
         norm=Norm.RMS if (fields.text("normalization") or "LayerNorm") == "RMSNorm" else Norm.LAYER,
         attention_bias=biased,
-        qkv_bias=biased or fields.on("add_qkv_bias"),
-        mlp_bias=biased,
+        qkv_bias=not biased and fields.on("add_qkv_bias"),
+        mlp_bias=biased and any(shape.mlp is Mlp.DENSE for shape in shapes),
         qk_norm=fields.on("qk_layernorm") and mla is None,
         attention_sinks=fields.text("softmax_type") == "learnable",
+        embedding_norm=fields.on("embed_layernorm"),  # of BigScience's Megatron-DeepSpeed
         learned_positions=_positions(fields, notes, command_line),
         mtp_layers=fields.integer("mtp_num_layers", most=64) or 0,
         moe=moe,
@@ -142,7 +144,11 @@ def _positions(fields: Fields, notes: list[str], command_line: bool) -> int:
     if kind is None and command_line:
         notes.append("learned positions: Megatron-LM's default --position-embedding-type")
         kind = "learned_absolute"
-    return (fields.integer("max_position_embeddings", least=1) or 0) if kind == "learned_absolute" else 0
+    if kind != "learned_absolute":
+        return 0
+    # Megatron-Bridge builds a table as long as its sequences (models/gpt_provider.py)
+    keys = ("max_position_embeddings",) if command_line else ("max_position_embeddings", "seq_length")
+    return fields.integer(*keys, least=1) or 0
 
 
 def _mla(fields: Fields) -> MlaSpec:
@@ -156,7 +162,7 @@ def _mla(fields: Fields) -> MlaSpec:
     )
 
 
-def _moe(fields: Fields, ffn: int) -> MoeSpec:
+def _moe(fields: Fields, ffn: int, *, biased: bool) -> MoeSpec:
     experts = fields.raw("num_experts") or fields.raw("num_moe_experts")
     if isinstance(experts, list):  # Megatron-DeepSpeed takes one number per MoE layer
         raise fields.fail(
@@ -173,6 +179,7 @@ def _moe(fields: Fields, ffn: int) -> MoeSpec:
         capacity_factor=fields.number("moe_expert_capacity_factor"),
         router_bias=fields.on("moe_router_enable_expert_bias"),
         shared_gate=fields.on("moe_shared_expert_gate"),
+        expert_bias=biased,
     )
     if moe.top_k > moe.experts:
         raise fields.fail("moe_router_topk", f"top-{moe.top_k} of {moe.experts} experts")
@@ -182,7 +189,7 @@ def _moe(fields: Fields, ffn: int) -> MoeSpec:
 def _shapes(fields: Fields, layers: int, ffn: int, has_experts: bool) -> list[LayerShape]:
     every = fields.raw("moe_layer_freq")
     sparse = per_layer_pattern(1 if every is None else every, layers, key=fields.path("moe_layer_freq"))
-    windows = _windows(fields, layers)
+    windows = layer_windows(fields, layers)
     return [
         LayerShape(mlp=Mlp.MOE, window=window)
         if is_moe and has_experts
@@ -191,7 +198,8 @@ def _shapes(fields: Fields, layers: int, ffn: int, has_experts: bool) -> list[La
     ]
 
 
-def _windows(fields: Fields, layers: int) -> list[int | None]:
+def layer_windows(fields: Fields, layers: int) -> list[int | None]:
+    """Return each layer's sliding window in tokens, None for the whole sequence."""
     value = fields.raw("window_size")
     if value is None:
         return [None] * layers

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +101,7 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
         ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
         ("--position-embedding-type", "learned_absolute" if model.learned_positions else "rope"),
+        ("--attention-backend", attention_backend(target, notes)),
         ("--attention-dropout", "0.1" if target.training.dropout else "0.0"),
         ("--hidden-dropout", "0.1" if target.training.dropout else "0.0"),
     ]
@@ -107,6 +109,19 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         flags + mla_flags(model, target.release) + moe_flags(target) + window_flags(model) + mtp_flags(model)
     )
 
+
+def attention_backend(target: Target, notes: list[str]) -> str | None:
+    """The backend of attention that keeps its scores; the trainer's own choice keeps none."""
+    if target.training.flash:
+        return None
+    if target.release < BACKENDS:
+        notes.append("attention that keeps its scores is left out: --attention-backend came with core 0.10")
+        return None
+    return "unfused"
+
+
+BACKENDS = (0, 10)
+"""megatron-core release with ``--attention-backend``."""
 
 SINKS = (0, 15)
 """megatron-core release with ``softmax_type``."""
@@ -194,17 +209,34 @@ def moe_flags(target: Target) -> Flags:
     ]
 
 
-def window_flags(model: ModelSpec) -> Flags:
-    """Sliding windows: one length, and a pattern where not all layers have it."""
+def window_marks(model: ModelSpec) -> tuple[int, list[bool]] | None:
+    """Return the one length of sliding windows and which layers have it, None where no layer has one."""
     windows = [shape.window for shape in layer_list(model)]
     lengths = {window for window in windows if window is not None}
     if not lengths:
-        return []
+        return None
     if len(lengths) > 1:
         raise input_error(f"windows of several lengths: {sorted(lengths)}", "one length", key="model")
-    marks = [window is not None for window in windows]
+    return lengths.pop(), [window is not None for window in windows]
+
+
+def window_flags(model: ModelSpec) -> Flags:
+    """Sliding windows: one length, and a pattern where not all layers have it."""
+    found = window_marks(model)
+    if found is None:
+        return []
+    length, marks = found
     skip = None if all(marks) else pattern_text(marks)
-    return [("--window-size", f"{lengths.pop() - 1},0"), ("--window-attn-skip-freq", skip)]
+    return [("--window-size", f"{length - 1},0"), ("--window-attn-skip-freq", skip)]
+
+
+def cp_kinds(target: Target) -> list[str]:
+    """Kinds of context parallelism: one, or one per layer where windows rule out the ring that others use."""
+    kind, found = target.preset.cp_comm, window_marks(target.model)
+    if found is None or kind not in (CpComm.P2P, CpComm.A2A_P2P):
+        return [kind.value]
+    gathered = CpComm.ALL_GATHER.value
+    return [gathered] if all(found[1]) else [gathered if mark else kind.value for mark in found[1]]
 
 
 def mtp_flags(model: ModelSpec) -> Flags:

@@ -239,7 +239,7 @@ def _job(fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | No
         notes.append(f"recipe {shorten(recipe)}: what the command does not override is the recipe's")
     # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
     layout = left_open(megatron_layout(fields, model, gpus, notes, etp_default="1"), fields)
-    training = megatron_training(fields, layout, notes, fp8_key="fp8", fp4_key="fp4")
+    training = megatron_training(fields, layout, notes, fp8_key="fp8", fp4_key="fp4", command_line=False)
     options = stated_options(fields, layout, notes, command_line=False)
     missing = missing_values(fields, model, layout, training, gpus)
     if recipe is not None:

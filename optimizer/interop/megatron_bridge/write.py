@@ -16,11 +16,13 @@ from layoutopt.optimizer.interop.megatron.write import (
     takes_string,
 )
 from layoutopt.optimizer.interop.megatron.write_model import (
+    cp_kinds,
     dense_width,
     expert_groups,
     layer_list,
     routing_notes,
     sinks,
+    window_marks,
 )
 from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
 from layoutopt.optimizer.interop.records import ExportedJob
@@ -147,6 +149,10 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
         ("position_embedding_type", "learned_absolute" if model.learned_positions else "rope"),
         ("mtp_num_layers", model.mtp_layers or None),
         ("seq_length", target.training.sequence_length),
+        ("attention_dropout", 0.1 if target.training.dropout else 0.0),
+        ("hidden_dropout", 0.1 if target.training.dropout else 0.0),
+        ("attention_backend", None if target.training.flash else "unfused"),
+        *window_overrides(model),
         *moe_overrides(target),
     ]
     if model.mla is not None:
@@ -160,6 +166,18 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
             ("v_head_dim", mla.v_head_dim),
         ]
     return [(f"model.{key}", value) for key, value in overrides]
+
+
+def window_overrides(model: ModelSpec) -> Overrides:
+    """Sliding windows; nulls are written too, for a recipe's own."""
+    found = window_marks(model)
+    if found is None:
+        return [("window_size", None), ("window_attn_skip_freq", None)]
+    length, marks = found
+    return [
+        ("window_size", [length - 1, 0]),
+        ("window_attn_skip_freq", None if all(marks) else [int(mark) for mark in marks]),
+    ]
 
 
 def moe_overrides(target: Target) -> Overrides:
@@ -189,7 +207,7 @@ def moe_overrides(target: Target) -> Overrides:
 
 def layout_overrides(target: Target) -> Overrides:
     """Sequence parallelism, stages, mesh order and recomputation; degrees are short flags."""
-    layout, chosen = target.layout, target.layout.recompute
+    layout, chosen, kinds = target.layout, target.layout.recompute, cp_kinds(target)
     even, string = is_even_split(layout, target.model), takes_string(target)
     ends = None if even or string else uneven_ends(layout)
     counted = (counted_ends(layout) if not (even or string or ends) else None) or (False, False)
@@ -205,9 +223,9 @@ def layout_overrides(target: Target) -> Overrides:
         ("model.num_layers_in_first_pipeline_stage", ends[0] if ends else None),
         ("model.num_layers_in_last_pipeline_stage", ends[1] if ends else None),
         ("dist.use_tp_pp_dp_mapping", layout.mesh_order == PP_BEFORE_DP),
-        ("model.cp_comm_type", target.preset.cp_comm.value if layout.cp > 1 else None),
+        ("model.cp_comm_type", (kinds[0] if len(kinds) == 1 else kinds) if layout.cp > 1 else None),
     ]
-    if layout.cp > 1 and target.preset.cp_comm is CpComm.A2A_P2P:
+    if layout.cp > 1 and CpComm.A2A_P2P.value in kinds:
         inside = max(1, min(layout.cp, target.cluster.gpus_per_node // layout.tp))
         overrides.append(("model.hierarchical_context_parallel_sizes", [inside, layout.cp // inside]))
     full = chosen.granularity is Granularity.FULL

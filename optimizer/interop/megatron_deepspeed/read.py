@@ -36,6 +36,12 @@ MARKS = (
 )
 
 
+FLASH = (
+    "use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder",
+)  # fmt: skip
+"""Switches without any of which the attention scores are kept (deepspeedai/Megatron-DeepSpeed megatron/arguments.py)."""
+
+
 @importer
 def import_megatron_deepspeed(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
     """Read a script that starts Megatron-DeepSpeed's ``pretrain_gpt.py``.
@@ -58,9 +64,12 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     if zero_open and fields.on("deepspeed"):
         layout = replace(layout, zero=None)
     training = replace(
-        megatron_training(fields, layout, notes, fp8_key="fp8_format", fp4_key="fp4_format"),
+        megatron_training(
+            fields, layout, notes, fp8_key="fp8_format", fp4_key="fp4_format", command_line=True
+        ),
         grad_bytes=None,
         pad_vocab=True,
+        flash=any(fields.on(name) for name in FLASH),
     )
     options = stated_options(fields, layout, notes, command_line=True)
     ulysses = fields.count("ds_sequence_parallel_size") > 1

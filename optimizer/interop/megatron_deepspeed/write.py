@@ -61,6 +61,7 @@ def _model_flags(target: Target) -> Flags:
         ("--normalization", "rmsnorm" if model.norm is Norm.RMS else "layernorm"),
         ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
         ("--use-rotary-position-embeddings", not model.learned_positions),
+        ("--use-flash-attn-v2", target.training.flash),
         ("--attention-dropout", "0.1" if target.training.dropout else "0"),
         ("--hidden-dropout", "0.1" if target.training.dropout else "0"),
         ("--vocab-size", model.vocab),

@@ -54,6 +54,8 @@ def _job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
     stated = command.flags
     notes: list[str] = []
     values = with_defaults({NAMES.get(key, key): value for key, value in stated.items()}, DEFAULTS, notes)
+    for name in ("attention_dropout", "hidden_dropout"):  # swift/megatron/arguments: 0
+        values.setdefault(name, 0.0)
     if values["recompute_granularity"] in ("none", None):
         del values["recompute_granularity"]
     if stated.get("recompute_granularity", "") is None:  # the word none

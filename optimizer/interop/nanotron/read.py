@@ -46,7 +46,7 @@ def import_nanotron(text: str, file: str = "") -> ImportedJob:
             train_steps=tokens.integer("train_steps", least=1),
             precision=DTYPES[kind] if kind else Precision.BF16,
             grad_bytes=4 if optimizer.on("accumulate_grad_in_fp32") else 2,
-            pad_vocab=False,
+            pad_vocab=(root.section("model").integer("make_vocab_size_divisible_by") or 1) > 1,
         ),
         options=JobOptions(
             tp_overlap=parallelism.on("tp_linear_async_communication"),
@@ -82,7 +82,7 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
     layers = config.required("num_hidden_layers", most=MAX_LAYERS)
     divisor = section.integer("make_vocab_size_divisible_by", least=1) or 1
     if divisor > 1:
-        notes.append(f"the vocabulary is padded to a multiple of {divisor} * tp")
+        notes.append(f"the vocabulary is padded to a multiple of {divisor} * tp; priced as one of 128 * tp")
     starcoder = kind == "starcoder2"
     biased = config.on("use_bias", "attention_bias") or starcoder
     return ModelSpec(

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
 
 
+VOCABULARY_MULTIPLE = 128
+"""A padded vocabulary is a multiple of this times tp, as the price has it."""
+
+
 def export(target: Target) -> ExportedJob:
     """Write ``config.yaml``."""
     layout, ckpt = target.layout, target.checkpoint
@@ -36,8 +40,7 @@ def export(target: Target) -> ExportedJob:
         "model": {
             "dtype": "float16" if layout.precision is Precision.FP16 else "bfloat16",
             "ddp_bucket_cap_mb": 25,
-            # the solved layout has the vocabulary unpadded
-            "make_vocab_size_divisible_by": 1,
+            "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE if target.preset.pad_vocab else 1,
             "init_method": {"std": 0.02},
             "model_config": model_config(target),
         },
@@ -97,7 +100,7 @@ def _parallelism(target: Target) -> dict[str, Any]:
         "expert_parallel_size": 1,
         "pp_engine": "afab" if layout.schedule is Schedule.GPIPE else "1f1b",
         "tp_mode": "REDUCE_SCATTER" if layout.sp else "ALL_REDUCE",
-        "tp_linear_async_communication": layout.sp,
+        "tp_linear_async_communication": target.preset.tp_overlap and layout.sp,
         "recompute_layer": layout.recompute.granularity is Granularity.FULL,
     }
 

@@ -126,7 +126,7 @@ def _ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _window(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    ring = ctx.options.cp_comm in (CpComm.P2P, CpComm.A2A_P2P)
+    ring = ctx.options.cp_comm in (CpComm.P2P, CpComm.A2A_P2P) and ctx.options.cp_windows is None
     result: BoolArray = rows.cp == 1
     return result if ring and ctx.has_windows else everywhere(rows)
 
