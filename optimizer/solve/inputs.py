@@ -94,6 +94,7 @@ class Question:
                 training=self.workload.training, cluster=self.cluster, gpu_hour_cost=space.gpu_hour_cost
             ),
             layers=np.array([len(run.block) for run in model.runs], dtype=np.int64),
+            total=model.layers,
             requirements=tuple(wanted for wanted in space.requirements if wanted.of_stages),
             constrain=self.options.constrain,
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageCosts, StageTerms
+    from layoutopt.optimizer.solve.search.demands import StageDemand
     from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
 
 RELAXED_ROWS, CELLS = 65_536, 1 << 20
@@ -58,6 +59,9 @@ MOST_IN_SLICE = 4
 
 MOST_TRIED = 64
 """Tuples tried for runners-up where bounds miss what is demanded: most of them have none."""
+
+SLOWER, BEAM = (1.05, 1.5, 3.0), 500
+"""How much slower than without demands stages may be that meet them, and the partial choices looked at."""
 
 SHAPE = ("tp", "cp", "pp", "micro_batch", "ep")
 """Degrees that make two rows worth a try each."""
@@ -426,9 +430,16 @@ class BestFirst:
         items: list[_Waiting] = []
         while self._heap and len(items) < size and self._heap[0].bound_s < upper_s:
             items.append(heapq.heappop(self._heap))
-        items = [item for item in items if item.layout.table().tobytes() not in self._settled]
+        better, open_ = False, []
+        for item in items:
+            near, decided = self._tried(item, upper_s)
+            better = better or near is not None
+            upper_s = near.step_time_s if near is not None else upper_s
+            if not decided:
+                open_.append(item)
+        items = open_
         if not items:
-            return False
+            return better
         data = tuple_slice(
             LayoutBatch.concat([item.layout for item in items]),
             stack_terms([item.terms for item in items]),
@@ -443,7 +454,32 @@ class BestFirst:
             self._settle(items, result, upper_s)
         if result.blocks is not None:
             self._keep(items[result.position], result)
-        return result.blocks is not None
+        return better or result.blocks is not None
+
+    def _tried(self, item: _Waiting, upper_s: float) -> tuple[SliceResult | None, bool]:
+        """Enumerate a tuple's stages and book what that decided; tell whether it needs no solver."""
+        key = item.layout.table().tobytes()
+        if key in self._settled:
+            return None, True
+        near, decided = self._enumerated(item, None, upper_s, AT_FIRST)
+        if not decided:
+            upper_s = near.step_time_s if near is not None else upper_s
+            near = self._constructed(item, upper_s) or near
+            upper_s = near.step_time_s if near is not None else upper_s
+            near, decided = self._enumerated(item, near, upper_s, MOST_STATES)
+        if decided:
+            self._settled.add(key)
+            self._solved += 1
+        if near is not None:
+            self._keep(item, near)
+        elif decided:
+            self._excluded(upper_s)
+        return near, decided
+
+    def _excluded(self, below_s: float) -> None:
+        """Note that some tuple has nothing below a step time, which is all that is known where a gap is accepted."""
+        if self.options.gap > 0:
+            self._left_open_s = min(self._left_open_s, below_s)
 
     def _settle(self, items: list[_Waiting], result: SliceResult, upper_s: float) -> None:
         """Book a solved slice: its best tuple is solved, the others reach no less than the slice does."""
@@ -481,23 +517,11 @@ class BestFirst:
 
         Tell whether there are any below ``upper_s``.
         """
-        key = item.layout.table().tobytes()
-        if key in self._settled:
-            return False
-        counts, rule = self.source.counts, self.source.rule
-        near, decided = self._enumerated(item, None, upper_s, AT_FIRST)
-        if not decided:
-            upper_s = near.step_time_s if near is not None else upper_s
-            near = self._constructed(item, upper_s) or near
-            upper_s = near.step_time_s if near is not None else upper_s
-            near, decided = self._enumerated(item, near, upper_s, MOST_STATES)
-            upper_s = near.step_time_s if near is not None else upper_s
+        near, decided = self._tried(item, upper_s)
         if decided:
-            self._settled.add(key)
-            self._solved += 1
-            if near is not None:
-                self._keep(item, near)
             return near is not None
+        upper_s = near.step_time_s if near is not None else upper_s
+        counts, rule = self.source.counts, self.source.rule
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
         self._rounding_s = max(self._rounding_s, rounding_s(counts))
         result = CpModel(data, demands=self.source.demands, paths=self._paths).solve(self._limits())
@@ -505,18 +529,22 @@ class BestFirst:
             # Not proven: the tuple keeps waiting with its bound.
             heapq.heappush(self._heap, item)
         else:
-            self._settled.add(key)
+            self._settled.add(item.layout.table().tobytes())
             self._solved += 1
-        if result.status is SliceStatus.OPTIMAL and self.options.gap > 0:
-            self._left_open_s = min(self._left_open_s, result.bound_s)
-        if result.blocks is None and near is not None:
-            result = near
+            found = result.status is SliceStatus.OPTIMAL
+            self._excluded(result.bound_s if found else upper_s)
         if result.blocks is not None:
             self._keep(item, result)
-        return result.blocks is not None
+        return result.blocks is not None or near is not None
 
     def _enumerated(
-        self, item: _Waiting, near: SliceResult | None, upper_s: float, most_states: int
+        self,
+        item: _Waiting,
+        near: SliceResult | None,
+        upper_s: float,
+        most_states: int,
+        *,
+        beam: bool = False,
     ) -> tuple[SliceResult | None, bool]:
         """Improve stages by enumeration; tell whether nothing better is left, so that the solver need not look."""
         rounding = rounding_s(self.source.counts)
@@ -524,7 +552,9 @@ class BestFirst:
         found = fastest_stages(
             item.terms, self.source.counts, self.source.rule, self._paths, upper_s, rounding,
             reached=near is not None or self._best_s() <= upper_s,
-            accept=lambda held, again, step: self._meets(item, held, again, step), most_states=most_states,
+            demands=self._stage_demands(item),
+            accept=lambda held, again, step: self._meets(item, held, again, step),
+            most_states=most_states, beam=beam,
         )  # fmt: skip
         if found.blocks is None or found.recomputed is None:
             return near, found.proven
@@ -538,6 +568,24 @@ class BestFirst:
             peak_bytes=float(price_stages(item.terms, held, again).peak_bytes[0]),
         )
         return better, found.proven
+
+    def _stage_demands(self, item: _Waiting) -> tuple[StageDemand, ...]:
+        """Return what is demanded of a tuple's stages, as far as they can be enumerated."""
+        if not self.source.demands.any:
+            return ()
+        return self.source.demands.of_stages(item.layout, int(item.terms.pp[0]))
+
+    def _demanded(self, item: _Waiting) -> SliceResult | None:
+        """Look for some stages that meet what is demanded, not much slower than without demands."""
+        if not self._stage_demands(item):
+            return None
+        freely = good_stages(item.terms, self.source.counts, self.source.rule)
+        for factor in SLOWER:
+            upper_s = min(float(freely.step_time_s[0]) * factor, self._best_s())
+            near, _ = self._enumerated(item, None, upper_s, BEAM, beam=True)
+            if near is not None:
+                return near
+        return None
 
     def _constructed(self, item: _Waiting, below_s: float) -> SliceResult | None:
         """Construct stages of one tuple and price them exactly; None where they are no answer below a step time."""

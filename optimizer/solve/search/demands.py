@@ -30,6 +30,9 @@ Constrain = Callable[[Any, Any], object]
 MOST_LAYERS = 1 << 40
 """More layers than any model has, where a side of a limit is open."""
 
+SUM_SLACK = 1e-9
+"""Relative error of a sum over ranks, below any difference that whole layers make."""
+
 
 class NeedsSolver(LookupError):
     """A user's function asks for variables of the solver: what it demands is only known inside a model."""
@@ -71,6 +74,18 @@ class RecordedView(RequirementView):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageDemand:
+    """A requirement on one tuple's stages: a sum over ranks of ``blocks`` and ``recomputed`` (P, K) for each such block.
+
+    The sum is to be below ``room``.
+    """
+
+    blocks: FloatArray
+    recomputed: FloatArray
+    room: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """``n`` layouts of one pp with stages and price: ``ranks`` distinct ranks, blocks and recomputed ones (n, P, K)."""
 
@@ -86,11 +101,12 @@ class Finished:
 class Demands:
     """Requirements that stages decide, and a user's function of (model, view), over one workload and cluster.
 
-    ``layers`` (K,) are the layers of a block of each kind.
+    ``layers`` (K,) are the layers of a block of each kind, ``total`` those of the model.
     """
 
     facts: RunFacts | None = None
     layers: IntArray = field(default_factory=lambda: np.ones(1, dtype=np.int64))
+    total: int = MOST_LAYERS
     requirements: tuple[Requirement, ...] = ()
     constrain: Constrain | None = None
 
@@ -173,8 +189,32 @@ class Demands:
         if not self.any:
             return bound_s
         limit = self.limit_s(batch, exact=exact)
-        kept: FloatArray = np.where(bound_s <= limit * (1 + TOLERANCE), bound_s, np.inf)
+        possible = (bound_s <= limit * (1 + TOLERANCE)) & self._possible_alone(batch, exact=exact)
+        kept: FloatArray = np.where(possible, bound_s, np.inf)
         return kept
+
+    def _possible_alone(self, batch: LayoutBatch, *, exact: bool) -> NDArray[np.bool_]:
+        """Tell where a single rank, which holds every layer, can recompute as many as is demanded."""
+        least, most = np.zeros(len(batch)), np.full(len(batch), float(self.total))
+        for comparison in self.comparisons(batch, exact=exact):
+            terms = comparison.difference.terms
+            if not all(atom.part in (Part.LAYERS, Part.RECOMPUTED) for atom in terms):
+                continue
+            if comparison.relation is Relation.DIFFERENT:
+                continue
+            sums = {part: np.zeros(len(batch)) for part in (Part.LAYERS, Part.RECOMPUTED)}
+            for atom, factor in terms.items():
+                if atom.rank in (0, -1):
+                    sums[atom.part] = sums[atom.part] + factor
+            each = sums[Part.RECOMPUTED]
+            rest = comparison.difference.constant + self.total * sums[Part.LAYERS]
+            edge = -rest / np.where(each == 0, 1.0, each)
+            equal = comparison.relation is Relation.EQUAL
+            never = (each == 0) & ((np.abs(rest) if equal else rest) > TOLERANCE * self.total)
+            upper, lower = (each > 0) | ((each != 0) & equal), (each < 0) | ((each != 0) & equal)
+            most = np.where(never, -np.inf, np.where(upper, np.minimum(most, edge), most))
+            least = np.where(lower, np.maximum(least, edge), least)
+        return (batch.pp > 1) | (least <= most + TOLERANCE * self.total)
 
     def stage_limits(self) -> tuple[StageLimit, ...]:
         """Return the limits on the layers of single ranks that hold for every tuple alike."""
@@ -185,6 +225,33 @@ class Demands:
             if _layers_alone(comparison):
                 found.append(_stage_limit(comparison, self.layers))
         return tuple(found)
+
+    def of_stages(self, batch: LayoutBatch, ranks: int) -> tuple[StageDemand, ...]:
+        """Return what a tuple (a batch of one) demands of its distinct ranks' blocks alone."""
+        found: list[StageDemand] = []
+        for comparison in self.comparisons(batch) if self.any else ():
+            terms = comparison.difference.terms
+            if terms and all(atom.part in (Part.LAYERS, Part.RECOMPUTED) for atom in terms):
+                found += self._of_stages(comparison, int(batch.pp[0]), ranks)
+        return tuple(found)
+
+    def _of_stages(self, comparison: Comparison, pp: int, ranks: int) -> Iterator[StageDemand]:
+        """Yield a comparison of layers as sums to be below something: two for an equality, none for what must differ."""
+        parts = {part: np.zeros((ranks, len(self.layers))) for part in (Part.LAYERS, Part.RECOMPUTED)}
+        for atom, factor in comparison.difference.terms.items():
+            rank = rank_of(atom.rank, pp, ranks)
+            if rank is not None:
+                parts[atom.part][rank] += self.layers * float(np.ravel(factor)[0])
+        constant = float(np.ravel(comparison.difference.constant)[0])
+        size = max(abs(constant), *(np.abs(part).max() for part in parts.values()))
+        slack = SUM_SLACK * size * (-1.0 if comparison.relation is Relation.BELOW else 1.0)
+        signs = {Relation.DIFFERENT: (), Relation.EQUAL: (1.0, -1.0)}.get(comparison.relation, (1.0,))
+        for sign in signs:
+            yield StageDemand(
+                blocks=sign * parts[Part.LAYERS],
+                recomputed=sign * parts[Part.RECOMPUTED],
+                room=slack - sign * constant,
+            )
 
     def met(self, finished: Finished) -> NDArray[np.bool_]:
         """Tell which finished layouts (n,) meet everything that can be judged outside a model."""

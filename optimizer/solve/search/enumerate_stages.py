@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.model.paths import Paths
+    from layoutopt.optimizer.solve.search.demands import StageDemand
 
     Accept = Callable[[IntArray, IntArray, float], bool]
 
@@ -73,25 +74,30 @@ def fastest_stages(
     rounding_s: float,
     *,
     reached: bool = True,
+    demands: tuple[StageDemand, ...] = (),
     accept: Accept | None = None,
     most_states: int = MOST_STATES,
+    beam: bool = False,
 ) -> Enumerated:
     """Look for the fastest stages of a tuple (a batch of one) below ``below_s`` seconds, to within ``rounding_s``.
 
     ``accept`` judges blocks and recomputed blocks of every rank (1, P, K) with their step by what the question demands.
     ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
-    With more than ``most_states`` partial choices at once it is given up.
+    ``demands`` are those of the question that are sums over ranks.
+    With more than ``most_states`` partial choices at once it is given up, or, as a ``beam``, only the likeliest are kept
+    and the first that is accepted is the answer, without a proof.
     """
     ranks = _ranks(terms, counts, rule, below_s)
     if ranks is None:
         return Enumerated(proven=False, step_s=below_s)
+    ranks = replace(ranks, demands=demands)
     room = ((0, 0), (0, terms.in_flight.shape[1] - int(terms.pp[0])), (0, 0))
 
     def padded(held: IntArray, again: IntArray, step_s: float) -> bool:
         return accept is None or accept(np.pad(held, room), np.pad(again, room), step_s)
 
     search = _Search(ranks, paths, rounding_s, below_s, reached, padded, most_states)
-    proven = search.run()
+    proven = search.run_beam() if beam else search.run()
     return Enumerated(proven=proven, step_s=search.best_s, blocks=search.blocks, recomputed=search.recomputed)
 
 
@@ -135,6 +141,24 @@ class _Search:
         except Unlisted:
             return False
 
+    def run_beam(self) -> bool:
+        """Take the first choice that is accepted, of those that look the best; nothing is proven."""
+        others, most = self.ranks.numbers()
+        try:
+            for number in (*others, most):
+                options = self.ranks.options(number, self._wanted_s)
+                if options is None:
+                    continue
+                left = _Choices(self.ranks, options, self.paths, self._wanted_s)
+                listed = left.survivors(self.most_states, beam=True)
+                if listed is not None and len(listed):
+                    self._learned(left, listed)
+                if self.blocks is not None:
+                    break
+        except Unlisted:
+            pass
+        return False
+
     @property
     def _wanted_s(self) -> float:
         """Step time below which choices are kept: better than a known layout by more than rounding, or just as asked."""
@@ -156,9 +180,12 @@ class _Search:
             left.append(option.take(self.ranks.fits(everything, rank)))
         if any(not len(option) for option in left):
             return True
-        if all(self.ranks.fits(option, rank).all() for rank, option in enumerate(left)):
-            return True
-        return _Choices(self.ranks, left, self.paths, self._wanted_s).largest() <= number
+        undemanding = replace(self.ranks, demands=())
+        if not any(demand.recomputed.any() for demand in self.ranks.demands):
+            undemanding = self.ranks
+            if all(self.ranks.fits(option, rank).all() for rank, option in enumerate(left)):
+                return True
+        return _Choices(undemanding, left, self.paths, self._wanted_s).largest() <= number
 
     def _decided(self, number: int | None) -> bool:
         for _ in range(ROUNDS):
@@ -208,9 +235,13 @@ class _Choices:
     def __init__(self, ranks: Ranks, options: list[Options], paths: Paths, below_s: float) -> None:
         self.ranks, self.options = ranks, options
         block, again, constant = _weights(ranks.terms, paths)
-        self._room = below_s - constant
+        self._room = np.concatenate([below_s - constant, [demand.room for demand in ranks.demands]])
+        self._paths = len(constant)
         self._costs = [
-            _costs(option, block[:, :, rank], again[:, :, rank]) for rank, option in enumerate(options)
+            np.concatenate(
+                [_costs(option, block[:, :, rank], again[:, :, rank]), ranks.demanded(option, rank)], axis=1
+            )
+            for rank, option in enumerate(options)
         ]
         self._steps = self._reachable()
         left = -1
@@ -261,8 +292,11 @@ class _Choices:
         parts = zip(self.options, self._steps, strict=False)
         return max((int(option.blocks[step.choice].sum(axis=2).max()) for option, step in parts), default=0)
 
-    def survivors(self, most: int) -> IntArray | None:
-        """Return the choices, (n, P) options of every rank, that all known paths allow; None if over ``most``."""
+    def survivors(self, most: int, *, beam: bool = False) -> IntArray | None:
+        """Return the choices, (n, P) options of every rank, that all known paths and demands allow, the likeliest first.
+
+        None if over ``most``; as a ``beam`` the likeliest of them are kept.
+        """
         if not self._steps:
             return np.zeros((0, 0), dtype=np.int64)
         after = self._least_after()
@@ -284,8 +318,16 @@ class _Choices:
                 kept = _undominated(state, spent)
                 state, spent, chosen = state[kept], spent[kept], chosen[kept]
             if len(state) > most:
-                return None
-        return chosen[np.argsort((spent - self._room).max(axis=1), kind="stable")]
+                if not beam:
+                    return None
+                likely = np.argsort(self._late(spent + least[state]), kind="stable")[:most]
+                state, spent, chosen = state[likely], spent[likely], chosen[likely]
+        return chosen[np.argsort(self._late(spent), kind="stable")]
+
+    def _late(self, spent: FloatArray) -> FloatArray:
+        """Return the most seconds (n,), of all paths, beyond what is wanted."""
+        late: FloatArray = (spent - self._room)[:, : self._paths].max(axis=1)
+        return late
 
     def stages(self, listed: IntArray) -> tuple[IntArray, IntArray]:
         """Return blocks and recomputed blocks (n, V, P, K) of choices."""

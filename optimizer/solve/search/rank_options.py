@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
+    from layoutopt.optimizer.solve.search.demands import StageDemand
     from layoutopt.optimizer.solve.search.floors import RankFloors
 
     Mask = NDArray[np.bool_]
@@ -79,11 +80,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks of a tuple, a batch of one, which together hold ``counts`` (K,) blocks of each kind."""
+    """The ranks of a tuple, a batch of one, which together hold ``counts`` (K,) blocks of each kind.
+
+    ``demands`` are what the question asks of them.
+    """
 
     terms: StageTerms
     counts: IntArray
     rule: StageRule
+    demands: tuple[StageDemand, ...] = ()
 
     @property
     def total(self) -> int:
@@ -152,6 +157,10 @@ class Ranks:
         held = np.arange(self.total + 1)
         allowed, kinds = self._within_limits(), np.ones((len(self.counts), self.pp), dtype=bool)
         kinds &= self.counts[:, None] > 0
+        if self.demands:
+            allowed &= self._within_demands(number, exact=memory)
+            if not allowed.any(axis=1).all():
+                return None
         first = None
         for _ in range(SHARPENINGS):
             floors = rank_floors(terms, self.counts, first)
@@ -190,6 +199,32 @@ class Ranks:
             if 0 <= rank < self.pp:
                 within[rank] &= (limit.fewest <= held) & (held <= limit.most)
         return within
+
+    def _within_demands(self, number: int | None, *, exact: bool) -> Mask:
+        """Tell which totals (P, blocks + 1) leave the other ranks a way to meet every demand.
+
+        A rank recomputes ``number`` of each chunk's blocks; where not ``exact``, that many or more; None: any.
+        """
+        held = np.arange(self.total + 1)
+        least = np.zeros_like(held) if number is None else np.minimum(held, number)
+        most = np.minimum(held, number * self.chunks) if number is not None and exact else held
+        within, real = np.ones((self.pp, self.total + 1), dtype=bool), self.counts > 0
+        for demand in self.demands:
+            each = demand.recomputed[:, real].min(axis=1)[:, None]
+            sums = demand.blocks[:, real].min(axis=1)[:, None] * held + np.minimum(each * least, each * most)
+            others = sums.min(axis=1)
+            within &= sums + (others.sum() - others)[:, None] < demand.room
+        return within
+
+    def demanded(self, option: Options, rank: int) -> FloatArray:
+        """Return the least that options add to every demand, (o, D); free recomputation may be more than they say."""
+        found = np.zeros((len(option), len(self.demands)))
+        blocks, again = option.blocks.sum(axis=1), option.recomputed.sum(axis=1)
+        for column, demand in enumerate(self.demands):
+            each = demand.recomputed[rank]
+            asked = np.minimum(each * blocks, 0.0) if option.free else each * again
+            found[:, column] = blocks @ demand.blocks[rank] + asked.sum(axis=1)
+        return found
 
     def _first_chunks(self, totals: Mask) -> tuple[IntArray, IntArray]:
         """Return the fewest and the most blocks of every rank's first chunk, (P,)."""
