@@ -94,3 +94,30 @@ def terms_of(
         schedule=np.array([list(Schedule).index(schedule)]), forward_s=forward, backward_s=backward, wgrad_s=wgrad,
         embedding_s=ends[0], head_s=ends[1], hop_s=rng.uniform(0, 0.1, 1), hops_overlap=np.array([overlap]),
     )  # fmt: skip
+
+
+def folded_terms(rng: np.random.Generator, ranks: int, kinds: int) -> StageTerms:
+    """One folded row with memory between plenty and too little; the ends are both on the first rank."""
+    activation = rng.uniform(1, 3, (1, kinds))
+    return with_operations(
+        pp=np.array([ranks]),
+        vp=np.array([2]),
+        folded=np.array([True]),
+        micro_batches=2 * rng.integers(ranks, 20, 1),
+        layer_s=rng.uniform(0.5, 3, (1, kinds)),
+        recompute_s=rng.uniform(0.05, 1, (1, kinds)),
+        first_s=rng.uniform(0, 3, 1),
+        last_s=np.zeros(1),
+        bubble_weight=rng.choice([0.0, 0.3, 1.3], 1),
+        fixed_s=rng.uniform(0, 1, 1),
+        layer_state_bytes=rng.uniform(0.5, 2, (1, kinds)),
+        layer_activation_bytes=activation,
+        recomputed_activation_bytes=activation * rng.uniform(0, 0.5),
+        first_bytes=rng.uniform(0, 4, 1),
+        last_bytes=np.zeros(1),
+        common_bytes=rng.uniform(0, 1, 1),
+        recompute_transient_bytes=rng.uniform(0, 2, 1),
+        capacity_bytes=rng.uniform(8, 60, 1),
+        in_flight=np.full((1, ranks), ranks + 0.5),
+        may_recompute=np.array([rng.random() < 0.8]),
+    )

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from checks.enumeration import solve_stages
-from checks.operations import exact_price, with_operations
+from checks.operations import exact_price, folded_terms
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, LayoutBatch
 from layoutopt.optimizer.cost.terms import StageTerms
@@ -26,33 +26,6 @@ RULES = [StageRule(split=split, recomputation=how) for split in Split for how in
 COUNTS = [[5], [1, 4], [2, 3], [1, 2, 2]]
 
 
-def random_terms(rng: np.random.Generator, ranks: int, kinds: int) -> StageTerms:
-    """One folded row with memory between plenty and too little; the ends are both on the first rank."""
-    activation = rng.uniform(1, 3, (1, kinds))
-    return with_operations(
-        pp=np.array([ranks]),
-        vp=np.array([2]),
-        folded=np.array([True]),
-        micro_batches=2 * rng.integers(ranks, 20, 1),
-        layer_s=rng.uniform(0.5, 3, (1, kinds)),
-        recompute_s=rng.uniform(0.05, 1, (1, kinds)),
-        first_s=rng.uniform(0, 3, 1),
-        last_s=np.zeros(1),
-        bubble_weight=rng.choice([0.0, 0.3, 1.3], 1),
-        fixed_s=rng.uniform(0, 1, 1),
-        layer_state_bytes=rng.uniform(0.5, 2, (1, kinds)),
-        layer_activation_bytes=activation,
-        recomputed_activation_bytes=activation * rng.uniform(0, 0.5),
-        first_bytes=rng.uniform(0, 4, 1),
-        last_bytes=np.zeros(1),
-        common_bytes=rng.uniform(0, 1, 1),
-        recompute_transient_bytes=rng.uniform(0, 2, 1),
-        capacity_bytes=rng.uniform(8, 60, 1),
-        in_flight=np.full((1, ranks), ranks + 0.5),
-        may_recompute=np.array([rng.random() < 0.8]),
-    )
-
-
 def blank_row(terms: StageTerms) -> LayoutBatch:
     """A tuple for the terms; what its codes mean doesn't matter."""
     columns = {name: np.ones(1, dtype=np.int64) for name in DEGREES}
@@ -68,7 +41,7 @@ def test_every_part_of_the_search_agrees_with_exact_stages(rule: StageRule, coun
     rng, blocks = np.random.default_rng(len(counts)), np.array(counts)
     for ranks in (2, 3):
         for _ in range(4):
-            terms = random_terms(rng, ranks, len(counts))
+            terms = folded_terms(rng, ranks, len(counts))
             found = solve_stages(terms, counts, rule)
             best = found.step_time_s if found else np.inf
             assert quick_bound(terms, blocks)[0] <= best * (1 + 1e-9)
@@ -92,7 +65,7 @@ def test_even_split_is_contiguous(ranks: int, counts: tuple[int, ...]) -> None:
     blocks = even_split(ranks, 2, counts, folded=True)
     assert blocks.sum(axis=0).tolist() == list(counts)
     assert np.ptp(blocks.sum(axis=1)) <= 1
-    terms = random_terms(rng, ranks, len(counts))
+    terms = folded_terms(rng, ranks, len(counts))
     roomy = StageTerms(
         **{name: getattr(terms, name) for name in terms.__slots__} | {"capacity_bytes": np.array([1e9])}
     )
@@ -105,7 +78,7 @@ def test_even_split_is_contiguous(ranks: int, counts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_chunks_are_cut_in_the_searched_order(ranks: int) -> None:
     """The last rank of a folded pipeline holds no end: its smaller chunk comes first, in the search and in stage lists."""
-    terms = random_terms(np.random.default_rng(0), ranks, 1)
+    terms = folded_terms(np.random.default_rng(0), ranks, 1)
     for totals in product(range(2, 6), repeat=ranks):
         sizes = chunks(np.array([totals]), terms).size
         assert balanced(FREE, sizes, terms.pp, terms.vp, terms.folded)[0]

@@ -265,7 +265,8 @@ def _check_exclusion(
         reason = f"not checked: it rests on the Python function {function}, which no plan holds"
         return Check(name=name, passed=False, reason=reason)
     reason = f"{found.tuples:,} tuples priced, {found.exactly:,} of them solved"
-    reason += f" ({found.demanded:,} with CP-SAT)" if found.demanded else ""
+    if found.exactly:
+        reason += f" ({found.programmed:,} by integer programs of its own, {found.demanded:,} with CP-SAT)"
     reason += f", {found.even:,} even layouts priced"
     if found.rows_at_sight:
         reason += (

@@ -1,9 +1,9 @@
 """Show that no tuple of a space has stages below a step time: at sight, or by solving its stages exactly.
 
-Every tuple is expanded and priced. ``verify.room`` excludes most of them; the stages of the others are enumerated, and
-those that enumeration does not decide, with a sample of the rest, are searched with CP-SAT. Independently of both, the
-even split of every tuple is priced, without recomputation and with all of it: an even layout below the step time refutes
-the claim, whatever the bounds say.
+Every tuple is expanded and priced. ``verify.room`` excludes most of them; the stages of the others are decided by integer
+programs of verify's own (``program``), which leave the last millionths of the step time to what the search has:
+enumeration and, where that decides nothing, CP-SAT. Independently of all of them, the even split of every tuple is priced,
+without recomputation and with all of it: an even layout below the step time refutes the claim, whatever the bounds say.
 
 On one core, 1.5 us per tuple beside the 3 us that its terms take, and about 2 ms for each solved tuple
 (303,384 tuples of a 405B dense model in 1.4 s, 7.1 million of a 671B mixture of experts in 36 s, 220 of them
@@ -16,7 +16,7 @@ expanded after all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,13 +25,14 @@ import numpy as np
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
-from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus, SolverLimits
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
 from layoutopt.optimizer.solve.search.space_size import CountedSpace
 from layoutopt.optimizer.solve.splits import chunks
+from layoutopt.optimizer.solve.verify.program import AS_FAST, Outcome, OwnPaths, look_for_faster
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_splits import own_split
 
@@ -83,8 +84,8 @@ class Witness:
 class Exclusion:
     """How the tuples were excluded, up to the first problem.
 
-    ``tuples`` were priced, of which ``at_sight`` lack room and ``exactly`` had their stages solved;
-    ``demanded`` of them were searched with CP-SAT, since enumeration does not decide them or as a sample;
+    ``tuples`` were priced, of which ``at_sight`` lack room and ``exactly`` had their stages solved: ``programmed`` of them
+    by verify's own programs, ``demanded`` with CP-SAT, since enumeration does not decide them;
     ``even`` even layouts were priced. ``rows_at_sight`` degree rows were excluded by their optimistic terms,
     of which ``rows_audited`` were expanded as well. ``witness`` or ``unsound`` (a term out of range) end it.
     """
@@ -92,6 +93,7 @@ class Exclusion:
     tuples: int = 0
     at_sight: int = 0
     exactly: int = 0
+    programmed: int = 0
     demanded: int = 0
     even: int = 0
     rows_at_sight: int = 0
@@ -131,7 +133,7 @@ def exclude_tuples(
     total = len(space.degrees)
     audited = np.zeros(total, dtype=bool)
     audited[_sample(space.tuples, audit_rows, seed)] = True
-    done, sum_ = 0, Exclusion()
+    done, sum_, known = 0, Exclusion(), _Known()
     for index in _row_chunks(space):
         rows = space.degrees.take(index)
         part = Exclusion()
@@ -140,7 +142,7 @@ def exclude_tuples(
             sample = audited[index] & ~left
             part = Exclusion(rows_at_sight=int((~left).sum()), rows_audited=int(sample.sum()))
             rows = rows.take(np.flatnonzero(left | sample))
-        sum_ = sum_.plus(part).plus(_exclude_rows(space, rows, below_s))
+        sum_ = sum_.plus(part).plus(_exclude_rows(space, rows, below_s, known))
         done += len(index)
         if progress:
             progress(done, total)
@@ -170,7 +172,7 @@ def _row_chunks(space: PricedSpace) -> Iterator[IntArray]:
         start = end
 
 
-def _exclude_rows(space: PricedSpace, rows: LayoutBatch, below_s: float) -> Exclusion:
+def _exclude_rows(space: PricedSpace, rows: LayoutBatch, below_s: float, known: _Known) -> Exclusion:
     """Expand degree rows in portions whose size follows from the tuples per row seen so far."""
     start, portion, sum_ = 0, 16, Exclusion()
     while start < len(rows) and sum_.holds:
@@ -179,7 +181,7 @@ def _exclude_rows(space: PricedSpace, rows: LayoutBatch, below_s: float) -> Excl
         room = CELLS // int(rows.pp.max())
         for first in range(0, len(batch), max(1, room)):
             piece = batch.take(np.arange(first, min(first + max(1, room), len(batch))))
-            sum_ = sum_.plus(_examine(space, piece, below_s))
+            sum_ = sum_.plus(_examine(space, piece, below_s, known))
             if not sum_.holds:
                 break
         start += len(part)
@@ -187,7 +189,7 @@ def _exclude_rows(space: PricedSpace, rows: LayoutBatch, below_s: float) -> Excl
     return sum_
 
 
-def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float) -> Exclusion:
+def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float, known: _Known) -> Exclusion:
     terms = space.terms(batch)
     unsound = unsound_terms(terms)
     if unsound:
@@ -199,30 +201,57 @@ def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float) -> Exclusio
         tuples=len(batch), at_sight=len(batch) - len(left), exactly=len(left), even=even, witness=witness
     )
     rows = left if space.demands.any else left[_distinct(terms.take(left))]
-    paths, searched = Paths(), 0
-    for number, row in enumerate(rows.tolist() if witness is None else ()):
+    for row in rows.tolist() if witness is None else ():
         one, layout = terms.take(np.array([row])), batch.take(np.array([row]))
-        enumerated = _nothing_faster(space, one, float(limit_s[row]), paths)
-        if enumerated and number % AUDITED:
-            continue
-        searched += 1
-        seconds = AUDIT_S if enumerated else np.inf
-        faster = _faster(space, layout, one, float(limit_s[row]), paths, seconds)
+        decided, faster = _decide(space, layout, one, float(limit_s[row]), known)
+        found = replace(found.plus(decided), witness=faster)
         if faster is not None:
-            return replace(found, witness=faster, demanded=searched)
-    return replace(found, demanded=searched)
+            break
+    return found
 
 
-_AS_FAST = 1e-12
+@dataclass(slots=True)
+class _Known:
+    """What carries over from tuple to tuple: paths found by verify itself and by the search's code, tuples decided."""
 
-AUDITED, AUDIT_S = 16, 1.0
-"""Of the tuples whose stages can be enumerated, every so many-th is searched with CP-SAT too, for so many seconds."""
+    own: OwnPaths = field(default_factory=OwnPaths)
+    paths: Paths = field(default_factory=Paths)
+    decided: int = 0
+
+
+ALWAYS, EVERY = 256, 8
+"""So many tuples that lack no room are given to verify's own programs, and every so many-th of those behind them."""
+
+
+def _decide(
+    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float, known: _Known
+) -> tuple[Exclusion, Witness | None]:
+    """Look for stages of one tuple below a step time; return what looked, and what it found."""
+    known.decided += 1
+    programmed = False
+    if known.decided <= ALWAYS or known.decided % EVERY == 0:
+        outcome, proposal = look_for_faster(terms, space.counts, space.rule, below_s, known.own)
+        programmed = outcome is not Outcome.OPEN
+        if proposal is not None:
+            witness = Witness(
+                layout=layout,
+                step_time_s=proposal.step_s,
+                blocks=proposal.blocks,
+                recomputed=proposal.recomputed,
+            )
+            if _meets_demands(space, terms, witness):
+                return Exclusion(programmed=1), witness
+            programmed = False
+    if _nothing_faster(space, terms, below_s, known.paths):
+        return Exclusion(programmed=int(programmed)), None
+    faster = _faster(space, layout, terms, below_s, known.paths)
+    return Exclusion(programmed=int(programmed), demanded=1), faster
 
 
 def _nothing_faster(space: PricedSpace, terms: StageTerms, below_s: float, paths: Paths) -> bool:
     """Whether enumerating a tuple's stages shows that none takes less than a step time."""
     # equally fast tuples are no contradiction: what differs by the rounding of sums counts as equal
-    found = fastest_stages(terms, space.counts, space.rule, paths, below_s, below_s * _AS_FAST)
+    found = fastest_stages(terms, space.counts, space.rule, paths, below_s, below_s * AS_FAST)
     return found.proven and found.blocks is None
 
 
@@ -248,11 +277,11 @@ def _meets_demands(space: PricedSpace, terms: StageTerms, witness: Witness) -> b
 
 
 def _faster(
-    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float, paths: Paths, seconds: float
+    space: PricedSpace, layout: LayoutBatch, terms: StageTerms, below_s: float, paths: Paths
 ) -> Witness | None:
     """Look for stages of one tuple below a step time that meet the question's demands."""
     data = tuple_slice(layout, terms, space.counts, space.rule, upper_s=below_s)
-    result = CpModel(data, demands=space.demands, paths=paths).solve(SolverLimits(time_limit_s=seconds))
+    result = CpModel(data, demands=space.demands, paths=paths).solve()
     if result.status is SliceStatus.NO_BETTER or result.blocks is None or result.recomputed is None:
         return None
     return Witness(

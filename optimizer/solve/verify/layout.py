@@ -159,7 +159,7 @@ def read_stages(
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
     rank = distinct_rank_of_entry(schedule, ranks, chunks)
     check_sizes(blocks.sum(axis=1)[order], rank[order], rule, folded=SCHEDULES[schedule].folded)
-    _check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
+    check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
     seat = seats(schedule, ranks, chunks)
     return blocks[seat], recomputed[seat]
 
@@ -237,9 +237,8 @@ def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bo
         raise Refuted(f"stages of {sizes.min()} to {sizes.max()} blocks are outside of the space: {words}")
 
 
-def _check_recomputed(
-    blocks: IntArray, recomputed: IntArray, how: Recomputation, may_recompute: bool
-) -> None:
+def check_recomputed(blocks: IntArray, recomputed: IntArray, how: Recomputation, may_recompute: bool) -> None:
+    """Raise ``Refuted`` where the recomputed blocks of stages (S, K) are none that the framework recomputes."""
     if not recomputed.any():
         return
     if not may_recompute:

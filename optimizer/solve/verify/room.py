@@ -135,19 +135,36 @@ def _before_s(
     return others + hops * (terms.hop_s * (terms.pp > 1))[:, None]
 
 
-def _has_room(terms: StageTerms, counts: IntArray, below: FloatArray) -> Mask:
-    kinds = np.flatnonzero(counts)
+def most_blocks(terms: StageTerms, counts: IntArray, below_s: FloatArray | float) -> IntArray:
+    """Return the most blocks of any kinds that each rank, (n, P), has room for in a step time."""
+    below = np.broadcast_to(below_s, terms.pp.shape)
+    *_, (_, _, most) = _rounds(terms, counts, np.flatnonzero(counts), below)
+    result: IntArray = np.clip(most, -1, counts.sum()).astype(np.int64)
+    return result
+
+
+def _rounds(
+    terms: StageTerms, counts: IntArray, kinds: IntArray, below: FloatArray
+) -> Iterator[tuple[_Room, Mask, FloatArray]]:
+    """Yield ranks' room, whether the model has place in it, and whole blocks per rank (n, P), round by round."""
     first = np.ones((len(terms), int(terms.pp.max())))
-    possible = np.ones(len(terms), dtype=bool)
     for _ in range(_ROUNDS):
         room = _room(terms, kinds, counts, below, first)
         fits, most = _has_place(terms, room, int(counts.sum()))
-        possible &= fits
+        yield room, fits, most
         if not (terms.vp > 1).any():
             break
         held = np.where(room.real, np.minimum(np.maximum(most, 0.0), counts.sum()), 0.0)
         least = counts.sum() - (held.sum(axis=1, keepdims=True) - held)
         first = np.floor(np.maximum(least, 0.0) / terms.vp[:, None])
+
+
+def _has_room(terms: StageTerms, counts: IntArray, below: FloatArray) -> Mask:
+    kinds = np.flatnonzero(counts)
+    possible = np.ones(len(terms), dtype=bool)
+    *_, (room, _, _) = rounds = list(_rounds(terms, counts, kinds, below))
+    for _, fits, _ in rounds:
+        possible &= fits
     for weight in _weights(room) if len(kinds) > 1 else ():
         most = np.full(room.real.shape, np.inf)
         for cost, budget in _limits(room):
