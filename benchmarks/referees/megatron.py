@@ -9,8 +9,6 @@ import json
 import re
 import subprocess
 import tarfile
-from collections import Counter
-from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,19 +29,6 @@ CLUSTER = "h100x256"
 ROOT = Path(__file__).parents[2]
 WRITERS = ROOT / "optimizer" / "interop" / "megatron"
 RECORDED = ROOT / "tests" / "data" / "referees" / "megatron_flags.json"
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """Launches of one release by both verdicts; ``false_valid`` must be empty."""
-
-    release: str
-    launches: int = 0
-    both_valid: int = 0
-    false_valid: list[str] = field(default_factory=list)
-    other_sizes: list[str] = field(default_factory=list)
-    not_judged: Counter[str] = field(default_factory=Counter)
-    stricter: Counter[str] = field(default_factory=Counter)
 
 
 def tree_of(checkout: Path, release: str, folder: Path) -> Path:
@@ -84,27 +69,6 @@ def record(checkout: Path, python: Path, folder: Path) -> None:
     rows = ",\n".join(f"    {json.dumps(flag)}: {json.dumps(releases)}" for flag, releases in flags.items())
     head = f'  "source": {json.dumps(origin)},\n  "releases": {json.dumps(list(ENGINES))},\n'
     RECORDED.write_text(f'{{\n{head}  "flags": {{\n{rows}\n  }}\n}}\n')
-
-
-def compare(release: str, launches: list[Launch], found: list[dict[str, Any]]) -> Tally:
-    """Count verdicts; name every launch that we call valid and Megatron-LM refuses or derives other sizes from."""
-    tally = Tally(release=release, launches=len(launches))
-    for launch, finding in zip(launches, found, strict=True):
-        error = finding["error"]
-        if error is not None and error.startswith("referee:"):
-            tally.not_judged[error] += 1
-        elif error is not None and not launch.broken:
-            tally.false_valid.append(error)
-        elif error is None and launch.broken:
-            tally.stricter.update(launch.broken[:1])
-        elif error is None:
-            tally.both_valid += 1
-            wanted = launch.derived()
-            other = {name: (finding["derived"][name], value) for name, value in wanted.items()
-                     if finding["derived"][name] != value}  # fmt: skip
-            if other:
-                tally.other_sizes.append(str(other))
-    return tally
 
 
 def referee(checkout: Path, python: Path, folder: Path, release: str, number: int, seed: int) -> Tally:

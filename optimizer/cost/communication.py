@@ -87,11 +87,11 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     backward one under the weight gradient. Where the framework does not launch the backward pass's collectives
     asynchronously, they are exposed, and the gathered input is at hand (autograd over PyTorch's DTensor).
     """
-    pairs = _pairs(comm, shape)
+    pairs = tp_pairs(comm, shape)
     if pairs == 0:
         return comm.nothing()
     keys, ctx = comm.keys, comm.compute
-    size = BF16_BYTES * keys.tokens * ctx.model.hidden
+    size = activation_bytes(comm)
     gather = comm.topology.all_gather_s(size, comm.groups.tp)
     scatter = comm.topology.reduce_scatter_s(size, comm.groups.tp)
     reduce = comm.topology.all_reduce_s(size, comm.groups.tp)
@@ -109,7 +109,12 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     )
 
 
-def _pairs(comm: CommContext, shape: LayerShape) -> int:
+def activation_bytes(comm: CommContext) -> FloatArray:
+    """Bytes of a micro-batch's hidden states, before tensor parallelism shards them."""
+    return BF16_BYTES * comm.keys.tokens * comm.compute.model.hidden
+
+
+def tp_pairs(comm: CommContext, shape: LayerShape) -> int:
     """Column/row-parallel pairs of a layer that live on the tensor-parallel group."""
     moe = comm.compute.model.moe
     shared = shape.mlp is Mlp.MOE and moe is not None and moe.shared_ffn > 0
@@ -139,10 +144,7 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     """Price dispatch and combine of a mixture-of-experts layer and what the framework hides of them."""
     if shape.mlp is not Mlp.MOE:
         return comm.nothing()
-    ctx = comm.compute
-    narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
-    width = NARROW_BYTES[Precision.FP8] if narrow else BF16_BYTES
-    dispatch, combine = _all_to_all(comm, width), _all_to_all(comm, BF16_BYTES)
+    dispatch, combine = (_all_to_all_s(comm, sent) for sent in all_to_all_bytes(comm))
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine
     hidden_f, hidden_b = _hidden_ep(comm, work, forward, backward)
@@ -150,30 +152,41 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     return Exposed(forward - hidden_f + inner, backward - hidden_b + inner, forward + inner, *alone)
 
 
-def _all_to_all(comm: CommContext, element_bytes: float) -> FloatArray:
-    """One all-to-all of routed tokens. Deduplicated dispatch sends a token once per NVLink domain it reaches."""
-    keys, model, group = comm.keys, comm.compute.model, comm.groups.ep
-    moe = model.moe
+def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+    """Bytes that a rank sends in one dispatch and in one combine, each copy of a token counted."""
+    ctx, moe = comm.compute, comm.compute.model.moe
     assert moe is not None
-    row = element_bytes * model.hidden * keys.local_tokens * imbalance(comm.compute)
+    narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
+    copies = ctx.model.hidden * comm.keys.local_tokens * imbalance(ctx) * moe.top_k
+    return (NARROW_BYTES[Precision.FP8] if narrow else BF16_BYTES) * copies, BF16_BYTES * copies
+
+
+def _all_to_all_s(comm: CommContext, sent: FloatArray) -> FloatArray:
+    """One all-to-all of routed tokens. Deduplicated dispatch sends a token once per NVLink domain it reaches."""
+    keys, group = comm.keys, comm.groups.ep
+    moe = comm.compute.model.moe
+    assert moe is not None
+    if not comm.compute.preset.dispatch_dedup:
+        return comm.topology.all_to_all_s(sent, group)
     near = group.members_within(comm.topology.nvlink_domain)
     domains = np.maximum(keys.ep / near, 1.0)
-    if not comm.compute.preset.dispatch_dedup:
-        return comm.topology.all_to_all_s(row * moe.top_k, group)
     reached = domains * (1 - (1 - 1 / domains) ** moe.top_k)
     if moe.node_limit is not None:
         reached = np.minimum(reached, moe.node_limit)
-    remote = row * reached * (1 - 1 / domains)
-    return comm.topology.all_to_all_split_s(row * moe.top_k * (1 - 1 / near), remote, group)
+    remote = sent / moe.top_k * reached * (1 - 1 / domains)
+    return comm.topology.all_to_all_split_s(sent * (1 - 1 / near), remote, group)
+
+
+def routed_bytes(comm: CommContext) -> FloatArray:
+    """Bytes of the routed rows that an expert-tensor group gathers before its experts and scatters after them."""
+    model = comm.compute.model
+    assert model.moe is not None
+    return BF16_BYTES * comm.keys.local_tokens * model.moe.top_k * comm.keys.etp * model.hidden
 
 
 def _expert_tensor_parallel(comm: CommContext) -> FloatArray:
     """Gather and scatter of routed rows over the expert-tensor group, exposed."""
-    model = comm.compute.model
-    assert model.moe is not None
-    rows = comm.keys.local_tokens * model.moe.top_k * comm.keys.etp
-    size = BF16_BYTES * rows * model.hidden
-    topology, group = comm.topology, comm.groups.etp
+    size, topology, group = routed_bytes(comm), comm.topology, comm.groups.etp
     return topology.all_gather_s(size, group) + topology.reduce_scatter_s(size, group)
 
 

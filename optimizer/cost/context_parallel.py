@@ -124,8 +124,7 @@ def _group(comm: CommContext, size: FloatArray, inside: FloatArray) -> GroupBatc
 
 def _ring_s(comm: CommContext, parts: Division, core: Work) -> tuple[FloatArray, FloatArray]:
     """Ring attention: each step's transfer of keys and values runs under that step's attention."""
-    keys = comm.keys
-    piece = BF16_BYTES * keys.tokens * head_widths(comm.compute, keys)[1]
+    piece = ring_bytes(comm)
     group = _group(comm, parts.ring, parts.heads)
     one, both = comm.topology.p2p_s(piece, group), comm.topology.p2p_s(2 * piece, group)
     steps = parts.ring - 1
@@ -135,24 +134,39 @@ def _ring_s(comm: CommContext, parts: Division, core: Work) -> tuple[FloatArray,
 
 def _gather_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
     """Gathered keys and values: one gather forward, a gather and a scatter backward, exposed."""
-    size = BF16_BYTES * comm.keys.tokens * comm.keys.cp * head_widths(comm.compute, comm.keys)[1]
+    size = ring_bytes(comm) * comm.keys.cp
     gather = comm.topology.all_gather_s(size, comm.groups.cp)
     return gather, gather + comm.topology.reduce_scatter_s(size, comm.groups.cp)
 
 
 def _exchange_s(comm: CommContext, parts: Division) -> tuple[FloatArray, FloatArray]:
     """Heads scattered over a group: all-to-all of Q, K, V and O each way, exposed."""
-    query, key_value = head_widths(comm.compute, comm.keys)
-    size = BF16_BYTES * comm.keys.tokens * (query + key_value)
+    size = exchanged_bytes(comm)
     one = comm.topology.all_to_all_s(size, _group(comm, parts.heads, np.ones_like(parts.heads)))
     return one, one
 
 
 def _mamba_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
     """A Mamba mixer scans whole sequences: its streams are exchanged for heads before the scan and back after it."""
+    one = comm.topology.all_to_all_s(mamba_bytes(comm), comm.groups.cp)
+    return one, one
+
+
+def ring_bytes(comm: CommContext) -> FloatArray:
+    """Bytes of a rank's own piece of keys and values."""
+    return BF16_BYTES * comm.keys.tokens * head_widths(comm.compute, comm.keys)[1]
+
+
+def exchanged_bytes(comm: CommContext) -> FloatArray:
+    """Bytes of queries, keys, values and outputs that a rank exchanges for heads."""
+    query, key_value = head_widths(comm.compute, comm.keys)
+    return BF16_BYTES * comm.keys.tokens * (query + key_value)
+
+
+def mamba_bytes(comm: CommContext) -> FloatArray:
+    """Bytes of a Mamba mixer's streams that a rank exchanges for heads."""
     mamba, keys = comm.compute.model.mamba, comm.keys
     assert mamba is not None
     inner = mamba.heads * mamba.head_dim
     streams = 3 * inner + 2 * mamba.groups * mamba.state + mamba.heads
-    one = comm.topology.all_to_all_s(BF16_BYTES * keys.tokens * streams / keys.tp, comm.groups.cp)
-    return one, one
+    return BF16_BYTES * keys.tokens * streams / keys.tp

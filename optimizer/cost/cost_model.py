@@ -169,10 +169,11 @@ class CostModel:
     def _parts(self, batch: LayoutBatch, order: str, units: Units, view: View) -> TermParts:
         """Price rows that share mesh order, schedule and precision."""
         groups = groups_of(order, batch)
-        dp = self._dp_context(batch, groups) if view.data_parallel else None
+        dp = self.dp_context(batch, groups) if view.data_parallel else None
         return self._assemble(batch, units, dp, groups, view)
 
-    def _dp_context(self, batch: LayoutBatch, groups: MeshGroups) -> DpContext:
+    def dp_context(self, batch: LayoutBatch, groups: MeshGroups) -> DpContext:
+        """Return what data-parallel traffic is priced with."""
         return DpContext(
             batch=batch,
             topology=self.topology,
@@ -208,7 +209,7 @@ class CostModel:
         order = order_of(batch, closest=False)
         groups, units = groups_of(order, batch), self._units(batch, order, EXACT)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
-        forward, backward = fsdp_s(self._dp_context(batch, groups), units, held)
+        forward, backward = fsdp_s(self.dp_context(batch, groups), units, held)
         if self.preset.offload_activations:
             down, up = self._host.block_s(*map(units.blocks_of, OFFLOADED))
             forward, backward = forward + down, backward + up
@@ -223,7 +224,7 @@ class CostModel:
         """Exposed seconds of one transfer between neighbouring stages."""
         if self.ideal:
             return np.zeros(len(batch))
-        return self.topology.p2p_s(self._boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
+        return self.topology.p2p_s(self.boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
 
     def compute_context(self, batch: LayoutBatch) -> ComputeContext:
         """Rates and switches at the precision and schedule of the batch's first row."""
@@ -252,7 +253,7 @@ class CostModel:
         columns += [getattr(batch, axis) for axis in inner_axes(order, self.model.is_moe)]
         first, inverse = distinct_rows(columns)
         rows = batch.take(first)
-        comm = self._comm(rows, order)
+        comm = self.comm_context(rows, order)
         members = recompute_members(batch.codebook.recomputes)
         blocks = [block_unit(comm, run, rows.recompute, members) for run in self.model.runs]
         mtp = None
@@ -265,7 +266,8 @@ class CostModel:
         head = head_unit(comm, passes=1 + self.model.mtp_layers)
         return Units(blocks=blocks, embedding=embedding_unit(comm), head=head, mtp=mtp, inverse=inverse)
 
-    def _comm(self, rows: LayoutBatch, order: str) -> CommContext:
+    def comm_context(self, rows: LayoutBatch, order: str) -> CommContext:
+        """Return what communication inside layers is priced with, of rows that share order, schedule and precision."""
         return CommContext(
             compute=self.compute_context(rows),
             keys=_keys(self.training, rows),
@@ -402,11 +404,11 @@ class CostModel:
             ),
             copies=copies,
             folded=schedule.folded,
-            boundary_bytes=self._boundary_bytes(batch),
+            boundary_bytes=self.boundary_bytes(batch),
             ideal=self.ideal,
         )
 
-    def _boundary_bytes(self, batch: LayoutBatch) -> FloatArray:
+    def boundary_bytes(self, batch: LayoutBatch) -> FloatArray:
         """Bytes of one stage boundary's tensor on a rank: its share where sequences are sharded or sends are."""
         tokens = batch.micro_batch * self.training.sequence_length / batch.cp
         shared = (batch.sp > 0) | self.preset.partitioned_sends
@@ -471,15 +473,19 @@ class CostModel:
         The ends of a tied embedding exchange all of it; ranks that hold the same stages exchange what is left after the
         data-parallel reduction: the shards, or all of it without sharding.
         """
-        schedule, zero = schedule_of(batch), np.zeros(len(batch))
+        zero = np.zeros(len(batch))
         if self.ideal:
             return zero
-        size = zero
+        return np.where(batch.pp > 1, self.topology.p2p_s(self.shared_bytes(batch, held), groups.pp), 0.0)
+
+    def shared_bytes(self, batch: LayoutBatch, held: RankParameters) -> FloatArray:
+        """Bytes of the gradients of weights that two ranks of a pipeline hold; ``held`` are a rank's blocks."""
+        schedule, size = schedule_of(batch), np.zeros(len(batch))
         if schedule.parameter_copies > 1:
             size = owned_parameters(batch, held)
         elif self.model.tied_embeddings and not schedule.folded:
-            size = zero + self.model.vocab * self.model.hidden / batch.tp
-        return np.where(batch.pp > 1, self.topology.p2p_s(self.preset.grad_bytes * size, groups.pp), 0.0)
+            size = size + self.model.vocab * self.model.hidden / batch.tp
+        return self.preset.grad_bytes * size
 
 
 def _scaled(parts: Times, factor: float) -> Times:

@@ -57,6 +57,16 @@ class DpContext:
         return self.groups.hsdp_inner(self.batch.hsdp_shard)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volumes:
+    """Bytes of a rank's parameters on the network, dense and expert ones: as gradients and as gathered weights."""
+
+    dense_grad: FloatArray
+    expert_grad: FloatArray
+    dense_weight: FloatArray
+    expert_weight: FloatArray
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Seconds of moving parameters once: reduce-scatter of gradients, all-gather of weights, all-reduce."""
@@ -66,28 +76,70 @@ class Traffic:
     all_reduce_s: FloatArray
 
 
-def traffic(ctx: DpContext, held: RankParameters, end: RankParameters | None = None) -> Traffic:
-    """Price one pass over the parameters a rank holds: dense ones on their group, experts on theirs.
-
-    Of them, ``end`` belong to the model's end, which stays in 16 bits.
-    """
+def volumes(ctx: DpContext, held: RankParameters, end: RankParameters | None = None) -> Volumes:
+    """Bytes of one pass over the parameters a rank holds; of them, ``end`` belong to the model's end, in 16 bits."""
     grad, weight = ctx.preset.grad_comm_bytes, ctx.weight_bytes
-    top, shard, edp = ctx.topology, ctx.shard_group(), ctx.groups.edp
-    scatter = top.reduce_scatter_s(grad * held.dense, shard)
     gathered = weight * held.dense
     if end is not None:
         gathered = gathered + (ctx.preset.weight_bytes - weight) * end.dense
-    gather = top.all_gather_s(gathered, shard)
-    reduce = top.all_reduce_s(grad * held.dense, ctx.groups.dp_cp)
+    return Volumes(
+        dense_grad=grad * held.dense,
+        expert_grad=grad * held.expert,
+        dense_weight=gathered,
+        expert_weight=weight * held.expert,
+    )
+
+
+def traffic(ctx: DpContext, held: RankParameters, end: RankParameters | None = None) -> Traffic:
+    """Price one pass over the parameters a rank holds (``volumes``): dense ones on their group, experts on theirs."""
+    moved, top, shard, edp = volumes(ctx, held, end), ctx.topology, ctx.shard_group(), ctx.groups.edp
+    scatter = top.reduce_scatter_s(moved.dense_grad, shard)
+    gather = top.all_gather_s(moved.dense_weight, shard)
+    reduce = top.all_reduce_s(moved.dense_grad, ctx.groups.dp_cp)
     if held.expert.any():
-        scatter = scatter + top.reduce_scatter_s(grad * held.expert, edp)
-        gather = gather + top.all_gather_s(weight * held.expert, edp)
-        reduce = reduce + top.all_reduce_s(grad * held.expert, edp)
+        scatter = scatter + top.reduce_scatter_s(moved.expert_grad, edp)
+        gather = gather + top.all_gather_s(moved.expert_weight, edp)
+        reduce = reduce + top.all_reduce_s(moved.expert_grad, edp)
     return Traffic(scatter, gather, reduce)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """How often per step a rank's parameters pass each collective, arrays (n,); ``replicas``: all-reduce of shards."""
+
+    all_reduce: FloatArray
+    reduce_scatter: FloatArray
+    all_gather: FloatArray
+    replicas: FloatArray
+
+
+def passes(ctx: DpContext) -> Passes:
+    """Count the passes of a step under every row's ZeRO stage; under ZeRO-3 those of a block (``fsdp_layer_s``).
+
+    What autograd's hooks start runs in every micro-batch, unless a trainer or a pipeline schedule holds it back to the
+    last one (pytorch/pytorch torch/distributed/pipelining/stage.py, ``perform_reduce_grad``).
+    """
+    batch, preset, zero = ctx.batch, ctx.preset, ctx.batch.zero
+    one, none = np.ones(len(batch)), np.zeros(len(batch))
+    m = batch.micro_batches.astype(np.float64)
+    held_back = preset.holds_back_traffic | ((batch.pp > 1) & preset.keep_gathered_with_pp)
+    hooked = np.where(held_back, one, m)
+    streams = (zero == 3) & ~keeps_gathered(preset, batch)
+    reduced = np.where(streams | (zero == 2), m if preset.reduce_each_micro_batch else one, one)
+    whole = (zero == 0) | ((zero == 1) & preset.zero1_all_reduce)
+    bare = (zero == 2) & (
+        preset.master_bytes == 0
+    )  # the sharded weights are gathered as often as gradients are reduced
+    return Passes(
+        all_reduce=np.where(whole, np.where(zero == 0, hooked, one), none),
+        reduce_scatter=np.where(whole, none, np.where(bare, hooked, reduced)),
+        all_gather=np.where(zero == 0, none, np.where(streams, 2 * m, np.where(bare, hooked, one))),
+        replicas=np.where(zero > 0, hooked, none),
+    )
+
+
 def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
-    """All-reduce of gradient shards between HSDP replicas, once per step."""
+    """All-reduce of gradient shards between HSDP replicas."""
     inner = ctx.shard_group().size
     return ctx.topology.all_reduce_s(
         ctx.preset.grad_comm_bytes * held.dense / inner, ctx.groups.hsdp_outer(ctx.batch.hsdp_shard)
@@ -144,15 +196,12 @@ def step_exposed_s(
     reduce = exposed_once_s(ctx, whole.all_reduce_s, backward_s, buckets, preset.dp_overlap)
     gather = exposed_once_s(ctx, whole.all_gather_s, forward_s, buckets, preset.param_overlap)
     replicas = exposed_once_s(ctx, replica_reduce_s(ctx, held), backward_s, buckets, preset.dp_overlap)
-    repeats = batch.micro_batches if preset.reduce_each_micro_batch else 1
+    count = passes(ctx)
     late = 0.0 if preset.reduce_each_micro_batch else scatter
     streaming = (0.0 if ctx.ideal else one.all_gather_s + one.reduce_scatter_s) + late
-    by_stage = np.select(
-        [batch.zero == 0, batch.zero == 1, (batch.zero == 2) & (preset.master_bytes > 0)],
-        [reduce, (reduce if preset.zero1_all_reduce else scatter) + gather, scatter * repeats + gather],
-        default=np.where(keeps_gathered(preset, batch) | (batch.zero == 2), scatter + gather, streaming),
-    )
-    return by_stage + np.where(batch.zero > 0, replicas, 0.0)
+    streams = (batch.zero == 3) & ~keeps_gathered(preset, batch)
+    moved = count.all_reduce * reduce + count.reduce_scatter * scatter + count.all_gather * gather
+    return np.where(streams, streaming, moved) + count.replicas * replicas
 
 
 def covering_micro_batches(batch: LayoutBatch) -> FloatArray:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.communication import activation_bytes
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import linear, moved, norm_work
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.layer_units import BlockUnit
 
     FloatArray = NDArray[np.float64]
+
+
+LOSS_SUMS, LOSS_BYTES = 3, 4.0
+"""All-reduces of a cross-entropy over a split vocabulary (maximum, the target's logit, sum of exponentials), in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ def embedding_unit(comm: CommContext) -> EndUnit:
 
 def _boundary_s(comm: CommContext) -> FloatArray:
     """Scatter (or all-reduce) of the embedding output forward and the gather of its gradient; same at the head."""
-    size = BF16_BYTES * comm.keys.tokens * comm.compute.model.hidden
+    size = activation_bytes(comm)
     if comm.compute.rates.ideal:
         return np.zeros_like(size)
     topology, group = comm.topology, comm.groups.tp
@@ -93,7 +98,11 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
     loss = moved(ctx, keys.tokens * rows * per_logit / 2, keys.tokens * rows * per_logit / 2)
     work = logits + loss + norm_work(ctx, keys)
-    reductions = 0.0 if ctx.rates.ideal else 3 * comm.topology.all_reduce_s(4.0 * keys.tokens, comm.groups.tp)
+    reductions = (
+        0.0
+        if ctx.rates.ideal
+        else LOSS_SUMS * comm.topology.all_reduce_s(LOSS_BYTES * keys.tokens, comm.groups.tp)
+    )
     parts = {
         Component.FORWARD: passes * work.forward_s,
         Component.BACKWARD: passes * (work.dgrad_s + work.wgrad_s),

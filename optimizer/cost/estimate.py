@@ -145,7 +145,7 @@ def _rank_parts(parts: TermParts, blocks: IntArray, recomputed: IntArray) -> dic
     return ranks
 
 
-def _distinct_ranks(distinct: int, pp: int) -> list[int]:
+def distinct_ranks(distinct: int, pp: int) -> list[int]:
     """Return which distinct rank each of ``pp`` ranks is: in a pipeline fed from both ends, s and pp - 1 - s are one."""
     return [rank if rank < distinct else pp - 1 - rank for rank in range(pp)]
 
@@ -154,7 +154,7 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
     """Memory of every rank by component; ranks that hold the same stages look alike."""
     last = len(blocks) - 1
     stages = []
-    for place, rank in enumerate(_distinct_ranks(len(blocks), int(parts.batch.pp[0]))):
+    for place, rank in enumerate(distinct_ranks(len(blocks), int(parts.batch.pp[0]))):
         components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
         components["logits"] = 0.0
         for at, ends in ((0, parts.first_states), (last, parts.last_states)):
@@ -211,7 +211,7 @@ def _rates(
         hfu=(causal + again) * tokens_per_s / peak,
         memory=memory,
         rank_time_s=tuple(
-            float(rank_time[rank]) for rank in _distinct_ranks(len(rank_time), len(memory.stages))
+            float(rank_time[rank]) for rank in distinct_ranks(len(rank_time), len(memory.stages))
         ),
     )
 

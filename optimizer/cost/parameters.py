@@ -124,7 +124,7 @@ def moe_parameters(model: ModelSpec) -> Parameters:
 
 def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     """Count one layer with its norms."""
-    total = Parameters(replicated=norm_width(model) * model.hidden * _norms(model, shape))
+    total = Parameters(replicated=norm_width(model) * model.hidden * norms_of(model, shape))
     if shape.mixer is Mixer.ATTENTION:
         total += attention_parameters(model)
     elif shape.mixer is Mixer.MAMBA:
@@ -136,7 +136,7 @@ def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     return total
 
 
-def _norms(model: ModelSpec, shape: LayerShape) -> int:
+def norms_of(model: ModelSpec, shape: LayerShape) -> int:
     """Norm vectors of a layer: half of them belong to its mixer and half to its MLP, one that both share counts once."""
     parts = (shape.mixer is not Mixer.NONE) + (shape.mlp is not Mlp.NONE)
     return min(parts, 1) if model.layer_norms == 1 else parts * model.layer_norms // 2

@@ -69,6 +69,8 @@ class FrameworkPreset:
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
     master copy, and what blocks keep for the backward pass live in host memory.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
+    ``holds_back_traffic``: whole gradients, HSDP replicas and ZeRO-2 without master weights are reduced in the last
+    micro-batch alone (``no_sync``).
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
     ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
@@ -118,6 +120,7 @@ class FrameworkPreset:
     ep_overlap: EpOverlap
     cp_comm: CpComm
     reduce_each_micro_batch: bool
+    holds_back_traffic: bool
     keep_gathered_with_pp: bool
     zero1_all_reduce: bool
     dispatch_fp8: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.collectives import collectives
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.quantities import RunFacts
@@ -94,6 +95,7 @@ def judge_layout(
         reasons=reasons,
         broken=broken,
         estimate=priced,
+        collectives=collectives(prices, whole),
         warnings=(*date_remarks(framework.record, software), *(str(rule) for rule in advice)),
     )
 

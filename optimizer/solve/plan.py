@@ -13,6 +13,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.collectives import Collective
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate, Status
     from layoutopt.optimizer.solve.search.demands import Constrain
@@ -130,11 +131,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The verdict on a given layout: valid or not and why, its price, and whether it fits."""
+    """The verdict on a given layout: valid or not and why, its price, its traffic, and whether it fits."""
 
     layout: Layout
     verdict: Verdict
     reasons: tuple[str, ...]
     broken: tuple[BrokenRule, ...]
     estimate: Estimate | None
+    collectives: tuple[Collective, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -56,12 +56,12 @@ class Launch:
     def derived(self) -> dict[str, Any]:
         """What the trainer has to derive from the launch."""
         layout = self.layout
-        return {
-            "dp": layout.dp,
-            "vp": layout.vp,
-            "micro_batches": layout.micro_batches,
+        same = ("tp", "cp", "pp", "ep", "dp", "vp", "zero", "micro_batch", "micro_batches")
+        return {name: getattr(layout, name) for name in same} | {
+            "world": layout.gpus,
             "global_batch": layout.dp * layout.micro_batch * layout.micro_batches,
             "layers": [stage.layers for stage in layout.stages],
+            "reshard": layout.zero == 3,
         }
 
 
@@ -80,7 +80,7 @@ def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: Clust
         target = make_target(layout, workload, cluster, trainer.framework.value, version=trainer.release)
         ctx = context_of(target.layout, workload, cluster, trainer.framework, trainer.release)
         job = written(target)
-    except InputError:
+    except (InputError, LookupError):  # a broken layout may want words that the format lacks
         return None
     broken = tuple(fault.reason.rule for fault in find_faults(target.layout, ctx))
     return Launch(layout=target.layout, job=job, broken=broken)

@@ -49,7 +49,8 @@ def command(
     """Price a layout of MODEL on CLUSTER and judge whether it can be launched and fits.
 
     The verdict is fits, borderline (95 to 100% of usable memory), does_not_fit or invalid, with every reason. With --from
-    a launch file says what is trained in which layout: layoutopt evaluate --from train.sh --cluster h100-256.
+    a launch file says what is trained in which layout: layoutopt evaluate --from train.sh --cluster h100-256. With --json
+    the collectives of a rank of every pipeline stage are counted: axis, kind, ranks, calls in a step and bytes of one.
     """
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.report.commands.inputs import named, read_job

@@ -1,0 +1,64 @@
+"""Collectives of a step: what torch's own APIs call in tiny jobs on this machine, against what we count for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checks.counted import JOBS, counted
+
+if TYPE_CHECKING:
+    from checks.counted import Calls, Job
+
+INSIDE = Path(__file__).parent / "inside" / "torch_job.py"
+RECORDED = Path(__file__).parents[2] / "tests" / "data" / "referees" / "collectives.json"
+
+
+def called(python: Path, one: Job) -> list[dict[str, Any]]:
+    """What the ranks of a job called."""
+    done = subprocess.run([str(python), str(INSIDE)], input=json.dumps(one), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no word"])[-1])
+    ranks: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return ranks
+
+
+def by_stage(one: Job, ranks: list[dict[str, Any]]) -> list[Calls]:
+    """One list of calls for every pipeline rank, if all its ranks called the same."""
+    stages: list[list[Calls]] = [[] for _ in range(one["pp"])]
+    for rank in ranks:
+        stages[rank["rank"] * one["pp"] // one["world"]].append(calls_of(rank["calls"]))
+    if any(calls != same[0] for same in stages for calls in same):
+        raise RuntimeError(f"ranks of one stage call different collectives: {one}")
+    return [same[0] for same in stages]
+
+
+def calls_of(calls: list[dict[str, Any]]) -> Calls:
+    """Rows as ours: both parts of the data-parallel mesh are dp."""
+    named = {"shard": "dp", "replicas": "dp"}
+    rows = [[named.get(c["axis"], c["axis"]), c["kind"], c["ranks"], c["bytes"], c["count"]] for c in calls]
+    return sorted(row for row in rows if row[2] > 1)
+
+
+def referee(python: Path, *, record: bool) -> int:
+    """Print every job's verdict; return the number of those that differ."""
+    wrong, rows = 0, []
+    for one in JOBS:
+        theirs, ours = by_stage(one, called(python, one)), counted(one)
+        degrees = {
+            name: one[name] for name in ("backend", "tp", "pp", "vp", "dp", "shard", "zero", "schedule")
+        }
+        print(
+            f"{'exact' if theirs == ours else 'OTHER'}  {len(sum(theirs, [])):3} rows  {degrees}", flush=True
+        )
+        if theirs != ours:
+            wrong += 1
+            for stage, (left, right) in enumerate(zip(theirs, ours, strict=True)):
+                print(f"  stage {stage} theirs: {[row for row in left if row not in right]}")
+                print(f"  stage {stage} ours:   {[row for row in right if row not in left]}")
+        rows.append({"job": one, "calls": theirs})
+    if record:
+        RECORDED.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    return wrong

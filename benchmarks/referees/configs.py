@@ -1,0 +1,86 @@
+"""Frameworks that are started from files: their own classes read what we export."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checks.agreement import Trainer
+from checks.launches import builtin_launches, random_launches
+
+from benchmarks.referees.verdicts import Tally, compare
+from layoutopt.optimizer.ask.load import load_cluster
+from layoutopt.optimizer.frameworks.registry import Framework
+
+if TYPE_CHECKING:
+    from checks.launches import Launch
+
+CLUSTER = "h100x256"
+INSIDE = Path(__file__).parent / "inside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Referee:
+    """A framework's release, and what reads its files: a script and reader in an environment, perhaps of a checkout."""
+
+    framework: Framework
+    release: str
+    environment: str
+    reader: str
+    script: str = "config_files.py"
+    checkout: str | None = None
+    commit: str = ""
+    folder: str = ""
+
+    @property
+    def trainer(self) -> Trainer:
+        """The exporter's side."""
+        return Trainer(framework=self.framework, release=self.release, kind="", file="")
+
+
+REFEREES = (
+    Referee(framework=Framework.ACCELERATE, release="1.15", environment="accelerate", reader="accelerate"),
+    Referee(framework=Framework.DEEPSPEED, release="0.19.8", environment="deepspeed", reader="deepspeed"),
+    Referee(
+        framework=Framework.NANOTRON,
+        release="2026-04",
+        environment="nanotron",
+        reader="nanotron",
+        checkout="nanotron",
+        commit="HEAD",
+        folder="src",
+    ),
+)
+
+
+def findings(
+    referee: Referee, python: Path, tree: Path | None, launches: list[Launch]
+) -> list[dict[str, Any]]:
+    """What the framework says to each launch."""
+    asked = [
+        json.dumps({"files": one.job.files, "world": one.layout.gpus, "layout": one.derived()})
+        for one in launches
+    ]
+    command = [str(python), str(INSIDE / referee.script), referee.reader]
+    command += [str(tree / referee.folder)] if tree else []
+    done = subprocess.run(command, input="\n".join(asked), capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"error"')]
+    if done.returncode or len(lines) != len(launches):
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return [
+            {"error": f"referee: {referee.reader} does not load: {last}", "derived": {}} for _ in launches
+        ]
+    return lines
+
+
+def judged(referee: Referee, python: Path, tree: Path | None, number: int, seed: int) -> Tally:
+    """Judge random launches and the built-in models."""
+    cluster, trainer = load_cluster(CLUSTER), referee.trainer
+    launches = [
+        *random_launches(trainer, number, seed, cluster),
+        *builtin_launches(trainer, number, seed, cluster),
+    ]
+    return compare(str(trainer), launches, findings(referee, python, tree, launches))

@@ -1,0 +1,119 @@
+"""Tiny training jobs whose collectives torch's own APIs call, beside those that we count for the same layouts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from layoutopt.optimizer.ask.load import load_cluster
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.solve.judge import judge_layout
+from layoutopt.optimizer.specs.layout import Layout, VirtualStage
+from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run, TrainingSpec
+from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+from layoutopt.optimizer.specs.workload import Workload
+
+Job = dict[str, Any]
+Calls = list[list[Any]]
+"""Rows of axis, kind, members, bytes and count, sorted."""
+
+SIZES = {"hidden": 64, "heads": 8, "kv_heads": 4, "ffn": 128, "vocab": 256, "sequence": 48}
+OPEN = {
+    "tp": 1,
+    "pp": 1,
+    "dp": 1,
+    "vp": 1,
+    "zero": 3,
+    "micro_batch": 1,
+    "micro_batches": 2,
+    "schedule": "none",
+}
+
+
+def job(**own: Any) -> Job:
+    """A job; what is open is 1, ZeRO-3 over all data-parallel ranks, two micro-batches."""
+    made = {"backend": "gloo", **SIZES, **OPEN, **own}
+    made.setdefault("shard", made["dp"] if made["zero"] else 1)
+    made.setdefault("layers", [1] * made["pp"] * made["vp"] if made["pp"] > 1 else [3])
+    made["world"] = made["tp"] * made["pp"] * made["dp"]
+    return made
+
+
+JOBS = (
+    job(dp=2, micro_batches=1),
+    job(dp=4, micro_batches=3),
+    job(dp=4, zero=2, micro_batches=3),
+    job(dp=4, shard=2, micro_batches=3),
+    job(dp=4, shard=2, zero=2),
+    job(dp=4, zero=0),
+    job(tp=2, dp=2),
+    job(tp=2, dp=2, zero=2, micro_batch=2),
+    job(tp=2, dp=4, shard=2),
+    job(tp=4, dp=2, micro_batches=1),
+    job(pp=2, dp=2, schedule="gpipe", layers=[2, 1]),
+    job(pp=2, dp=2, schedule="1f1b", micro_batches=4, layers=[1, 2]),
+    job(pp=4, dp=2, schedule="1f1b", micro_batches=6, zero=2),
+    job(pp=2, dp=4, shard=2, schedule="1f1b", micro_batches=4),
+    job(pp=2, vp=2, dp=2, schedule="interleaved", micro_batches=4),
+    job(pp=2, vp=2, dp=2, schedule="interleaved", micro_batches=4, zero=0),
+    job(tp=2, pp=2, dp=2, schedule="1f1b", micro_batches=4, layers=[2, 1]),
+    job(tp=2, pp=2, vp=2, dp=2, schedule="interleaved", micro_batches=4, zero=2),
+    job(pp=2, vp=2, dp=2, schedule="zb-v", micro_batches=4),
+    job(backend="fake", tp=8, dp=8, hidden=256, heads=16, kv_heads=8, ffn=512),
+    job(backend="fake", tp=2, dp=16, shard=4, micro_batches=2),
+    job(backend="fake", pp=8, dp=8, schedule="1f1b", micro_batches=8),
+    job(backend="fake", pp=4, vp=2, dp=4, schedule="interleaved", micro_batches=8, zero=0),
+)
+"""Layouts of the process job and, too large for it, of the fake back-end."""
+
+
+def workload_of(one: Job) -> Workload:
+    """The job's model and batch."""
+    layer = LayerShape(ffn=one["ffn"])
+    model = ModelSpec(
+        name="tiny",
+        hidden=one["hidden"],
+        heads=one["heads"],
+        kv_heads=one["kv_heads"],
+        head_dim=one["hidden"] // one["heads"],
+        vocab=one["vocab"],
+        runs=(Run(name="dense", block=(layer,), count=sum(one["layers"])),),
+    )
+    batch = one["dp"] * one["micro_batch"] * one["micro_batches"]
+    training = TrainingSpec(sequence_length=one["sequence"], global_batch=batch, precision=Precision.BF16)
+    return Workload(model=model, training=training)
+
+
+def layout_of(one: Job) -> Layout:
+    """The job's layout."""
+    pp, vp = one["pp"], one["vp"]
+    last = pp if one["schedule"] == "zb-v" else pp * vp - 1
+    stages = [
+        VirtualStage(
+            rank=entry % pp, chunk=entry // pp, layers=layers, embedding=entry == 0, head=entry == last
+        )
+        for entry, layers in enumerate(one["layers"])
+    ]
+    return Layout(
+        tp=one["tp"],
+        sp=one["tp"] > 1,
+        pp=pp,
+        vp=vp,
+        dp=one["dp"],
+        zero=one["zero"],
+        hsdp_shard=one["shard"] if 1 < one["shard"] < one["dp"] else None,
+        micro_batch=one["micro_batch"],
+        micro_batches=one["micro_batches"],
+        schedule=Schedule(one["schedule"]),
+        stages=tuple(stages),
+    )
+
+
+def counted(one: Job) -> list[Calls]:
+    """What we count for every pipeline rank of a job, as torchtitan would train it."""
+    cluster = load_cluster(f"h100x{max(one['world'], 8)}")
+    judged = judge_layout(workload_of(one), cluster, layout_of(one), framework=Framework.TORCHTITAN)
+    found: list[Counter[tuple[str, str, int, int]]] = [Counter() for _ in range(one["pp"])]
+    for call in judged.collectives:
+        found[call.stage][(call.axis, call.kind, call.ranks, call.bytes)] += call.count
+    return [sorted([*key, count] for key, count in calls.items()) for calls in found]

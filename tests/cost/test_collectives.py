@@ -1,0 +1,134 @@
+"""Collectives are counted as torch calls them, and their prices add up to the step's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from checks.counted import counted
+
+from layoutopt.optimizer.ask.load import load_cluster, load_layout, load_model
+from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.collectives import Collective, collectives
+from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.placement import groups_of, order_of
+from layoutopt.optimizer.frameworks.preset import EpOverlap, FrameworkPreset, load_preset
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.vocabulary import CpComm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.specs.layout import Layout
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "referees" / "collectives.json").read_text())
+"""Calls of torch's own APIs in tiny jobs (``benchmarks/referees``, ``--record``)."""
+
+
+@pytest.mark.parametrize("row", RECORDED, ids=lambda row: "-".join(map(str, row["job"].values())))
+def test_bytes_and_counts_are_those_of_torch(row: dict[str, Any]) -> None:
+    """Every rank of jobs with tensor, pipeline, data parallelism, FSDP and HSDP."""
+    assert counted(row["job"]) == row["calls"]
+
+
+def test_enough_layouts_are_recorded() -> None:
+    """Of the process job and of the fake back-end."""
+    backends = [row["job"]["backend"] for row in RECORDED]
+    assert backends.count("gloo") >= 12 and backends.count("fake") >= 4
+
+
+def bare(**switches: Any) -> FrameworkPreset:
+    """Megatron's preset, but nothing hides traffic."""
+    hidden = {"tp_async_backward": False, "dp_overlap": False, "param_overlap": False, "tp_overlap": False}
+    return replace(load_preset(Framework.MEGATRON), ep_overlap=EpOverlap.NONE, **{**hidden, **switches})
+
+
+def priced(model: str, text: str, preset: FrameworkPreset) -> tuple[CostModel, Layout]:
+    """A cost model and a layout on 64 GPUs."""
+    workload, cluster = load_model(model).value, load_cluster("h100x64")
+    workload = replace(workload, training=replace(workload.training, global_batch=256, sequence_length=4096))
+    cost = build_cost_model(workload.model, workload.training, cluster, preset=preset)
+    return cost, load_layout(text).complete(workload, cluster)
+
+
+def seconds(
+    cost: CostModel, layout: Layout, axes: tuple[str, ...], wanted: Callable[[Collective], bool]
+) -> float:
+    """Price of the counted calls of rank 0 along some axes."""
+    batch = batch_of_one(layout)
+    groups = groups_of(order_of(batch, closest=False), batch)
+    top, total = cost.topology, 0.0
+    by_axis = {name: getattr(groups, name) for name in ("tp", "cp", "ep", "etp", "edp", "pp")}
+    for call in collectives(cost, layout):
+        if call.stage == 0 and call.axis in axes and wanted(call):
+            whole = (
+                groups.dp_cp
+                if call.ranks == int(groups.dp_cp.size[0])
+                else groups.hsdp_inner(batch.hsdp_shard)
+            )
+            if call.axis == "dp" and call.ranks not in (int(whole.size[0]),):
+                whole = groups.hsdp_outer(batch.hsdp_shard)
+            price = getattr(top, f"{call.kind}_s")
+            total += call.count * float(price(call.bytes, by_axis.get(call.axis, whole))[0])
+    return total
+
+
+def everything(_: Collective) -> bool:
+    """All calls."""
+    return True
+
+
+CASES = [
+    ("llama3-8b", "tp=4", {}, ("tp",), Component.TP),
+    ("llama3-8b", "tp=4,sp=false", {}, ("tp",), Component.TP),
+    ("llama3-8b", "tp=2,cp=4", {"cp_comm": CpComm.ALL_GATHER}, ("cp",), Component.CP),
+    ("llama3-8b", "tp=2,cp=4", {"cp_comm": CpComm.A2A}, ("cp",), Component.CP),
+    ("mixtral-8x7b", "tp=2,ep=8", {}, ("ep", "etp"), Component.EP),
+    ("mixtral-8x7b", "tp=2,ep=4,etp=2", {}, ("ep", "etp"), Component.EP),
+    ("llama3-8b", "tp=2,zero=0", {}, ("dp", "edp"), Component.DP),
+    ("llama3-8b", "tp=2,zero=1", {}, ("dp", "edp"), Component.DP),
+    ("llama3-8b", "tp=2,zero=2", {}, ("dp", "edp"), Component.DP),
+    ("mixtral-8x7b", "tp=2,ep=8,zero=1", {}, ("dp", "edp"), Component.DP),
+    ("llama3-8b", "tp=2,zero=1,hsdp_shard=8", {}, ("dp", "edp"), Component.DP),
+    ("llama3-8b", "tp=2,zero=2", {"master_bytes": 0, "holds_back_traffic": False}, ("dp",), Component.DP),
+]
+
+
+@pytest.mark.parametrize(("model", "text", "switches", "axes", "component"), CASES)
+def test_counted_calls_add_up_to_the_price(
+    model: str, text: str, switches: dict[str, Any], axes: tuple[str, ...], component: Component
+) -> None:
+    """Where nothing hides traffic, a component is the sum of its calls' prices.
+
+    A block's parameters move in one call here and a stage's in one price: latencies of the others are all that differs.
+    """
+    cost, layout = priced(model, text, bare(**switches))
+    tokens = 4.0 * layout.micro_batch * cost.training.sequence_length / layout.cp
+
+    def has_price(call: Collective) -> bool:
+        """All but the sums of replicated weights' gradients."""
+        return not (layout.sp and (call.axis, call.kind) == ("tp", "all_reduce") and call.bytes != tokens)
+
+    found = seconds(cost, layout, axes, has_price)
+    wanted = estimate(cost, layout).breakdown_s[component]
+    if component is Component.DP:
+        calls = sum(c.count for c in collectives(cost, layout) if c.axis in axes)
+        assert wanted <= found * (1 + 1e-9) and found - wanted <= calls * 2e-3
+        return
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_fsdp_streams_blocks_as_priced() -> None:
+    """Under ZeRO-3 a block is gathered forward and backward and reduced in every micro-batch."""
+    cost, layout = priced("llama3-8b", "zero=3", bare())
+    calls = [c for c in collectives(cost, layout) if c.axis == "dp" and c.count % cost.model.layers == 0]
+    found = seconds(cost, layout, ("dp",), lambda call: call in calls)
+    assert found == pytest.approx(estimate(cost, layout).breakdown_s[Component.FSDP], rel=1e-6)
+    assert np.unique([c.kind for c in calls]).tolist() == ["all_gather", "reduce_scatter"]
