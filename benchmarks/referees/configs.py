@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checks.agreement import Trainer
-from checks.launches import builtin_launches, random_launches
+from checks.launches import BUILTIN_MODELS, builtin_launches, random_launches
 
 from benchmarks.referees.verdicts import Tally, compare
 from layoutopt.optimizer.ask.load import load_cluster
@@ -24,7 +24,10 @@ INSIDE = Path(__file__).parent / "inside"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Referee:
-    """A framework's release, and what reads its files: a script and reader in an environment, perhaps of a checkout."""
+    """A framework's release, and what reads its files: a script and reader in an environment, perhaps of a checkout.
+
+    ``models``: built-in ones that it has a configuration of, where it trains no others.
+    """
 
     framework: Framework
     release: str
@@ -34,6 +37,7 @@ class Referee:
     checkout: str | None = None
     commit: str = ""
     folder: str = ""
+    models: tuple[str, ...] = ()
 
     @property
     def trainer(self) -> Trainer:
@@ -41,6 +45,8 @@ class Referee:
         return Trainer(framework=self.framework, release=self.release, kind="", file="")
 
 
+REGISTERED = ("llama3-8b", "llama3-70b", "deepseek-v3", "gpt-oss-120b")
+"""Built-in models that torchtitan's registry names (torchtitan/models/*/config_registry.py)."""
 REFEREES = (
     Referee(framework=Framework.ACCELERATE, release="1.15", environment="accelerate", reader="accelerate"),
     Referee(framework=Framework.DEEPSPEED, release="0.19.8", environment="deepspeed", reader="deepspeed"),
@@ -52,6 +58,16 @@ REFEREES = (
         checkout="nanotron",
         commit="HEAD",
         folder="src",
+    ),
+    Referee(
+        framework=Framework.TORCHTITAN,
+        release="era C",
+        environment="torchtitan",
+        reader="torchtitan",
+        script="torchtitan_configs.py",
+        checkout="torchtitan",
+        commit="HEAD",
+        models=REGISTERED,
     ),
 )
 
@@ -80,7 +96,7 @@ def judged(referee: Referee, python: Path, tree: Path | None, number: int, seed:
     """Judge random launches and the built-in models."""
     cluster, trainer = load_cluster(CLUSTER), referee.trainer
     launches = [
-        *random_launches(trainer, number, seed, cluster),
-        *builtin_launches(trainer, number, seed, cluster),
+        *([] if referee.models else random_launches(trainer, number, seed, cluster)),
+        *builtin_launches(trainer, number, seed, cluster, referee.models or tuple(BUILTIN_MODELS)),
     ]
     return compare(str(trainer), launches, findings(referee, python, tree, launches))

@@ -1,19 +1,25 @@
-"""An environment for each referee, outside the repository: made from its requirements, kept between runs."""
+"""An environment for each referee, outside the repository: made from its requirements, kept between runs.
+
+All of them stand on one that holds torch, which is large; what a framework pins beside it meets no other framework's pins.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import venv
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
+BASE = "torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The interpreter of an environment, or why there is none."""
+    """The interpreter of an environment, or why there is none; its size without the one it stands on."""
 
     python: Path | None
     reason: str = ""
@@ -22,11 +28,18 @@ class Environment:
 
 def environment(name: str, folder: Path) -> Environment:
     """Make the environment of ``requirements/NAME.txt``, or say in a line what could not be had."""
+    below = environment(BASE, folder) if name != BASE else None
+    if below is not None and below.python is None:
+        return below
     place = folder / f"environment-{name}"
     python, done = place / "bin" / "python", place / "installed"
     if not done.exists():
         print(f"{name}: installing requirements/{name}.txt", file=sys.stderr, flush=True)
         venv.create(place, with_pip=True)
+        if below is not None:
+            own = next(place.glob("lib/python*/site-packages"))
+            packages = next((folder / f"environment-{BASE}").glob("lib/python*/site-packages"))
+            (own / "base.pth").write_text(f"{packages}\n")
         command = [str(python), "-m", "pip", "install", "-q", "-r", str(REQUIREMENTS / f"{name}.txt")]
         tried = subprocess.run(command, capture_output=True, text=True)
         if tried.returncode:
@@ -35,3 +48,14 @@ def environment(name: str, folder: Path) -> Environment:
         done.touch()
     size_bytes = sum(path.lstat().st_size for path in place.rglob("*") if path.is_file())
     return Environment(python=python, size_bytes=size_bytes)
+
+
+def tree_of(checkout: Path, commit: str, part: str, folder: Path) -> Path:
+    """The sources of a commit or tag, out of a checkout or a bare repository; ``part`` is what is read of them."""
+    place = folder / f"tree-{checkout.resolve().parent.name}-{checkout.name}-{commit}".replace("/", "-")
+    if not place.exists():
+        command = ["git", "-C", str(checkout), "archive", commit, part]
+        archive = subprocess.run(command, check=True, capture_output=True).stdout
+        with tarfile.open(fileobj=BytesIO(archive)) as tar:
+            tar.extractall(place, filter="data")
+    return place

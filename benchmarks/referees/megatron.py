@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tarfile
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from checks.agreement import Trainer
 from checks.launches import Launch, builtin_launches, random_launches
 
+from benchmarks.referees.environments import tree_of
+from benchmarks.referees.verdicts import Tally, compare
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.loading import load_cluster
 
@@ -29,17 +29,6 @@ CLUSTER = "h100x256"
 ROOT = Path(__file__).parents[2]
 WRITERS = ROOT / "optimizer" / "interop" / "megatron"
 RECORDED = ROOT / "tests" / "data" / "referees" / "megatron_flags.json"
-
-
-def tree_of(checkout: Path, release: str, folder: Path) -> Path:
-    """The sources of a tag, out of a checkout or a bare repository."""
-    place = folder / f"megatron-{release}"
-    if not place.exists():
-        command = ["git", "-C", str(checkout), "archive", f"core_v{release}.0", "megatron"]
-        archive = subprocess.run(command, check=True, capture_output=True).stdout
-        with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extractall(place, filter="data")
-    return place
 
 
 def findings(python: Path, tree: Path, release: str, launches: list[Launch]) -> list[dict[str, Any]]:
@@ -59,7 +48,8 @@ def record(checkout: Path, python: Path, folder: Path) -> None:
     """Write the releases that know each flag which the exporter can write, for the ordinary tests."""
     known: dict[str, set[str]] = {}
     for release, engine in ENGINES.items():
-        command = [str(python), str(INSIDE), str(tree_of(checkout, release, folder)), engine, "--flags"]
+        tree = tree_of(checkout, f"core_v{release}.0", "megatron", folder)
+        command = [str(python), str(INSIDE), str(tree), engine, "--flags"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         known[release] = set(json.loads(done.stdout.splitlines()[-1]))
     sources = "".join(path.read_text() for path in WRITERS.glob("write*.py"))
@@ -81,4 +71,5 @@ def referee(checkout: Path, python: Path, folder: Path, release: str, number: in
         *random_launches(trainer, number, seed, cluster),
         *builtin_launches(trainer, number, seed, cluster),
     ]
-    return compare(release, launches, findings(python, tree_of(checkout, release, folder), release, launches))
+    tree = tree_of(checkout, f"core_v{release}.0", "megatron", folder)
+    return compare(release, launches, findings(python, tree, release, launches))

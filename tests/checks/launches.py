@@ -11,17 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from checks.agreement import Trainer, random_layout, workload_of
+from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.estimate import distinct_ranks
+from layoutopt.optimizer.cost.parameters import block_parameters
+from layoutopt.optimizer.cost.pipeline import schedule_of
+from layoutopt.optimizer.cost.stage_counts import cuts_blocks, rank_blocks
+from layoutopt.optimizer.cost.stage_parameters import end_parameters
+from layoutopt.optimizer.cost.states import on_rank
+from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.interop.launch.target import Target, context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
 from layoutopt.optimizer.space.check import find_faults
 from layoutopt.optimizer.space.repair import nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.loading import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.interop.records import ExportedJob
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
@@ -36,6 +46,7 @@ class Launch:
     layout: Layout
     job: ExportedJob
     broken: tuple[str, ...]
+    parameters: tuple[int, ...]
 
     @property
     def words(self) -> list[str]:
@@ -62,6 +73,7 @@ class Launch:
             "global_batch": layout.dp * layout.micro_batch * layout.micro_batches,
             "layers": [stage.layers for stage in layout.stages],
             "reshard": layout.zero == 3,
+            "parameters": [self.parameters[place] for place in (0, layout.pp // 2, -1) if self.parameters],
         }
 
 
@@ -83,13 +95,43 @@ def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: Clust
     except (InputError, LookupError):  # a broken layout may want words that the format lacks
         return None
     broken = tuple(fault.reason.rule for fault in find_faults(target.layout, ctx))
-    return Launch(layout=target.layout, job=job, broken=broken)
+    held = rank_parameters(target.layout, target.model, load_preset(trainer.framework, trainer.release))
+    return Launch(layout=target.layout, job=job, broken=broken, parameters=held)
 
 
-def builtin_launches(trainer: Trainer, number: int, seed: int, cluster: ClusterSpec) -> Iterator[Launch]:
+def rank_parameters(layout: Layout, model: ModelSpec, preset: FrameworkPreset) -> tuple[int, ...]:
+    """Parameters that every pipeline rank holds before their state is sharded; none where stages don't hold the model."""
+    try:
+        cut = by_layer(model) if cuts_blocks(layout, model) else model
+        blocks = rank_blocks(layout, cut)[0]
+    except InputError:
+        return ()
+    batch = batch_of_one(layout)
+    schedule = schedule_of(batch)
+    held = [on_rank(cut, block_parameters(cut, run), batch) for run in cut.runs]
+    each = [
+        sum(n * float(one.dense[0] + one.expert[0]) for n, one in zip(row, held, strict=True))
+        for row in blocks
+    ]
+    first, last = (
+        float((end.dense + end.expert)[0])
+        for end in end_parameters(cut, preset, batch, folded=schedule.folded)
+    )
+    each[0] += first
+    each[0 if schedule.folded else -1] += last
+    return tuple(round(each[rank]) for rank in distinct_ranks(len(each), layout.pp))
+
+
+def builtin_launches(
+    trainer: Trainer,
+    number: int,
+    seed: int,
+    cluster: ClusterSpec,
+    names: tuple[str, ...] = tuple(BUILTIN_MODELS),
+) -> Iterator[Launch]:
     """Every built-in model with random degrees on the framework's own split, moved to the nearest launchable layout."""
     rng = np.random.default_rng(seed)
-    models = [load_workload(name).model for name in BUILTIN_MODELS]
+    models = [load_workload(name).model for name in names]
     for place in range(number):
         layout = replace(random_layout(rng)[0], stages=(), recompute=Recompute())
         model = models[place % len(models)]

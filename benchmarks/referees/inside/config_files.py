@@ -2,7 +2,8 @@
 
 python config_files.py FRAMEWORK [TREE] < launches.jsonl > findings.jsonl
 
-A launch is ``{"files": {name: text}, "world": N, "gpus_per_node": N}``; a finding ``{"error": text or null, "derived": {...}}``.
+A launch is ``{"files": {name: text}, "world": N, "layout": {...}}``, a finding
+``{"error": text or null, "derived": {...}}``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def accelerate(launch: dict[str, Any], folder: Path) -> dict[str, Any]:
     load_config_from_file(str(file))
     parser = launch_command_parser()
     args = parser.parse_args(["--config_file", str(file), "train.py"])
-    args, config, _ = _validate_launch_command(args)
+    args, _, _ = _validate_launch_command(args)
     launching.is_fp8_available = lambda: True  # Transformer Engine would be there
     made = launching.prepare_multi_gpu_env(args)
     kept = dict(os.environ)
@@ -173,8 +174,8 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: Any) -> Any:
         """Return a module that has every name."""
-        module = mock.MagicMock(spec=None)
-        module.__spec__, module.__path__, module.__name__ = spec, [], spec.name
+        module = mock.MagicMock()
+        module.__spec__, module.__path__, module.__name__, module.__version__ = spec, [], spec.name, "9.9.9"
         return module
 
     def exec_module(self, module: Any) -> None:
