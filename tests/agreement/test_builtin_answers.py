@@ -29,7 +29,7 @@ def faults(trainer: Trainer, name: str, sizes: tuple[int, ...]) -> list[str]:
     return [found.fault for found in map(answer, asked) if found.fault]
 
 
-@pytest.mark.parametrize(("place", "trainer"), enumerate(EXPORTERS), ids=str)
+@pytest.mark.parametrize(("place", "trainer"), list(enumerate(EXPORTERS)), ids=str)
 def test_answers_hold_for_every_exporter(place: int, trainer: Trainer) -> None:
     """One model for each; all of them below."""
     assert faults(trainer, BUILTIN_MODELS[5 * place % len(BUILTIN_MODELS)], SIZES[1:2]) == []

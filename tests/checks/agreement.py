@@ -300,8 +300,12 @@ def _model_fault(found: ModelSpec | None, model: ModelSpec) -> str:
     """Compare all that decides a price; names are not written."""
     if found is None:
         return "import reads no model"
-    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "gated", "tied_embeddings", "qkv_bias", "moe",
-                 "mla", "mtp_layers"):  # fmt: skip
+    if (found.qkv_bias or found.attention_bias) != (
+        model.qkv_bias or model.attention_bias
+    ):  # all biases include these
+        return f"import reads qkv_bias {found.qkv_bias}, not {model.qkv_bias}"
+    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "gated", "tied_embeddings", "moe", "mla",
+                 "mtp_layers"):  # fmt: skip
         if getattr(found, name) != getattr(model, name):
             return f"import reads {name} {getattr(found, name)}, not {getattr(model, name)}"
     shapes, wanted = ([s for run in m.runs for s in run.block * run.count] for m in (found, model))
