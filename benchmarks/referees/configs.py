@@ -26,7 +26,8 @@ INSIDE = Path(__file__).parent / "inside"
 class Referee:
     """A framework's release, and what reads its files: a script and reader in an environment, perhaps of a checkout.
 
-    ``models``: built-in ones that it has a configuration of, where it trains no others.
+    ``part`` is what of a checkout's ``commit`` is read, ``path`` where its packages are. ``models``: built-in
+    ones that it has a configuration of, where it trains no others.
     """
 
     framework: Framework
@@ -36,7 +37,8 @@ class Referee:
     script: str = "config_files.py"
     checkout: str | None = None
     commit: str = ""
-    folder: str = ""
+    part: str = "."
+    path: str = ""
     models: tuple[str, ...] = ()
 
     @property
@@ -57,7 +59,8 @@ REFEREES = (
         reader="nanotron",
         checkout="nanotron",
         commit="HEAD",
-        folder="src",
+        part="src",
+        path="src",
     ),
     Referee(
         framework=Framework.TORCHTITAN,
@@ -67,6 +70,7 @@ REFEREES = (
         script="torchtitan_configs.py",
         checkout="torchtitan",
         commit="HEAD",
+        part="torchtitan",
         models=REGISTERED,
     ),
 )
@@ -81,7 +85,7 @@ def findings(
         for one in launches
     ]
     command = [str(python), str(INSIDE / referee.script), referee.reader]
-    command += [str(tree / referee.folder)] if tree else []
+    command += [str(tree / referee.path)] if tree else []
     done = subprocess.run(command, input="\n".join(asked), capture_output=True, text=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"error"')]
     if done.returncode or len(lines) != len(launches):

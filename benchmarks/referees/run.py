@@ -1,9 +1,10 @@
-"""Does what we call valid start, by the trainers' own code? Random layouts against each validator, without a GPU.
+"""Does what we call valid start, by the trainers' own code? Does it call what we count? Without a GPU.
 
-python benchmarks/referees/run.py --megatron PATH [--layouts 100] [--seed 7] [--record] [--folder FOLDER]
+python benchmarks/referees/run.py [--megatron PATH] [--torchtitan PATH] [--nanotron PATH] [--layouts 100] [--seed 7]
+    [--only NAME ...] [--record] [--folder FOLDER]
 
-PATH is a checkout (or a bare repository) of Megatron-LM with its tags. The environment is made in FOLDER, by default
-``layoutopt-referees`` under the system's temporary folder, and kept. What cannot be had is skipped with a line.
+A PATH is a checkout (or a bare repository) of the trainer; of Megatron-LM with its tags. Environments are made in FOLDER, by
+default ``layoutopt-referees`` under the system's temporary folder, and kept. What cannot be had is skipped with a line.
 """
 
 from __future__ import annotations
@@ -13,66 +14,110 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import megatron  # noqa: E402
-from benchmarks.referees.environments import environment  # noqa: E402
+from benchmarks.referees import collectives, configs, megatron  # noqa: E402
+from benchmarks.referees.environments import environment, tree_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.referees.verdicts import Tally
+
+HEAD = "release  launches  both valid  ours valid, theirs not  other sizes  theirs valid, ours not  not judged  seconds"
 
 
-def table(checkout: Path, python: Path, folder: Path, layouts: int, seed: int) -> list[megatron.Tally]:
-    """Judge every release and print its row."""
-    print(
-        "release  launches  both valid  ours valid, theirs not  other sizes  theirs valid, ours not  seconds"
-    )
+def judged(judge: Callable[[], Tally]) -> Tally:
+    """Judge a release and print its row, and why verdicts differ."""
+    start = time.perf_counter()
+    tally = judge()
+    sizes = (tally.launches, tally.both_valid, len(tally.false_valid), len(tally.other_sizes))
+    rest = (tally.stricter.total(), tally.not_judged.total(), round(time.perf_counter() - start))
+    print(f"{tally.release:22}", *(f"{count:6}" for count in (*sizes, *rest)), flush=True)
+    for text in tally.false_valid:
+        print(f"  valid here, refused there: {text}")
+    for text in tally.other_sizes:
+        print(f"  other sizes (theirs, ours): {text}")
+    for text, count in tally.not_judged.items():
+        print(f"  not judged, {count}: {text}")
+    if tally.stricter:
+        rules = ", ".join(f"{rule} {count}" for rule, count in tally.stricter.most_common())
+        print(f"  valid there, refused here by: {rules}")
+    return tally
+
+
+def had(name: str, folder: Path) -> Path | None:
+    """The interpreter of an environment; a line where there is none."""
+    made = environment(name, folder)
+    if made.python is None:
+        print(f"{name}: skipped, {made.reason}")
+    else:
+        print(f"environment {name}: {made.size_bytes / 1e9:.2f} GB")
+    return made.python
+
+
+def of_megatron(asked: argparse.Namespace) -> list[Tally]:
+    """Megatron-LM's releases."""
+    if asked.megatron is None:
+        print("Megatron-LM: skipped, its parser is in no package: give a checkout with --megatron PATH")
+        return []
+    python = had("torch", asked.folder)
+    if python is None:
+        return []
+    if asked.record:
+        megatron.record(asked.megatron, python, asked.folder)
+    options = (asked.megatron, python, asked.folder)
+    return [
+        judged(lambda release=release: megatron.referee(*options, release, asked.layouts, asked.seed))  # type: ignore[misc]
+        for release in megatron.ENGINES
+    ]
+
+
+def of_configs(asked: argparse.Namespace) -> list[Tally]:
+    """Frameworks that are started from files."""
     tallies = []
-    for release in megatron.ENGINES:
-        start = time.perf_counter()
-        tally = megatron.referee(checkout, python, folder, release, layouts, seed)
-        spent_s = time.perf_counter() - start
-        columns = (tally.launches, tally.both_valid, len(tally.false_valid), len(tally.other_sizes))
-        row = "{:8}  {:10}  {:22}  {:11}".format(*columns)
-        print(f"{release:7}  {row}  {tally.stricter.total():22}  {spent_s:7.0f}", flush=True)
-        tallies.append(tally)
+    for one in configs.REFEREES:
+        checkout = getattr(asked, one.checkout) if one.checkout else None
+        if asked.only and one.reader not in asked.only:
+            continue
+        if one.checkout and checkout is None:
+            print(f"{one.trainer}: skipped, it is read from a checkout: give one with --{one.checkout} PATH")
+            continue
+        python = had(one.environment, asked.folder)
+        if python is not None:
+            tree = tree_of(checkout, one.commit, one.part, asked.folder) if checkout else None
+            judge = (one, python, tree, asked.layouts, asked.seed)
+            tallies.append(judged(lambda judge=judge: configs.judged(*judge)))  # type: ignore[misc]
     return tallies
 
 
-def details(tally: megatron.Tally) -> list[str]:
-    """Why verdicts differ."""
-    lines = [f"{tally.release}: valid here, refused there: {text}" for text in tally.false_valid]
-    lines += [f"{tally.release}: other sizes (theirs, ours): {text}" for text in tally.other_sizes]
-    lines += [f"{tally.release}: not judged, {count}: {text}" for text, count in tally.not_judged.items()]
-    rules = ", ".join(f"{rule} {count}" for rule, count in tally.stricter.most_common())
-    return [*lines, f"{tally.release}: valid there, refused here by: {rules or 'none'}"]
-
-
 def main() -> int:
-    """Print the table; return 1 if a launch that we call valid is refused, comes to other sizes, or is not judged."""
+    """Print the tables; return 1 if a valid launch is refused, comes to other sizes, or calls other collectives."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megatron", type=Path)
+    for name in ("megatron", "torchtitan", "nanotron"):
+        parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--record", action="store_true", help="write tests/data/referees/megatron_flags.json")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="megatron, collectives or a reader of configs.py"
+    )
+    parser.add_argument("--record", action="store_true", help="write tests/data/referees")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "layoutopt-referees")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.megatron is None:
-        print("Megatron-LM: skipped, its parser is in no package: give a checkout with --megatron PATH")
-        return 0
-    made = environment("megatron", asked.folder)
-    if made.python is None:
-        print(f"Megatron-LM: skipped, {made.reason}")
-        return 0
-    print(f"environment: {made.size_bytes / 1e9:.1f} GB")
-    if asked.record:
-        megatron.record(asked.megatron, made.python, asked.folder)
-    tallies = table(asked.megatron, made.python, asked.folder, asked.layouts, asked.seed)
-    for tally in tallies:
-        print("\n".join(details(tally)))
-    return 1 if any(tally.false_valid or tally.other_sizes or tally.not_judged for tally in tallies) else 0
+    print(HEAD)
+    tallies = of_megatron(asked) if not asked.only or "megatron" in asked.only else []
+    tallies += of_configs(asked)
+    wrong = sum(len(tally.false_valid) + len(tally.other_sizes) for tally in tallies)
+    if not asked.only or "collectives" in asked.only:
+        python = had("torch", asked.folder)
+        wrong += collectives.referee(python, record=asked.record) if python is not None else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

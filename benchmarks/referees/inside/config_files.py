@@ -99,7 +99,7 @@ def deepspeed(launch: dict[str, Any], folder: Path) -> dict[str, Any]:
 
         def get_data_parallel_world_size(self) -> int:
             """Ranks that share the batch."""
-            return ranks
+            return int(ranks)
 
         def get_data_parallel_rank(self) -> int:
             """This one."""

@@ -18,7 +18,7 @@ import sys
 import warnings
 from typing import Any
 
-from config_files import where
+from config_files import where  # type: ignore[import-not-found]  # beside this script where it runs
 
 
 def configuration(text: str) -> Any:
