@@ -67,6 +67,12 @@ def oldest() -> list[str]:
     return [re.sub(r"\s*>=\s*([\d.]+)", r"==\1", text) for text in project["dependencies"]]
 
 
+def works(python: str) -> bool:
+    """Whether an interpreter starts: a shim may stand for one that is not installed."""
+    found = shutil.which(python)
+    return bool(found) and subprocess.run([str(found), "-c", ""], capture_output=True).returncode == 0
+
+
 def try_out(python: str, wheel: Path, folder: Path, pins: list[str]) -> str:
     """Install a wheel in a fresh environment and ask it something; say with which versions."""
     venv = folder / "venv"
@@ -87,7 +93,9 @@ def main() -> int:
     """Build, compare, install, ask."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-install", action="store_true", help="only build and compare the wheels")
-    install = not parser.parse_args().no_install
+    parser.add_argument("--python", action="append", help="interpreters to try; default those on the path")
+    given = parser.parse_args()
+    install, pythons = not given.no_install, given.python or [f"python{version}" for version in PYTHONS]
     with tempfile.TemporaryDirectory() as text:
         work = Path(text)
         for name in ("tree", "zip", "out", "out-zip", "out-sdist", "sdist", "try"):
@@ -105,10 +113,9 @@ def main() -> int:
             failed += not same
             print(f"wheel of the {name}: {len(names_in(built))} files{'' if same else ', which differ'}")
         if install:
-            for version in PYTHONS:
-                python = shutil.which(f"python{version}")
-                said = try_out(python, wheel, work / "try", []) if python else "not on this machine"
-                print(f"Python {version}: {said}", flush=True)
+            for python in pythons:
+                said = try_out(python, wheel, work / "try", []) if works(python) else "not on this machine"
+                print(f"{Path(python).name}: {said}", flush=True)
             print(f"oldest dependencies: {try_out(sys.executable, wheel, work / 'try', oldest())}")
     return int(failed > 0)
 

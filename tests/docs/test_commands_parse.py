@@ -12,7 +12,10 @@ import pytest
 from layoutopt.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"})]
+PAGES = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md",
+    *sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "cli.md"}),
+]  # fmt: skip
 BLOCK = re.compile(r"^```\w*\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 
 

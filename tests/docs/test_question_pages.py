@@ -1,4 +1,4 @@
-"""Every command in the pages of docs/questions runs, in order, with the files that the page shows."""
+"""Every command of the tutorial, of frequent questions and of docs/questions runs, with the files that the page shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "questions").glob("*.md"))
+QUESTIONS = sorted((ROOT / "docs" / "questions").glob("*.md"))
+PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "faq.md", *QUESTIONS]
 BLOCK = re.compile(
     r"(?:<!-- (?P<kind>file|exit):? (?P<what>[^ ]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)\n```",
     re.DOTALL,

@@ -8,8 +8,11 @@ from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.report.tables.header import header_table
 from layoutopt.optimizer.report.tables.honesty import claim_words
 from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.report.tables.short import memory_words
+from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.specs.units import DAY_S, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -26,7 +29,9 @@ GOODPUT_COLUMNS = ("GPUs", "interrupted every", "save every", "goodput")
 
 def training_tables(plan: TrainingPlan) -> RenderableType:
     """Show the run: headline, phases with layout, recipe and what to watch, budget, failures."""
-    parts: list[RenderableType] = [_headline(plan)]
+    question = question_from_plain(plan.phases[0].plan.inputs)
+    asked = header_table(question.workload, question.cluster, question.options.framework.value)
+    parts: list[RenderableType] = [_headline(plan), asked]
     for phase in plan.phases:
         parts.extend(_phase(phase, alone=len(plan.phases) == 1))
     if len(plan.phases) > 1:
@@ -37,7 +42,9 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
 
 def _headline(plan: TrainingPlan) -> Text:
     line = Text()
-    line.append(f"{plan.expected_days:,.1f} days", style="bold")
+    line.append(f"{plan.expected_days:,.3g} days", style="bold")
+    runs = plan.faults.simulated_with_error
+    line.append(f" (80% interval {runs.p10_s / DAY_S:,.3g} to {runs.p90_s / DAY_S:,.3g})" if runs else "")
     line.append(
         f" expected with failures for {format_count(plan.budget.tokens)} tokens of {plan.model} on {plan.cluster}"
     )
@@ -52,7 +59,8 @@ def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
     head = [
         ("batch", f"{training.global_batch:,} x {training.sequence_length:,} tokens"),
         ("layout", layout_text(phase.layout)),
-        ("step", f"{estimate.step_time_s:.5g} s, {phase.plan.status.value}"),
+        ("step", f"{format_seconds(estimate.step_time_s)}, {phase.plan.status.value}"),
+        ("memory", memory_words(estimate.memory)),
         ("MFU", f"{estimate.mfu_causal:.1%} causal, {estimate.mfu_full:.1%} full attention"),
     ]
     return [
