@@ -62,9 +62,9 @@ def names_in(wheel: Path) -> set[str]:
 
 
 def oldest() -> list[str]:
-    """Return every runtime dependency at its lower bound."""
+    """Return every runtime dependency at the release of its lower bound."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return [re.sub(r"\s*>=\s*([\d.]+)", r"==\1", text) for text in project["dependencies"]]
+    return [re.sub(r"\s*>=\s*([\d.]+)", r"==\1.*", text) for text in project["dependencies"]]
 
 
 def works(python: str) -> bool:

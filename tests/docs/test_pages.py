@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -12,6 +13,9 @@ from click.testing import CliRunner
 
 from layoutopt.cli import main
 from layoutopt.optimizer.specs.loading import json_schema, load_cluster, load_layout, load_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -62,11 +66,13 @@ def test_files_shown_can_be_read(tmp_path: Path) -> None:
         elif kind is not None:
             load_cluster(path)
         assert page.exists()
+    loaders: dict[str, Callable[[Path], object]] = {
+        "model": load_workload,
+        "cluster": load_cluster,
+        "layout": load_layout,
+    }
     for path in sorted((DOCS / "examples").glob("*.yaml")):
-        load = {"model": load_workload, "cluster": load_cluster, "layout": load_layout}[
-            path.stem.split("-")[0]
-        ]
-        assert load(path)
+        loaders[path.stem.split("-")[0]](path)
 
 
 def test_nearly_every_key_has_an_example_in_a_whole_file() -> None:
