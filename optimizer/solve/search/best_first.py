@@ -279,6 +279,13 @@ class BestFirst:
             return False
         return late
 
+    def _out_of_time(self) -> bool:
+        """Whether what runs has to end."""
+        if self._should_stop is not None and self._should_stop():
+            return True
+        enough = bool(self._best_of) or not self._overtime_steps
+        return enough and time.perf_counter() > self._deadline
+
     def _tuples_of(self, rows: IntArray) -> int:
         """Count the tuples of degree rows."""
         return int(self.source.tuples[rows].sum())
@@ -355,7 +362,7 @@ class BestFirst:
         start, size = 0, FIRST_CHOICES
         while start < len(partial.bound) and partial.bound[start] < self._wanted_s() and not self._stopped():
             chosen = partial.take(np.arange(start, min(start + size, len(partial.bound))))
-            start, size = start + size, CHOICES
+            start, size = start + size, min(size * GROWTH, CHOICES)
             self._push_tuples(chosen)
             self._left_bound_s = float(partial.bound[start]) if start < len(partial.bound) else np.inf
             self._solve_waiting(max(len(partial.bound) - start, 0))
@@ -387,6 +394,9 @@ class BestFirst:
         batch, owner = last.expand(partial.batch)
         weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial.weight))[owner]
         for piece in _pieces(batch.pp):
+            if self._out_of_time():  # what is not looked at is bounded as it was
+                self._left_open_s = min(self._left_open_s, float(partial.bound.min()))
+                return
             self._push(batch.take(piece), weight[piece], last)
 
     def _push(self, batch: LayoutBatch, weight: IntArray, last: Refinement) -> None:
@@ -462,7 +472,7 @@ class BestFirst:
         if key in self._settled:
             return None, True
         near, decided = self._enumerated(item, None, upper_s, AT_FIRST)
-        if not decided:
+        if not (decided or self._out_of_time()):
             upper_s = near.step_time_s if near is not None else upper_s
             near = self._constructed(item, upper_s) or near
             upper_s = near.step_time_s if near is not None else upper_s
@@ -518,7 +528,9 @@ class BestFirst:
         Tell whether there are any below ``upper_s``.
         """
         near, decided = self._tried(item, upper_s)
-        if decided:
+        if decided or self._out_of_time():
+            if not decided:
+                heapq.heappush(self._heap, item)
             return near is not None
         upper_s = near.step_time_s if near is not None else upper_s
         counts, rule = self.source.counts, self.source.rule
@@ -554,7 +566,7 @@ class BestFirst:
             reached=near is not None or self._best_s() <= upper_s,
             demands=self._stage_demands(item),
             accept=lambda held, again, step: self._meets(item, held, again, step),
-            most_states=most_states, beam=beam,
+            most_states=most_states, beam=beam, stopped=self._out_of_time,
         )  # fmt: skip
         if found.blocks is None or found.recomputed is None:
             return near, found.proven

@@ -65,6 +65,11 @@ class Enumerated:
     recomputed: IntArray | None = None
 
 
+def never() -> bool:
+    """Stop nothing."""
+    return False
+
+
 def fastest_stages(
     terms: StageTerms,
     counts: IntArray,
@@ -78,6 +83,7 @@ def fastest_stages(
     accept: Accept | None = None,
     most_states: int = MOST_STATES,
     beam: bool = False,
+    stopped: Callable[[], bool] = never,
 ) -> Enumerated:
     """Look for the fastest stages of a tuple (a batch of one) below ``below_s`` seconds, to within ``rounding_s``.
 
@@ -85,7 +91,7 @@ def fastest_stages(
     ``reached`` tells whether a layout with that step time is known, so that one as fast is not looked for.
     ``demands`` are those of the question that are sums over ranks.
     With more than ``most_states`` partial choices at once it is given up, or, as a ``beam``, only the likeliest are kept
-    and the first that is accepted is the answer, without a proof.
+    and the first that is accepted is the answer, without a proof. ``stopped`` is asked now and then whether to give up.
     """
     ranks = _ranks(terms, counts, rule, below_s)
     if ranks is None:
@@ -96,7 +102,7 @@ def fastest_stages(
     def padded(held: IntArray, again: IntArray, step_s: float) -> bool:
         return accept is None or accept(np.pad(held, room), np.pad(again, room), step_s)
 
-    search = _Search(ranks, paths, rounding_s, below_s, reached, padded, most_states)
+    search = _Search(ranks, paths, rounding_s, below_s, reached, padded, most_states, stopped)
     proven = search.run_beam() if beam else search.run()
     return Enumerated(proven=proven, step_s=search.best_s, blocks=search.blocks, recomputed=search.recomputed)
 
@@ -121,7 +127,9 @@ class _Search:
         reached: bool,
         accept: Accept,
         most_states: int,
+        stopped: Callable[[], bool],
     ) -> None:
+        self.stopped = stopped
         self.ranks, self.terms, self.paths = ranks, ranks.terms, paths
         self.rounding_s, self.best_s, self.reached = rounding_s, below_s, reached
         self.accept, self.most_states = accept, most_states
@@ -189,11 +197,13 @@ class _Search:
 
     def _decided(self, number: int | None) -> bool:
         for _ in range(ROUNDS):
+            if self.stopped():
+                return False
             options = self.ranks.options(number, self._wanted_s)
             if options is None:
                 return True
             left = _Choices(self.ranks, options, self.paths, self._wanted_s)
-            listed = left.survivors(self.most_states)
+            listed = left.survivors(self.most_states, stopped=self.stopped)
             if listed is None:
                 return False
             if not len(listed):
@@ -292,10 +302,12 @@ class _Choices:
         parts = zip(self.options, self._steps, strict=False)
         return max((int(option.blocks[step.choice].sum(axis=2).max()) for option, step in parts), default=0)
 
-    def survivors(self, most: int, *, beam: bool = False) -> IntArray | None:
+    def survivors(
+        self, most: int, *, beam: bool = False, stopped: Callable[[], bool] = never
+    ) -> IntArray | None:
         """Return the choices, (n, P) options of every rank, that all known paths and demands allow, the likeliest first.
 
-        None if over ``most``; as a ``beam`` the likeliest of them are kept.
+        None if over ``most`` or stopped; as a ``beam`` the likeliest of them are kept.
         """
         if not self._steps:
             return np.zeros((0, 0), dtype=np.int64)
@@ -305,7 +317,7 @@ class _Choices:
         for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
             bounds = np.searchsorted(step.source, np.arange(step.states + 1))
             ways = np.diff(bounds)[state]
-            if ways.sum() > WIDEST * most:
+            if ways.sum() > WIDEST * most or stopped():
                 return None
             row = np.repeat(np.arange(len(state)), ways)
             way = np.arange(len(row)) - np.repeat(np.cumsum(ways) - ways, ways) + bounds[state[row]]
