@@ -10,6 +10,10 @@ import click
 import pytest
 
 from layoutopt.cli import COMMANDS, main
+from layoutopt.optimizer.frameworks.registry import EXPORTED, Framework
+from layoutopt.optimizer.report.commands.options import AXES
+from layoutopt.optimizer.space.options import NAMED_AXES, NUMERIC_AXES
+from layoutopt.optimizer.specs.vocabulary import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +57,18 @@ def test_every_command_is_explained() -> None:
         for param in command.params:
             if isinstance(param, click.Option):
                 assert param.help, f"{words} {param.opts}"
+
+
+def test_help_lists_what_restrictions_take() -> None:
+    """Axes, trainers, savers and export targets are listed in the help, all of them."""
+    assert tuple(AXES.split(", ")) == NUMERIC_AXES + NAMED_AXES
+    found = {f"{words} {param.opts[0]}": param.help or "" for words, command in commands() for param in command.params
+             if isinstance(param, click.Option)}  # fmt: skip
+    assert AXES in found["solve --fix"]
+    for option, words in (
+        ("solve --framework", Framework), ("solve --allow", Saver), ("export --to", EXPORTED), ("rules --framework", ()),
+    ):  # fmt: skip
+        assert [str(word) for word in words if word not in found[option]] == []
 
 
 def test_every_command_takes_json() -> None:

@@ -35,10 +35,12 @@ def test_cells_run_in_order(capsys: pytest.CaptureFixture[str]) -> None:
             assert capsys.readouterr().out.strip(), source
 
 
-def test_notebook_is_clean() -> None:
-    """No outputs or counters are stored, and the language is named, so that diffs show what changed."""
+def test_answers_are_stored() -> None:
+    """Every code cell is stored with what it answers, once, so that the notebook can be read without running it."""
     plain = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    for cell in plain["cells"]:
-        assert not cell.get("outputs") and cell.get("execution_count") is None
+    for number, cell in enumerate(cell for cell in plain["cells"] if cell["cell_type"] == "code"):
+        assert len(cell["outputs"]) == 1, cell["source"]
+        assert cell["execution_count"] == number + 1
+        assert all("Error" not in str(output) for output in cell["outputs"])
     assert plain["metadata"]["language_info"]["name"] == "python"
     assert len({cell["id"] for cell in plain["cells"]}) == len(plain["cells"])

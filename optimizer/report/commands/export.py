@@ -34,9 +34,7 @@ NO_CHECKPOINTS = 0
 
 @click.command()
 @click.argument("plan", metavar="PLAN", type=click.Path())
-@click.option(
-    "--to", type=TARGETS, required=True, help="The trainer: megatron-lm, megatron-bridge, torchtitan, ..."
-)
+@click.option("--to", type=TARGETS, required=True, help=f"The trainer: {', '.join(TARGETS.words)}.")
 @click.option("--release", type=Release(), help="Its release, e.g. 'core 0.16', or torchtitan's era A or C.")
 @click.option(
     "--checkpoint-every", type=Whole(0, 10**9),

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     Command = Callable[..., Any]
 
 _Record = TypeVar("_Record")
+AXES = (
+    "tp, sp, cp, pp, vp, dp, ep, etp, zero, hsdp_shard, micro_batch, "
+    "micro_batches, recompute, mesh_order, schedule, precision, savers"
+)
+"""Names that restrictions take, as ``--help`` lists them; a test compares them with what is taken."""
+
 IDLE_BY_DEFAULT = "10%"
 OUTPUT = "--output"
 
@@ -201,7 +207,7 @@ framework_options = _grouped(
         type=FRAMEWORK,
         default="megatron",
         show_default=True,
-        help="Trainer that launches the layout: its rules and defaults. 'any' frees all.",
+        help=f"Trainer that launches the layout, its rules and defaults: {', '.join(FRAMEWORK.words)}, which frees all.",
     ),
     click.option(
         "--software",
@@ -221,7 +227,10 @@ space_options = _grouped(
     "space",
     SpaceChoices,
     click.option(
-        "--fix", multiple=True, metavar="AXIS=V[,V]", help="Only these values of an axis, e.g. tp=4,8."
+        "--fix",
+        multiple=True,
+        metavar="AXIS=V[,V]",
+        help=f"Only these values of an axis, e.g. tp=4,8. Axes: {AXES}.",
     ),
     click.option("--max", multiple=True, metavar="AXIS=N", help="Largest value of an axis, e.g. pp=16."),
     click.option("--min", multiple=True, metavar="AXIS=N", help="Smallest value of an axis."),
@@ -237,7 +246,7 @@ space_options = _grouped(
         "--allow",
         type=SAVER,
         multiple=True,
-        help="Memory saver to try too; 'offload' stands for both kinds.",
+        help=f"Memory saver to try too: {', '.join(SAVER.words)}, which stands for both kinds.",
     ),
 )
 

@@ -18,7 +18,7 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 """Forbids the browser every request, so that a page stays what it was when it was written."""
 
 MISSING_PLOTLY = "needs plotly, which is not installed"
-INSTALL = "pip install 'layoutopt[report]'"
+INSTALL = "pip install plotly"
 
 
 def require_plotly() -> None:

@@ -40,7 +40,7 @@ class DaskExecutor:
             _dask()
         except ImportError:
             what = "a scheduler needs dask, which is not installed"
-            raise input_error(what, 'pip install "layoutopt[distributed]"', key="scheduler") from None
+            raise input_error(what, 'pip install "dask[distributed]"', key="scheduler") from None
         if not ADDRESS.fullmatch(address):
             what = f"{address[:60]!r} is no address"
             raise input_error(
