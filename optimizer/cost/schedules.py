@@ -216,17 +216,6 @@ def exposed_hops(
     return np.where(pp > 1, np.maximum(count(_pipelines(pp, vp, micro_batches, None)), 0.0), 0.0)
 
 
-def hops_per_micro_batch(vp: IntArray) -> IntArray:
-    """Return how many transfers an inner rank sends per micro-batch: an output and a gradient per chunk."""
-    return 2 * vp
-
-
-def rank_of_stage(schedule: Schedule, pp: int, stage: int) -> tuple[int, int]:
-    """Return (rank, chunk) of a virtual stage in the model's order."""
-    chunk, place = divmod(stage, pp)
-    return (pp - 1 - place if schedule.v_shape and chunk else place), chunk
-
-
 def seats(schedule: Schedule, pp: int, vp: int) -> IntArray:
     """Return the entries ``chunk*pp + rank`` of a layout's stage list by chunk and distinct rank, (V, P).
 

@@ -9,7 +9,6 @@ parallel ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,15 +57,6 @@ class MeshGroups:
         pairs = zip(self.dp_cp.digits, inner.digits, strict=True)
         digits = tuple(Digit(whole.size // part.size, whole.stride * part.size) for whole, part in pairs)
         return replace(self.dp_cp, digits=digits, memo={})
-
-    def hsdp_valid(self, shard: IntArray) -> BoolArray:
-        """Tell where the shard size splits the digits of ``dp_cp`` evenly."""
-        left, valid = self._shard(shard), np.ones(len(self.dp_cp.size), dtype=np.bool_)
-        for digit in self.dp_cp.digits:
-            taken = np.minimum(digit.size, left)
-            valid &= (digit.size % taken == 0) & (left % taken == 0)
-            left = np.maximum(left // taken, 1)
-        return np.asarray(valid & (left == 1), dtype=np.bool_)
 
     def _shard(self, shard: IntArray) -> IntArray:
         return np.where(shard > 0, shard, self.dp_cp.size)
@@ -140,13 +130,6 @@ def mesh_valid(
             straddles = (mesh.inside_pp % stride == 0) & (stride * size % mesh.inside_pp == 0)
             valid &= below | above | straddles
     return np.asarray(valid, dtype=np.bool_)
-
-
-def all_orders() -> tuple[str, ...]:
-    """Return the 24 orders of tp, cp, dp and pp, innermost first, with ep directly before dp."""
-    return tuple(
-        "-".join(axes).replace("dp", "ep-dp") for axes in permutations(axis.value for axis in DENSE_AXES)
-    )
 
 
 def dense_axes(order: str) -> tuple[Axis, ...]:

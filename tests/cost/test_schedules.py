@@ -14,9 +14,7 @@ from layoutopt.optimizer.cost.schedules import (
     bubble_weight,
     default_group,
     exposed_hops,
-    hops_per_micro_batch,
     in_flight,
-    rank_of_stage,
 )
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -237,21 +235,3 @@ def test_no_work_is_no_bubble() -> None:
 def test_default_group_follows_the_frameworks() -> None:
     """pp where it divides m (Megatron-LM), m over the rounds otherwise (PyTorch)."""
     assert default_group(ints(4, 4, 4, 4), ints(16, 6, 9, 3)).tolist() == [4, 6, 5, 3]
-
-
-def test_v_shape_brings_the_head_back_to_the_first_rank() -> None:
-    """Stage j of 2p is on rank min(j, 2p-1-j) in V schedules, on j mod p in interleaved ones."""
-    assert [rank_of_stage(Schedule.ZB_V, 3, j) for j in range(6)] == [
-        (0, 0),
-        (1, 0),
-        (2, 0),
-        (2, 1),
-        (1, 1),
-        (0, 1),
-    ]
-    assert [rank_of_stage(Schedule.INTERLEAVED, 3, j) for j in range(4)] == [(0, 0), (1, 0), (2, 0), (0, 1)]
-
-
-def test_transfers_per_micro_batch_grow_with_chunks() -> None:
-    """An output and a gradient per chunk: interleaving multiplies point-to-point traffic by vp."""
-    assert hops_per_micro_batch(ints(1, 2, 8)).tolist() == [2, 4, 16]

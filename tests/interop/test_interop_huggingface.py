@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from layoutopt.optimizer.cost.parameters import active_parameters, model_parameters
 from layoutopt.optimizer.interop.huggingface.config import import_config
-from layoutopt.optimizer.interop.huggingface.family import find_family, known_architectures
+from layoutopt.optimizer.interop.huggingface.family import find_family
+from layoutopt.optimizer.interop.reading import parse_yaml
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_workload
 from layoutopt.optimizer.specs.model import Mixer, Mlp, ModelSpec, Norm
@@ -273,6 +275,13 @@ def test_unknown_architecture_is_never_guessed() -> None:
     """A file with all sizes but an unknown model_type is refused by its name."""
     with pytest.raises(InputError, match="architecture 'llama9' is not known"):
         read("llama9")
+
+
+def known_architectures() -> list[str]:
+    """Every ``model_type`` that imports."""
+    folder = resources.files("layoutopt.optimizer.interop.huggingface")
+    table = parse_yaml(folder.joinpath("families.yaml").read_text(encoding="utf-8"), "families.yaml")
+    return sorted({*table["families"], *table["aliases"]})
 
 
 def test_every_family_imports() -> None:

@@ -95,12 +95,6 @@ def find_family(model_type: str, file: str = "") -> HfFamily:
     return HfFamily(name=name, **data)
 
 
-def known_architectures() -> tuple[str, ...]:
-    """Return every ``model_type`` that imports, sorted."""
-    table = _table()
-    return tuple(sorted({*table["families"], *table["aliases"]}))
-
-
 class ConfigReader:
     """Reads one config with its family's defaults and keeps a note for each default used.
 
