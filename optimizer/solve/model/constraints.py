@@ -6,12 +6,12 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
 from layoutopt.optimizer.solve.model.slices import Goal
+from layoutopt.optimizer.solve.model.solver import cp_model
 from layoutopt.optimizer.solve.splits import fewest_blocks
 from layoutopt.optimizer.space.stage_splits import boxes
 

@@ -14,7 +14,6 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
@@ -24,6 +23,7 @@ from layoutopt.optimizer.solve.model.objective import Objective
 from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.posting import post_demands
 from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice
+from layoutopt.optimizer.solve.model.solver import cp_model
 from layoutopt.optimizer.solve.model.variables import Variables
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from layoutopt.optimizer.solve.model.coefficients import KIB, PER_SECOND
+from layoutopt.optimizer.solve.model.solver import cp_model
 from layoutopt.optimizer.solve.search.demands import rank_of
 from layoutopt.optimizer.space.expression import LIMITED, Comparison, Part, Relation
 from layoutopt.optimizer.space.requirement import RequirementView

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
 from layoutopt.optimizer.solve.model.coefficients import KIB
+from layoutopt.optimizer.solve.model.solver import cp_model
 from layoutopt.optimizer.solve.splits import fewest_blocks
 
 if TYPE_CHECKING:
