@@ -202,7 +202,12 @@ def import_given(source: str | Path | Stream, run: RunChoices = AS_STATED, **opt
     from layoutopt.optimizer.interop.files import notes_of
     from layoutopt.optimizer.interop.sources import Around, import_path, import_text
 
-    around = Around(variables=dict(run.settings), arguments=dict(run.arguments), function=run.function)
+    around = Around(
+        variables=dict(run.settings),
+        arguments=dict(run.arguments),
+        function=run.function,
+        recipe_file=None if run.recipe_file is None else Path(run.recipe_file),
+    )
     stream = source if isinstance(source, Stream) else _stream(source)
     found = (
         import_text(stream.text, stream.name, around=around, **options)

@@ -192,13 +192,14 @@ def _json_kind(text: str, file: str) -> str:
 class Around:
     """What is known of the world around a file: importers take what concerns their kind.
 
-    ``variables`` and ``arguments`` (by position from 1) of a script, the ``function`` of a Python configuration, and the
-    ``folder`` whose files a script may name.
+    ``variables`` and ``arguments`` (by position from 1) of a script, the ``function`` of a Python configuration, the
+    ``recipe_file`` of a Megatron-Bridge checkout, and the ``folder`` whose files a script may name.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[int, str] = field(default_factory=dict)
     function: str | None = None
+    recipe_file: Path | None = None
     folder: Path | None = None
 
     def options(self) -> dict[str, Any]:
@@ -206,7 +207,8 @@ class Around:
         from layoutopt.optimizer.interop.shell.record import Outside
 
         outside = Outside(variables=self.variables, arguments=self.arguments, beside=self._beside)
-        return {"outside": outside} | ({} if self.function is None else {"function": self.function})
+        named = {"function": self.function, "recipe_file": self.recipe_file}
+        return {"outside": outside} | {name: value for name, value in named.items() if value is not None}
 
     def _beside(self, name: str) -> str | None:
         """Return a text file near the folder, None where there is none or a script has no reason to name it."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LAYOUT_KEY = "pipeline_model_parallel_layout"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-CP_NAMES = {"p2p": CpComm.P2P, "a2a": CpComm.A2A, "all_gather": CpComm.ALL_GATHER, "a2a+p2p": CpComm.A2A_P2P}
+CP_NAMES = {kind.value: kind for kind in CpComm} | {"allgather": CpComm.ALL_GATHER}
 
 
 def megatron_layout(
@@ -324,7 +324,8 @@ def _cp_comm(fields: Fields) -> tuple[CpComm | None, CpComm | None]:
     """Return the kind of all layers, or of those without a window and of those with one."""
     if fields.count("context_parallel_size") == 1:
         return None, None
-    kinds = fields.items("cp_comm_type") or ["p2p"]
+    stated = fields.raw("cp_comm_type") or "p2p"
+    kinds = list(stated) if isinstance(stated, list | tuple) else [stated]
     found = {CP_NAMES.get(str(kind)) for kind in kinds}
     if None in found:
         raise fields.fail("cp_comm_type", "not known", "one of " + ", ".join(CP_NAMES))

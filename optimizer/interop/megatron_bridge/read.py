@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.huggingface.names import built_in_model
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar
 from layoutopt.optimizer.interop.megatron.read import left_open, missing_values, stated_options
@@ -16,13 +17,15 @@ from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_training,
 )
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
+from layoutopt.optimizer.interop.megatron_bridge.read_recipe import HUB_ID, read_recipe
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
-from layoutopt.optimizer.interop.shell.values import has_hole
+from layoutopt.optimizer.interop.shell.values import has_hole, show
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.shell.record import Outside
@@ -51,6 +54,7 @@ PRECISION_NAMES: dict[str, dict[str, Any]] = {
     "bf16_with_fp8_subchannel_scaling_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "blockwise"},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
 }
+SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 BATCH_KEYS = ("--micro-batch-size", "--global-batch-size")
 SECTIONS = (
     "model",
@@ -83,7 +87,15 @@ RECIPES = (
 
 
 class _Config(ArgFields):
-    """Keys of a YAML file, whose messages show them as they are written."""
+    """Keys of a YAML file or a recipe, whose messages show them as they are written."""
+
+    def unresolved(self, value: str) -> str:
+        """Say that a recipe computes a value."""
+        return f"is open in the recipe: {shorten(show(value)[1:])}"
+
+    def remedy(self, value: str) -> str:
+        """The command overrides a recipe."""
+        return "state it on the command line"
 
     def path(self, key: str) -> str:
         """Return the full name of a key."""
@@ -176,30 +188,43 @@ def _check_lengths(data: Mapping[str, Any], file: str) -> None:
 
 
 @importer
-def import_recipe_command(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
-    """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides."""
+def import_recipe_command(
+    text: str, file: str = "", outside: Outside | None = None, recipe_file: Path | None = None
+) -> ImportedJob:
+    """Read a command line of ``run_recipe.py``: short flags and ``section.key=value`` overrides.
+
+    ``recipe_file`` is the Python file of a checkout that holds the recipe; without it what the recipe sets is open.
+    """
     flags = ("--recipe", "-tp", "-pp", "-gb", "-mb", "-ep")
-    return read_launch(text, flags, lambda command: _of_command(command, file), file, outside)
+    return read_launch(text, flags, lambda command: _of_command(command, file, recipe_file), file, outside)
 
 
-def _of_command(command: LaunchCommand, file: str) -> ImportedJob:
+def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> ImportedJob:
     words = command.words
     sections: dict[str, dict[str, Any]] = {}
     recipe = _option(words, "--recipe")
+    notes: list[str] = []
+    known = recipe is not None and recipe_file is not None
+    if recipe is not None and recipe_file is not None:
+        made = read_recipe(recipe_file, recipe, PRECISION_NAMES)
+        sections, notes = {name: made.sections.get(name, {}) for name in SECTIONS}, list(made.notes)
     for key, value in [*_short_flags(words), *_overrides(words, file)]:
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
     if sections.get("mixed_precision", {}).get(""):
         sections["mixed_precision"] = named_precision(str(sections["mixed_precision"][""]))
-    notes: list[str] = []
     merged = _merged(sections, notes)
     if recipe is None and not merged.get("fp16"):
         merged.setdefault("bf16", True)
-    unsaid = f"are those of recipe {shorten(recipe)}, which this file does not hold" if recipe else ""
-    fields = ArgFields(
+    unsaid = (
+        f"are those of recipe {shorten(recipe)}, which this file does not hold"
+        if recipe and not known
+        else ""
+    )
+    fields = (_Config if known else ArgFields)(
         merged, file=file, unsaid=" and ".join(text for text in (unsaid, command.unsaid) if text)
     )
-    return _job(fields, command.gpus, notes, recipe)
+    return _job(fields, command.gpus, notes, recipe, known=known)
 
 
 def _option(words: Sequence[str], flag: str) -> str | None:
@@ -231,11 +256,15 @@ def _override_value(text: str, key: str, file: str) -> Any:
         raise input_error(f"cannot read {shorten(text)!r}", "a YAML value", key=key, file=file) from None
 
 
-def _job(fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | None) -> ImportedJob:
-    name = _model_name(recipe)
+def _job(
+    fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | None, *, known: bool = False
+) -> ImportedJob:
+    """Build the job; ``known``: the fields hold what the recipe sets, not the command alone."""
+    name = built_in_model(str(fields.data.get(HUB_ID) or "")) or _model_name(recipe)
     model = megatron_model(fields, notes)
     if recipe is not None:
         notes[:] = [note for note in notes if not note.startswith("share_embeddings")]
+    if recipe is not None and not known:
         notes.append(f"recipe {shorten(recipe)}: what the command does not override is the recipe's")
     # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
     layout = left_open(megatron_layout(fields, model, gpus, notes, etp_default="1"), fields)
@@ -245,7 +274,12 @@ def _job(fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | No
     if recipe is not None:
         if "grad_reduce_in_fp32" not in fields:
             training = replace(training, grad_bytes=None)
-        missing = tuple(item for item in missing if item in BATCH_KEYS or fields.unsaid in item)
+        sizes = {fields.path(key) for key in SIZES}
+        missing = tuple(
+            item
+            for item in missing
+            if (item not in sizes if known else item in BATCH_KEYS or fields.unsaid in item)
+        )
         missing += () if name else (f"the model of recipe {shorten(recipe)}",)
     return ImportedJob(
         framework=Framework.MEGATRON_BRIDGE,

@@ -154,6 +154,9 @@ _READING = (
         help="The N-th argument of a launch script.",
     ),
     click.option("--function", metavar="NAME", help="The function of a Python configuration."),
+    click.option(
+        "--recipe-file", metavar="FILE", help="The file of a Megatron-Bridge checkout that holds the launched recipe."
+    ),
     click.option("--strict", is_flag=True, help="Refuse a foreign file where something has to be assumed."),
 )  # fmt: skip
 """What a foreign file does not say itself."""
@@ -164,7 +167,8 @@ def reading_options(command: Command) -> Command:
 
     @wraps(command)
     def collect(**given: Any) -> Any:
-        values = {name: given.pop(name) for name in ("settings", "arguments", "function", "strict")}
+        names = ("settings", "arguments", "function", "recipe_file", "strict")
+        values = {name: given.pop(name) for name in names}
         return command(**given, reading=RunChoices(**values))
 
     decorated: Command = collect
