@@ -1,8 +1,9 @@
 """Count the parameters of one small model of every known Hugging Face family, as transformers builds it.
 
 Run with an environment of its own (requirements.txt), where layoutopt need not be installed:
-``python benchmarks/families/count.py > tests/data/families.json``. Models are built on the meta device, so nothing is
-allocated. Routing corrections that transformers keeps as buffers are counted apart.
+``python benchmarks/families/count.py > tests/data/families.json``; with ``--published`` whole models, for
+``tests/data/published_models.json`` (there without keys that sizes do not depend on). Models are built on the meta
+device, so nothing is allocated. Routing corrections that transformers keeps as buffers are counted apart.
 """
 
 from __future__ import annotations
@@ -86,13 +87,54 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
 }
 
+_GEMMA_27B = {
+    **{"vocab_size": 262208, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62},
+    **{"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024},
+}
+_TEXT_01 = {
+    **{"vocab_size": 200064, "hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80},
+    **{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 32},
+    "layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10,
+}
+_NEMOTRON_LETTERS = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+_NEMOTRON_8B = {
+    "layers_block_type": [{"M": "mamba", "-": "mlp", "*": "attention"}[one] for one in _NEMOTRON_LETTERS],
+    **{"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504, "num_attention_heads": 32},
+    **{"num_key_value_heads": 8, "head_dim": 128, "mamba_num_heads": 128, "mamba_head_dim": 64},
+    **{"ssm_state_size": 128, "n_groups": 8},
+}
+_KIMI_48B = {
+    "layer_types": [
+        "full_attention" if layer % 4 == 0 or layer == 27 else "linear_attention" for layer in range(1, 28)
+    ]
+}
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next-80b-a3b": ("qwen3_next", {}),
+    "kimi-linear-48b-a3b": ("kimi_linear", _KIMI_48B),
+    "deepseek-v3.2": ("deepseek_v32", {}),
+    "glm-5": ("glm_moe_dsa", {}),
+    "gpt-oss-120b": ("gpt_oss", {}),
+    "gemma3-27b": ("gemma3_text", _GEMMA_27B),
+    "minimax-m2": ("minimax_m2", {}),
+    "minimax-text-01": ("minimax", _TEXT_01),
+    "nemotron-h-8b": ("nemotron_h", _NEMOTRON_8B),
+}
+"""Whole models: those that are their class's defaults, and those whose configuration says more."""
 
-def count(model_type: str) -> dict[str, Any]:
-    """Build one small model and return its configuration and its parameters."""
+
+def count_published(name: str) -> dict[str, Any]:
+    """Build one whole model and return its configuration and its parameters."""
+    model_type, own = PUBLISHED[name]
+    return count(model_type, own)
+
+
+def count(model_type: str, own: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Build one small model, or the one of ``own`` settings, and return its configuration and its parameters."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = CONFIG_MAPPING[model_type](**SIZES, **EXPERTS, **EXTRA.get(model_type, {}))
+    small = {**SIZES, **EXPERTS, **EXTRA.get(model_type, {})}
+    config = CONFIG_MAPPING[model_type](**(small if own is None else own))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     corrections = sum(
@@ -108,10 +150,11 @@ def count(model_type: str) -> dict[str, Any]:
 def main() -> None:
     """Print every family's figures as JSON; one that cannot be built is named on stderr."""
     warnings.filterwarnings("ignore")
+    whole = "--published" in sys.argv[1:]
     table = {}
-    for model_type in FAMILIES:
+    for model_type in PUBLISHED if whole else FAMILIES:
         try:
-            table[model_type] = count(model_type)
+            table[model_type] = count_published(model_type) if whole else count(model_type)
         except Exception as error:
             sys.stderr.write(f"{model_type}: {type(error).__name__}: {error}\n")
     print(json.dumps(table, indent=1, sort_keys=True))

@@ -109,19 +109,27 @@ def _kinds(model: ModelSpec) -> dict[str, int]:
     counts: dict[str, int] = {}
     for run in model.runs:
         for shape in run.block:
-            kind = _kind(shape)
+            kind = _kind(model, shape)
             counts[kind] = counts.get(kind, 0) + run.count
     return counts
 
 
-def _kind(shape: LayerShape) -> str:
-    """Name a layer by what makes it cost what it costs: its mixer with its window, and its MLP."""
+def _kind(model: ModelSpec, shape: LayerShape) -> str:
+    """Name a layer by what makes it cost what it costs: its mixer with the keys that it sees, and its MLP."""
+    if shape.sparse and model.indexer is not None:
+        own = "" if shape.indexes else " of the layer before"
+        mixer = f"attention to {model.indexer.top_k:,} chosen keys{own}"
+        return mixer if shape.mlp.value == "none" else f"{mixer} + {_mlp_words(shape)}"
     span = f" {'chunks' if shape.chunked else 'window'} {shape.window:,}" if shape.window else ""
     parts = [
         f"{shape.mixer.value}{span}",
-        f"{shape.mlp.value} MLP" if shape.mlp.value == "dense" else shape.mlp.value,
+        _mlp_words(shape),
     ]
     return " + ".join(part for part in parts if part != "none")
+
+
+def _mlp_words(shape: LayerShape) -> str:
+    return f"{shape.mlp.value} MLP" if shape.mlp.value == "dense" else shape.mlp.value
 
 
 def describe_cluster(cluster: ClusterSpec) -> ClusterFacts:

@@ -13,6 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.context_parallel import held_bytes
 from layoutopt.optimizer.cost.formats import element_bytes
+from layoutopt.optimizer.cost.mixers import linear_kept_bytes, linear_widths
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE
 
@@ -129,8 +130,11 @@ def _mixer_bytes(
         return {}, {}
     if shape.mixer is Mixer.MAMBA:
         return _mamba_bytes(ctx, keys), {}
+    if shape.mixer.is_linear:
+        return _linear_bytes(ctx, keys, shape), {}
     if ctx.model.mla is not None:
-        return _mla_bytes(ctx, keys)
+        parts, saved = _mla_bytes(ctx, keys)
+        return parts | _indexer_bytes(ctx, keys, shape), saved
     model = ctx.model
     heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
     head_elements = keys.tokens * model.head_dim
@@ -138,7 +142,10 @@ def _mixer_bytes(
         "input": _input_copies(ctx, 3) * gemm_input_bytes(ctx) * keys.local_tokens * model.hidden,
         "qkv": 2.0 * head_elements * (heads + 2 * kv_heads),
         "out": _output_bytes(ctx) * head_elements * heads,
+        **_indexer_bytes(ctx, keys, shape),
     }
+    if model.attention_gate:  # the gate before its sigmoid, and the output before the gate
+        parts["gate"] = 4.0 * head_elements * heads
     scores = _score_bytes(ctx, keys, heads)
     parts["scores"] = scores
     if ctx.training.dropout:
@@ -180,6 +187,27 @@ def _mla_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
         "scores": _score_bytes(ctx, keys, heads),
     }
     return parts, {"core_attn": parts["scores"], "mla_up_proj": 0.9 * expanded}
+
+
+def _linear_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, FloatArray]:
+    """Linear attention: projections' input, streams, gates and triangular matrices, the output projection's input."""
+    assert ctx.model.linear is not None
+    stored, value = gemm_input_bytes(ctx), linear_widths(ctx.model.linear)[1]
+    return {
+        "input": stored * keys.local_tokens * ctx.model.hidden,
+        "streams": linear_kept_bytes(ctx.model, shape.mixer) * keys.tokens / keys.tp,
+        "out": stored * keys.tokens * value / keys.tp,
+    }
+
+
+def _indexer_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, FloatArray]:
+    """Chosen keys as 32-bit positions; of an indexer its queries, key and weights."""
+    indexer = ctx.model.indexer
+    if not shape.indexes or indexer is None:
+        return {}
+    own = 2.0 * (indexer.heads * indexer.head_dim + 2 * indexer.head_dim + indexer.heads)
+    chosen = 4.0 * min(indexer.top_k, ctx.training.sequence_length)
+    return {"indexer": (own + chosen) * keys.tokens}
 
 
 def _mamba_bytes(ctx: ComputeContext, keys: Keys) -> dict[str, FloatArray]:

@@ -6,14 +6,20 @@ selective recomputation can repeat a part's forward and a breakdown can name it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.context_parallel import attended_keys, division
-from layoutopt.optimizer.cost.flops import attention_flops, scan_flops
+from layoutopt.optimizer.cost.flops import attended_tokens, attention_flops, indexer_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
+from layoutopt.optimizer.cost.mixers import (
+    indexer_projections,
+    linear_gates,
+    linear_inputs,
+    linear_widths,
+)
 from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
@@ -154,9 +160,13 @@ def mixer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, 
     """Time the token mixer of a layer by part."""
     if shape.mixer is Mixer.MAMBA:
         return _mamba_work(ctx, keys, shape)
+    if shape.mixer.is_linear:
+        return _linear_work(ctx, keys, shape)
     if shape.mixer is Mixer.NONE:
         return {}
     parts = {"norm": norm_work(ctx, keys), "core_attn": core_attention_work(ctx, keys, shape)}
+    if shape.indexes:
+        parts["indexer"] = _indexer_work(ctx, keys)
     parts |= _mla_projections(ctx, keys) if ctx.model.mla is not None else _projections(ctx, keys)
     return parts
 
@@ -166,11 +176,12 @@ def _projections(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     model = ctx.model
     h, e = float(model.hidden), model.head_dim
     heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
-    width = e * (heads + 2 * kv_heads)
+    width = e * ((2 if model.attention_gate else 1) * heads + 2 * kv_heads)
+    gate = keys.tokens * e * heads * (6.0 if model.attention_gate else 0.0)
     rotary = keys.tokens * e * (heads + kv_heads) * (8.0 + (4.0 if model.qk_norm else 0.0))
     return {
         "qkv": linear(ctx, keys.tokens, width, np.full_like(width, h)),
-        "rotary": moved(ctx, rotary, rotary),
+        "rotary": moved(ctx, rotary + gate, rotary + 10 / 6 * gate),
         "proj": linear(ctx, keys.tokens, np.full_like(width, h), e * heads),
     }
 
@@ -202,6 +213,8 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     """Time attention scores and their product with V, fused or with materialised scores."""
     if not ctx.training.flash and not ctx.rates.ideal:
         return _unfused_attention_work(ctx, keys)
+    if shape.sparse:
+        return _sparse_attention_work(ctx, keys, shape)
     model, length = ctx.model, ctx.training.sequence_length
     flops = attention_flops(model, shape, length, causal=not ctx.rates.ideal) * keys.tokens / keys.tp
     heads = np.maximum(model.heads / keys.tp, 1.0)
@@ -213,6 +226,79 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     return Work(forward, backward, np.zeros_like(forward)) + _ring_corrections(
         ctx, keys, shape, heads * width
     )
+
+
+def _sparse_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
+    """Time attention over chosen keys: on latents of all heads, or over all keys under a mask where that is faster.
+
+    A kernel over chosen keys gathers latents, which all heads share, and multiplies by their width instead of a head's
+    (NVIDIA/Megatron-LM experimental_attention_variant dsa).
+    """
+    model, length = ctx.model, float(ctx.training.sequence_length)
+    assert model.indexer is not None
+    dense = core_attention_work(ctx, keys, replace(shape, sparse=False, indexes=False))
+    if model.mla is None or ctx.rates.ideal or not ctx.training.flash:
+        return dense
+    chosen = attended_tokens(length, model.indexer.top_k, causal=True, chosen=True)
+    heads = np.maximum(model.heads / keys.tp, 1.0)
+    latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim / 2
+    flops = 2 * chosen * 2 * latent * heads * keys.tokens
+    tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
+    seen = np.full_like(keys.tp, min(length, model.indexer.top_k))
+    forward, backward = (
+        attention_s(ctx.rates, flops, tiles=tiles, length=seen, head_dim=latent, backward=way)
+        for way in (False, True)
+    )
+    faster = forward + backward < dense.forward_s + dense.dgrad_s
+    return Work(
+        np.where(faster, forward, dense.forward_s), np.where(faster, backward, dense.dgrad_s), dense.wgrad_s
+    )
+
+
+def _indexer_work(ctx: ComputeContext, keys: Keys) -> Work:
+    """Time an indexer: projections, scores over all keys, and passes over them that keep the largest; whole on every rank.
+
+    Scores are written and read once, in 4 bytes.
+    """
+    model, length = ctx.model, float(ctx.training.sequence_length)
+    assert model.indexer is not None
+    one, tokens = np.ones_like(keys.tp), keys.tokens
+    work = moved(ctx, 0.0 * one, 0.0 * one)
+    for projection in indexer_projections(model):
+        work = work + linear(ctx, tokens, one * projection.rows, one * projection.columns)
+    flops = indexer_flops(model, length, causal=not ctx.rates.ideal) * tokens
+    tiles = keys.micro_batch * model.indexer.heads * np.ceil(keys.sequence / 128)
+    width = float(model.indexer.head_dim)
+    forward, backward = (
+        attention_s(ctx.rates, flops, tiles=tiles, length=one * length, head_dim=width, backward=way)
+        for way in (False, True)
+    )
+    scores = 8.0 * tokens * length / 2
+    return work + Work(forward, backward, 0.0 * one) + moved(ctx, scores, scores)
+
+
+def _linear_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
+    """Time a linear-attention mixer: projections, convolution and activation, chunked kernels, output norm and gate."""
+    model, mixer, constants = ctx.model, shape.mixer, ctx.constants
+    assert model.linear is not None
+    one, h = np.ones_like(keys.tp), float(model.hidden)
+    key, value = linear_widths(model.linear)
+    inputs = sum(projection.rows for projection in linear_inputs(model, mixer))
+    qkv = linear(ctx, keys.tokens, inputs / keys.tp, one * h)
+    for gate in linear_gates(model, mixer):
+        qkv = qkv + linear(ctx, keys.tokens, gate.rows / keys.tp, one * gate.columns)
+    streams = keys.tokens * (2 * key + value) / keys.tp * (4.0 if model.linear.conv else 2.0)
+    output = keys.tokens * value / keys.tp
+    flops_s = scan_flops(model, shape) * keys.tokens / keys.tp / ctx.rates.attention_flops_per_s
+    kernel_s = flops_s if ctx.rates.ideal else flops_s * constants.of("linear_attention_cost", mixer.value)
+    back = 2.0 if ctx.rates.ideal else constants["linear_attention_backward"]
+    around = moved(ctx, streams + 6.0 * output, 2 * streams + 10.0 * output)
+    return {
+        "norm": norm_work(ctx, keys),
+        "qkv": qkv,
+        "core_attn": around + Work(kernel_s, back * kernel_s, 0.0 * one),
+        "proj": linear(ctx, keys.tokens, one * h, value / keys.tp),
+    }
 
 
 def _ring_corrections(ctx: ComputeContext, keys: Keys, shape: LayerShape, width: FloatArray) -> Work:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.mixers import linear_state_bytes
 from layoutopt.optimizer.specs.model import Mixer
 from layoutopt.optimizer.specs.vocabulary import CpComm
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
@@ -42,8 +43,10 @@ class Division:
 
 
 def method_of(ctx: ComputeContext, shape: LayerShape) -> CpComm:
-    """Return the method of a layer: the framework's, but gathering where a window rules out the ring."""
+    """Return the method of a layer: the framework's, but gathering where a window or chosen keys rule out the ring."""
     method = ctx.preset.cp_comm
+    if shape.sparse:
+        return CpComm.ALL_GATHER
     ring = method in (CpComm.P2P, CpComm.A2A_P2P)
     return CpComm.ALL_GATHER if ring and shape.window is not None else method
 
@@ -87,6 +90,15 @@ def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray
     return 2 * heads * model.head_dim, 2 * np.maximum(model.kv_heads / keys.tp, 1.0) * model.head_dim
 
 
+def gathered_width(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Elements per token that other ranks' queries need: keys and values, or latents and the indexer's key."""
+    model = ctx.model
+    if not shape.sparse or model.mla is None or model.indexer is None:
+        return head_widths(ctx, keys)[1]
+    choosing = model.indexer.head_dim if shape.indexes else 0
+    return np.full_like(keys.tp, float(model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + choosing))
+
+
 def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
     """Bytes that context parallelism keeps for a layer's backward pass, and those it needs only meanwhile.
 
@@ -95,6 +107,8 @@ def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Floa
     """
     parts = division(ctx, keys, shape)
     query, key_value = head_widths(ctx, keys)
+    if parts.gathered:
+        key_value = gathered_width(ctx, keys, shape)
     local = BF16_BYTES * keys.tokens * key_value
     exchanged = np.where(parts.heads > 1, BF16_BYTES * keys.tokens * query / 2, 0.0)
     ring = np.where(parts.ring > 1, 2.0 * local, 0.0)
@@ -106,9 +120,11 @@ def exposed_s(comm: CommContext, shape: LayerShape, core: Work) -> tuple[FloatAr
     """Exposed seconds of a layer's context-parallel traffic, forward and backward."""
     if shape.mixer is Mixer.MAMBA:
         return _mamba_s(comm)
+    if shape.mixer.is_linear:
+        return _state_s(comm)
     parts = division(comm.compute, comm.keys, shape)
     if parts.gathered:
-        return _gather_s(comm)
+        return _gather_s(comm, shape)
     forward, backward = _exchange_s(comm, parts)
     ring_forward, ring_backward = _ring_s(comm, parts, core)
     return forward + ring_forward, backward + ring_backward
@@ -132,9 +148,9 @@ def _ring_s(comm: CommContext, parts: Division, core: Work) -> tuple[FloatArray,
     return forward, steps * np.maximum(both - core.dgrad_s / parts.ring, 0.0)
 
 
-def _gather_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+def _gather_s(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
     """Gathered keys and values: one gather forward, a gather and a scatter backward, exposed."""
-    size = ring_bytes(comm) * comm.keys.cp
+    size = gathered_bytes(comm, shape)
     gather = comm.topology.all_gather_s(size, comm.groups.cp)
     return gather, gather + comm.topology.reduce_scatter_s(size, comm.groups.cp)
 
@@ -143,6 +159,15 @@ def _exchange_s(comm: CommContext, parts: Division) -> tuple[FloatArray, FloatAr
     """Heads scattered over a group: all-to-all of Q, K, V and O each way, exposed."""
     size = exchanged_bytes(comm)
     one = comm.topology.all_to_all_s(size, _group(comm, parts.heads, np.ones_like(parts.heads)))
+    return one, one
+
+
+def _state_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+    """Linear attention: every rank gathers the states that its tokens end in with their transitions, and merges them.
+
+    Once forward, once for the gradients of states (fla-org/flash-linear-attention ops/cp). States are those of sequences.
+    """
+    one = comm.topology.all_gather_s(passed_bytes(comm), comm.groups.cp)
     return one, one
 
 
@@ -155,6 +180,18 @@ def _mamba_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
 def ring_bytes(comm: CommContext) -> FloatArray:
     """Bytes of a rank's own piece of keys and values."""
     return BF16_BYTES * comm.keys.tokens * head_widths(comm.compute, comm.keys)[1]
+
+
+def gathered_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
+    """Bytes of all ranks' keys and values, or of what stands for them, once gathered."""
+    width = gathered_width(comm.compute, comm.keys, shape)
+    return BF16_BYTES * comm.keys.tokens * comm.keys.cp * width
+
+
+def passed_bytes(comm: CommContext) -> FloatArray:
+    """Bytes of all ranks' states of linear attention, once gathered."""
+    keys = comm.keys
+    return linear_state_bytes(comm.compute.model) * keys.micro_batch * keys.cp / keys.tp
 
 
 def exchanged_bytes(comm: CommContext) -> FloatArray:

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.mixers import (
+    indexer_projections,
+    linear_gates,
+    linear_inputs,
+    linear_output,
+    recurrence_flops,
+)
 from layoutopt.optimizer.cost.parameters import attention_parameters, mlp_matrices
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 
@@ -16,19 +23,24 @@ if TYPE_CHECKING:
 
 
 def attended_tokens(
-    sequence_length: float, window: int | None, *, causal: bool, chunked: bool = False
+    sequence_length: float,
+    window: int | None,
+    *,
+    causal: bool,
+    chunked: bool = False,
+    chosen: bool = False,
 ) -> float:
     """Mean number of keys per query that a kernel computes: half the square when causal, a band with a window.
 
-    ``chunked``: the square, or its half, of every chunk of ``window`` tokens.
+    ``chunked``: the square, or its half, of every chunk of ``window`` tokens. ``chosen``: ``window`` keys from anywhere.
     """
     if chunked and window is not None and window < sequence_length:
         return window / 2 if causal else float(window)
     if window is None or window >= sequence_length:
         return sequence_length / 2 if causal else float(sequence_length)
-    return (
-        window * (1 - window / (2 * sequence_length)) if causal else float(min(2 * window, sequence_length))
-    )
+    if causal:
+        return window * (1 - window / (2 * sequence_length))
+    return float(window if chosen else min(2 * window, sequence_length))
 
 
 def score_width(model: ModelSpec) -> float:
@@ -45,16 +57,25 @@ def mixer_linear_flops(model: ModelSpec, shape: LayerShape) -> float:
         inner = model.mamba.heads * model.mamba.head_dim
         width = 2 * inner + 2 * model.mamba.groups * model.mamba.state + model.mamba.heads
         return 2 * model.hidden * (width + inner)
+    if shape.mixer.is_linear:
+        weights = (
+            *linear_inputs(model, shape.mixer), *linear_gates(model, shape.mixer), linear_output(model),
+        )  # fmt: skip
+        return 2.0 * sum(one.rows * one.columns for one in weights)
     if shape.mixer is not Mixer.ATTENTION:
         return 0.0
+    choosing = 2.0 * sum(one.rows * one.columns for one in indexer_projections(model)) if shape.indexes else 0
     if model.mla is None:
-        return 2 * model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+        queries = (3 if model.attention_gate else 2) * model.heads
+        return choosing + 2 * model.hidden * model.head_dim * (queries + 2 * model.kv_heads)
     counts, mla = attention_parameters(model), model.mla
-    return 2 * (counts.sharded + counts.replicated - mla.q_lora_rank - mla.kv_lora_rank)
+    return choosing + 2 * (counts.sharded + counts.replicated - mla.q_lora_rank - mla.kv_lora_rank)
 
 
 def scan_flops(model: ModelSpec, shape: LayerShape) -> float:
-    """Forward FLOPs per token of the Mamba-2 state update and read-out (Dao and Gu 2024, section 6)."""
+    """Forward FLOPs per token of a state, updated and read: Mamba-2 (Dao and Gu 2024, section 6), linear attention."""
+    if shape.mixer.is_linear:
+        return recurrence_flops(model, shape.mixer)
     if shape.mixer is not Mixer.MAMBA or model.mamba is None:
         return 0.0
     return 6.0 * model.mamba.heads * model.mamba.head_dim * model.mamba.state
@@ -72,9 +93,14 @@ def mlp_flops(model: ModelSpec, shape: LayerShape) -> float:
 
 
 def attention_flops(model: ModelSpec, shape: LayerShape, sequence_length: float, *, causal: bool) -> float:
-    """Forward FLOPs per token in attention scores and their product with V."""
+    """Forward FLOPs per token in attention scores and their product with V, the scores that choose keys among them."""
     if shape.mixer is not Mixer.ATTENTION:
         return 0.0
+    if shape.sparse:
+        assert model.indexer is not None
+        keys = attended_tokens(sequence_length, model.indexer.top_k, causal=causal, chosen=True)
+        choosing = indexer_flops(model, sequence_length, causal=causal) if shape.indexes else 0.0
+        return 2 * keys * score_width(model) + choosing
     keys = attended_tokens(
         sequence_length,
         shape.window,
@@ -82,6 +108,13 @@ def attention_flops(model: ModelSpec, shape: LayerShape, sequence_length: float,
         chunked=shape.chunked,
     )
     return 2 * keys * score_width(model)
+
+
+def indexer_flops(model: ModelSpec, sequence_length: float, *, causal: bool) -> float:
+    """Forward FLOPs per token of an indexer's scores, which are over all keys."""
+    assert model.indexer is not None
+    keys = attended_tokens(sequence_length, None, causal=causal)
+    return 2 * keys * model.indexer.heads * model.indexer.head_dim
 
 
 def layer_flops(model: ModelSpec, shape: LayerShape, sequence_length: float, *, causal: bool) -> float:

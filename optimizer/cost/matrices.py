@@ -10,6 +10,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.mixers import (
+    indexer_projections,
+    linear_gates,
+    linear_inputs,
+    linear_output,
+)
 from layoutopt.optimizer.cost.parameters import Parameters, block_parameters, mlp_matrices, mtp_parameters
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 
@@ -84,12 +90,26 @@ def _mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
         inner = model.mamba.heads * model.mamba.head_dim
         streams = 2 * inner + 2 * model.mamba.groups * model.mamba.state + model.mamba.heads
         return Matrix(rows=streams, columns=h), Matrix(rows=h, columns=inner)
+    if shape.mixer.is_linear:
+        whole = (
+            *linear_inputs(model, shape.mixer),
+            *linear_gates(model, shape.mixer),
+            linear_output(model),
+        )
+        return tuple(Matrix(rows=one.rows, columns=one.columns) for one in whole)
     if shape.mixer is not Mixer.ATTENTION:
         return ()
+    indexer = indexer_projections(model) if shape.indexes else ()
+    chosen = tuple(Matrix(rows=one.rows, columns=one.columns, held=Held.REPLICATED) for one in indexer)
+    return (*_attention_matrices(model), *chosen)
+
+
+def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+    h = model.hidden
     if model.mla is None:
         query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
         return (
-            Matrix(rows=query, columns=h),
+            Matrix(rows=query, columns=h, count=2 if model.attention_gate else 1),
             Matrix(rows=key, columns=h, held=Held.KEY_VALUE, count=2),
             Matrix(rows=h, columns=query),
         )

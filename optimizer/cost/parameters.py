@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.mixers import (
+    indexer_projections,
+    indexer_vectors,
+    linear_gates,
+    linear_inputs,
+    linear_output,
+    linear_vectors,
+)
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
 
 if TYPE_CHECKING:
@@ -60,7 +68,8 @@ def attention_parameters(model: ModelSpec) -> Parameters:
     h, e, a, k = model.hidden, model.head_dim, model.heads, model.kv_heads
     bias = model.attention_bias or model.qkv_bias
     key_value = 2 * k * e * (h + bias)
-    sharded = a * e * (h + bias) + key_value + a * e * h
+    queries = (2 if model.attention_gate else 1) * a
+    sharded = queries * e * (h + bias) + key_value + a * e * h
     replicated = float(h if model.attention_bias else 0)
     if model.qk_norm and model.qk_norm_all:
         sharded += (a + k) * e
@@ -82,6 +91,18 @@ def _mla_parameters(model: ModelSpec) -> Parameters:
     query_up = a * query_dim * (rank or h)
     key_value_up = mla.kv_lora_rank * a * (mla.qk_nope_head_dim + mla.v_head_dim)
     return Parameters(sharded=query_up + key_value_up + a * mla.v_head_dim * h, replicated=down)
+
+
+def linear_parameters(model: ModelSpec, mixer: Mixer) -> Parameters:
+    """Count one linear-attention mixer: projections, gates, convolution, decays, output norm."""
+    weights = (*linear_inputs(model, mixer), *linear_gates(model, mixer), linear_output(model))
+    return Parameters(sharded=sum(one.rows * one.columns for one in weights) + linear_vectors(model, mixer))
+
+
+def indexer_parameters(model: ModelSpec) -> Parameters:
+    """Count one indexer, which every tensor-parallel rank has whole."""
+    weights = sum(one.rows * one.columns for one in indexer_projections(model))
+    return Parameters(replicated=weights + indexer_vectors(model))
 
 
 def mamba_parameters(model: ModelSpec) -> Parameters:
@@ -129,6 +150,10 @@ def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
         total += attention_parameters(model)
     elif shape.mixer is Mixer.MAMBA:
         total += mamba_parameters(model)
+    elif shape.mixer.is_linear:
+        total += linear_parameters(model, shape.mixer)
+    if shape.indexes:
+        total += indexer_parameters(model)
     if shape.mlp is Mlp.DENSE:
         total += dense_mlp_parameters(model, shape.ffn)
     elif shape.mlp is Mlp.MOE:

@@ -16,7 +16,7 @@ from layoutopt.optimizer.interop.records import (
 )
 from layoutopt.optimizer.specs.canonical import encode
 from layoutopt.optimizer.specs.model import ADAMW, LayerShape, Mixer, Mlp, Norm
-from layoutopt.optimizer.specs.stacks import LAYER_KINDS
+from layoutopt.optimizer.specs.stacks import LAYER_KINDS, with_indexers
 from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Plain = dict[str, Any]
 
 SWITCHES = (
     "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "qk_norm_all", "layer_norms",
-    "attention_sinks", "activation_scalars", "head_bias", "learned_positions", "embedding_norm",
+    "attention_sinks", "attention_gate", "activation_scalars", "head_bias", "learned_positions", "embedding_norm",
     "mtp_layers",
 )  # fmt: skip
 """Keys of an architecture that are left out where they are off or 0."""
@@ -97,11 +97,23 @@ def _architecture(model: ModelSpec) -> Plain:
     if model.norm is not Norm.RMS:
         plain["norm"] = model.norm.value
     plain |= {name: getattr(model, name) for name in SWITCHES if getattr(model, name)}
-    for name in ("mla", "mamba"):
+    for name in ("mla", "mamba", "linear"):
         part = getattr(model, name)
         if part is not None:
             plain[name] = {field: getattr(part, field) for field in part.__slots__}
-    return plain | _stack(model)
+    return plain | _indexer(model) | _stack(model)
+
+
+def _indexer(model: ModelSpec) -> Plain:
+    """Write the indexer with the first pattern of ``every`` and ``offset`` that gives the layers that have one."""
+    if model.indexer is None:
+        return {}
+    shapes = [shape for run in model.runs for shape in run.block * run.count]
+    plain = [replace(shape, sparse=False, indexes=False) for shape in shapes]
+    patterns = ((every, offset) for every in range(1, len(shapes) + 1) for offset in range(len(shapes) + 1))
+    every, offset = next(pair for pair in patterns if with_indexers(plain, *pair) == shapes)
+    own = {field: getattr(model.indexer, field) for field in model.indexer.__slots__}
+    return {"indexer": own | ({} if every == 1 else {"every": every, "offset": offset})}
 
 
 def _stack(model: ModelSpec) -> Plain:
@@ -114,7 +126,7 @@ def _stack(model: ModelSpec) -> Plain:
     ffn = {"ffn": widths.pop()} if len(widths) == 1 else {}
     if [_narrow(shape) for shape in shapes] == short and (ffn or leading == 0):
         return ffn | ({"moe": moe | ({"dense_layers": leading} if leading else {})} if moe else {})
-    blocks = [_block(shape, len(list(equal))) for shape, equal in groupby(shapes)]
+    blocks = [_block(shape, len(list(equal))) for shape, equal in groupby(map(_unchosen, shapes))]
     return ({"moe": moe} if moe else {}) | {"blocks": blocks}
 
 
@@ -123,8 +135,12 @@ def _plain_shape(mlp: Mlp) -> LayerShape:
 
 
 def _narrow(shape: LayerShape) -> LayerShape:
-    """Return the shape without the width of its MLP."""
-    return replace(shape, ffn=0)
+    """Return the shape without the width of its MLP, and without what the indexer says."""
+    return replace(shape, ffn=0, sparse=False, indexes=False)
+
+
+def _unchosen(shape: LayerShape) -> LayerShape:
+    return replace(shape, sparse=False, indexes=False)
 
 
 def _block(shape: LayerShape, count: int) -> Plain:

@@ -11,8 +11,25 @@ from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import SWITCH, LayerKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.layer_runs import runs_of
-from layoutopt.optimizer.specs.model import MambaSpec, Mixer, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
-from layoutopt.optimizer.specs.stacks import LAYER_KINDS, MAX_LAYERS, mlp_kinds, with_width, with_windows
+from layoutopt.optimizer.specs.model import (
+    IndexerSpec,
+    LinearSpec,
+    MambaSpec,
+    Mixer,
+    MlaSpec,
+    Mlp,
+    ModelSpec,
+    MoeSpec,
+    Norm,
+)
+from layoutopt.optimizer.specs.stacks import (
+    LAYER_KINDS,
+    MAX_LAYERS,
+    mlp_kinds,
+    with_indexers,
+    with_width,
+    with_windows,
+)
 from layoutopt.optimizer.specs.units import NUMBER, shown
 
 if TYPE_CHECKING:
@@ -93,6 +110,54 @@ class MambaFile(FileModel):
     state: Width = Field(description="state size per head")
     groups: Width = Field(default=1, description="groups that share B and C")
     conv: Annotated[int, whole(most=1024)] = Field(default=4, description="width of the causal convolution")
+
+
+class LinearFile(FileModel):
+    """Linear attention with a state: gated delta rule, Kimi delta attention, lightning attention."""
+
+    key_heads: OptionalWidth = Field(
+        default=None, description="heads of queries and keys; default value_heads"
+    )
+    value_heads: Width = Field(description="heads of values, each with a state")
+    key_head_dim: Width = Field(description="width of one head of queries and keys")
+    value_head_dim: OptionalWidth = Field(
+        default=None, description="width of one head of values; default key_head_dim"
+    )
+    conv: Annotated[int, whole(least=0, most=1024)] = Field(
+        default=4, description="width of the causal convolution, 0 for none"
+    )
+
+    @classmethod
+    def check(cls, given: Partial) -> Iterator[Finding]:
+        """Check that value heads share out key heads."""
+        if given.key_heads and given.value_heads and given.value_heads % given.key_heads:
+            what = f"value_heads {given.value_heads} is not a multiple of {given.key_heads}"
+            yield ("key_heads",), what, _divisors(given.value_heads)
+
+    def spec(self) -> LinearSpec:
+        """Convert to the form that the other rooms use."""
+        return LinearSpec(
+            key_heads=self.key_heads or self.value_heads,
+            value_heads=self.value_heads,
+            key_head_dim=self.key_head_dim,
+            value_head_dim=self.value_head_dim or self.key_head_dim,
+            conv=self.conv,
+        )
+
+
+class IndexerFile(FileModel):
+    """Sparse attention: an indexer chooses the keys that a query attends to."""
+
+    heads: Width = Field(description="heads whose scores choose keys")
+    head_dim: Width = Field(description="width of one of them")
+    top_k: Width = Field(description="keys that a query attends to")
+    every: Annotated[int, whole(most=MAX_LAYERS)] = Field(
+        default=1,
+        description="an indexer in each n-th layer, whose keys the layers up to the next one use too",
+    )
+    offset: Annotated[int, whole(least=0, most=MAX_LAYERS)] = Field(
+        default=2, description="with every: leading layers before the count, all with an indexer but the last"
+    )
 
 
 def _read_window_pattern(value: Any) -> tuple[bool, ...]:
@@ -185,7 +250,8 @@ class BlockFile(FileModel):
 
 SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
-    *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "activation_scalars", "head_bias"),
+    *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "attention_gate"),
+    *("activation_scalars", "head_bias"),
     *("learned_positions", "embedding_norm", "mtp_layers"),
 )
 """Fields that ``ModelSpec`` has under the same name."""
@@ -239,6 +305,9 @@ class ArchitectureFile(FileModel):
         description="norm vectors of a layer: 2, 1 (attention and MLP in parallel) or 4 (norms after each too)",
     )
     attention_sinks: Switch = Field(default=False, description="one learned attention sink per head")
+    attention_gate: Switch = Field(
+        default=False, description="a gate of the query's width on attention's output"
+    )
     activation_scalars: Annotated[int, whole(least=0, most=64)] = Field(
         default=0, description="learned numbers of one MLP's activation"
     )
@@ -256,6 +325,12 @@ class ArchitectureFile(FileModel):
     mla: MlaFile | None = Field(default=None, description="multi-head latent attention")
     mamba: MambaFile | None = Field(
         default=None, description="Mamba-2 mixers of the layers that blocks names"
+    )
+    linear: LinearFile | None = Field(
+        default=None, description="linear attention of the layers that blocks names"
+    )
+    indexer: IndexerFile | None = Field(
+        default=None, description="sparse attention in every layer that attends"
     )
     sliding_window: Annotated[WindowFile | None, BeforeValidator(_window_mapping)] = Field(
         default=None, description="window in tokens, or {window, pattern}", json_schema_extra=_or_tokens
@@ -280,13 +355,19 @@ class ArchitectureFile(FileModel):
         )
         return ModelSpec(
             name=name,
-            runs=runs_of(with_width(_stack(self), self.ffn or 0)),
+            runs=runs_of(with_width(_indexed(self, _stack(self)), self.ffn or 0)),
             heads=heads,
             kv_heads=self.kv_heads or heads,
             head_dim=self.head_dim or query_dim,
             moe=self.moe.spec() if self.moe else None,
             mla=MlaSpec(**dict(self.mla)) if self.mla else None,
             mamba=MambaSpec(**dict(self.mamba)) if self.mamba else None,
+            linear=self.linear.spec() if self.linear else None,
+            indexer=IndexerSpec(
+                heads=self.indexer.heads, head_dim=self.indexer.head_dim, top_k=self.indexer.top_k
+            )
+            if self.indexer
+            else None,
             published_parameters=published_parameters,
             **{field: getattr(self, field) for field in SAME},
         )
@@ -305,6 +386,11 @@ def _stack(given: Any) -> list[LayerShape]:
     if window is None:
         return shapes
     return with_windows(shapes, window.window, window.pattern, chunked=window.chunked)
+
+
+def _indexed(given: ArchitectureFile, shapes: list[LayerShape]) -> list[LayerShape]:
+    indexer = given.indexer
+    return shapes if indexer is None else with_indexers(shapes, indexer.every, indexer.offset)
 
 
 def _check_count(given: Partial) -> Iterator[Finding]:
@@ -327,7 +413,9 @@ def _check_count(given: Partial) -> Iterator[Finding]:
 def _check_parts(given: Partial) -> Iterator[Finding]:
     """Check that each kind of layer has its numbers and each part is used."""
     moe = given.moe
-    if any(key in given.stated and getattr(given, key) is None for key in ("moe", "mamba", "blocks")):
+    if any(
+        key in given.stated and getattr(given, key) is None for key in ("moe", "mamba", "linear", "blocks")
+    ):
         return
     if moe and given.blocks and (moe.dense_layers or moe.every != 1):
         key = "dense_layers" if moe.dense_layers else "every"
@@ -338,11 +426,21 @@ def _check_parts(given: Partial) -> Iterator[Finding]:
     stack = _stack(given)
     if not stack:
         return
-    for key, used in (("moe", _has_moe(stack)), ("mamba", any(s.mixer is Mixer.MAMBA for s in stack))):
+    uses = {
+        "moe": _has_moe(stack),
+        "mamba": any(shape.mixer is Mixer.MAMBA for shape in stack),
+        "linear": any(shape.mixer.is_linear for shape in stack),
+    }
+    for key, used in uses.items():
         if used and key not in given.stated:
             yield (key,), "missing", f"blocks names {key} layers"
         elif not used and key in given.stated:
             yield (key,), "is not used", f"no entry of blocks names {key} layers"
+    attending = [shape for shape in stack if shape.mixer is Mixer.ATTENTION]
+    if "indexer" in given.stated and any(shape.window or shape.bidirectional for shape in attending):
+        yield ("indexer",), "is not used with windows or encoder layers", "one or the other"
+    elif "indexer" in given.stated and not attending:
+        yield ("indexer",), "is not used", "no layer attends"
     if "ffn" not in given.stated and any(shape.mlp is Mlp.DENSE and not shape.ffn for shape in stack):
         yield ("ffn",), "missing", "width of one dense MLP matrix"
 

@@ -61,14 +61,16 @@ def _named(runs: Sequence[tuple[tuple[LayerShape, ...], int]]) -> tuple[Run, ...
 
 
 def shape_name(shape: LayerShape) -> str:
-    """Return the short name of a layer kind: what it computes, and whether it looks through a window."""
+    """Return the short name of a layer kind: what it computes, and whether it sees but some keys."""
     if shape.mlp is Mlp.NONE:
         base = shape.mixer.value
-    elif shape.mixer is Mixer.MAMBA:
-        base = f"mamba-{shape.mlp.value}"
+    elif shape.mixer not in (Mixer.ATTENTION, Mixer.NONE):
+        base = f"{shape.mixer.value}-{shape.mlp.value}"
     else:
         base = "mlp" if shape.mixer is Mixer.NONE and shape.mlp is Mlp.DENSE else shape.mlp.value
     base = f"encoder-{base}" if shape.bidirectional else base
+    if shape.sparse:
+        return f"{base}-sparse" if shape.indexes else f"{base}-reused"
     if shape.window is None:
         return base
     return f"{base}-chunk" if shape.chunked else f"{base}-window"

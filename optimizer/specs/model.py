@@ -18,7 +18,15 @@ class Mixer(StrEnum):
 
     ATTENTION = "attention"
     MAMBA = "mamba"
+    GATED_DELTA = "gated-delta"
+    KIMI_DELTA = "kimi-delta"
+    LIGHTNING = "lightning"
     NONE = "none"
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is linear attention: keys and values pass through a state of fixed size."""
+        return self in (Mixer.GATED_DELTA, Mixer.KIMI_DELTA, Mixer.LIGHTNING)
 
 
 class Mlp(StrEnum):
@@ -43,6 +51,7 @@ class LayerShape:
     ``window`` is the sliding-window length in tokens, or with ``chunked`` that of chunks within which tokens
     attend, None for attention over the whole sequence. ``ffn`` is the width of one dense MLP matrix
     and 0 unless ``mlp`` is dense. ``bidirectional`` marks encoder layers, whose attention is not causal.
+    ``sparse``: a query attends to the keys that an indexer chose, which ``indexes`` says is the layer's own.
     """
 
     mixer: Mixer = Mixer.ATTENTION
@@ -51,6 +60,8 @@ class LayerShape:
     ffn: int = 0
     bidirectional: bool = False
     chunked: bool = False
+    sparse: bool = False
+    indexes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +124,26 @@ class MambaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """Linear attention: a state of ``key_head_dim`` by ``value_head_dim`` per value head, convolution (0: none)."""
+
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """What chooses ``top_k`` keys for every query by the scores of small heads (DeepSeek-V3.2)."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder stack.
 
@@ -121,7 +152,8 @@ class ModelSpec:
     ``learned_positions`` is the length of a learned position table (0: none). ``layer_norms`` are the norm vectors of
     a layer: 2, 1 where attention and MLP run in parallel behind one, 4 with a norm after each of them too.
     ``qk_norm_all`` lets the query and key norms span all heads, ``attention_sinks`` adds one learned number per head,
-    ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word.
+    ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word,
+    ``attention_gate`` a gate of the query's width on attention's output.
     """
 
     name: str
@@ -141,6 +173,7 @@ class ModelSpec:
     qk_norm_all: bool = False
     layer_norms: int = 2
     attention_sinks: bool = False
+    attention_gate: bool = False
     activation_scalars: int = 0
     head_bias: bool = False
     learned_positions: int = 0
@@ -149,6 +182,8 @@ class ModelSpec:
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     mamba: MambaSpec | None = None
+    linear: LinearSpec | None = None
+    indexer: IndexerSpec | None = None
     published_parameters: float | None = None
 
     def __post_init__(self) -> None:

@@ -22,6 +22,12 @@ LAYER_KINDS: dict[str, LayerShape] = {
     "mamba": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.NONE),
     "mamba-dense": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.DENSE),
     "mamba-moe": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.MOE),
+    **{
+        mixer.value + ("" if mlp is Mlp.NONE else f"-{mlp.value}"): LayerShape(mixer=mixer, mlp=mlp)
+        for mixer in Mixer
+        if mixer.is_linear
+        for mlp in (Mlp.NONE, Mlp.DENSE, Mlp.MOE)
+    },
 }
 """Layer kinds by the name used in ``blocks``: a mixer and an MLP, or one of them alone."""
 
@@ -42,6 +48,16 @@ def with_windows(
     return [
         replace(shape, window=window, chunked=chunked)
         if pattern[index % len(pattern)] and shape.mixer is Mixer.ATTENTION
+        else shape
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def with_indexers(shapes: Sequence[LayerShape], every: int, offset: int) -> list[LayerShape]:
+    """Let attention choose keys; an indexer is in the layers up to ``offset`` - 1 and then in each ``every``-th."""
+    return [
+        replace(shape, sparse=True, indexes=max(index - offset + 1, 0) % every == 0)
+        if shape.mixer is Mixer.ATTENTION
         else shape
         for index, shape in enumerate(shapes)
     ]

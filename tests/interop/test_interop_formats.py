@@ -15,24 +15,16 @@ from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.machines.nccl_fit import find_anomalies, fit_collective
 from layoutopt.optimizer.interop.records import GpuTopology, ImportedJob, ImportedModel, LoggedRun, NodeSet
 from layoutopt.optimizer.interop.sources import FileKind, import_path
-from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = sorted(path for path in FORMATS.rglob("*") if path.is_file())
 
-REFUSED = {"minimax_linear_hybrid.json": "architecture minimax is not supported"}
-"""Files that no model can be built from, and the words of the refusal."""
-
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_file_imports_or_is_refused_by_name(path: Path) -> None:
     """All samples are recognised without being told what they are."""
-    if path.name in REFUSED:
-        with pytest.raises(InputError, match=REFUSED[path.name]):
-            import_path(path)
-        return
     value = import_path(path).value
     known = ImportedModel | ImportedJob | LoggedRun | NodeSet | GpuTopology
     assert isinstance(value, known) or (isinstance(value, tuple) and value)

@@ -256,10 +256,8 @@ def test_wrappers_are_descended_into() -> None:
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("qwen3_next", "linear attention"),
         ("qwen3_5", "linear attention"),
         ("jamba", "Mamba-1"),
-        ("kimi_linear", "linear attention"),
         ("gemma3n", "per-layer embeddings"),
         ("mamba", "Mamba-1"),
         ("nemotron-nas", "block_configs"),

@@ -16,8 +16,26 @@ from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.specs.layout import Layout, Recompute
-from layoutopt.optimizer.specs.model import LayerShape, MambaSpec, MlaSpec, MoeSpec, Run
-from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Granularity, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.model import (
+    IndexerSpec,
+    LayerShape,
+    LinearSpec,
+    MambaSpec,
+    MlaSpec,
+    MoeSpec,
+    OptimizerSpec,
+    Run,
+)
+from layoutopt.optimizer.specs.vocabulary import (
+    CpComm,
+    Fp8Recipe,
+    Granularity,
+    MuonSharing,
+    Optimizer,
+    Precision,
+    Saver,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +78,11 @@ WINDOW = (Run(name="w", block=(LayerShape(ffn=1024, window=128),), count=8),)
 SHARED = MoeSpec(experts=8, top_k=2, ffn=512, shared_ffn=512)
 BIASED = MoeSpec(experts=8, top_k=2, ffn=512, expert_bias=True)
 MAMBA = MambaSpec(heads=12, head_dim=64, state=16, groups=4)
+LINEAR = LinearSpec(key_heads=4, value_heads=8, key_head_dim=16, value_head_dim=16)
+INDEXER = IndexerSpec(heads=4, head_dim=16, top_k=64)
+MUON = OptimizerSpec(kind=Optimizer.MUON)
+OWNED = replace(MUON, distribution=MuonSharing.OWNER)
+SHARED_OUT = replace(MUON, distribution=MuonSharing.DISTRIBUTED)
 PIPE: dict[str, Any] = {"pp": 4, "dp": 4, "schedule": Schedule.ONE_F_ONE_B}
 CHUNKS: dict[str, Any] = {"pp": 4, "vp": 2, "dp": 4, "schedule": Schedule.INTERLEAVED}
 
@@ -82,6 +105,8 @@ HEADS = [
     Case("kv_heads_mod_tp", F.ANY, {"tp": 4}, {"tp": 6}, model={"heads": 24, "kv_heads": 4}),
     Case("heads_mod_kv_heads", F.NANOTRON, {"tp": 1}, {"tp": 1}, model={"kv_heads": 3}),
     Case("mamba_heads_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"mamba": MAMBA}),
+    Case("linear_heads_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"linear": LINEAR}),
+    Case("linear_heads_mod_cp", F.MEGATRON, {"tp": 2, "cp": 2}, {"tp": 4, "cp": 2}, model={"linear": LINEAR}),
     Case("ffn_mod_tp", F.MEGATRON, {"tp": 4}, {"tp": 8}, model={"ffn": 1028}),
 ]  # fmt: skip
 SEQUENCE = [
@@ -93,6 +118,8 @@ SEQUENCE = [
     Case("ulysses_heads", F.ANY, {"cp": 8}, {"cp": 16}, None, {"kv_heads": 4}, {}, {"cp_comm": CpComm.A2A}),
     Case("ulysses_heads", F.DEEPSPEED, {"cp": 8}, {"cp": 16}, model={"kv_heads": 4}),
     Case("window_needs_gathered_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, model={"runs": WINDOW},
+         options={"cp_comm": CpComm.P2P}),
+    Case("sparse_needs_gathered_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, model={"indexer": INDEXER},
          options={"cp_comm": CpComm.P2P}),
     Case("moe_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, model=MOE),
     Case("sp_or_ulysses", F.MEGATRON_DEEPSPEED, {"tp": 2, "sp": True}, {"tp": 2, "sp": True, "cp": 2}),
@@ -219,6 +246,13 @@ RECOMPUTE = [
          training={"fp8_recipe": Fp8Recipe.CURRENT}),
     Case("recompute_modules_named", F.MEGATRON, {"recompute": selective("mlp")}, {"recompute": selective()}),
 ]  # fmt: skip
+OPTIMIZERS = [
+    Case("optimizer_supported", F.MEGATRON, {}, {}, "core 0.15"),
+    Case("optimizer_sharding", F.MEGATRON, {"zero": 1}, {"zero": 2}, training={"optimizer": MUON}),
+    Case("muon_owner_needs_zero", F.ANY, {"zero": 1}, {"zero": 0}, training={"optimizer": OWNED}),
+    Case("muon_without_owner", F.MEGATRON, {"zero": 0}, {"zero": 1}, training={"optimizer": SHARED_OUT}),
+    Case("savers_need_adam", F.ANY, {}, {"savers": (Saver.BF16_MOMENTS,)}, training={"optimizer": MUON}),
+]  # fmt: skip
 PRECISIONS = [
     Case("precision_supported", F.NANOTRON, {}, {"precision": Precision.FP8}),
     Case("precision_hardware", F.ANY, {"precision": Precision.FP8}, {"precision": Precision.NVFP4}),
@@ -252,6 +286,7 @@ FLAGS = [
 ]  # fmt: skip
 CASES = [
     *PRODUCTS,
+    *OPTIMIZERS,
     *HEADS,
     *SEQUENCE,
     *LAYERS,
@@ -277,6 +312,7 @@ OTHER_QUESTION: dict[str, dict[str, Any]] = {
     },
 }
 REJECTED_QUESTION: dict[str, dict[str, Any]] = {
+    "optimizer_supported-megatron-core 0.15": {"training": {"optimizer": MUON}},
     "kv_heads_mod_tp-megatron-newest": {"model": {"heads": 24, "kv_heads": 3}},
     "optimizer_offload_precision_aware-megatron-newest": {
         "options": {"optimizer_offload": True, "precision_aware_optimizer": False}

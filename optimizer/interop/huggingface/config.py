@@ -9,7 +9,17 @@ from layoutopt.optimizer.interop.huggingface.layers import count_layers, layer_s
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
 from layoutopt.optimizer.interop.records import ImportedModel
 from layoutopt.optimizer.specs.layer_runs import runs_of
-from layoutopt.optimizer.specs.model import MambaSpec, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
+from layoutopt.optimizer.specs.model import (
+    IndexerSpec,
+    LinearSpec,
+    MambaSpec,
+    Mixer,
+    MlaSpec,
+    Mlp,
+    ModelSpec,
+    MoeSpec,
+    Norm,
+)
 from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -126,6 +136,7 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         qk_norm_all=family.qk_norm_all,
         layer_norms=family.layer_norms,
         attention_sinks=family.sinks,
+        attention_gate=family.attention_gate,
         activation_scalars=family.activation_scalars,
         head_bias=reader.switch(family.head_bias),
         learned_positions=_positions(reader),
@@ -133,6 +144,8 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         mtp_layers=(reader.fields.integer(*MTP_KEYS, most=64) or 0) if family.mtp else 0,
         mla=mla,
         moe=_moe(reader) if any(shape.mlp is Mlp.MOE for shape in shapes) else None,
+        linear=_linear(reader, heads) if any(shape.mixer.is_linear for shape in shapes) else None,
+        indexer=_indexer(reader) if family.indexer else None,
         mamba=_mamba(reader) if any(shape.mixer.value == "mamba" for shape in shapes) else None,
     )
     return _checked(model, reader)
@@ -248,6 +261,35 @@ def _shared_width(reader: ConfigReader, width: int) -> int:
     if rule == "width":
         return reader.size("shared_expert_intermediate_size", least=0)
     return width if rule == "one" else 0
+
+
+def _linear(reader: ConfigReader, heads: int) -> LinearSpec:
+    kind, inner = Mixer(reader.family.linear), reader.fields.section("linear_attn_config")
+    if kind is Mixer.LIGHTNING:
+        width = _head_dim(reader, reader.size("hidden_size"), heads)
+        return LinearSpec(
+            key_heads=heads, value_heads=heads, key_head_dim=width, value_head_dim=width, conv=0
+        )
+    if kind is Mixer.GATED_DELTA:
+        return LinearSpec(
+            key_heads=reader.size("linear_num_key_heads"),
+            value_heads=reader.size("linear_num_value_heads"),
+            key_head_dim=reader.size("linear_key_head_dim"),
+            value_head_dim=reader.size("linear_value_head_dim"),
+            conv=reader.size("linear_conv_kernel_dim"),
+        )
+    own = inner.integer("num_heads", least=1) or reader.size("linear_num_heads")
+    width = inner.integer("head_dim", least=1) or reader.size("linear_head_dim")
+    conv = inner.integer("short_conv_kernel_size", least=1) or reader.size("linear_conv_kernel_dim")
+    return LinearSpec(key_heads=own, value_heads=own, key_head_dim=width, value_head_dim=width, conv=conv)
+
+
+def _indexer(reader: ConfigReader) -> IndexerSpec:
+    return IndexerSpec(
+        heads=reader.size("index_n_heads"),
+        head_dim=reader.size("index_head_dim"),
+        top_k=reader.size("index_topk"),
+    )
 
 
 def _mamba(reader: ConfigReader) -> MambaSpec:

@@ -47,7 +47,11 @@ class HfFamily:
     mtp: bool = False
     head_dim_required: bool = False
     ffn_is_4_hidden: bool = False
-    no_linear_attention: str = ""
+    attention_gate: bool = False
+    indexer: bool = False
+    linear: str = ""
+    full_every: int = 0
+    full_first: bool = False
     notes: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 

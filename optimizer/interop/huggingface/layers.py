@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.interop.huggingface.family import ConfigReader
 
-LINEAR = ("linear_attention", "lightning_attention", "recurrent", "delta", "conv")
+LINEAR = "linear_attention"
 BLOCK_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 BLOCK_WORDS = {"linear_attention": "mamba", "mamba2": "mamba", "full_attention": "attention"}
 
@@ -53,18 +54,70 @@ def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
     if reader.family.moe == "blocks":
         return _block_shapes(reader)
     sparse = _sparse_layers(reader, layers)
+    mixers = _mixers(reader, layers)
     seen = _windows(reader, layers)
     width = 0 if all(sparse) else _dense_width(reader)
     chunks = reader.family.window == "llama4"
-    return [
+    shapes = [
         LayerShape(
+            mixer=mixer,
             mlp=Mlp.MOE if is_moe else Mlp.DENSE,
             ffn=0 if is_moe else width,
             window=window,
             chunked=chunks and window is not None,
         )
-        for is_moe, window in zip(sparse, seen, strict=True)
+        for mixer, is_moe, window in zip(mixers, sparse, seen, strict=True)
     ]
+    if not reader.family.indexer:
+        return shapes
+    owns = _indexing_layers(reader, layers)
+    return [replace(shape, sparse=True, indexes=own) for shape, own in zip(shapes, owns, strict=True)]
+
+
+def _mixers(reader: ConfigReader, layers: int) -> list[Mixer]:
+    """Return every layer's mixer: linear attention where the class has it and the file, or the class, says so."""
+    family, fields = reader.family, reader.fields
+    if not family.linear:
+        return [Mixer.ATTENTION] * layers
+    linear = Mixer(family.linear)
+    kinds, listed = (
+        fields.words("layer_types"),
+        fields.section("linear_attn_config").items("full_attn_layers"),
+    )
+    numbers = fields.items("attn_type_list")
+    if kinds is not None:
+        full = _exact([kind != LINEAR for kind in kinds], reader, "layer_types", layers)
+    elif listed is not None:
+        full = [index + 1 in listed for index in range(layers)]  # counted from 1
+    elif numbers is not None:
+        full = _exact([number != 0 for number in numbers], reader, "attn_type_list", layers)
+    else:
+        full = _full_layers(reader, layers, linear)
+    return [Mixer.ATTENTION if whole else linear for whole in full]
+
+
+def _full_layers(reader: ConfigReader, layers: int, linear: Mixer) -> list[bool]:
+    period = (
+        reader.fields.integer("full_attention_interval", least=1, most=MAX_LAYERS) or reader.family.full_every
+    )
+    if not reader.family.full_first:
+        return [(index + 1) % period == 0 for index in range(layers)]
+    skipped = linear is Mixer.KIMI_DELTA
+    return [index % period == 0 and not (skipped and index == 0) for index in range(layers)]
+
+
+def _indexing_layers(reader: ConfigReader, layers: int) -> list[bool]:
+    """Tell which layers have an indexer; the others use the keys of the one before."""
+    fields = reader.fields
+    kinds, pattern = fields.words("indexer_types"), fields.data.get("index_topk_pattern")
+    if kinds is not None:
+        return _exact([kind == "full" for kind in kinds], reader, "indexer_types", layers)
+    if pattern is not None:
+        return _exact([str(word) in ("F", "full") for word in pattern], reader, "index_topk_pattern", layers)
+    every = fields.integer("index_topk_freq", least=1, most=MAX_LAYERS) or 1
+    offset = fields.integer("index_skip_topk_offset", least=0, most=MAX_LAYERS)
+    offset = 2 if offset is None else offset
+    return [max(index - offset + 1, 0) % every == 0 for index in range(layers)]
 
 
 def _block_shapes(reader: ConfigReader) -> list[LayerShape]:
@@ -155,11 +208,6 @@ def _exact(values: list[bool], reader: ConfigReader, key: str, layers: int) -> l
 def _windows(reader: ConfigReader, layers: int) -> list[int | None]:
     """Window or chunk length of every layer, None for the whole sequence."""
     kinds = reader.fields.words("layer_types")
-    if reader.family.no_linear_attention and (kinds is None or any(kind in LINEAR for kind in kinds)):
-        raise reader.fields.fail(
-            "layer_types",
-            f"architecture {reader.family.name} is not supported: {reader.family.no_linear_attention}",
-        )
     if kinds is not None:
         return _listed_windows(reader, kinds, layers)
     windowed = _windowed_layers(reader, layers)
@@ -183,7 +231,9 @@ def _listed_windows(reader: ConfigReader, kinds: tuple[str, ...], layers: int) -
     for kind in kinds:
         if kind in {"sliding_attention", "chunked_attention"}:
             windows.append(_window_length(reader))
-        elif kind in {"full_attention", "attention", "indexed_attention"}:
+        elif kind in {"full_attention", "attention", "indexed_attention"} or (
+            kind == LINEAR and reader.family.linear
+        ):
             windows.append(None)
         else:
             raise reader.fields.fail(

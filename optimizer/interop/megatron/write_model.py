@@ -41,6 +41,8 @@ def require_gpt(model: ModelSpec) -> None:
         "query and key norms over all heads": model.qk_norm_all,
         "learned numbers in the activation": model.activation_scalars > 0,
         "a bias of the output matrix": model.head_bias,
+        "sparse attention": model.indexer is not None,
+        "gates on attention": model.attention_gate,
     }
     for name, there in lacking.items():
         if there:

@@ -97,6 +97,25 @@ def _mamba_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"heads": mamba.heads, "groups": mamba.groups, "tp": tp}
 
 
+def _linear(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    linear = ctx.model.linear
+    result: BoolArray = everywhere(rows) if linear is None else linear.key_heads % rows.tp == 0
+    return result
+
+
+def _linear_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    linear = ctx.model.linear
+    result: BoolArray = everywhere(rows) if linear is None else linear.key_heads % (rows.tp * rows.cp) == 0
+    return result
+
+
+def _linear_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    linear, tp, cp = ctx.model.linear, layout.tp, layout.cp
+    assert linear is not None
+    text = f"key heads {linear.key_heads} of linear attention over tp {tp}, cp {cp}"
+    return text, {"key_heads": linear.key_heads, "tp": tp, "cp": cp}
+
+
 def _widths(ctx: Context) -> tuple[int, ...]:
     """Widths of MLPs that tp splits: dense ones and shared experts."""
     shared = (ctx.model.moe.shared_ffn,) if ctx.model.moe and ctx.model.moe.shared_ffn else ()
@@ -233,6 +252,28 @@ HEAD_RULES: tuple[Rule, ...] = (
         repair=lowered("tp"),
         valid=varying("tp"),
         frameworks=MEGATRONS | FREEST,
+    ),
+    Rule(
+        name="linear_heads_mod_tp",
+        formula="key heads of linear attention % tp = 0",
+        reason="heads and their states are split over tensor-parallel ranks",
+        source="NVIDIA/Megatron-LM core/ssm/gated_delta_net.py",
+        reads=_TP,
+        holds=_linear,
+        detail=_linear_detail,
+        repair=lowered("tp"),
+        valid=varying("tp"),
+    ),
+    Rule(
+        name="linear_heads_mod_cp",
+        formula="key heads of linear attention % (tp*cp) = 0",
+        reason="context parallelism exchanges sequences for heads before the scan",
+        source="NVIDIA/Megatron-LM core/ssm/gated_delta_net.py",
+        reads=frozenset({"tp", "cp"}),
+        holds=_linear_cp,
+        detail=_linear_detail,
+        valid=varying("cp"),
+        frameworks=MEGATRONS,
     ),
 )
 

@@ -30,6 +30,8 @@ def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
         "query and key norms": model.qk_norm,
         "attention sinks": model.attention_sinks,
         "sliding windows": ctx.has_windows,
+        "sparse attention": model.indexer is not None,
+        "gates on attention": model.attention_gate,
         "biases of query, key and value alone": model.qkv_bias and not model.attention_bias,
         "shared experts, or dense layers among sparse ones": mixed,
     }
@@ -40,7 +42,13 @@ def _of_megatron(ctx: Context) -> Mapping[str, bool]:
     model, moe, release = ctx.model, ctx.model.moe, ctx.release
     mixed = moe is not None and len({shape.mlp for shape in ctx.shapes}) > 1
     shared = moe is not None and moe.shared_ffn > 0
+    mixers = {shape.mixer for shape in ctx.shapes}
     return {
+        "Kimi delta attention": Mixer.KIMI_DELTA in mixers,
+        "lightning attention": Mixer.LIGHTNING in mixers,
+        "gated delta rule": Mixer.GATED_DELTA in mixers and release < (0, 16),
+        "sparse attention": model.indexer is not None and release < (0, 16),
+        "gates on attention": model.attention_gate and release < (0, 16),
         "multi-token prediction": model.mtp_layers > 0 and release < (0, 12),
         "router biases": moe is not None and moe.router_bias and release < (0, 11),
         "multi-head latent attention": model.mla is not None and release < (0, 10),
@@ -63,6 +71,8 @@ def _of_nanotron(ctx: Context) -> Mapping[str, bool]:
         "query and key norms": model.qk_norm,
         "attention sinks": model.attention_sinks,
         "sliding windows": ctx.has_windows,
+        "sparse attention": model.indexer is not None,
+        "gates on attention": model.attention_gate,
         "LayerNorm, ungated MLPs or full biases": other,
         "head dimension other than hidden/heads": model.head_dim * model.heads != model.hidden,
     }

@@ -137,6 +137,19 @@ def _window_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"cp": layout.cp}
 
 
+def _chosen(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    other = ctx.options.cp_comm is not CpComm.ALL_GATHER and ctx.model.indexer is not None
+    result: BoolArray = rows.cp == 1
+    return result if other else everywhere(rows)
+
+
+def _chosen_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    assert ctx.options.cp_comm is not None
+    return f"sparse attention with cp {layout.cp} over {ctx.options.cp_comm}; use all_gather", {
+        "cp": layout.cp
+    }
+
+
 def _moe_sp(rows: LayoutBatch, ctx: Context) -> BoolArray:
     result: BoolArray = (rows.tp == 1) | (rows.sp == 1)
     return result if ctx.experts else everywhere(rows)
@@ -275,6 +288,16 @@ RULES: tuple[Rule, ...] = (
         repair=lowered("cp"),
         valid=varying("cp"),
         frameworks=frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED}),
+    ),
+    Rule(
+        name="sparse_needs_gathered_cp",
+        formula="sparse attention and cp > 1 => cp_comm = all_gather",
+        reason="chosen keys may be on any rank",
+        source="NVIDIA/Megatron-LM core/transformer/transformer_config.py",
+        reads=frozenset({"cp"}),
+        holds=_chosen,
+        detail=_chosen_detail,
+        flag="cp_comm",
     ),
     Rule(
         name="window_needs_gathered_cp",
