@@ -16,7 +16,14 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.communication import activation_bytes, all_to_all_bytes, routed_bytes, tp_pairs
-from layoutopt.optimizer.cost.context_parallel import division, exchanged_bytes, mamba_bytes, ring_bytes
+from layoutopt.optimizer.cost.context_parallel import (
+    division,
+    exchanged_bytes,
+    gathered_bytes,
+    mamba_bytes,
+    passed_bytes,
+    ring_bytes,
+)
 from layoutopt.optimizer.cost.data_parallel import passes, volumes
 from layoutopt.optimizer.cost.ends import LOSS_BYTES, LOSS_SUMS
 from layoutopt.optimizer.cost.estimate import distinct_ranks, for_layout
@@ -160,10 +167,14 @@ def _context_parallel(ledger: _Ledger, step: _Step, shape: LayerShape, times: fl
     if shape.mixer is Mixer.MAMBA:
         ledger.add("cp", "all_to_all", cp, mamba_bytes(comm), 2 * times + again)
         return
+    if shape.mixer.is_linear:
+        ledger.add("cp", "all_gather", cp, passed_bytes(comm), 2 * times + again)
+        return
     parts, piece = division(comm.compute, comm.keys, shape), ring_bytes(comm)
     if parts.gathered:
-        ledger.add("cp", "all_gather", cp, piece * cp, 2 * times + again)
-        ledger.add("cp", "reduce_scatter", cp, piece * cp, times)
+        whole = gathered_bytes(comm, shape)
+        ledger.add("cp", "all_gather", cp, whole, 2 * times + again)
+        ledger.add("cp", "reduce_scatter", cp, whole, times)
         return
     hops = float(parts.ring[0]) - 1
     ledger.add("cp", "all_to_all", parts.heads, exchanged_bytes(comm), 2 * times + again)
