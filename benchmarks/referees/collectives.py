@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.counted import JOBS, counted
+from checks.counted import JOBS, counted, states
 
 if TYPE_CHECKING:
     from checks.counted import Calls, Job
@@ -25,13 +25,13 @@ def called(python: Path, one: Job) -> list[dict[str, Any]]:
     return ranks
 
 
-def by_stage(one: Job, ranks: list[dict[str, Any]]) -> list[Calls]:
-    """One list of calls for every pipeline rank, if all its ranks called the same."""
-    stages: list[list[Calls]] = [[] for _ in range(one["pp"])]
+def by_stage(one: Job, ranks: list[dict[str, Any]]) -> list[tuple[Calls, dict[str, int]]]:
+    """Calls and state bytes of every pipeline rank, if all ranks of a stage have the same."""
+    stages: list[list[tuple[Calls, dict[str, int]]]] = [[] for _ in range(one["pp"])]
     for rank in ranks:
-        stages[rank["rank"] * one["pp"] // one["world"]].append(calls_of(rank["calls"]))
-    if any(calls != same[0] for same in stages for calls in same):
-        raise RuntimeError(f"ranks of one stage call different collectives: {one}")
+        stages[rank["rank"] * one["pp"] // one["world"]].append((calls_of(rank["calls"]), rank["state"]))
+    if any(found != same[0] for same in stages for found in same):
+        raise RuntimeError(f"ranks of one stage differ: {one}")
     return [same[0] for same in stages]
 
 
@@ -46,19 +46,23 @@ def referee(python: Path, *, record: bool) -> int:
     """Print every job's verdict; return the number of those that differ."""
     wrong, rows = 0, []
     for one in JOBS:
-        theirs, ours = by_stage(one, called(python, one)), counted(one)
-        degrees = {
-            name: one[name] for name in ("backend", "tp", "pp", "vp", "dp", "shard", "zero", "schedule")
-        }
-        print(
-            f"{'exact' if theirs == ours else 'OTHER'}  {sum(map(len, theirs)):3} rows  {degrees}", flush=True
+        found, ours = by_stage(one, called(python, one)), counted(one)
+        theirs, kept = [calls for calls, _ in found], [state for _, state in found]
+        same = theirs == ours and all(
+            mine.items() <= state.items() for mine, state in zip(states(one), kept, strict=True)
         )
-        if theirs != ours:
+        names = ("backend", "tp", "pp", "vp", "dp", "shard", "zero", "schedule")
+        print(
+            f"{'exact' if same else 'OTHER'}  {sum(map(len, theirs)):3} rows  {[one[name] for name in names]}",
+            flush=True,
+        )
+        if not same:
             wrong += 1
+            print(f"  state theirs: {kept}, ours: {states(one)}")
             for stage, (left, right) in enumerate(zip(theirs, ours, strict=True)):
                 print(f"  stage {stage} theirs: {[row for row in left if row not in right]}")
                 print(f"  stage {stage} ours:   {[row for row in right if row not in left]}")
-        rows.append({"job": one, "calls": theirs})
+        rows.append({"job": one, "calls": theirs, "states": kept})
     if record:
         RECORDED.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     return wrong

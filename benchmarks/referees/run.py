@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import collectives, configs, megatron  # noqa: E402
+from benchmarks.referees import collectives, configs, megatron, orders  # noqa: E402
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ def main() -> int:
     wrong = sum(len(tally.false_valid) + len(tally.other_sizes) for tally in tallies)
     if not asked.only or "collectives" in asked.only:
         python = had("torch", asked.folder)
-        wrong += collectives.referee(python, record=asked.record) if python is not None else 0
+        if python is not None:
+            wrong += orders.referee(python, record=asked.record)
+            wrong += collectives.referee(python, record=asked.record)
     return 1 if wrong else 0
 
 

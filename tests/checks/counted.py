@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.ask.load import load_cluster
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -12,6 +12,9 @@ from layoutopt.optimizer.specs.layout import Layout, VirtualStage
 from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 from layoutopt.optimizer.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.plan import Judgement
 
 Job = dict[str, Any]
 Calls = list[list[Any]]
@@ -109,11 +112,27 @@ def layout_of(one: Job) -> Layout:
     )
 
 
-def counted(one: Job) -> list[Calls]:
-    """What we count for every pipeline rank of a job, as torchtitan would train it."""
+def judged(one: Job) -> Judgement:
+    """The job as torchtitan would train it."""
     cluster = load_cluster(f"h100x{max(one['world'], 8)}")
-    judged = judge_layout(workload_of(one), cluster, layout_of(one), framework=Framework.TORCHTITAN)
+    return judge_layout(workload_of(one), cluster, layout_of(one), framework=Framework.TORCHTITAN)
+
+
+def counted(one: Job) -> list[Calls]:
+    """What we count for every pipeline rank of a job."""
     found: list[Counter[tuple[str, str, int, int]]] = [Counter() for _ in range(one["pp"])]
-    for call in judged.collectives:
+    for call in judged(one).collectives:
         found[call.stage][(call.axis, call.kind, call.ranks, call.bytes)] += call.count
     return [sorted([*key, count] for key, count in calls.items()) for calls in found]
+
+
+def states(one: Job) -> list[dict[str, int]]:
+    """Bytes that every pipeline rank of a job keeps between backward pass and optimizer step.
+
+    Where weights stay gathered over the step, and gradients whole in it, what is kept is the optimizer's share.
+    """
+    priced = judged(one).estimate
+    assert priced is not None
+    lasting = one["zero"] == 3 and one["pp"] == 1
+    names = ("weights", "gradients", "optimizer") if lasting else ("optimizer",)
+    return [{name: round(stage.components_bytes[name]) for name in names} for stage in priced.memory.stages]

@@ -95,17 +95,15 @@ def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: Clust
     except (InputError, LookupError):  # a broken layout may want words that the format lacks
         return None
     broken = tuple(fault.reason.rule for fault in find_faults(target.layout, ctx))
-    held = rank_parameters(target.layout, target.model, load_preset(trainer.framework, trainer.release))
+    preset = load_preset(trainer.framework, trainer.release)
+    held = () if broken else rank_parameters(target.layout, target.model, preset)
     return Launch(layout=target.layout, job=job, broken=broken, parameters=held)
 
 
 def rank_parameters(layout: Layout, model: ModelSpec, preset: FrameworkPreset) -> tuple[int, ...]:
-    """Parameters that every pipeline rank holds before their state is sharded; none where stages don't hold the model."""
-    try:
-        cut = by_layer(model) if cuts_blocks(layout, model) else model
-        blocks = rank_blocks(layout, cut)[0]
-    except InputError:
-        return ()
+    """Parameters that every pipeline rank of a valid layout holds before their state is sharded."""
+    cut = by_layer(model) if cuts_blocks(layout, model) else model
+    blocks = rank_blocks(layout, cut)[0]
     batch = batch_of_one(layout)
     schedule = schedule_of(batch)
     held = [on_rank(cut, block_parameters(cut, run), batch) for run in cut.runs]

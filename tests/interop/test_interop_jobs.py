@@ -405,3 +405,22 @@ def test_accelerate_yaml() -> None:
     assert (layout.dp, layout.tp, layout.cp, layout.zero, layout.hsdp_shard) == (4, 2, 2, 2, 4)
     assert got.options.cp_comm is CpComm.P2P
     assert any("micro-batch" in item for item in got.missing)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "# Copyright\nfrom megatron.bridge import AutoBridge\n\n\ndef recipe():\n    pass\n",
+            "a program in Python",
+        ),
+        (
+            "# Llama\n\nLlama runs on megatron.bridge.\n\n```python\nimport torch\n```\n",
+            "a page of text",
+        ),
+    ],
+)
+def test_what_names_bridge_without_being_a_run(text: str, said: str) -> None:
+    """Recipes in Python and model cards are refused as what they are, with what would be read."""
+    with pytest.raises(InputError, match=f"{said} names Megatron-Bridge.*run_config.yaml"):
+        import_text(text, "recipe")

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -242,24 +243,31 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             shard(parts[stage], mesh["replicas", "shard"] if job["dp"] > job["shard"] else mesh["shard"], job)
         else:
             parts[stage].to(torch.bfloat16)
-    held = sum(p.numel() for part in parts.values() for p in map(local, part.parameters()))
     optimizer = torch.optim.AdamW([p for part in parts.values() for p in part.parameters()], foreach=False)
     step = pipeline(job, parts, mesh) if job["pp"] > 1 else accumulate(job, parts[0])
     for counted in (False, True):
         calls = Calls(axes)
+        with calls if counted else nullcontext(), loss_parallel():
+            step()
         if counted:
-            with calls, loss_parallel():
-                step()
-        else:
-            with loss_parallel():
-                step()
+            state = state_bytes(optimizer)
         optimizer.step()
         optimizer.zero_grad()
     listed = [
         dict(zip(("axis", "ranks", "kind", "bytes"), key, strict=True), count=n)
         for key, n in calls.found.items()
     ]
-    return {"calls": sorted(listed, key=str), "parameters": held, "rank": dist.get_rank()}
+    return {"calls": sorted(listed, key=str), "state": state, "rank": dist.get_rank()}
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of weights, gradients and moments on this rank, between a backward pass and the optimizer's step."""
+    held = [local(p) for group in optimizer.param_groups for p in group["params"]]
+    grads = [local(p.grad) for group in optimizer.param_groups for p in group["params"]]
+    moments = [
+        local(value) for state in optimizer.state.values() for name, value in state.items() if name != "step"
+    ]
+    return {"weights": size(held), "gradients": size(grads), "optimizer": size(moments)}
 
 
 def local(value: Any) -> torch.Tensor:

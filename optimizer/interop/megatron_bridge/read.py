@@ -110,9 +110,20 @@ class _Config(ArgFields):
         return Fields.items(self, *keys)
 
 
+NO_RUN_CONFIG = {
+    "a page of text": r"^(```|#{1,6} \w.*$\n\s*\n[A-Z])",
+    "a program in Python": r"^(from [\w.]+ import |import \w|def \w+\(|class \w+)",
+}
+"""What names Megatron-Bridge without being the configuration that a run wrote, and its signs."""
+RUNS = "the run_config.yaml that a run of it wrote, or the command that starts run_recipe.py"
+
+
 @importer
 def import_run_config(text: str, file: str = "") -> ImportedJob:
     """Read ``run_config.yaml``: provider style, or builder style with fields under ``model.transformer``."""
+    for written, sign in NO_RUN_CONFIG.items():
+        if re.search(sign, text, re.MULTILINE):
+            raise input_error(f"{written} names Megatron-Bridge, and is no run", RUNS, file=file)
     data = parse_yaml(text, file)
     if not isinstance(data.get("model"), dict):
         raise input_error("no model section", "a Megatron-Bridge run_config.yaml", key="model", file=file)
