@@ -77,6 +77,9 @@ def header(target: Target, software: str, *, comment: str = "#") -> str:
         f"vp{layout.vp}, ZeRO-{layout.zero}, {layout.micro_batches} micro-batches of {layout.micro_batch}, "
         f"global batch {target.global_batch} sequences of {target.training.sequence_length}",
     ]
+    lines.append(
+        "placeholders, to replace with your own: learning rate and its schedule, data, tokenizer, where to save"
+    )
     if target.model.is_moe:
         edp = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
         lines.append(f"experts: etp{layout.etp} x ep{layout.ep} x pp{layout.pp} x expert-dp{edp}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from contextlib import suppress
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,16 @@ POLL_S = 1.0
 """How often a lost scheduler is noticed and new workers are counted."""
 
 QUEUED_PER_THREAD = 2
+LOGGERS = (
+    "distributed",
+    "distributed.client",
+    "distributed.comm",
+    "distributed.core",
+    "tornado.application",
+    "asyncio",
+)
+"""Who logs when a scheduler is gone."""
+
 KILLED = "KilledWorker"
 """What dask raises for a task over which several workers died (distributed.scheduler)."""
 
@@ -50,15 +62,19 @@ class DaskExecutor:
 
     def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         """Yield answers as they come, see ``Executor.run``; ``InputError`` when the scheduler is gone."""
+        with _silent_logs():
+            yield from self._run(work, tasks)
+
+    def _run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
         client = self._connect()
         running: dict[Any, Task] = {}
         try:
             self._check_workers(client)
             yield from self._outcomes(client, work, tasks, running)
-        except OSError:  # a connection that breaks in the middle of a call
+        except (OSError, CancelledError):  # a connection that breaks in the middle of a call
             raise self._lost() from None
         finally:
-            with suppress(OSError):  # nothing is left to tell a scheduler that is gone
+            with suppress(OSError, CancelledError):  # nothing is left to tell a scheduler that is gone
                 if client.status == "running":
                     client.cancel(list(running), force=True)
                 client.close(timeout=self._connect_s)
@@ -106,6 +122,20 @@ class DaskExecutor:
             "start it and run the same command again",
             key="scheduler",
         )
+
+
+@contextmanager
+def _silent_logs() -> Iterator[None]:
+    """Keep the tracebacks of a lost connection out of the terminal: the sweep says what happened in one line."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _dask() -> Any:
