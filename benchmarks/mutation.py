@@ -1,8 +1,8 @@
 """How many small faults the tests notice: one operator, number or condition is changed at a time, and the nearest tests run.
 
 ``python benchmarks/mutation.py --sample 200`` changes copies of the core rooms, never the checkout. Of each mutant the tests
-that name its module run, then those of its room; a mutant under which all of them pass has survived. The sample follows from the
-seed; survivors are written to ``benchmarks/mutation_survivors.txt``, which says what nobody would notice.
+that name its module run, then those of its room; a mutant under which all of them pass has survived. The sample follows from
+the seed; survivors are written to ``benchmarks/mutation_survivors.txt``, which says what nobody would notice.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def main() -> int:
             survivors += [mutant.name] if alive else []
             print(f"{number}/{len(chosen)} {'SURVIVES' if alive else 'noticed'} {mutant.name}", flush=True)
     share = len(survivors) / max(len(chosen), 1)
-    head = f"# {len(survivors)} of {len(chosen)} mutants survive ({share:.0%}); seed {given.seed}, rooms {' '.join(given.rooms)}"
+    what = f"seed {given.seed}, rooms {' '.join(given.rooms)}"
+    head = f"# {len(survivors)} of {len(chosen)} mutants survive ({share:.0%}); {what}"
     SURVIVORS.write_text("\n".join([head, *sorted(survivors)]) + "\n", encoding="utf-8")
     print(head)
     return 0
