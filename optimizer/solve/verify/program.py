@@ -381,8 +381,9 @@ class _Program:
         from scipy.sparse import csr_array
 
         sizes = [len(sum_) for sum_, _, _ in self._rows]
-        rows = np.repeat(np.arange(len(sizes)), sizes)
-        columns = np.fromiter((c for sum_, _, _ in self._rows for c in sum_), dtype=np.int64)
+        # HiGHS of the oldest SciPy takes indices of 32 bits alone
+        rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        columns = np.fromiter((c for sum_, _, _ in self._rows for c in sum_), dtype=np.int32)
         values = np.fromiter((v for sum_, _, _ in self._rows for v in sum_.values()), dtype=np.float64)
         matrix = csr_array((values, (rows, columns)), shape=(len(sizes), len(self._low)))
         low, high = (np.array([row[i] for row in self._rows]) for i in (1, 2))
