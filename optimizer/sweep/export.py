@@ -71,13 +71,26 @@ def write_text(rows: Iterable[Row], file: IO[str], kind: str) -> int:
     return _write_csv(rows, file) if kind == "csv" else _write_json(rows, file)
 
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""What makes spreadsheets run a cell's text (OWASP, CSV injection)."""
+
+
+def _cell(value: Any) -> Any:
+    """Put an apostrophe in front of a text that a spreadsheet would run, and one kind of line end; numbers stay."""
+    if not isinstance(value, str):
+        return value
+    safe = f"'{value}" if value.startswith(FORMULA_STARTS) else value
+    # the writer quotes no carriage return, which readers take for the end of a row
+    return safe.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def _write_csv(rows: Iterable[Row], file: IO[str]) -> int:
     writer, count = None, 0
     for row in rows:
         if writer is None:
             writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
             writer.writeheader()
-        writer.writerow(row)
+        writer.writerow({name: _cell(value) for name, value in row.items()})
         count += 1
     if writer is None:
         csv.writer(file, lineterminator="\n").writerow(EXPORTED)
