@@ -65,12 +65,25 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
         **_end_bytes(ctx, *(states.of(*end) for end in ends)),
         "layer_activation_bytes": ctx.kept,
-        "recomputed_activation_bytes": np.minimum(ctx.checkpoint, ctx.kept),
+        "recomputed_activation_bytes": np.minimum(ctx.checkpoint / _grouped(ctx)[:, None], ctx.kept),
         "common_bytes": _common(ctx, first, last, working_set),
-        "recompute_transient_bytes": np.zeros(len(ctx.batch)) if ctx.ideal else ctx.kept.max(axis=1),
+        "recompute_transient_bytes": np.zeros(len(ctx.batch)) if ctx.ideal else _again_bytes(ctx),
         "capacity_bytes": np.full(len(ctx.batch), usable_bytes(ctx.cluster, ctx.preset, ideal=ctx.ideal)),
         "in_flight": ctx.in_flight,
     }
+
+
+def _grouped(ctx: MemoryContext) -> FloatArray:
+    """Layers that are recomputed from one saved input."""
+    groups = np.array([max(entry.group, 1) for entry in ctx.batch.codebook.recomputes], dtype=np.float64)
+    return groups[ctx.batch.recompute]
+
+
+def _again_bytes(ctx: MemoryContext) -> FloatArray:
+    """Bytes that exist while layers are recomputed: all that a group of them, or a block, keeps."""
+    layers = np.array([len(run.block) for run in ctx.model.runs], dtype=np.float64)
+    blocks = np.maximum(_grouped(ctx)[:, None] / layers, 1.0)
+    return np.asarray((ctx.kept * blocks).max(axis=1))
 
 
 def _end_bytes(

@@ -192,6 +192,8 @@ def layout_file(layout: PartialLayout) -> Plain:
 
 def _recompute(recompute: Recompute, layers: int | None) -> Any:
     if recompute.granularity is Granularity.FULL:
+        if recompute.group:
+            return f"uniform:{recompute.group}"
         return "full" if layers is None else f"full:{layers}"
     if recompute.granularity is Granularity.NONE:
         return "none"

@@ -13,6 +13,7 @@ from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
 from layoutopt.optimizer.space.savers import saver_sets
 from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.vocabulary import (
     OP_MODULE,
     RECOMPUTE_MODULES,
@@ -215,6 +216,9 @@ def parse_recompute(text: str) -> Recompute:
 
     if text in ("none", "full"):
         return Recompute(granularity=Granularity(text))
+    head, _, group = text.partition(":")
+    if head == "uniform" and group.isascii() and group.isdecimal() and 1 <= int(group[:6]) <= MAX_LAYERS:
+        return Recompute(granularity=Granularity.FULL, group=int(group) if int(group) > 1 else 0)
     modules = tuple(sorted(text.split("+")))
     known = (*RECOMPUTE_MODULES, OP_MODULE)
     unknown = [name for name in modules if name not in known]

@@ -30,10 +30,10 @@ def recompute_choices(ctx: Context, abilities: Abilities) -> tuple[Recompute, ..
 
 
 def recompute_text(recompute: Recompute) -> str:
-    """Write a choice: ``none``, ``full`` or its modules joined by ``+``."""
+    """Write a choice: ``none``, ``full``, ``uniform:4`` or its modules joined by ``+``."""
     if recompute.granularity is Granularity.SELECTIVE:
         return "+".join(recompute.modules)
-    return recompute.granularity.value
+    return f"uniform:{recompute.group}" if recompute.group else recompute.granularity.value
 
 
 def _useful_sets(ctx: Context) -> list[tuple[str, ...]]:

@@ -9,10 +9,14 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Activation recomputation: the granularity and, when selective, the modules (sorted)."""
+    """Activation recomputation: the granularity and, when selective, the modules (sorted).
+
+    ``group``: full recomputation starts from one saved input for as many layers (0: every layer from its own).
+    """
 
     granularity: Granularity = Granularity.NONE
     modules: tuple[str, ...] = ()
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,10 @@ MAX_DEGREE = 100_000_000
 MAX_CHUNKS = 10_000
 MAX_TEXT = 20_000
 MODULE_NAMES = (*RECOMPUTE_MODULES, OP_MODULE)
-RECOMPUTE_FORMS = "none, full, full:N (N layers per virtual stage), selective, or modules joined by +"
+RECOMPUTE_FORMS = (
+    "none, full, full:N (N layers per virtual stage), uniform:K (groups of K layers), selective, "
+    "or modules joined by +"
+)
 SHORT_KEYS = {
     "mb": "micro_batch",
     "mbs": "micro_batch",
@@ -61,12 +64,14 @@ def _modules(names: list[Any], words: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 @as_kind_error
 def _recompute_mapping(value: Any) -> Any:
-    """Turn ``full:4`` or ``core_attn+mlp`` into the mapping that it stands for."""
+    """Turn ``full:4``, ``uniform:4`` or ``core_attn+mlp`` into the mapping that it stands for."""
     if isinstance(value, dict):
         return value
     head, _, tail = value.partition(":") if isinstance(value, str) else ("", "", "")
     if head == "full":
         return {"granularity": "full"} | ({"layers": tail} if tail else {})
+    if head == "uniform" and tail:
+        return {"granularity": "full", "group": tail}
     if head in ("none", "selective") and not tail:
         return {"granularity": head}
     names = (tail if head == "selective" else head).split("+")
@@ -97,6 +102,9 @@ class RecomputeFile(FileModel):
     layers: Annotated[int | None, whole(least=0, most=MAX_LAYERS)] = Field(
         default=None, description="layers that every virtual stage recomputes in full; left out: all"
     )
+    group: Annotated[int, whole(most=MAX_LAYERS)] = Field(
+        default=1, description="layers that full recomputation repeats from one saved input"
+    )
 
     @classmethod
     def check(cls, given: Partial) -> Iterator[Finding]:
@@ -105,12 +113,15 @@ class RecomputeFile(FileModel):
             yield ("modules",), f"granularity is {given.granularity}", "only with selective"
         if given.granularity and given.layers is not None and given.granularity is not Granularity.FULL:
             yield ("layers",), f"granularity is {given.granularity}", "only with full"
+        if given.granularity and (given.group or 1) > 1 and given.granularity is not Granularity.FULL:
+            yield ("group",), f"granularity is {given.granularity}", "only with full"
 
     def spec(self) -> Recompute:
         """Convert to ``Recompute``; selective alone means core attention, as in Megatron-LM."""
         selective = self.granularity is Granularity.SELECTIVE
         modules = self.modules or (("core_attn",) if selective else ())
-        return Recompute(granularity=self.granularity, modules=modules)
+        group = self.group if self.group > 1 else 0
+        return Recompute(granularity=self.granularity, modules=modules, group=group)
 
 
 SAVER_NAMES = tuple(saver.value for saver in Saver)

@@ -228,6 +228,8 @@ SHARDING = [
          PIPE | {"zero": 3, "mesh_order": "tp-cp-ep-pp-dp"}),
 ]  # fmt: skip
 RECOMPUTE = [
+    Case("recompute_groups_supported", F.TORCHTITAN, {"recompute": FULL}, {"recompute": replace(FULL, group=4)}),
+    Case("recompute_groups_searched", F.MEGATRON, {"recompute": FULL}, {"recompute": replace(FULL, group=4)}),
     Case("recompute_supported", F.NANOTRON, {"recompute": FULL}, {"recompute": selective("mlp")}),
     Case("recompute_modules_supported", F.MEGATRON, {"recompute": selective("core_attn")},
          {"recompute": selective("layernorm")}, "core 0.11"),

@@ -169,7 +169,8 @@ def _recompute(fields: Fields) -> tuple[Recompute, int | None]:
         if per_chunk == 0:
             return Recompute(), None
         return Recompute(granularity=Granularity.FULL), per_chunk
-    return Recompute(granularity=Granularity.FULL), None
+    group = fields.integer("recompute_num_layers", least=1) if method == "uniform" else None
+    return Recompute(granularity=Granularity.FULL, group=group if group and group > 1 else 0), None
 
 
 def _counts(

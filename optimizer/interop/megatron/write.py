@@ -188,7 +188,7 @@ def recompute_flags(target: Target) -> Flags:
     # uniform with one layer per unit is the same work and the usual way to write it
     everything = all(stage.recomputed == stage.layers for stage in layout.stages)
     method = "uniform" if everything else "block"
-    depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    depth = max(chosen.group, 1) if everything else max(stage.recomputed for stage in layout.stages)
     return [
         ("--recompute-granularity", "full"),
         ("--recompute-method", method),

@@ -230,7 +230,7 @@ def layout_overrides(target: Target) -> Overrides:
         overrides.append(("model.hierarchical_context_parallel_sizes", [inside, layout.cp // inside]))
     full = chosen.granularity is Granularity.FULL
     everything = all(stage.recomputed == stage.layers for stage in layout.stages)
-    depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    depth = max(chosen.group, 1) if everything else max(stage.recomputed for stage in layout.stages)
     # nulls are written too: a recipe may have set any of them
     none = chosen.granularity is Granularity.NONE
     return [

@@ -107,7 +107,8 @@ def _recompute_flags(target: Target) -> Flags:
     if granularity is Granularity.SELECTIVE:
         return flags
     everything = all(stage.recomputed == stage.layers for stage in layout.stages)
-    depth = 1 if everything else max(stage.recomputed for stage in layout.stages)
+    group = max(layout.recompute.group, 1)
+    depth = group if everything else max(stage.recomputed for stage in layout.stages)
     return [
         *flags,
         ("--recompute-method", "uniform" if everything else "block"),

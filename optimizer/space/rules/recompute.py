@@ -47,6 +47,21 @@ def _granularity_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"{ctx.framework} recomputes {known}, not a list of modules", {"granularity": granularity.value}
 
 
+def _groups(recompute: Recompute, ctx: Context) -> bool:
+    return not recompute.group or ctx.framework in _LISTS
+
+
+def _single(recompute: Recompute, ctx: Context) -> bool:
+    return not recompute.group
+
+
+def _groups_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    group = layout.recompute.group
+    return f"{ctx.framework} recomputes every layer from its own input, not groups of {group}", {
+        "group": group
+    }
+
+
 def _modules(recompute: Recompute, ctx: Context) -> bool:
     return set(recompute.modules) <= set(abilities_of(ctx.framework, ctx.release).modules)
 
@@ -137,6 +152,27 @@ RULES: tuple[Rule, ...] = (
         detail=_granularity_detail,
         repair=known_modules,
         frameworks=EVERY,
+    ),
+    Rule(
+        name="recompute_groups_supported",
+        formula="one saved input for several layers => Megatron's uniform method",
+        reason="other trainers checkpoint layer by layer",
+        source="NVIDIA/Megatron-LM --recompute-method uniform --recompute-num-layers k",
+        reads=frozenset({"recompute"}),
+        holds=per_entry(_groups),
+        detail=_groups_detail,
+        frameworks=EVERY,
+    ),
+    Rule(
+        name="recompute_groups_searched",
+        formula="groups of layers are recomputed whole",
+        reason="the uniform method recomputes all layers, and the search counts them",
+        source="NVIDIA/Megatron-LM core/transformer/transformer_block.py",
+        reads=frozenset({"recompute"}),
+        holds=per_entry(_single),
+        detail=_groups_detail,
+        frameworks=_LISTS - FREEST,
+        search_only=True,
     ),
     Rule(
         name="recompute_modules_supported",
