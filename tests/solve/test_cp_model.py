@@ -19,7 +19,7 @@ from layoutopt.optimizer.solve.model.constraints import ENOUGH_MICRO_BATCHES, ME
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus, SolverLimits
 from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound
-from layoutopt.optimizer.solve.search.construct import good_stages
+from layoutopt.optimizer.solve.search.construct import by_chunk, good_stages
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 BOOK = Codebook(recomputes=(), orders=(), schedules=(), precisions=())
@@ -134,7 +134,7 @@ def test_hint_may_be_the_optimum_or_not() -> None:
         terms = random_terms(rng, 1, 1)
         near = good_stages(terms, counts, MEGATRON)
         model = CpModel(slice_of(terms, [9], MEGATRON))
-        model.hint(0, near.blocks[0], near.recomputed[0])
+        model.hint(0, *by_chunk(terms, near, counts))
         best = optima(terms, [9], MEGATRON)[0]
         assert model.solve().step_time_s == pytest.approx(best, abs=1e-6), row
 
@@ -154,7 +154,7 @@ def test_users_may_add_constraints() -> None:
     model.model.add(model.variables.blocks[0][0] == 7)
     skewed = model.solve()
     assert skewed.blocks is not None
-    assert skewed.blocks[:, 0].tolist() == [7, 1]
+    assert skewed.blocks[0, :, 0].tolist() == [7, 1]
     assert skewed.step_time_s > plain.step_time_s
 
 
