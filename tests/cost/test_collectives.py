@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from checks.counted import counted
+from checks.counted import counted, states
 
 from layoutopt.optimizer.ask.load import load_cluster, load_layout, load_model
 from layoutopt.optimizer.cost.batch import batch_of_one
@@ -36,6 +36,13 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data" / "referees" / "collec
 def test_bytes_and_counts_are_those_of_torch(row: dict[str, Any]) -> None:
     """Every rank of jobs with tensor, pipeline, data parallelism, FSDP and HSDP."""
     assert counted(row["job"]) == row["calls"]
+
+
+@pytest.mark.parametrize("row", RECORDED, ids=lambda row: "-".join(map(str, row["job"].values())))
+def test_state_bytes_are_those_of_torch(row: dict[str, Any]) -> None:
+    """Shards of weights, gradients and moments on every pipeline rank."""
+    for ours, theirs in zip(states(row["job"]), row["states"], strict=True):
+        assert ours == {name: theirs[name] for name in ours}
 
 
 def test_enough_layouts_are_recorded() -> None:
