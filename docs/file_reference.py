@@ -28,7 +28,10 @@ Quantities take units: `400 Gbit/s`, `450 GB/s`, `80 GB`, `80 GiB`, `1.4T`, `16M
 Unknown keys are errors that name the nearest valid key.
 """
 KINDS = {
-    "model": ("A model with its training run", ("model-dense", "model-experts", "model-hybrid", "model-linear")),
+    "model": (
+        "A model with its training run",
+        ("model-dense", "model-experts", "model-hybrid", "model-linear"),
+    ),
     "cluster": ("A cluster", ("cluster", "cluster-from-base")),
     "layout": ("A layout", ("layout",)),
 }
