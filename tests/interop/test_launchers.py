@@ -132,6 +132,31 @@ def test_swift_defaults_differ_from_megatrons() -> None:
     assert "assumed: one node, NNODES is not set" in job.notes
 
 
+TRAINER = """CUDA_VISIBLE_DEVICES=0,1,2,3 \\
+NPROC_PER_NODE=4 \\
+swift sft --model meta-llama/Meta-Llama-3-8B --train_type full --torch_dtype bfloat16 --per_device_train_batch_size 2 \\
+  --gradient_accumulation_steps $(expr 32 / 4) --max_length 4096 {more}
+"""
+
+
+def test_swift_of_the_trainer() -> None:
+    """Flags of the Hugging Face trainer; the stage is DeepSpeed's word, its absence is said."""
+    job = read(TRAINER.format(more="--deepspeed zero3_offload"), "ms-swift")
+    assert (job.framework, job.model_name, job.gpus) == ("deepspeed", "llama3-8b", 4)
+    assert degrees(job, "zero", "micro_batch", "dp") == (3, 2, 4)
+    assert (job.training.global_batch, job.options.optimizer_offload) == (64, 1.0)
+    plain = read(TRAINER.format(more=""), "ms-swift")
+    assert (plain.framework, plain.layout.zero) == ("accelerate", 0)
+    assert any("no sharding" in note for note in plain.notes)
+
+
+def test_swift_stage_from_outside_is_open() -> None:
+    """The variable is named, and no stage is made up."""
+    job = read(TRAINER.format(more="--deepspeed $STAGE --max_length $LENGTH"), "ms-swift")
+    assert (job.layout.zero, job.training.sequence_length) == (None, None)
+    assert any("--set STAGE=" in text for text in job.missing)
+
+
 def test_swift_says_false_and_none() -> None:
     """Words that switch off do so."""
     more = "--use_distributed_optimizer false --recompute_granularity none --train_type lora --moe_router_parallel_x 1"

@@ -17,7 +17,7 @@ LAUNCHERS = {
         LaunchFormat(
             kind="ms-swift",
             reader="import_swift",
-            sign=r"^[ \t]*([A-Z_]+=\S*[ \t]+)*megatron (pt|sft|rlhf)\b",
+            sign=r"^[ \t]*([A-Z_]+=\S*[ \t]+)*(megatron|swift) (pt|sft|rlhf)\b",
         ),
         LaunchFormat(kind="primus", reader="import_primus", sign=r"^[ \t]+pre_trainer:"),
         LaunchFormat(kind="axolotl", reader="import_axolotl", sign=r"^base_model:|^sequence_len:"),

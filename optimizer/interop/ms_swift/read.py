@@ -1,20 +1,27 @@
-"""ms-swift's ``megatron pt``, ``sft`` and ``rlhf`` (ms-swift 3602360, 2026-08-22): Megatron's keys, other defaults."""
+"""ms-swift (3602360, 2026-08-22): ``megatron sft`` has Megatron's keys and other defaults, ``swift sft`` the trainer's."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import (
+    fsdp_job,
     gpus_of_environment,
     megatron_job,
+    model_path,
     name_unread,
     with_defaults,
 )
-from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.reading import importer, shorten
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.launch.flags import ArgFields
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
 
@@ -30,6 +37,16 @@ DEFAULTS = {
     "recompute_granularity": "selective",
     "bf16": True,
 }
+TRAINER_FLAGS = (
+    "--per_device_train_batch_size",
+    "--gradient_accumulation_steps",
+    "--deepspeed",
+    "--torch_dtype",
+)
+"""Flags of ``swift sft``: those of the Hugging Face trainer."""
+
+TRAINER_KNOWN = ("per_device_train_batch_size", "gradient_checkpointing", "deepspeed")
+PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 SWITCHES = (
     "sequence_parallel", "use_distributed_optimizer", "use_megatron_fsdp", "overlap_grad_reduce",
     "overlap_param_gather", "tp_comm_overlap", "moe_shared_expert_overlap", "moe_enable_deepep",
@@ -46,8 +63,13 @@ KNOWN = (
 
 @importer
 def import_swift(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
-    """Read a script that starts ``megatron sft`` or its siblings; GPUs are in NPROC_PER_NODE and NNODES."""
-    return read_launch(text, OWN_FLAGS, lambda command: _job(command, text, file), file, outside)
+    """Read a script that starts ``megatron sft``, ``swift sft`` or their siblings; GPUs are in NPROC_PER_NODE and NNODES."""
+
+    def build(command: LaunchCommand) -> ImportedJob:
+        """Read the command with the names of the trainer that it drives."""
+        return (_job if "megatron" in command.words else _trainer_job)(command, text, file)
+
+    return read_launch(text, (*OWN_FLAGS, *TRAINER_FLAGS), build, file, outside)
 
 
 def _job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
@@ -74,3 +96,47 @@ def _job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
         path=path if isinstance(path, str) else None,
         command_line=True,
     )
+
+
+def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
+    """Read ``swift sft``: the Hugging Face trainer on DeepSpeed's stages, on FSDP, or with whole copies."""
+    fields = command.fields(file=file)
+    notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
+    name_unread(list(fields.data), TRAINER_KNOWN, notes)
+    adapter = fields.text("tuner_type", "train_type") or "lora"
+    if adapter != "full":
+        notes.append(f"{adapter}: adapters are not read from this file; priced as training of all parameters")
+    stage, missing = _stage(fields, notes)
+    gpus = command.gpus or gpus_of_environment(text, "NPROC_PER_NODE", "NNODES", notes)
+    micro_batch = fields.integer("per_device_train_batch_size", least=1)
+    steps = fields.integer("gradient_accumulation_steps", least=1)
+    job = fsdp_job(
+        notes=notes,
+        path=model_path(fields, "model"),
+        gpus=gpus,
+        micro_batch=micro_batch,
+        global_batch=gpus * micro_batch * steps if gpus and micro_batch and steps else None,
+        sequence_length=fields.integer("max_length", least=1),
+        zero=stage,
+        recompute=fields.raw("gradient_checkpointing") is not False,
+        precision=PRECISIONS.get(str(fields.raw("torch_dtype"))),
+        missing=missing,
+        framework=Framework.DEEPSPEED if "deepspeed" in fields else Framework.ACCELERATE,
+        optimizer_offload=1.0 if "offload" in str(fields.raw("deepspeed")) else None,
+    )
+    asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
+    return replace(job, missing=(*job.missing, *asked))
+
+
+def _stage(fields: ArgFields, notes: list[str]) -> tuple[int | None, list[str]]:
+    """Return the ZeRO stage that a word or a file's name states; without either every GPU holds all states."""
+    stated = fields.raw("deepspeed")
+    if stated is None:
+        if fields.raw("fsdp") is not None:
+            return 3, []
+        if fields.is_open("deepspeed"):
+            return None, []
+        notes.append("assumed: no sharding, neither deepspeed nor fsdp is stated")
+        return 0, []
+    match = re.search(r"zero_?([0-3])|ds_z([0-3])", str(stated), re.IGNORECASE)
+    return (int(match[1] or match[2]), []) if match else (None, [f"the ZeRO stage of {shorten(stated)}"])
