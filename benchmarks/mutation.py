@@ -2,7 +2,7 @@
 
 ``python benchmarks/mutation.py --sample 200`` changes copies of the core rooms, never the checkout. Of each mutant the tests
 that name its module run, then those of its room; a mutant under which all of them pass has survived. The sample follows from
-the seed; survivors are written to ``benchmarks/mutation_survivors.txt``, which says what nobody would notice.
+the seed; the survivors go to ``benchmarks/mutation_survivors.txt``, which says what nobody would notice.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def test_result_says_what_matters(result: layoutopt.Result) -> None:
     line = repr(result)
     assert line.startswith("<optimal: llama3-8b on 16 x h100: ") and "proven" in line and "\n" not in line
     assert f"tp={result.layout.tp} " in line
-    assert "Step time" in str(result) and "Proof" in str(result)
+    assert "How sure" in str(result) and "Near-ties" in str(result)
     html = result._repr_html_()
-    assert html.startswith("<pre") and "Step time" in html and "\x1b" not in html
+    assert html.startswith("<pre") and "How sure" in html and "\x1b" not in html
 
 
 def test_dictionary_and_file_are_the_plan(result: layoutopt.Result, tmp_path: Path) -> None:
