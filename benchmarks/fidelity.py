@@ -25,7 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from checks.ablation import ablate
 from checks.baseline import figures, percent
+from checks.bounds import at_bound, constants_at_bounds
 from checks.experiment import calibration_gain
+from checks.healthy import FAULTY, faulty_builds
 from checks.published import NEWER, read_runs
 
 from layoutopt.optimizer.cost.constants import constant_table
@@ -43,8 +45,10 @@ if TYPE_CHECKING:
 
     from checks.ablation import AblationRow
 
+    from layoutopt.optimizer.cost.constants import Constant
     from layoutopt.optimizer.evidence.metrics import ErrorSummary
     from layoutopt.optimizer.evidence.validate import RowResult, ValidationReport
+    from layoutopt.optimizer.topology.links import LinkConstant
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -62,9 +66,6 @@ LARGEST_NANOTRON_PIPELINE = 4
 
 TESTED_SHARE = 0.01
 """Of a step: smaller parts are below what repeated runs differ by."""
-
-AT_BOUND = 0.01
-"""Relative distance from a bound within which a constant counts as lying at it."""
 
 
 def write(path: Path, text: str) -> None:
@@ -294,39 +295,69 @@ def ablation_lines(rows: Sequence[AblationRow]) -> list[str]:
 
 
 def constant_lines(fitted: dict[str, Any]) -> list[str]:
-    """Write every constant with the range of its source; the fitted ones with their priors and spreads."""
-    known = [(name, one.value, one.bounds, one.source) for name, one in constant_table().items()]
-    known += [(name, one.value, one.bounds, one.source) for name, one in link_table().items()]
-    rows = [_constant_cells(fitted["constants"], *one) for one in known]
-    at_bound = [row[0] for row in rows if row[3]]
-    own = [
-        (name, "", f"{entry['value']:.4g}", "", f"{entry['prior']:.4g}", f"{100 * entry['spread']:.0f}%", "")
-        for name, entry in fitted["constants"].items()
-        if name not in {row[0] for row in rows}
+    """Write every constant with the range of its source; the fitted ones with priors, posteriors and spreads."""
+    known: list[tuple[str, Constant | LinkConstant]] = [*constant_table().items(), *link_table().items()]
+    rows = [
+        _constant_cells(fitted["constants"].get(name), name, one.value, one.bounds, one.exact, one.source)
+        for name, one in known
     ]
-    columns = ("constant", "range", "value", "", "prior", "spread", "source")
+    plan = yaml.safe_load((HERE / "fit.yaml").read_text(encoding="utf-8"))["per_framework"]
+    own = [
+        _constant_cells(entry, name, entry["value"], tuple(entry["range"]), False, plan[name]["source"])
+        for name, entry in fitted["constants"].items()
+        if name in plan
+    ]
+    columns = ("constant", "range", "value", "", "prior", "posterior", "spread", "source")
+    ends = constants_at_bounds()
     said = (
-        f"{len(rows)} constants; {len(at_bound)} at a bound of their range: {', '.join(at_bound) or 'none'}."
+        f"{len(rows)} constants, {len(fitted['constants'])} fitted; {len(ends)} at an end of their range: "
+        f"{', '.join(ends) or 'none'}."
     )
-    return ["", said, *table(columns, rows), "Per framework, fitted:", *table(columns, own)]
+    return ["", said, *table(columns, rows), "Fields of presets, fitted:", *table(columns, own)]
 
 
 def _constant_cells(
-    fitted: dict[str, Any], name: str, value: float, bounds: tuple[float, float], source: str
+    entry: dict[str, Any] | None,
+    name: str,
+    value: float,
+    bounds: tuple[float, float],
+    exact: bool,
+    source: str,
 ) -> tuple[str, ...]:
-    """Return one constant's cells; some lie at an end because the measurement does, not because a fit pushed them there."""
-    entry = fitted.get(name)
-    near = any(abs(value - bound) <= AT_BOUND * abs(bound) for bound in bounds)
-    prior, spread = (f"{entry['prior']:.4g}", f"{100 * entry['spread']:.0f}%") if entry else ("", "")
-    return (
-        name,
-        f"{bounds[0]:g}-{bounds[1]:g}",
-        f"{value:.4g}",
-        "bound" if near else "",
-        prior,
-        spread,
-        source.replace("|", "/"),
-    )
+    """Return one constant's cells."""
+    near = "exact" if exact else "end" if at_bound(value, bounds) else ""
+    fit = ("", "", "")
+    if entry is not None:
+        fit = (f"{entry['prior']:.4g}", f"{100 * entry['posterior']:.0f}%", f"{100 * entry['spread']:.0f}%")
+    scope = f"{bounds[0]:g}-{bounds[1]:g}"
+    return name, scope, f"{value:.4g}", near, *fit, " ".join(source.replace("|", "/").split())
+
+
+SETTINGS = ("fabrics", "releases", "recipes")
+"""Data files of the evidence room that state something of one publication, by phrase."""
+
+
+def setting_lines() -> list[str]:
+    """Write every setting that belongs to one source or to a trainer without a preset."""
+    folder = ROOT / "optimizer" / "evidence"
+    read = {name: yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8")) for name in SETTINGS}
+    nearest = yaml.safe_load((folder / "nearest.yaml").read_text(encoding="utf-8"))
+    entries = [(name, entry["phrase"], entry) for name, listed in read.items() for entry in listed]
+    entries += [("nearest", entry["phrase"], entry) for entry in nearest["publications"]]
+    entries += [("nearest", name, entry) for name, entry in nearest["frameworks"].items()]
+    rows = []
+    for file, name, entry in entries:
+        stated = {key: value for key, value in entry.items() if key not in ("phrase", "source")}
+        flat = {**{k: v for k, v in stated.items() if not isinstance(v, dict)}, **_inner(stated)}
+        said = ", ".join(f"{key} {value}" for key, value in flat.items())
+        rows.append((name, file, said, " ".join(entry["source"].split()).replace("|", "/")))
+    return table(("source or trainer", "file", "setting", "why"), rows)
+
+
+def _inner(stated: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value for inner in stated.values() if isinstance(inner, dict) for key, value in inner.items()
+    }
 
 
 def newer_lines() -> list[str]:
@@ -335,7 +366,9 @@ def newer_lines() -> list[str]:
     report = validate(runs)
     wanted = [run for run in runs if run.method == "pretrain"]
     priced = sum(row.case.run.method == "pretrain" for row in report.results)
+    rows = [row for row in report.results if row.case.run.method == "pretrain" and row.error is not None]
     named = {
+        "all pretraining rows": summarize([row.error or 0.0 for row in rows]),
         "with a preset": report.step_time,
         "as the nearest preset or with assumptions": report.assumed,
         **{f"assumed: {name}": one for name, one in report.assumed_families.items()},
@@ -357,6 +390,7 @@ def skipped_lines(report: ValidationReport) -> Iterator[str]:
 
 def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[AblationRow]) -> str:
     """Write the page."""
+    faulty = faulty_builds(row.case for row in report.results)
     groups, rest = own_runs(report)
     fits = f"{fitted['rows']} timed rows of {fitted['sources']} publications"
     lines = [
@@ -365,11 +399,15 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         "How far predictions are from published, measured training runs. Written by `python benchmarks/fidelity.py`.",
         "Errors are shares of the measured step time; bias is positive where predictions are too slow.",
         "",
-        f"{report.rows} rows read, {len(report.skipped)} not priced. Rows that leave nothing unstated, percent:",
-        *errors_table("family", figures(report)),
-        f"The constants were fitted to {fits} (`benchmarks/fit.py`), so these errors are in sample. With each row's",
-        "publication left out of the fit, all timed rows:",
+        f"The constants were fitted to {fits} (`benchmarks/fit.py`). All timed rows, each with its own",
+        "publication left out of the fit, percent:",
         *errors_table("family", left_out_errors(fitted)),
+        f"{len(faulty)} rows are left out as faulty builds: per token they took more than {FAULTY:g} times what the same",
+        "layout takes elsewhere in its source with a micro-batch that is no larger (`tests/checks/healthy.py`).",
+        "",
+        f"In sample, rows that leave nothing unstated ({report.rows} read, {len(report.skipped)} not priced), faulty builds",
+        "among them:",
+        *errors_table("family", figures(report)),
         f"After one scale from {OWN_RUNS} own runs the rest of a dense group of at least {OWN_RUNS + 1} rows is "
         f"{100 * rest:.1f}% off in the mean over {groups} groups.",
         "",
@@ -395,9 +433,12 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         *ablation_lines(ablation),
         "## Constants",
         "",
-        "Range: what the source allows. Prior and spread (standard error of the logarithm when publications are left out",
-        "one by one): of those that were fitted.",
+        "Range: what the source allows. Of those that were fitted: prior, the middle of the range; posterior, the standard",
+        "deviation of the logarithm (`optimizer/evidence/posterior.yaml` has all of them jointly); spread, its standard",
+        "error when publications are left out one by one.",
         *constant_lines(fitted),
+        "## Settings of single sources",
+        *setting_lines(),
         "## Rows that were not priced",
         "",
         *skipped_lines(report),

@@ -23,12 +23,14 @@ from checks.fit import (
     errors_by_family,
     fit,
     leave_one_source_out,
+    posterior,
     refits,
     source_of,
     spreads,
 )
 from checks.fit_plan import parse_plan
 from checks.fit_text import split_names, with_constants, with_preset
+from checks.healthy import healthy
 from checks.pricing import Pricer
 
 from layoutopt.optimizer.cost.constants import constant_table
@@ -52,12 +54,12 @@ HERE = Path(__file__).parent
 
 
 def read_cases(tables: Sequence[Path]) -> list[Case]:
-    """Return the timed cases of the tables that state what decides their price, without assumptions."""
+    """Return the timed cases of the tables that state what decides their price, without assumptions and faulty builds."""
     cases: list[Case] = []
     for table in tables:
         built, _ = build_cases(parse_runs(table.read_bytes(), str(table)))
         cases += [case for case in built if case.measured_s is not None]
-    return cases
+    return healthy(cases)
 
 
 def print_errors(title: str, errors: Mapping[str, ErrorSummary]) -> None:
@@ -96,14 +98,19 @@ def write_result(
     plan: FitPlan, result: FitResult, cases: Sequence[Case], unseen: NDArray[np.float64]
 ) -> None:
     """Keep what benchmarks/fidelity.py reports: values, their spread over sources, errors of sources left out."""
-    spread = spreads(plan, refits(cases, plan, result))
+    left_out = refits(cases, plan, result)
+    spread, covariance = spreads(plan, left_out), posterior(cases, plan, result, left_out)
+    widths = dict(zip(plan.names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    centres = dict(zip(plan.names, np.exp(plan.centre()).tolist(), strict=True))
     data = {
         "rows": len(cases),
         "sources": len({source_of(case) for case in cases}),
         "constants": {
             item.name: {
                 "value": float(f"{result.values[item.name]:.4g}"),
-                "prior": plan.priors.get(item.name, item.value),
+                "prior": float(f"{centres[item.name]:.4g}"),
+                "range": list(item.bounds),
+                "posterior": float(f"{widths[item.name]:.3g}"),
                 "spread": float(f"{spread[item.name]:.3g}"),
                 "at_bound": item.name in result.at_bounds,
             }
@@ -112,8 +119,31 @@ def write_result(
         "in_sample": _plain(errors_by_family(cases, result.log_times)),
         "left_out": _plain(errors_by_family(cases, unseen)),
     }
-    head = "# Written by benchmarks/fit.py --write. spread: standard error of the log over sources left out (jackknife).\n"
+    head = (
+        "# Written by benchmarks/fit.py --write. prior: middle of the source's range; posterior: standard deviation of\n"
+        "# the log; spread: standard error of the log over sources left out (jackknife).\n"
+    )
     (HERE / "fitted.yaml").write_text(head + yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    write_posterior(plan, result, covariance)
+
+
+def write_posterior(plan: FitPlan, result: FitResult, covariance: NDArray[np.float64]) -> None:
+    """Put the fitted constants' joint distribution into the package: normal in their logs."""
+    data = {
+        "names": list(plan.names),
+        "ties": {name: list(others) for name, others in plan.ties.items()},
+        "logs": [float(f"{log:.5g}") for log in result.logs],
+        "covariance": [[float(f"{value:.3g}") for value in row] for row in covariance],
+    }
+    head = (
+        "# Written by benchmarks/fit.py --write: joint distribution of the fitted constants, normal in their natural\n"
+        "# logs. names in order; ties: constants that equal a named one; covariance: inverse curvature of the fit plus\n"
+        "# the jackknife over publications.\n"
+    )
+    path = Path(str(resources.files("layoutopt.optimizer.evidence"))) / "posterior.yaml"
+    path.write_text(
+        head + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8"
+    )
 
 
 def _plain(errors: Mapping[str, ErrorSummary]) -> dict[str, dict[str, float]]:

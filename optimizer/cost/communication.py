@@ -162,7 +162,11 @@ def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
 
 
 def _all_to_all_s(comm: CommContext, sent: FloatArray) -> FloatArray:
-    """One all-to-all of routed tokens. Deduplicated dispatch sends a token once per NVLink domain it reaches."""
+    """One all-to-all of routed tokens.
+
+    Deduplicated dispatch sends a token once to every NVLink domain it reaches, and inside it once to every rank
+    (deepseek-ai/DeepEP csrc/kernels, is_token_in_rank).
+    """
     keys, group = comm.keys, comm.groups.ep
     moe = comm.compute.model.moe
     assert moe is not None
@@ -174,7 +178,8 @@ def _all_to_all_s(comm: CommContext, sent: FloatArray) -> FloatArray:
     if moe.node_limit is not None:
         reached = np.minimum(reached, moe.node_limit)
     remote = sent / moe.top_k * reached * (1 - 1 / domains)
-    return comm.topology.all_to_all_split_s(sent * (1 - 1 / near), remote, group)
+    ranks = keys.ep * (1 - (1 - 1 / keys.ep) ** moe.top_k)
+    return comm.topology.all_to_all_split_s(sent / moe.top_k * ranks * (1 - 1 / near), remote, group)
 
 
 def routed_bytes(comm: CommContext) -> FloatArray:

@@ -74,7 +74,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeContext:
-    """What compute time depends on beside the degrees. ``nvlink_domain``: GPUs that reach each other over NVLink."""
+    """What compute time depends on beside the degrees. ``nvlink_domain``: GPUs that reach each other over NVLink.
+
+    ``host_slower``: host time over that of the x86 CPUs that presets' host times are of.
+    """
 
     model: ModelSpec
     training: TrainingSpec
@@ -82,6 +85,7 @@ class ComputeContext:
     constants: Constants
     rates: Rates
     nvlink_domain: int = 1
+    host_slower: float = 1.0
 
     @property
     def traffic(self) -> float:
@@ -154,6 +158,13 @@ def norm_work(ctx: ComputeContext, keys: Keys) -> Work:
     dropout = 5.0 if ctx.training.dropout else 0.0
     elements = keys.local_tokens * ctx.model.hidden
     return moved(ctx, elements * (10 + dropout), elements * (14 + dropout))
+
+
+def gaps_work(ctx: ComputeContext, like: FloatArray) -> Work:
+    """Time between the kernels of a layer, whatever they do."""
+    gaps = 0.0 if ctx.rates.ideal else ctx.constants["kernel_gap_s"] * ctx.constants["layer_kernels"]
+    forward = np.full_like(like, gaps)
+    return Work(forward, 2.0 * forward, np.zeros_like(forward))
 
 
 def mixer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
@@ -362,6 +373,10 @@ def activation_function_work(ctx: ComputeContext, elements: FloatArray) -> Work:
     Where its output isn't kept, the backward kernel writes it again beside its gradients.
     """
     forward, backward = (6.0, 10.0) if ctx.model.gated else (4.0, 6.0)
+    if (
+        ctx.model.gated and not ctx.preset.fused_function
+    ):  # the function and the product are kernels of their own
+        forward, backward = forward + 4.0, backward + 6.0
     backward += 0.0 if ctx.preset.keeps_function_output else 2.0
     return moved(ctx, elements * forward, elements * backward)
 
@@ -401,10 +416,13 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     h = np.full_like(keys.tp, float(model.hidden))
     rows = keys.local_tokens * moe.top_k * routed_share(ctx) * keys.etp
     scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
-    permuted = 2 * rows * model.hidden * ctx.constants["permute_passes"] * ctx.expert_traffic
+    sorts = np.where((moe.experts > keys.ep) & (keys.ep > 1) & (not ctx.preset.dispatch_dedup), 2.0, 1.0)
+    permuted = 2 * rows * model.hidden * sorts * ctx.constants["permute_passes"] * ctx.expert_traffic
+    small = np.full_like(h, _small_kernels_s(ctx))
     parts = {
         "router": linear(ctx, keys.local_tokens, np.full_like(h, moe.experts), h, wide=True)
-        + moved(ctx, scores, scores),
+        + moved(ctx, scores, scores)
+        + Work(small, 2.0 * small, np.zeros_like(small)),
         "permute": moved(ctx, permuted, permuted),
         "experts": _grouped(ctx, keys, rows),
         "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp * ctx.expert_traffic),
@@ -412,6 +430,14 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     if moe.shared_ffn:
         parts["shared_experts"] = dense_mlp_work(ctx, keys, moe.shared_ffn)
     return parts
+
+
+def _small_kernels_s(ctx: ComputeContext) -> float:
+    """Seconds of an expert layer's small kernels; with a fixed capacity there are fewer, as on the host."""
+    if ctx.rates.ideal or ctx.model.moe is None:
+        return 0.0
+    padded = ctx.model.moe.capacity_factor is not None
+    return ctx.constants["router_small_s"] * (ctx.constants["host_moe_padded"] if padded else 1.0)
 
 
 ROW_ALIGNMENT = {Precision.FP8: 16, Precision.MXFP8: 32, Precision.NVFP4: 32}
@@ -433,7 +459,9 @@ def _grouped(ctx: ComputeContext, keys: Keys, rows: FloatArray) -> Work:
     cast_share = ctx.expert_traffic
     up = linear(ctx, per_expert, width * (2 if model.gated else 1), h, groups=local, cast_share=cast_share)
     down = linear(ctx, per_expert, h, width, groups=local, cast_share=cast_share)
-    half = 0.0 if ctx.rates.ideal else ctx.constants["grouped_gemm_half"]
+    # As of single multiplications, what surrounds the main loop takes as long in any format.
+    faster = ctx.rates.linear_flops_per_s / ctx.rates.wide_flops_per_s
+    half = 0.0 if ctx.rates.ideal else ctx.constants["grouped_gemm_half"] * faster
     slow = (per_expert + half) / per_expert
     both = up + down
     return Work(both.forward_s * slow, both.dgrad_s * slow, both.wgrad_s * slow)

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """One documented constant: value, unit, physical bounds, meaning and source."""
+    """One documented constant: value, unit, range of its source, meaning and source; ``exact``: a definition."""
 
     value: float
     unit: str
     bounds: tuple[float, float]
     meaning: str
     source: str
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def constant_table() -> Mapping[str, Constant]:
                 bounds=(float(entry["bounds"][0]), float(entry["bounds"][1])),
                 meaning=entry["meaning"],
                 source=entry["source"],
+                exact=entry.get("exact", False),
             )
             for name, entry in table.items()
         }

@@ -46,7 +46,7 @@ from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_param
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
-from layoutopt.optimizer.frameworks.preset import EpOverlap
+from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ class CostModel:
             weight_bytes=self._gathered_bytes(batch),
             constants=self.constants,
             ideal=self.ideal,
+            memory_bytes_per_s=self.compute_context(batch).rates.memory_bytes_per_s,
         )
 
     def _gathered_bytes(self, batch: LayoutBatch) -> float:
@@ -245,6 +246,22 @@ class CostModel:
             constants=self.constants,
             rates=rates,
             nvlink_domain=self.topology.nvlink_domain,
+            host_slower=self._host_slower,
+        )
+
+    @property
+    def _host_slower(self) -> float:
+        """Host time over that of the CPUs that presets' host times are of."""
+        return self.constants["host_slower.grace" if self.cluster.gpu.grace else "host_slower.x86"]
+
+    @property
+    def _host_step_s(self) -> float:
+        """Host time of a step outside its layers; a graph of the whole iteration replays that too."""
+        graph = self.preset.cuda_graph is CudaGraph.FULL
+        return (
+            self.preset.host_step_s
+            * self._host_slower
+            * (self.constants["host_full_graph"] if graph else 1.0)
         )
 
     def _units(self, batch: LayoutBatch, order: str, view: View) -> Units:
@@ -428,7 +445,7 @@ class CostModel:
         parts = {
             Component.PP: transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
             Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, groups, mean.fullest),
-            Component.STEP: np.full(len(batch), 0.0 if self.ideal else self.preset.host_step_s),
+            Component.STEP: np.full(len(batch), 0.0 if self.ideal else self._host_step_s),
             Component.SYNC: zero if self.ideal else self._sync_s(batch, stage),
         }
         if dp is not None:

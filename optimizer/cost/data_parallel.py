@@ -6,6 +6,7 @@ backward last): moving one layer between stages changes these seconds by less th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class DpContext:
     weight_bytes: float
     constants: Constants
     ideal: bool
+    memory_bytes_per_s: float = math.inf
 
     @property
     def hidden_share(self) -> float:
@@ -51,6 +53,24 @@ class DpContext:
         covered = np.minimum(seconds, self.hidden_share * cover_s)
         slowdown = 0.0 if self.ideal else self.constants["overlap_slowdown"]
         return seconds - covered + slowdown * covered
+
+    def copied_s(self, held: RankParameters) -> tuple[FloatArray, FloatArray]:
+        """Seconds of copying gathered weights out of their buffer, and gradients into theirs; on the compute stream."""
+        count = (
+            held.dense + held.expert if self.preset.copies_gathered and not self.ideal else 0.0 * held.dense
+        )
+        out = 2.0 * self.preset.weight_bytes * count
+        into = (self.preset.weight_bytes + self.preset.grad_comm_bytes) * count
+        return out / self.memory_bytes_per_s, (out + into) / self.memory_bytes_per_s
+
+    def calls(self, parameters: FloatArray, blocks: FloatArray) -> FloatArray:
+        """Count the calls that move so many parameters of ``blocks`` blocks; each starts and passes its ring anew."""
+        size, ranks = self.preset.bucket_parameters, self.groups.dp_cp.size
+        if self.ideal:
+            return np.ones_like(parameters)
+        calls = parameters / size if size else blocks
+        most = parameters / np.maximum(self.preset.rank_bucket_parameters * ranks, 1.0)
+        return np.asarray(np.maximum(np.minimum(calls, most), 1.0))
 
     def shard_group(self) -> GroupBatch:
         """The ranks that share sharded dense state."""
@@ -90,16 +110,21 @@ def volumes(ctx: DpContext, held: RankParameters, end: RankParameters | None = N
     )
 
 
-def traffic(ctx: DpContext, held: RankParameters, end: RankParameters | None = None) -> Traffic:
-    """Price one pass over the parameters a rank holds (``volumes``): dense ones on their group, experts on theirs."""
+def traffic(
+    ctx: DpContext, held: RankParameters, end: RankParameters | None = None, blocks: FloatArray | None = None
+) -> Traffic:
+    """Price one pass over the parameters of ``blocks`` blocks on a rank: dense ones on their group, experts on theirs."""
     moved, top, shard, edp = volumes(ctx, held, end), ctx.topology, ctx.shard_group(), ctx.groups.edp
-    scatter = top.reduce_scatter_s(moved.dense_grad, shard)
-    gather = top.all_gather_s(moved.dense_weight, shard)
-    reduce = top.all_reduce_s(moved.dense_grad, ctx.groups.dp_cp)
+    blocks = np.ones_like(held.dense) if blocks is None else blocks
+    calls = ctx.calls(held.dense, blocks)
+    scatter = calls * top.reduce_scatter_s(moved.dense_grad / calls, shard)
+    gather = calls * top.all_gather_s(moved.dense_weight / calls, shard)
+    reduce = calls * top.all_reduce_s(moved.dense_grad / calls, ctx.groups.dp_cp)
     if held.expert.any():
-        scatter = scatter + top.reduce_scatter_s(moved.expert_grad, edp)
-        gather = gather + top.all_gather_s(moved.expert_weight, edp)
-        reduce = reduce + top.all_reduce_s(moved.expert_grad, edp)
+        calls = ctx.calls(held.expert, blocks)
+        scatter = scatter + calls * top.reduce_scatter_s(moved.expert_grad / calls, edp)
+        gather = gather + calls * top.all_gather_s(moved.expert_weight / calls, edp)
+        reduce = reduce + calls * top.all_reduce_s(moved.expert_grad / calls, edp)
     return Traffic(scatter, gather, reduce)
 
 
@@ -166,8 +191,9 @@ def fsdp_layer_s(
     active = (ctx.batch.zero == 3) & ~keeps_gathered(ctx.preset, ctx.batch)
     reduce = one.reduce_scatter_s if ctx.preset.reduce_each_micro_batch else 0.0
     gather, both = one.all_gather_s, one.all_gather_s + reduce
-    forward = ctx.beside(gather, forward_s) if ctx.preset.param_overlap else gather
-    backward = ctx.beside(both, backward_s) if ctx.preset.dp_overlap else both
+    copied_f, copied_b = ctx.copied_s(held)
+    forward = (ctx.beside(gather, forward_s) if ctx.preset.param_overlap else gather) + copied_f
+    backward = (ctx.beside(both, backward_s) if ctx.preset.dp_overlap else both) + copied_b
     return np.where(active, forward, 0.0), np.where(active, backward, 0.0)
 
 
@@ -188,8 +214,8 @@ def step_exposed_s(
     whole while they wait for it.
     """
     batch, preset = ctx.batch, ctx.preset
-    whole, one = traffic(ctx, held, end), traffic(ctx, unit)
     buckets = np.maximum(blocks / batch.pp, 1.0)
+    whole, one = traffic(ctx, held, end, buckets), traffic(ctx, unit)
     ahead = covering_micro_batches(batch)
     forward_s, backward_s = forward_s * ahead, backward_s * ahead
     scatter = exposed_once_s(ctx, whole.reduce_scatter_s, backward_s, buckets, preset.dp_overlap)

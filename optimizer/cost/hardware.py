@@ -30,7 +30,7 @@ HEAD_ALIGNMENT = 8
 """Elements to which a head should align: 16 bytes (NVIDIA matrix multiplication guide, section 4.1)."""
 
 HOPPER = "hopper"
-"""The generation of which ``hopper_gemm_speed`` and ``hopper_attention_speed`` of a preset speak."""
+"""The generation of which ``hopper_gemm_speed`` of a preset speaks."""
 
 EIGHT_BIT = tuple(NARROW_BYTES)
 
@@ -39,12 +39,14 @@ EIGHT_BIT = tuple(NARROW_BYTES)
 class Rates:
     """What one GPU sustains: FLOP/s of linear layers and of 16-bit kernels, attention, bytes/s of memory.
 
+    ``attention_half`` is the length in tokens at which attention reaches half its rate.
     ``ideal`` turns every shape effect off (the simple model of a constant share of peak).
     """
 
     linear_flops_per_s: float
     wide_flops_per_s: float
     attention_flops_per_s: float
+    attention_half: float
     memory_bytes_per_s: float
     optimizer_bytes_per_s: float
     sm_count: int
@@ -76,20 +78,19 @@ def sustained_rates(
         )
     cap = constants.of("gemm_cap", gpu.architecture, gpu.generation.name)
     narrow = constants["fp8_attention"] if preset.fp8_attention and precision in EIGHT_BIT else 1.0
-    if gpu.generation.name == HOPPER and not ideal:
-        cap *= preset.hopper_gemm_speed
-        narrow *= preset.hopper_attention_speed
+    if not ideal:
+        cap *= preset.hopper_gemm_speed if gpu.generation.name == HOPPER else 1.0
+        narrow *= preset.attention_speed
     left = (1.0 - reserved_sm_share) * capped_speed(gpu, constants)
     gain = _narrow_gain(precision, gpu, constants)
     generation = gpu.generation.name
+    kernels = _attention_kernels(gpu, preset, constants)
     bandwidth = gpu.hbm_bytes_per_s * min(1.0, _cap(gpu) / constants["power_knee"])
     return Rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain * left,
         wide_flops_per_s=gpu.dense_flops[wide] * cap * left,
-        attention_flops_per_s=gpu.dense_flops[wide]
-        * constants.of("attention_cap", *_attention_kernels(gpu, preset, constants))
-        * narrow
-        * left,
+        attention_flops_per_s=gpu.dense_flops[wide] * constants.of("attention_cap", *kernels) * narrow * left,
+        attention_half=constants.of("attention_sequence_half", *kernels),
         memory_bytes_per_s=bandwidth * constants.of("hbm_fraction", gpu.architecture, generation),
         optimizer_bytes_per_s=bandwidth * constants["optimizer_hbm_fraction"],
         sm_count=gpu.sm_count,
@@ -192,13 +193,7 @@ def attention_s(
         return np.asarray((2.0 * flops if backward else flops) / rates.wide_flops_per_s)
     constants = rates.constants
     half = constants["attention_head_half"]
-    share = (
-        length
-        / (length + constants["attention_sequence_half"])
-        * (head_dim / (head_dim + half))
-        * (128 + half)
-        / 128
-    )
+    share = length / (length + rates.attention_half) * (head_dim / (head_dim + half)) * (128 + half) / 128
     share = share * occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
     speed = constants["attention_backward"] if backward else 1.0
     return np.asarray(work / (rates.attention_flops_per_s * share * speed))

@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.communication import (
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import Work, mixer_work, mlp_work
+from layoutopt.optimizer.cost.compute import Work, gaps_work, mixer_work, mlp_work
 from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, Granularity
@@ -95,7 +95,7 @@ def layer_unit(
     mixer, mlp = mixer_work(ctx, keys, shape), mlp_work(ctx, keys, shape)
     parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
     norms = [side["norm"] for side in (mixer, mlp) if "norm" in side]
-    work = _total([*parts.values(), *norms], keys.tp)
+    work = _total([*parts.values(), *norms, gaps_work(ctx, keys.tp)], keys.tp)
     traffic = {
         Component.TP: tensor_parallel(comm, shape, parts),
         Component.CP: context_parallel(comm, shape, mixer.get("core_attn")),
@@ -204,35 +204,42 @@ def with_least_kept(
     return replace(layer, kept_bytes=np.minimum(layer.kept_bytes, least))
 
 
-def host_forward_s(ctx: ComputeContext, shape: LayerShape, tp: FloatArray) -> FloatArray:
-    """Host time to launch one layer's forward kernels."""
-    dense = np.where(tp > 1, ctx.constants["host_tp"], 1.0)
-    return _host_layer_s(ctx) * (dense + _host_of_experts(ctx, shape))
+def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
+    """Host time to launch one layer's forward kernels.
+
+    A graph replays what it holds in one launch: all of the layer, or all but what follows the router.
+    """
+    constants, graph = comm.compute.constants, comm.compute.preset.cuda_graph
+    dense = np.where(comm.keys.tp > 1, constants["host_tp"], 1.0)
+    experts = _host_of_experts(comm, shape)
+    if graph is not CudaGraph.NONE:
+        dense = dense * constants["host_full_graph"]
+        experts = experts * constants["host_full_graph" if graph is CudaGraph.FULL else "host_partial_graph"]
+    return _host_layer_s(comm) * (dense + experts)
 
 
-def _host_layer_s(ctx: ComputeContext) -> float:
-    """Host time of a dense layer's forward; CUDA graphs remove part or nearly all of it."""
-    constants, graph = ctx.constants, ctx.preset.cuda_graph
-    left = {
-        CudaGraph.NONE: 1.0,
-        CudaGraph.PARTIAL: constants["host_partial_graph"],
-        CudaGraph.FULL: constants["host_full_graph"],
-    }[graph]
-    return 0.0 if ctx.rates.ideal else ctx.preset.host_layer_s * left
+def _host_layer_s(comm: CommContext) -> float:
+    """Host time of a dense layer's forward without CUDA graphs."""
+    ctx = comm.compute
+    return 0.0 if ctx.rates.ideal else ctx.preset.host_layer_s * ctx.host_slower
 
 
-def _host_of_experts(ctx: ComputeContext, shape: LayerShape) -> float:
+def _host_of_experts(comm: CommContext, shape: LayerShape) -> FloatArray:
     """Host time that experts add to a layer, in dense layers; less where their sizes are fixed beforehand."""
+    ctx, zero = comm.compute, np.zeros_like(comm.keys.tp)
     if shape.mlp is not Mlp.MOE or ctx.model.moe is None:
-        return 0.0
+        return zero
     padded = ctx.model.moe.capacity_factor is not None
-    return (ctx.constants["host_moe"] - 1) * (ctx.constants["host_moe_padded"] if padded else 1.0)
+    exchange = ctx.constants["host_moe"] * (ctx.constants["host_moe_padded"] if padded else 1.0)
+    if ctx.preset.grouped_experts:
+        return zero + exchange
+    launches = ctx.constants["host_expert"] * (2.0 if ctx.rates.eight_bit else 1.0)
+    return exchange + launches * ctx.model.moe.experts / comm.keys.ep
 
 
-def _waiting_s(comm: CommContext, host_s: FloatArray, device_s: FloatArray) -> FloatArray:
-    """Time the GPU waits for the host: what exceeds its own, or all of it where collectives drain the queue."""
-    waiting = np.maximum(host_s - device_s, 0.0)
-    return np.where(comm.keys.tp > 1, host_s, waiting) if comm.compute.preset.drains_queue else waiting
+def _waiting_s(host_s: FloatArray, device_s: FloatArray) -> FloatArray:
+    """Time the GPU waits for the host: what exceeds its own."""
+    return np.maximum(host_s - device_s, 0.0)
 
 
 def _assemble(
@@ -255,11 +262,12 @@ def _assemble(
     device_f = work.forward_s + sum((t.forward_s for t in traffic.values()), zero)
     device_b = work.dgrad_s + work.wgrad_s + again + sum((t.backward_s for t in traffic.values()), zero)
     repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
-    host_f = host_forward_s(ctx, shape, comm.keys.tp)
+    host_f = host_forward_s(comm, shape)
     host_once_b = host_f * ctx.constants["host_backward"]
-    host_b = host_once_b + repeated * _host_layer_s(ctx) * ctx.constants["host_recompute"]
-    idle_f, idle_b = _waiting_s(comm, host_f, device_f), _waiting_s(comm, host_b, device_b)
-    idle_again = _waiting_s(comm, host_f, repeat)
+    launched = ctx.constants["host_full_graph"] if ctx.preset.cuda_graph is CudaGraph.FULL else 1.0
+    host_b = host_once_b + repeated * _host_layer_s(comm) * ctx.constants["host_recompute"] * launched
+    idle_f, idle_b = _waiting_s(host_f, device_f), _waiting_s(host_b, device_b)
+    idle_again = _waiting_s(host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
     parts |= {
         Component.FORWARD: work.forward_s,

@@ -12,7 +12,13 @@ from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
-from layoutopt.optimizer.evidence.nearest import SINGLE_STATES, framework_of, in_half_bytes, wide_precisions
+from layoutopt.optimizer.evidence.nearest import (
+    SINGLE_STATES,
+    framework_of,
+    in_half_bytes,
+    settings_of,
+    wide_precisions,
+)
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.recipes import with_recipe
 from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
@@ -59,7 +65,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
     """
     gpu = gpu_of(run)
     count = run.n_gpus or 1
-    network, crossing_s = _published(run)
+    network, crossing_s, calibration = _published(run)
     per_node = run.gpus_per_node or min(gpu.gpus_per_node, count)
     fabric = _reference(gpu.name, count)
     domain = _domain(gpu, per_node, count)
@@ -75,6 +81,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
         nic_bytes_per_s=nic,
         nvlink_domain=domain,
         fabric=network or fabric.fabric,
+        calibration={**fabric.calibration, **calibration},
         levels=tuple(replace(level, latency_s=level.latency_s + crossing_s) for level in levels),
     )
 
@@ -89,11 +96,12 @@ def _domain(gpu: GpuSpec, per_node: int, count: int) -> int:
     return max(fitting, default=per_node)
 
 
-def _published(run: MeasuredRun) -> tuple[NetworkFabric | None, float]:
-    """Return the fabric that the source names, and what a crossing of its nodes takes beside the fabric's latency."""
+def _published(run: MeasuredRun) -> tuple[NetworkFabric | None, float, dict[str, float]]:
+    """Return the fabric that the source names, what a crossing of its nodes takes beside its latency, and host constants."""
     entries = [entry for entry in _fabrics() if entry["phrase"] in (run.source or "")]
     fabric = next((NetworkFabric(entry["fabric"]) for entry in entries if "fabric" in entry), None)
-    return fabric, sum(float(entry.get("crossing_latency", 0.0)) for entry in entries)
+    own = {name: value for entry in entries for name, value in entry.get("calibration", {}).items()}
+    return fabric, sum(float(entry.get("crossing_latency", 0.0)) for entry in entries), own
 
 
 @cache
@@ -132,7 +140,7 @@ METHODS = ("pretrain", "sft")
 OFFLOADS = {"activations": "offload_activations", "optimizer": "offload_optimizer"}
 """What a row may keep on the host, by the preset's switch. How much of it a source leaves open, so that is assumed: all."""
 
-_FACTS = ("compiled", "fp8_attention", "fused_loss")
+_FACTS = ("compiled", "fp8_attention", "fused_loss", "flash_attention_2")
 """Facts in the notes that are switches of the preset under the same name."""
 
 
@@ -269,7 +277,8 @@ def _case(
     zero = filled.zero.stage if filled.zero else framework.record.unstated.zero
     layout = layout_of(filled, framework, model, training.precision, zero=zero)
     _check_experts(filled, layout)
-    switches = {**switches_of(filled, facts, framework), **(SINGLE_STATES if wide else {})}
+    stated_switches = switches_of(filled, facts, framework)
+    switches = {**settings_of(filled), **stated_switches, **(SINGLE_STATES if wide else {})}
     guessed = (
         *assumed,
         *stands_in,

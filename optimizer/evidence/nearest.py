@@ -65,6 +65,16 @@ def wide_precisions() -> Mapping[str, WidePrecision]:
     return {name: WidePrecision(**entry) for name, entry in _table()["precisions"].items()}
 
 
+def settings_of(run: MeasuredRun) -> dict[str, Any]:
+    """Return in which switches of the preset a row's trainer is known to differ from what it is priced as."""
+    named = _table()["frameworks"].get((run.framework or "").lower(), {})
+    found: dict[str, Any] = dict(named.get("set", {}))
+    for entry in _table()["publications"]:
+        if entry["phrase"] in (run.source or ""):
+            found |= entry["set"]
+    return found
+
+
 def is_stand_in(text: str) -> bool:
     """Tell whether what a user assumes is a stand-in and no file."""
     return text.startswith(PREFIX) and "=" in text

@@ -31,8 +31,8 @@ class NoteFacts:
     """Facts that have no column; None where the notes do not say.
 
     ``deduplicates``: the expert dispatcher sends a token once per node. ``memory_gib``: memory is in GiB.
-    ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention`` and
-    ``fused_loss`` are the preset's switches.
+    ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention``,
+    ``fused_loss`` and ``flash_attention_2`` are the preset's switches.
     """
 
     compiled: bool | None = None
@@ -41,11 +41,12 @@ class NoteFacts:
     fp32_reduction: bool | None = None
     fp8_attention: bool | None = None
     fused_loss: bool | None = None
+    flash_attention_2: bool | None = None
     memory_gib: bool = False
     capacity_factor: float | None = None
 
 
-FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_loss")
+FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_loss", "flash_attention_2")
 """Facts that are either so or not."""
 
 

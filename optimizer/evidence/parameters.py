@@ -22,10 +22,10 @@ TIME_BOUNDS = {
     "host_layer_s": (1e-5, 0.02),
     "host_step_s": (0.0, 0.2),
     "hopper_gemm_speed": (0.5, 1.1),
-    "hopper_attention_speed": (0.4, 1.6),
+    "attention_speed": (0.4, 1.6),
 }
-"""Host time of one layer's launches and of one step, seconds: from full graphs to one slow Python loop; and the
-framework's multiplications and attention kernels over the best ones' and over their kind's."""
+"""What a calibration may find: host time of one layer's launches and of one step, seconds, from full graphs to one slow
+Python loop; and the framework's multiplications and attention kernels over the best ones' and over their kind's."""
 
 MEMORY_BOUNDS = {"allocator_reserve": (0.0, 0.5), "overhead_bytes": (5e8, 1.6e10)}
 

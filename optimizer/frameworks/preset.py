@@ -76,14 +76,17 @@ class FrameworkPreset:
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
     ``adds_gradients``: a kernel of its own adds each 16-bit gradient to the gradient buffer, instead of the epilogue of
     the multiplication.
-    ``drains_queue``: tensor-parallel collectives wait for the host in every layer, so that its time adds instead
-    of running ahead.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one on Hopper (the first ones ran
-    Ampere kernels there), ``hopper_attention_speed`` the same of attention; ``fused_attention`` says that it has
-    attention kernels that keep no scores, ``flash_attention_2`` that these are FlashAttention-2's, ``fp8_attention``
-    that they multiply in 8 bits.
+    Ampere kernels there), ``attention_speed`` its attention kernels over their kind's on any GPU; ``fused_attention``
+    says that it has attention kernels that keep no scores, ``flash_attention_2`` that these are FlashAttention-2's,
+    ``fp8_attention`` that they multiply in 8 bits.
     ``reserved_sm_share``: of the SMs that kernels of the expert exchange hold where they run beside another
     micro-batch's compute.
+    ``grouped_experts``: one launch multiplies for all local experts instead of one for each.
+    ``separate_product``: a gated MLP multiplies in a kernel of its own (as where ``fused_function`` is False), which
+    keeps no more. ``copies_gathered``: sharded weights are copied out of the buffer they are gathered in, and gradients
+    into the one they are reduced from. ``bucket_parameters``: parameters reduced or gathered by one call, 0 for about a
+    block of layers, and at least ``rank_bucket_parameters`` for each rank.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
     ``borderline_share`` the share of usable memory from which runs both ran and died.
     """
@@ -132,14 +135,18 @@ class FrameworkPreset:
     overhead_bytes: float
     borderline_share: float
     hopper_gemm_speed: float
-    hopper_attention_speed: float
+    attention_speed: float
     fused_attention: bool
     flash_attention_2: bool
     fp8_attention: bool
     partitioned_sends: bool
-    drains_queue: bool
     adds_gradients: bool
     reserved_sm_share: float
+    grouped_experts: bool
+    copies_gathered: bool
+    separate_product: bool
+    bucket_parameters: float
+    rank_bucket_parameters: float
     optimizer: OptimizerSpec = ADAMW
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:
@@ -184,7 +191,7 @@ MEASURED = (
     "host_layer_s",
     "host_step_s",
     "hopper_gemm_speed",
-    "hopper_attention_speed",
+    "attention_speed",
     "allocator_reserve",
     "overhead_bytes",
 )

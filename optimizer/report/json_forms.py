@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.evidence.claims import carriers
 from layoutopt.optimizer.specs.canonical import Form, encode
 
 if TYPE_CHECKING:
@@ -140,13 +141,19 @@ def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
     """Write a plan; ``verify`` reads it back. Without a layout ``layout`` and ``estimate`` are null.
 
     ``honesty`` adds the error band, intervals of the step time, and to every alternative whether the model can tell it
-    from the best.
+    from the best and which parts of the step carry the difference, with the measured runs that test each.
     """
     plain: Plain = with_interval(to_plain(plan), honesty)
     if honesty is None:
         return plain
     for other, tie in zip(plain["alternatives"], honesty.ties, strict=True):
         other |= {"distinguishable": tie.distinguishable, "measurement": tie.measurement or None}
+    if plan.estimate is not None:
+        for other, slower in zip(plain["alternatives"], plan.alternatives, strict=True):
+            found = carriers(plan.estimate.breakdown_s, slower.estimate.breakdown_s)
+            other["carried_by"] = [
+                {"component": one.component.value, "share": one.share, "rows": one.rows} for one in found
+            ]
     robust = {} if honesty.robust is None else {"robust": to_plain(honesty.robust)}
     return plain | {"error_band": to_plain(honesty.band)} | robust
 

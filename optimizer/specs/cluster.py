@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Precision
 
 
+FASTEST_PCIE_BYTES_PER_S = 128e9
+"""PCIe 6.0 x16, one way."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """A generation of GPUs: what of it software must know beside rates.
@@ -57,6 +61,11 @@ class GpuSpec:
     host_link_bytes_per_s: float
     source: str
     nominal_tdp_w: float | None = None
+
+    @property
+    def grace(self) -> bool:
+        """Whether its host is a Grace CPU: the link to it is NVLink-C2C, faster than any PCIe."""
+        return self.host_link_bytes_per_s > FASTEST_PCIE_BYTES_PER_S
 
     @property
     def rated_w(self) -> float:

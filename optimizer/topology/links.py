@@ -23,8 +23,9 @@ PROTOCOLS = ("simple", "ll128", "ll")
 class LinkConstant:
     """A documented constant; ``bounds`` are the range of its source, ``limits`` what a cluster's own measurement may say.
 
-    ``value`` holds in a training step, where collectives share the GPU and wait for the last rank; ``alone`` is what
-    nccl-tests measures on an idle machine, where that differs.
+    ``exact``: a figure of source code or a definition, not of a measurement. ``value`` holds in a training step, where
+    collectives share the GPU and wait for the last rank; ``alone`` is what nccl-tests measures on an idle machine, where
+    that differs.
     """
 
     value: float
@@ -34,6 +35,7 @@ class LinkConstant:
     source: str
     limits: tuple[float, float]
     alone: float | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,7 @@ def _constant(entry: Mapping[str, Any]) -> LinkConstant:
         source=entry["source"],
         limits=(float(least), float(most)),
         alone=None if "alone" not in entry else float(entry["alone"]),
+        exact=entry.get("exact", False),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Ablation
+from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import (
     ErrorSummary,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.components import Component
     from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.evidence.predict import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,11 @@ class Term:
     values: Mapping[str, float] = field(default_factory=dict)
     change: Callable[[Case], Case] | None = None
 
-    def step_time_s(self, case: Case) -> float:
-        """Return predicted seconds without the term."""
-        result = predict(self.change(case) if self.change else case, self.values)
+    def step_time_s(self, case: Case, whole: Prediction | None = None) -> float:
+        """Return predicted seconds without the term; ``whole``: the prediction with it, if known."""
+        same = whole is not None and not self.values and self.change is None
+        result = whole if same else predict(self.change(case) if self.change else case, self.values)
+        assert result is not None
         return result.step_time_s - sum(result.breakdown_s[part] for part in self.parts)
 
 
@@ -67,6 +71,8 @@ _MEMORY_SPEEDS = tuple(
     f"hbm_fraction.{family}" for family in ("volta", "ampere", "hopper", "blackwell", "cdna3")
 )
 
+_ATTENTION_HALVES = tuple(name for name in constant_table() if name.startswith("attention_sequence_half."))
+
 TERMS = (
     Term(name="output matrix and loss", change=_without_head),
     Term(name="network below NVLink", change=_one_domain),
@@ -79,9 +85,13 @@ TERMS = (
         name="shapes of multiplications",
         values={"gemm_occupancy_exponent": 0.0, "gemm_inner_half": 0.0, "gemm_misaligned": 1.0},
     ),
-    Term(name="shapes of attention", values={"attention_sequence_half": 0.0, "attention_head_half": 0.0}),
+    Term(
+        name="shapes of attention",
+        values=dict.fromkeys((*_ATTENTION_HALVES, "attention_head_half"), 0.0),
+    ),
     Term(name="small groups of tokens per expert", values={"grouped_gemm_half": 0.0}),
     Term(name="token permutation", values={"permute_passes": 0.0}),
+    Term(name="small kernels and gaps", values={"router_small_s": 0.0, "kernel_gap_s": 0.0}),
 )
 """Every term that can be switched off alone."""
 
@@ -94,16 +104,17 @@ def ablate(
 ) -> list[AblationRow]:
     """Compare timed cases with the whole model, then without each term in turn."""
     timed = [case for case in cases if case.measured_s is not None]
+    whole = [predict(case) for case in timed]
     rows = []
     for term in (Term(name=""), *terms):
         if progress is not None:
             progress(term.name)
-        rows.append(_row(term, timed))
+        rows.append(_row(term, timed, whole))
     return rows
 
 
-def _row(term: Term, timed: Sequence[Case]) -> AblationRow:
-    seconds = [term.step_time_s(case) for case in timed]
+def _row(term: Term, timed: Sequence[Case], whole: Sequence[Prediction]) -> AblationRow:
+    seconds = [term.step_time_s(case, known) for case, known in zip(timed, whole, strict=True)]
     pairs = zip(seconds, timed, strict=True)
     errors = [(case.family.value, relative_error(time, case.measured_s or 0.0)) for time, case in pairs]
     families = sorted({family for family, _ in errors})

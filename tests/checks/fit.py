@@ -142,9 +142,7 @@ class LinearModel:
         low, high = (np.array(bound) for bound in self.plan.bounds())
         inside = np.clip(self.center, low + 1e-9, high - 1e-9)
         weights = self.weights[rows]
-        matrix = np.concatenate(
-            [weights[:, None] * self.jacobian[rows], np.eye(len(low)) * self._stiffness()]
-        )
+        matrix = np.concatenate([weights[:, None] * self.jacobian[rows], np.diag(self._stiffness())])
 
         def residuals(logs: FloatArray) -> FloatArray:
             moved = weights * (self.residuals[rows] + self.jacobian[rows] @ (logs - self.center))
@@ -162,8 +160,8 @@ class LinearModel:
         )
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
-    def _stiffness(self) -> float:
-        return LOSS_SCALE / self.plan.sigma
+    def _stiffness(self) -> FloatArray:
+        return LOSS_SCALE / np.array(self.plan.sigmas())
 
 
 def loss_of(cases: Sequence[Case], plan: FitPlan, logs: FloatArray, log_times: FloatArray) -> float:
@@ -227,6 +225,25 @@ def leave_one_source_out(
     ]
     answers = pricer.log_times_of(requests)
     return {name: answer[sources == name] for name, answer in zip(logs, answers, strict=True)}
+
+
+def posterior(
+    cases: Sequence[Case], plan: FitPlan, result: FitResult, left_out: Mapping[str, FloatArray]
+) -> FloatArray:
+    """Return the covariance of the fitted constants' logs, in plan order.
+
+    The inverse curvature of the robust objective at its minimum, which counts rows as independent, and the jackknife over
+    publications, whose rows share machines and builds.
+    """
+    weights = row_weights(cases)
+    residuals = weights * (result.log_times - log_measured(cases))
+    pull = (1 + (residuals / LOSS_SCALE) ** 2) ** -0.25
+    rows = (weights * pull)[:, None] * result.jacobian
+    curvature = (rows.T @ rows) / LOSS_SCALE**2 + np.diag(np.array(plan.sigmas()) ** -2.0)
+    stacked = np.stack(list(left_out.values()))
+    apart = stacked - stacked.mean(axis=0)
+    jackknife = (len(stacked) - 1) / len(stacked) * apart.T @ apart
+    return np.asarray(np.linalg.inv(curvature) + jackknife)
 
 
 def spreads(plan: FitPlan, logs: Mapping[str, FloatArray]) -> dict[str, float]:

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.case import Case
 
-MOST_GLOBAL = 30
-MOST_PER_FRAMEWORK = 4
-"""Limits on fitted constants: more would describe the rows instead of the hardware."""
+MOST = 40
+"""Limit on fitted constants: more would describe the rows instead of the hardware."""
+
+RANGE_SIGMAS = 4.0
+"""Standard deviations from one end of a source's range to the other."""
 
 _FRAMEWORKS = frozenset(framework.value for framework in Framework)
 
@@ -29,14 +31,14 @@ _FRAMEWORKS = frozenset(framework.value for framework in Framework)
 class FitPlan:
     """The constants to fit.
 
-    ``parameters`` give start and bounds of each, ``priors`` the centre of its prior where that is not the start:
-    then a fit ends at the same values wherever it starts. ``sigma`` is the prior's standard deviation in log
-    units. ``ties`` names constants that take the same value as a fitted one. Constants are fitted in log space,
-    those that may be 0 above a floor of 1e-6 of their upper bound.
+    ``parameters`` give start and range of each. Priors are normal in the logarithm: centred on the middle of the range, or
+    on ``priors`` where one is given, with a quarter of the range's width as standard deviation, or ``sigma``; then a fit
+    ends at the same values wherever it starts. ``ties`` names constants that take the same value as a fitted one.
+    Constants are fitted in log space, those that may be 0 above a floor of 1e-6 of their upper bound.
     """
 
     parameters: tuple[Parameter, ...]
-    sigma: float = 0.5
+    sigma: float | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
     ties: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -57,9 +59,16 @@ class FitPlan:
     def centre(self) -> list[float]:
         """Return the log of the priors' centres, inside the bounds."""
         return [
-            math.log(min(max(self.priors.get(item.name, item.value), low), high))
+            min(
+                max(math.log(self.priors.get(item.name, math.sqrt(low * high))), math.log(low)),
+                math.log(high),
+            )
             for item, low, high in self._ranges()
         ]
+
+    def sigmas(self) -> list[float]:
+        """Return the priors' standard deviations in log units."""
+        return [self.sigma or math.log(high / low) / RANGE_SIGMAS for _, low, high in self._ranges()]
 
     def concerns(self, name: str, case: Case) -> bool:
         """Whether a case's price may depend on a fitted constant or one tied to it."""
@@ -77,46 +86,39 @@ class FitPlan:
 
 
 def parse_plan(data: Mapping[str, Any], cases: Sequence[Case], file: str = "") -> FitPlan:
-    """Build the plan of a plan file: ``global``, ``per_framework``, ``sigma``.
+    """Build the plan of a plan file: ``global`` and ``per_framework``.
 
-    Constants, or fields of every framework's preset, each with the centre of its prior; ``{prior, same}`` names
-    constants that take the same value too, ``{default, FRAMEWORK}`` gives priors by framework. Constants that no
-    case depends on are left out.
+    Global constants move in the range that their table states, ``same`` names constants that take the same value too;
+    fields of presets in the ``range`` stated here. Constants that no case depends on are
+    left out.
 
     Raises
     ------
     InputError
-        For unknown constants, and for more than 30 global ones or 4 per framework.
+        For unknown constants, and for more than 40.
     """
     shared: dict[str, Any] = dict(data.get("global", {}))
     fields: dict[str, Any] = dict(data.get("per_framework", {}))
     known = known_parameters()
-    ties = {name: tuple(entry["same"]) for name, entry in shared.items() if isinstance(entry, dict)}
+    ties = {name: tuple(entry["same"]) for name, entry in (shared | fields).items() if "same" in entry}
     wanted = [*shared, *(other for others in ties.values() for other in others)]
     unknown = [name for name in wanted if name not in known]
-    unknown += [name for name in fields if name not in TIME_BOUNDS]
+    unknown += [name for name in fields if name.partition(".")[0] not in TIME_BOUNDS or name not in known]
     problems = [Problem(what=f"unknown constant {name!r}", key="global", file=file) for name in unknown]
-    if len(shared) > MOST_GLOBAL or len(fields) > MOST_PER_FRAMEWORK:
-        what = f"{len(shared)} global constants and {len(fields)} per framework"
-        problems.append(Problem(what=what, allowed=f"{MOST_GLOBAL} and {MOST_PER_FRAMEWORK}", file=file))
+    own = (
+        {}
+        if unknown
+        else {name: replace(known[name], bounds=tuple(entry["range"])) for name, entry in fields.items()}
+    )
+    if len(shared) + len(own) > MOST:
+        what = f"{len(shared) + len(own)} constants"
+        problems.append(Problem(what=what, allowed=f"{MOST}", file=file))
     if problems:
         raise InputError(*problems)
-    priors = {name: entry["prior"] if name in ties else entry for name, entry in shared.items()}
-    priors |= _of_frameworks(fields, sorted({case.framework.value for case in cases}))
-    plan = FitPlan(parameters=(), sigma=float(data.get("sigma", 0.5)), priors=priors, ties=ties)
-    used = [name for name in priors if any(plan.concerns(name, case) for case in cases)]
-    return replace(plan, parameters=tuple(known[name] for name in used))
-
-
-def _of_frameworks(fields: Mapping[str, Any], frameworks: Sequence[str]) -> dict[str, float]:
-    """Give the frameworks' fields their priors; without a default only the named frameworks have one."""
-    return {
-        f"{name}.{framework}": float(prior)
-        for name, entry in fields.items()
-        for framework in frameworks
-        if (prior := entry.get(framework, entry.get("default")) if isinstance(entry, dict) else entry)
-        is not None
-    }
+    chosen = {name: known[name] for name in shared} | own
+    plan = FitPlan(parameters=(), ties=ties)
+    used = [name for name in chosen if any(plan.concerns(name, case) for case in cases)]
+    return replace(plan, parameters=tuple(chosen[name] for name in used))
 
 
 def concerns(name: str, case: Case) -> bool:
@@ -162,7 +164,7 @@ def _eight_bit(case: Case) -> bool:
 
 
 _PURPOSE: dict[str, Callable[[Case], bool]] = {
-    **dict.fromkeys(("host_moe", "permute_passes", "grouped_gemm_half", "ep_hidden"), _moe),
+    **dict.fromkeys(("host_moe", "permute_passes", "grouped_gemm_half", "ep_hidden", "router_small_s"), _moe),
     **dict.fromkeys(("host_moe_padded", "fused_expert_traffic"), _moe),
     **dict.fromkeys(("network_fraction", "network_gather"), _leaves_domain),
     **dict.fromkeys(("tp_exposed_overlapped", "host_tp"), _sharded_tensors),
@@ -171,6 +173,6 @@ _PURPOSE: dict[str, Callable[[Case], bool]] = {
     "attention_cap": lambda case: case.training.flash,
     "heads_misaligned": lambda case: not case.training.flash,
     "pp_exposed": lambda case: case.layout.pp > 1,
-    **dict.fromkeys(("hopper_gemm_speed", "hopper_attention_speed"), _hopper),
+    "hopper_gemm_speed": _hopper,
 }
 """Cases that a constant may concern, by its name before the dot."""

@@ -25,7 +25,9 @@ LAYOUT = {
     "tp", "sp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches", "recompute",
     "schedule", "mesh_order", "precision", "stages",
 }  # fmt: skip
-ALTERNATIVE = {"step_time_s", "slower", "why", "layout", "estimate", "distinguishable", "measurement"}
+ALTERNATIVE = {
+    "step_time_s", "slower", "why", "layout", "estimate", "distinguishable", "measurement", "carried_by",
+}  # fmt: skip
 STAGE = {"rank", "chunk", "layers", "kinds", "recomputed", "embedding", "head", "mtp"}
 ESTIMATE = {
     "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_causal", "mfu_full", "hfu", "memory", "breakdown_s",

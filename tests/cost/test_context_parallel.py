@@ -74,7 +74,7 @@ def test_balanced_work(method: CpComm) -> None:
     cost = cost_of(method)
     ctx = cost.compute_context(batch_of_one(layout(1)))
     one, many = (core_attention_work(ctx, keys_of(cost, cp), FULL).forward_s[0] for cp in (1, 8))
-    assert one / 8 <= many <= one / 8 * 1.12  # shorter steps and rescaling cost a little
+    assert one / 8 <= many <= one / 8 * 1.2  # shorter steps and rescaling cost a little
 
 
 def test_windows_rule_out_the_ring() -> None:

@@ -9,11 +9,18 @@ import pytest
 from checks.published import read_runs
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.evidence.band import bands
+from layoutopt.optimizer.evidence.band import bands, error_band
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.claims import FEW_ROWS, carriers
+from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.predict import predict, price
-from layoutopt.optimizer.report.tables.honesty import claim_words
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.report.json_forms import plan_to_plain
+from layoutopt.optimizer.report.tables.honesty import claim_size_words, claim_words
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
@@ -84,3 +91,28 @@ def test_no_gain_no_claim() -> None:
     assert carriers(other, one) == ()
     (found,) = carriers(one, other)
     assert (found.component, found.share, found.rows) == (Component.OFFLOAD, 1.0, 0)
+
+
+def test_a_gain_is_measured_against_the_band() -> None:
+    """Too small to tell, plausible, or larger than what predictions of unseen runs are off by."""
+    cluster = load_cluster("h100x16")
+    band = error_band(load_workload("llama3-8b").model, cluster, Precision.BF16, framework=Framework.MEGATRON)
+    assert band.indistinct < band.unseen_p90_ape
+    small = claim_size_words(band.indistinct / 2, band)
+    plausible = claim_size_words((band.indistinct + band.unseen_p90_ape) / 2, band)
+    large = claim_size_words(2 * band.unseen_p90_ape, band)
+    assert f"{band.indistinct:.1%}" in small and "not distinguishable" in small
+    assert "doubt it" in large and "doubt it" not in plausible
+
+
+def test_json_names_what_carries_a_near_tie() -> None:
+    """Every runner-up lists the components that make it slower, as ``carriers`` finds them, with their measured runs."""
+    workload, cluster = load_workload("llama3-8b"), load_cluster("h100x8")
+    options = SolveOptions(top=3)
+    plan = solve_layout(workload, cluster, options)
+    plain = plan_to_plain(plan, assess(plan, workload, cluster, options))
+    assert plan.estimate is not None and plan.alternatives
+    for other, slower in zip(plain["alternatives"], plan.alternatives, strict=True):
+        found = carriers(plan.estimate.breakdown_s, slower.estimate.breakdown_s)
+        assert [one["component"] for one in other["carried_by"]] == [one.component.value for one in found]
+        assert [one["rows"] for one in other["carried_by"]] == [one.rows for one in found]

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import yaml
-from checks.fit import errors_by_family, fit, leave_one_source_out, source_of
+from checks.fit import (
+    errors_by_family,
+    fit,
+    leave_one_source_out,
+    posterior,
+    refits,
+    source_of,
+    spreads,
+)
 from checks.fit_plan import FitPlan, concerns, parse_plan
 from checks.fit_text import rounded, split_names, with_constants, with_preset
 from checks.pricing import Pricer
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
 
-TRUTH = {"gemm_cap.hopper": 0.6, "nvlink_fraction.hopper": 0.6}
+TRUTH = {"gemm_cap.hopper": 0.68, "nvlink_fraction.hopper": 0.6}
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ def test_known_constants_are_recovered(cases: list[Case]) -> None:
     """Two constants come back from runs that follow them, in spite of a broken run."""
     with Pricer(cases) as pricer:
         result = fit(pricer, cases, plan())
-    assert result.values["gemm_cap.hopper"] == pytest.approx(0.6, rel=0.02)
+    assert result.values["gemm_cap.hopper"] == pytest.approx(0.68, rel=0.02)
     assert result.values["nvlink_fraction.hopper"] == pytest.approx(0.6, rel=0.08)
     assert result.at_bounds == ()
 
@@ -81,6 +89,20 @@ def test_a_left_out_source_is_predicted_by_the_others(cases: list[Case]) -> None
     errors = errors_by_family(cases, unseen)
     assert errors["all"].rows == len(cases)
     assert errors["all"].median_ape is not None and errors["all"].median_ape < 0.02
+
+
+def test_the_posterior_widens_with_disagreement(cases: list[Case]) -> None:
+    """Where sources agree it is as wide as their rows leave it; where one differs, at least as wide as the jackknife."""
+    with Pricer(cases) as pricer:
+        result = fit(pricer, cases, plan())
+    agreed = refits(cases, plan(), result)
+    narrow = posterior(cases, plan(), result, agreed)
+    assert np.allclose(narrow, narrow.T) and (np.linalg.eigvalsh(narrow) > 0).all()
+    apart = {name: logs + 0.1 * index for index, (name, logs) in enumerate(agreed.items())}
+    wide = posterior(cases, plan(), result, apart)
+    spread = list(spreads(plan(), apart).values())
+    assert (np.sqrt(np.diag(wide)) >= spread).all()
+    assert (np.diag(wide) > np.diag(narrow)).all()
 
 
 def test_worker_processes_give_the_same_prices(cases: list[Case]) -> None:
@@ -116,15 +138,18 @@ def test_which_runs_a_constant_concerns(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"global": {"gemm_cap.hoper": 0.6}}, "unknown constant 'gemm_cap.hoper'"),
-        ({"global": {"gemm_cap.hopper": {"prior": 1, "same": ["cap"]}}}, "unknown constant 'cap'"),
-        ({"per_framework": {"speed": 1}}, "unknown constant 'speed'"),
-        ({"global": dict.fromkeys(map(str, range(31)), 1)}, "31 global constants"),
-        ({"per_framework": dict.fromkeys(map(str, range(5)), 1)}, "5 per framework"),
+        ({"global": {"gemm_cap.hoper": {}}}, "unknown constant 'gemm_cap.hoper'"),
+        ({"global": {"gemm_cap.hopper": {"same": ["cap"]}}}, "unknown constant 'cap'"),
+        ({"per_framework": {"speed.megatron": {"range": [1, 2]}}}, "unknown constant 'speed.megatron'"),
+        (
+            {"per_framework": {"host_step_s.megatrom": {"range": [1, 2]}}},
+            "unknown constant 'host_step_s.megatrom'",
+        ),
+        ({"global": {str(index): {} for index in range(41)}}, "41 constants"),
     ],
 )
 def test_plans_are_limited(cases: list[Case], data: dict[str, Any], message: str) -> None:
-    """A plan names known constants, at most 30 global and 4 per framework."""
+    """A plan names known constants, at most 40."""
     with pytest.raises(InputError, match=message):
         parse_plan(data, cases)
 
@@ -132,12 +157,17 @@ def test_plans_are_limited(cases: list[Case], data: dict[str, Any], message: str
 def test_constants_without_runs_are_not_fitted(cases: list[Case]) -> None:
     """Only constants that some run depends on are in the plan."""
     data = {
-        "global": {"gemm_cap.hopper": 0.7, "gemm_cap.ampere": 0.8},
-        "per_framework": {"host_step_s": {"default": 0.05, "megatron": 0.1}},
+        "global": {"gemm_cap.hopper": {}, "gemm_cap.ampere": {}},
+        "per_framework": {
+            "host_step_s.megatron": {"range": [0.01, 0.04]},
+            "host_step_s.nanotron": {"range": [0.01, 0.04]},
+        },
     }
     chosen = parse_plan(data, cases)
     assert chosen.names == ("gemm_cap.hopper", "host_step_s.megatron")
-    assert np.exp(chosen.centre()) == pytest.approx([0.7, 0.1])
+    low, high = parameter("gemm_cap.hopper").bounds
+    assert np.exp(chosen.centre()) == pytest.approx([(low * high) ** 0.5, 0.02])
+    assert chosen.sigmas() == pytest.approx([np.log(high / low) / 4, np.log(4) / 4])
 
 
 def test_a_fit_does_not_depend_on_where_it_starts(cases: list[Case]) -> None:
@@ -153,7 +183,7 @@ def test_a_fit_does_not_depend_on_where_it_starts(cases: list[Case]) -> None:
 
 def test_tied_constants_take_the_fitted_value(cases: list[Case]) -> None:
     """A tied constant is written with the fitted one, and its runs count as the fitted one's."""
-    data = {"global": {"gemm_cap.ampere": {"prior": 0.7, "same": ["gemm_cap.hopper"]}}}
+    data = {"global": {"gemm_cap.ampere": {"same": ["gemm_cap.hopper"]}}}
     chosen = parse_plan(data, cases)
     assert chosen.names == ("gemm_cap.ampere",)
     assert chosen.values([0.0]) == {"gemm_cap.ampere": 1.0, "gemm_cap.hopper": 1.0}

@@ -107,7 +107,7 @@ def test_scores_are_materialised_before_fused_attention() -> None:
 
 
 def test_presets_follow_the_release_too() -> None:
-    """Overlaps came with core 0.4, the asynchronous tensor-parallel backward pass with v3.0."""
+    """Overlaps came with core 0.4, the asynchronous tensor-parallel backward pass with v3.0, GroupedLinear with 0.9."""
     switches = [
         (preset.dp_overlap, preset.tp_async_backward, preset.dummy_wgrad, preset.partitioned_sends)
         for preset in (
@@ -121,7 +121,7 @@ def test_presets_follow_the_release_too() -> None:
         (False, True, True, True),
         (True, True, True, True),
     ]
-    assert load_preset(Framework.MEGATRON, "core 0.4") == load_preset(Framework.MEGATRON)
+    assert load_preset(Framework.MEGATRON, "core 0.9") == load_preset(Framework.MEGATRON)
 
 
 def test_an_open_sp_is_off_where_the_release_has_none() -> None:

@@ -86,6 +86,15 @@ def tie_words(tie: Tie | None) -> str:
     return "" if tie is None or tie.distinguishable else f"; {INDISTINCT}: {tie.measurement} would tell"
 
 
+def claim_size_words(gain: float, band: Band) -> str:
+    """Say whether the cost model can tell a gain, and whether measured runs bear it out so far."""
+    if gain < band.indistinct:
+        return f"layouts less than {band.indistinct:.1%} apart are {INDISTINCT}"
+    if gain > band.unseen_p90_ape:
+        return f"a claim above the {band.unseen_p90_ape:.0%} within which nine of ten unseen runs are predicted: doubt it"
+    return "more than two predictions of this kind usually differ by in error"
+
+
 def claim_words(faster: Estimate, slower: Estimate) -> str:
     """Say which components carry the gain of one layout over another, and how many measured runs test each."""
     found = carriers(faster.breakdown_s, slower.breakdown_s)

@@ -11,7 +11,7 @@ from rich.text import Text
 from layoutopt.optimizer.frameworks.registry import framework_named
 from layoutopt.optimizer.report.tables.answer import layout_section, price_sections
 from layoutopt.optimizer.report.tables.console import bullets, facts, section, verdict_text
-from layoutopt.optimizer.report.tables.honesty import honesty_section, tie_words
+from layoutopt.optimizer.report.tables.honesty import claim_size_words, honesty_section, tie_words
 from layoutopt.optimizer.report.tables.proof import gap_words, proof_table
 from layoutopt.optimizer.report.tables.short import answer_table, step_words, ties_section
 
@@ -66,7 +66,7 @@ def plan_tables(
         parts.append(_infeasibility(plan.infeasibility))
     if plan.alternatives:
         parts.append(ties_section(plan, honesty))
-    parts.extend(_notes(plan, cluster))
+    parts.extend(_notes(plan, cluster, honesty))
     if honesty is not None:
         parts.append(honesty_section(honesty, brief=not shown.verbose))
     steps = next_lines(plan, honesty, framework, shown)
@@ -200,13 +200,13 @@ def _conflict_words(constraints: tuple[str, ...]) -> str:
     return f"{', '.join(constraints[:-1])} and {constraints[-1]} exclude every layout together"
 
 
-def _notes(plan: Plan, cluster: ClusterSpec) -> Iterator[RenderableType]:
-    notes = plan_notes(plan, cluster)
+def _notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None) -> Iterator[RenderableType]:
+    notes = plan_notes(plan, cluster, honesty)
     if notes:
         yield section("Notes", bullets(notes))
 
 
-def plan_notes(plan: Plan, cluster: ClusterSpec) -> list[str]:
+def plan_notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None = None) -> list[str]:
     """Return remarks on idle GPUs and on what a freer framework would gain, and the warnings."""
     notes = list(plan.warnings)
     if plan.layout is not None and plan.idle_gpus:
@@ -214,11 +214,12 @@ def plan_notes(plan: Plan, cluster: ClusterSpec) -> list[str]:
     if plan.then is not None:
         notes.insert(0, second_words(plan.then))
     if plan.freer_gain is not None:
-        notes.append(_freer_words(plan.freer_gain))
+        notes.append(_freer_words(plan.freer_gain, honesty))
     return notes
 
 
-def _freer_words(gain: float) -> str:
+def _freer_words(gain: float, honesty: Honesty | None) -> str:
     if gain < 5e-5:
         return "a trainer without this framework's rules would gain nothing"
-    return f"a trainer without this framework's rules could be {gain:.1%} faster (framework any)"
+    words = f"a trainer without this framework's rules could be {gain:.1%} faster (framework any)"
+    return words if honesty is None else f"{words}; {claim_size_words(gain, honesty.band)}"

@@ -1,0 +1,58 @@
+"""Faulty builds among published runs: left out by a rule that looks at measurements alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from layoutopt.optimizer.evidence.case import Case
+
+FAULTY = 2.5
+"""Seconds per token over those of the same layout elsewhere in its source. Releases of one trainer differ by up to 2
+(tests/data/README.md); a larger micro-batch, bubble aside, never costs more per token."""
+
+
+def faulty_builds(cases: Iterable[Case]) -> set[str]:
+    """Return the ids of timed runs that took more than ``FAULTY`` times what the same layout takes elsewhere in its source.
+
+    The same layout: model, GPU, sequence, precision, recomputation, release and all degrees but data parallelism, with a
+    micro-batch that is no larger. A token's seconds are GPU seconds less the ideal bubble.
+    """
+    groups: dict[Hashable, list[tuple[int, float, str]]] = defaultdict(list)
+    for case in cases:
+        if case.measured_s is not None:
+            layout = case.layout
+            groups[_key(case)].append(
+                (layout.micro_batch, _seconds_per_token(case, case.measured_s), case.run.id)
+            )
+    return {
+        name
+        for rows in groups.values()
+        for size, seconds, name in rows
+        if seconds > FAULTY * min(other for least, other, _ in rows if least <= size)
+    }
+
+
+def _key(case: Case) -> Hashable:
+    layout, run = case.layout, case.run
+    degrees = (layout.tp, layout.cp, layout.pp, layout.vp, layout.ep, layout.precision)
+    source = (run.source or "").split("@")[0].split()[:1]
+    return (*source, run.model, run.gpu, run.seq, run.recompute, run.software, *degrees)
+
+
+def _seconds_per_token(case: Case, seconds: float) -> float:
+    layout = case.layout
+    gpus = layout.tp * layout.cp * layout.pp * layout.dp
+    sequences = layout.dp * layout.micro_batch * layout.micro_batches
+    working = layout.micro_batches / (layout.micro_batches + (layout.pp - 1) / layout.vp)
+    return seconds * working * gpus / sequences
+
+
+def healthy(cases: Iterable[Case]) -> list[Case]:
+    """Return the cases but for faulty builds."""
+    listed = list(cases)
+    faulty = faulty_builds(listed)
+    return [case for case in listed if case.run.id not in faulty]
