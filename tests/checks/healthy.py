@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.evidence.groups import ranked_groups
+from layoutopt.optimizer.evidence.metrics import rank_group, summarize_ranking
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Mapping
 
     from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.evidence.metrics import RankingSummary
 
 FAULTY = 2.5
 """Seconds per token over those of the same layout elsewhere in its source. Releases of one trainer differ by up to 2
@@ -56,3 +62,33 @@ def healthy(cases: Iterable[Case]) -> list[Case]:
     listed = list(cases)
     faulty = faulty_builds(listed)
     return [case for case in listed if case.run.id not in faulty]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How layouts of one group come out, faulty builds out.
+
+    ``worst_regret``: of the groups' picks; ``curse``: by how much the picks' predictions over measurements lie below
+    the medians of their groups, in the mean (the optimizer's curse).
+    """
+
+    summary: RankingSummary
+    worst_regret: float
+    curse: float
+
+
+def order_of(cases: Iterable[Case], predicted_s: Mapping[str, float]) -> Order:
+    """Rank groups of at least three layouts by predicted seconds, which ``predicted_s`` has by id."""
+    kept = [case for case in healthy(cases) if case.measured_s is not None]
+    groups = ranked_groups(kept, {index: predicted_s[case.run.id] for index, case in enumerate(kept)})
+    regrets, below = [], []
+    for group in groups:
+        ratios = [p / m for p, m in zip(group.predicted_s, group.measured_s, strict=True)]
+        pick = min(range(len(ratios)), key=lambda index: group.predicted_s[index])
+        regrets.append(group.measured_s[pick] / min(group.measured_s) - 1)
+        below.append(median(ratios) - ratios[pick])
+    return Order(
+        summary=summarize_ranking([rank_group(group) for group in groups]),
+        worst_regret=max(regrets),
+        curse=fmean(below),
+    )

@@ -13,7 +13,7 @@ from checks.experiment import calibration_gain
 from checks.fit import loss_of
 from checks.fit_plan import MOST, parse_plan
 from checks.fit_text import split_names
-from checks.healthy import healthy
+from checks.healthy import healthy, order_of
 from checks.pricing import Pricer
 from checks.published import read_runs
 
@@ -96,12 +96,17 @@ def test_the_joint_posterior_is_data() -> None:
 
 
 def test_order_inside_groups(report: ValidationReport) -> None:
-    """Layouts of one group come out in the measured order."""
-    order, dense = report.ranking, report.ranking_by_kind["dense"]
-    assert order.kendall_tau is not None and order.kendall_tau >= 0.6
-    assert dense.pairs_over_10pct is not None and dense.pairs_over_10pct >= 0.85
-    assert order.top1_regret_median == 0
-    assert order.top3_regret_mean is not None and order.top3_regret_mean <= 0.003
+    """Layouts of one group come out in the measured order, the pick a little too optimistic. Wanted: tau 0.65, regret 2%."""
+    rows = [row for row in report.results if row.case.measured_s is not None]
+    predicted = {row.case.run.id: row.prediction.step_time_s for row in rows}
+    order = order_of([row.case for row in rows], predicted)
+    summary = order.summary
+    assert summary.kendall_tau is not None and summary.kendall_tau >= 0.6
+    assert summary.pairs_over_10pct is not None and summary.pairs_over_10pct >= 0.85
+    assert summary.top1_regret_median == 0
+    assert summary.top1_regret_mean is not None and summary.top1_regret_mean <= 0.045
+    assert summary.top3_regret_mean is not None and summary.top3_regret_mean <= 0.003
+    assert order.curse <= 0.03
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,13 +97,14 @@ def test_no_gain_no_claim() -> None:
 def test_a_gain_is_measured_against_the_band() -> None:
     """Too small to tell, plausible, or larger than what predictions of unseen runs are off by."""
     cluster = load_cluster("h100x16")
-    band = error_band(load_workload("llama3-8b").model, cluster, Precision.BF16, framework=Framework.MEGATRON)
-    assert band.indistinct < band.unseen_p90_ape
-    small = claim_size_words(band.indistinct / 2, band)
-    plausible = claim_size_words((band.indistinct + band.unseen_p90_ape) / 2, band)
-    large = claim_size_words(2 * band.unseen_p90_ape, band)
-    assert f"{band.indistinct:.1%}" in small and "not distinguishable" in small
-    assert "doubt it" in large and "doubt it" not in plausible
+    found = error_band(
+        load_workload("llama3-8b").model, cluster, Precision.BF16, framework=Framework.MEGATRON
+    )
+    band = replace(found, indistinct=0.05, unseen_p90_ape=0.2)
+    small, plausible, large = (claim_size_words(gain, band) for gain in (0.04, 0.1, 0.3))
+    assert "5.0%" in small and "not distinguishable" in small
+    assert "20%" in large and "doubt it" in large
+    assert "doubt it" not in plausible and "not distinguishable" not in plausible
 
 
 def test_json_names_what_carries_a_near_tie() -> None:
