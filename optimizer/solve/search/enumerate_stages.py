@@ -206,6 +206,11 @@ class _Search:
             listed = left.survivors(self.most_states, stopped=self.stopped)
             if listed is None:
                 return False
+            if len(listed) and left.free:
+                left = left.named(self.paths, self._wanted_s)
+                listed = left.survivors(self.most_states, stopped=self.stopped)
+            if listed is None:
+                return False
             if not len(listed):
                 return True
             if not self._learned(left, listed):
@@ -257,6 +262,20 @@ class _Choices:
         left = -1
         while self._steps and left != (left := sum(len(step) for step in self._steps)):
             self._steps = self._useful()
+
+    @property
+    def free(self) -> bool:
+        """Whether it is open in which chunks blocks are recomputed, so that paths take the least that any chunk adds."""
+        return any(option.free and option.recomputed.any() for option in self.options)
+
+    def named(self, paths: Paths, below_s: float) -> _Choices:
+        """Return the same choices with the chunks in which they recompute. Raises ``Unlisted``."""
+        _, again, _ = _weights(self.ranks.terms, paths)
+        options = [
+            self.ranks.named(option.take(np.unique(step.choice)), again[:, :, rank])
+            for rank, (option, step) in enumerate(zip(self.options, self._steps, strict=True))
+        ]
+        return _Choices(self.ranks, options, paths, below_s)
 
     def _reachable(self) -> list[_Steps]:
         """List the steps from every state that may be reached; none where the last rank does not complete the model."""

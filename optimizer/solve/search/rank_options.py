@@ -337,6 +337,31 @@ class Ranks:
         chosen = Options(option.blocks[row], recomputed, option.start[row], option.stop[row], free=True)
         return chosen.take(fits)
 
+    def named(self, option: Options, again: FloatArray) -> Options:
+        """Say of free options in which chunks they recompute, ``again`` (Q, V, K) being what a block adds to every path.
+
+        Chunks that add the same to all paths are alike: of them the first are taken.
+        """
+        rows: list[int] = []
+        ways: list[IntArray] = []
+        one = np.eye(len(self.counts), dtype=np.int64)
+        alike = [
+            np.unique(again[:, :, kind], axis=1, return_inverse=True)[1] for kind in range(again.shape[2])
+        ]
+        for row, (held, number) in enumerate(zip(option.blocks, option.recomputed.sum(axis=1), strict=True)):
+            found = [np.zeros_like(held)]
+            for kind in np.flatnonzero(number).tolist():
+                shares = _shares(
+                    int(number[kind]), held[:, kind], alike[kind].ravel(), MOST_OPTIONS - len(rows)
+                )
+                if len(found) * len(shares) + len(rows) > MOST_OPTIONS:
+                    raise Unlisted
+                found = [before + share[:, None] * one[kind] for before in found for share in shares]
+            rows += [row] * len(found)
+            ways += found
+        chosen = option.take(np.array(rows, dtype=np.int64))
+        return Options(chosen.blocks, np.array(ways), chosen.start, chosen.stop)
+
     def fits(self, option: Options, rank: int) -> Mask:
         """Tell which options fit into the memory."""
         used = self._bytes(option.blocks.sum(axis=1), option.recomputed.sum(axis=1), rank)
@@ -400,3 +425,23 @@ def _with_end(chunks: int, totals: IntArray, *, first: bool) -> IntArray:
     row, column = np.nonzero((rest >= chunks - 1) & (end <= rest // (chunks - 1) + 1))
     inner, own = _balanced(chunks - 1, rest[row, column]), end[column][:, None]
     return np.concatenate((own, inner) if first else (inner, own), axis=1)
+
+
+def _shares(number: int, room: IntArray, alike: IntArray, most: int) -> list[IntArray]:
+    """List the ways to take so many blocks from chunks (V,) with some room, those of like chunks from the first on."""
+    groups = [np.flatnonzero(alike == group) for group in np.unique(alike)]
+    behind = np.cumsum([0, *(int(room[group].sum()) for group in groups[::-1])])[-2::-1]
+    found = [(np.zeros_like(room), number)]
+    for group, later in zip(groups, behind.tolist(), strict=True):
+        held = int(room[group].sum())
+        before = np.cumsum(room[group]) - room[group]
+        grown = []
+        for share, left in found:
+            for taken in range(max(left - later, 0), min(left, held) + 1):
+                more = share.copy()
+                more[group] = np.clip(taken - before, 0, room[group])
+                grown.append((more, left - taken))
+        if len(grown) > most:
+            raise Unlisted
+        found = grown
+    return [share for share, _ in found]
