@@ -19,6 +19,12 @@ def free() -> layoutopt.Result:
     return solve(load_model("llama3-70b"), load_cluster("h100x64"))
 
 
+@pytest.fixture(scope="module")
+def small() -> layoutopt.Result:
+    """A smaller question without any constraint."""
+    return solve(load_model("llama3-8b", global_batch=64), load_cluster("h100x16"))
+
+
 @pytest.mark.parametrize(("text", "step_s"), [("tp*cp <= 2", 63.126), ("tp == 8", 63.0)])
 def test_layouts_exist_and_are_found(free: layoutopt.Result, text: str, step_s: float) -> None:
     """Constraints far from the optimum are met by the best layout that meets them, as fixing the axes gives it."""
@@ -28,11 +34,10 @@ def test_layouts_exist_and_are_found(free: layoutopt.Result, text: str, step_s: 
     assert found.step_time_s == pytest.approx(
         step_s, rel=0.02
     )  # constants of the cost model move by a percent
-    pairs = [(8, cp) for cp in (1, 2, 4, 8)] if "8" in text else [(1, 1), (1, 2), (2, 1)]
-    fixed = [
-        solve(free.workload, free.cluster, fix={"tp": tp, "cp": cp}).step_time_s or float("inf")
-        for tp, cp in pairs
-    ]
+    pairs: list[dict[str, Any]] = (
+        [{"tp": 8}] if "8" in text else [{"tp": 1, "cp": (1, 2)}, {"tp": 2, "cp": 1}]
+    )
+    fixed = [solve(free.workload, free.cluster, fix=pair).step_time_s or float("inf") for pair in pairs]
     assert found.step_time_s == pytest.approx(min(fixed), rel=1e-9)
     assert f"require {text}" in found.plan.certificate.removed_by_rule
     assert text in str(found)
@@ -57,7 +62,7 @@ def test_functions_reach_every_slice(free: layoutopt.Result) -> None:
 
     def mixed(model: Any, v: Any) -> None:
         few = model.new_bool_var("few")
-        model.add(sum(v.variables.blocks[0]) <= 5).only_enforce_if(few)
+        model.add(sum(v.variables.blocks[0]) <= 14).only_enforce_if(few)
         model.add(few == 1)
 
     text = free.again(require="tp*cp <= 2")
@@ -65,15 +70,10 @@ def test_functions_reach_every_slice(free: layoutopt.Result) -> None:
     assert found.status == "optimal"
     assert found.step_time_s == pytest.approx(text.step_time_s, rel=1e-9)
     assert found.plan.inputs["constrain"] == "narrow" and "the function narrow" in str(found)
-    small = solve(
-        load_model("llama3-8b", global_batch=64), load_cluster("h100x16"), framework="any", constrain=mixed
-    )
-    same = solve(
-        load_model("llama3-8b", global_batch=64),
-        load_cluster("h100x16"),
-        framework="any",
-        require="layers[0] <= 5",
-    )
+    model, cluster = load_model("llama3-8b", global_batch=64), load_cluster("h100x16")
+    axes: dict[str, Any] = {"fix": {"tp": 2}, "most": {"vp": 1, "cp": 1}}
+    small = solve(model, cluster, constrain=mixed, **axes)
+    same = solve(model, cluster, require="layers[0] <= 14", **axes)
     assert small.status == same.status
     assert small.step_time_s == pytest.approx(same.step_time_s, rel=1e-9)
 
@@ -90,16 +90,16 @@ def test_mistakes_in_functions_are_told(free: layoutopt.Result) -> None:
         free.again(lambda model, v: model.add(v.step_s >= 60))
 
 
-def test_second_goal_within_a_percent(free: layoutopt.Result) -> None:
-    """Memory among layouts up to 1% slower: less than the fastest's, proven, and within the stated distance."""
+def test_second_goal_within_some_percent(free: layoutopt.Result) -> None:
+    """Memory among layouts up to 5% slower: less than the fastest's, proven, and within the stated distance."""
     found = free.again(then="memory")
     assert found.plan.then is not None and found.plan.then.proven and found.status == "optimal"
-    lean = solve(free.workload, free.cluster, then="memory", within=0.01)
+    lean = solve(free.workload, free.cluster, then="memory", within=0.05)
     second = lean.plan.then
     assert second is not None and second.proven and lean.estimate is not None and free.estimate is not None
     assert second.value == pytest.approx(lean.estimate.memory.peak_bytes / 1e9)
     assert second.value < second.first_value == pytest.approx(free.estimate.memory.peak_bytes / 1e9, rel=1e-6)
-    assert lean.estimate.step_time_s <= free.estimate.step_time_s * 1.01 * (1 + 1e-6)
+    assert lean.estimate.step_time_s <= free.estimate.step_time_s * 1.05 * (1 + 1e-6)
     assert "second goal memory" in str(lean)
     stated = lean.to_dict()["objective"]
     assert stated["name"] == "time" and stated["value"] == stated["step_time_s"]
@@ -139,10 +139,9 @@ REQUIRED = (
 
 
 @pytest.mark.parametrize("text", REQUIRED)
-def test_verify_accepts_honest_plans_and_rejects_freed_ones(text: str) -> None:
+def test_verify_accepts_honest_plans_and_rejects_freed_ones(small: layoutopt.Result, text: str) -> None:
     """A plan under a requirement is verified; without its requirement, or with the free layout, it is rejected."""
-    model, cluster = load_model("llama3-8b", global_batch=64), load_cluster("h100x16")
-    plan = solve(model, cluster, require=text)
+    plan = small.again(require=text)
     stated = json.loads(json.dumps(plan.to_dict()))
     report = verify_plan(stated)
     assert report.accepted, [check for check in report.checks if not check.passed]
@@ -150,13 +149,18 @@ def test_verify_accepts_honest_plans_and_rejects_freed_ones(text: str) -> None:
     freed = json.loads(json.dumps(stated))
     freed["inputs"]["space"].pop("require")
     assert not verify_plan(freed).accepted
-    best = solve(model, cluster)
-    if best.layout == plan.layout:
+    if small.layout == plan.layout:
         return
     forged = json.loads(json.dumps(stated))
     for key in ("layout", "estimate", "objective"):
-        forged[key] = json.loads(json.dumps(best.to_dict()[key]))
+        forged[key] = json.loads(json.dumps(small.to_dict()[key]))
     assert not verify_plan(forged).accepted
+
+
+def test_a_rank_compared_with_itself(small: layoutopt.Result) -> None:
+    """Where the first rank is the last, a requirement on both holds: the answer without it stays the answer."""
+    assert small.layout is not None and small.layout.pp == 1
+    assert small.again(require="layers[0] <= layers[-1]").step_time_s == small.step_time_s
 
 
 def test_verify_says_what_it_cannot_know() -> None:

@@ -243,7 +243,8 @@ class Demands:
             if rank is not None:
                 parts[atom.part][rank] += self.layers * float(np.ravel(factor)[0])
         constant = float(np.ravel(comparison.difference.constant)[0])
-        size = max(abs(constant), *(np.abs(part).max() for part in parts.values()))
+        # a layer at least: what cancels out, as a rank compared with itself, still has the error of its sums
+        size = max(1.0, abs(constant), *(np.abs(part).max() for part in parts.values()))
         slack = SUM_SLACK * size * (-1.0 if comparison.relation is Relation.BELOW else 1.0)
         signs = {Relation.DIFFERENT: (), Relation.EQUAL: (1.0, -1.0)}.get(comparison.relation, (1.0,))
         for sign in signs:
