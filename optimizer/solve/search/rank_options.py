@@ -230,7 +230,7 @@ class Ranks:
         """Return the fewest and the most blocks of every rank's first chunk, (P,)."""
         low, high = totals.argmax(axis=1), self.total - totals[:, ::-1].argmax(axis=1)
         if self.chunks > 1:
-            low, high = low // self.chunks, high // self.chunks + 1
+            low, high = np.maximum(low // self.chunks, 1), high // self.chunks + 1
             low[0] = 0
             high[0] = self.total if self.terms.folded[0] else high[0]
         return low, high
