@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.honesty import assess
+from layoutopt.optimizer.evidence.parameters import check_names
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.verify.api import verify_written
 
@@ -26,7 +27,13 @@ def verify_plan(
 
 
 def write_again(plan: Plan, question: Question, stated: Tree) -> Tree:
-    """Write a rebuilt plan as parsed JSON, with error band and robust choice where ``stated`` has them."""
+    """Write a rebuilt plan as parsed JSON, with error band and robust choice where ``stated`` has them.
+
+    Raises InputError for a constant that there is not.
+    """
+    check_names(
+        question.cluster.calibration
+    )  # a cluster file with a name that no constant has is refused too
     honesty = None
     if "error_band" in stated:
         robust = "robust" in stated

@@ -209,7 +209,7 @@ SHARED: dict[str, Forgery] = {
     "GPUs of the cluster": Forgery(inputs("cluster/gpu_count", 32)),
     "GPUs of the cluster, not hashed": Forgery(inputs("cluster/gpu_count", 32, hashed=False)),
     "constants of the cluster": Forgery(inputs("cluster/calibration", {"time_scale": 0.5})),
-    "an unknown constant": Forgery(inputs("cluster/calibration", {"luck": 2.0}), Right.ACCEPTED),
+    "an unknown constant": Forgery(inputs("cluster/calibration", {"luck": 2.0}), READ),
     "the simple cost model": Forgery(inputs("cost", "simple")),
     "an unknown cost model": Forgery(inputs("cost", "kind"), READ),
     "an unknown trainer": Forgery(inputs("framework", "none"), READ),
