@@ -154,35 +154,35 @@ HONEST: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], tuple[str, ...
         {"gap": 0.2, "top": 1, "space": SpaceOptions(min={"pp": 4}, fix={"recompute": ("full",)})}, {},
         ("a gap of at most 20.000%", "recompute = full"),
     ),
-    "restricted": ("llama3-8b", "h100x16", {"space": SpaceOptions(fix={"tp": (8,)})}, {}, ("tp = 8",)),
+    "restricted": ("llama3-8b", "h100x8", {"space": SpaceOptions(fix={"tp": (8,)})}, {}, ("tp = 8",)),
     "forbidden": (
-        "llama3-8b", "h100x16", {"space": SpaceOptions(forbid={"zero": (1,)}, max={"pp": 4})}, {},
+        "llama3-8b", "h100x8", {"space": SpaceOptions(forbid={"zero": (1,)}, max={"pp": 4})}, {},
         ("zero other than 1", "pp at most 4"),
     ),
     "a requirement over axes": (
-        "llama3-8b", "h100x16", {"space": SpaceOptions(require=("tp*cp == 8",))}, {}, ("what meets tp*cp == 8",)
+        "llama3-8b", "h100x8", {"space": SpaceOptions(require=("tp*cp == 8",))}, {}, ("what meets tp*cp == 8",)
     ),
     "a requirement over memory": (
-        "llama3-8b", "h100x16", {"space": SpaceOptions(require=("peak_gb <= 60",))}, {},
+        "llama3-8b", "h100x8", {"space": SpaceOptions(require=("peak_gb <= 60",))}, {},
         ("what meets peak_gb <= 60",),
     ),
     "a requirement over stages": (
-        "llama3-8b", "h100x16", {"space": SpaceOptions(require=("layers[0] <= 5",))}, {},
-        ("what meets layers[0] <= 5",),
+        "llama3-8b", "h100x8", {"space": SpaceOptions(require=("layers[0] <= 14",))}, {},
+        ("what meets layers[0] <= 14",),
     ),
-    "a second goal": ("llama3-8b", "h100x16", {"then": "memory", "within": 0.01}, {}, ("the best in memory",)),
-    "idle GPUs": ("llama3-8b", "h100x24", {"space": SpaceOptions(allow_idle=0.4)}, {}, ("allow idle: 0.4",)),
-    "many runners-up": ("llama3-8b", "h100x16", {"top": 6, "near": None}, {}, ()),
+    "a second goal": ("llama3-8b", "h100x8", {"then": "memory", "within": 0.01}, {}, ("the best in memory",)),
+    "idle GPUs": ("llama3-8b", "h100x12", {"space": SpaceOptions(allow_idle=0.4)}, {}, ("allow idle: 0.4",)),
+    "many runners-up": ("llama3-8b", "h100x8", {"top": 6, "near": None}, {}, ()),
     "one model": (
-        "llama3-8b", "h100x16",
+        "llama3-8b", "h100x8",
         {"one_model": True, "space": SpaceOptions(
             fix={"tp": (1,), "mesh_order": ("tp-cp-ep-dp-pp",), "zero": (1, 3)}, max={"vp": 1, "pp": 2}
         )},
         {}, ("tp = 1",),
     ),
-    "robust": ("llama3-8b", "h100x16", {"top": 3, "near": 0.1}, {"robust": True}, ()),
-    "compared with the freest trainer": ("llama3-8b", "h100x16", {}, {"compared": True}, ()),
-    "several threads": ("llama3-8b", "h100x16", {"workers": 2}, {}, ()),
+    "robust": ("llama3-8b", "h100x8", {"top": 3, "near": 0.1}, {"robust": True}, ()),
+    "compared with the freest trainer": ("llama3-8b", "h100x8", {}, {"compared": True}, ()),
+    "several threads": ("llama3-8b", "h100x8", {"workers": 2}, {}, ()),
 }  # fmt: skip
 
 
