@@ -57,6 +57,9 @@ FIRST_CHOICES, CHOICES = 16, 1_024
 MOST_IN_SLICE = 4
 """Tuples of one model at most: more of them solve no faster together than apart."""
 
+RAISED = (0.98, 0.9, 0.75, 0.5, 0.25)
+"""Shares of the way from a tuple's bound to what is wanted that are tried as its bound."""
+
 MOST_TRIED = 64
 """Tuples tried for runners-up where bounds miss what is demanded: most of them have none."""
 
@@ -151,6 +154,8 @@ class _Waiting:
     family: tuple[int, ...] = field(compare=False)
     layout: LayoutBatch = field(compare=False)
     terms: StageTerms = field(compare=False)
+    raised: bool = field(default=False, compare=False)
+    """Whether enumeration could not decide it, and raised its bound as far as it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +482,8 @@ class BestFirst:
             near = self._constructed(item, upper_s) or near
             upper_s = near.step_time_s if near is not None else upper_s
             near, decided = self._enumerated(item, near, upper_s, MOST_STATES)
+        if not (decided or item.raised or self._out_of_time()):
+            near, _ = self._enumerated(item, near, near.step_time_s if near else upper_s, BEAM, beam=True)
         if decided:
             self._settled.add(key)
             self._solved += 1
@@ -533,6 +540,9 @@ class BestFirst:
                 heapq.heappush(self._heap, item)
             return near is not None
         upper_s = near.step_time_s if near is not None else upper_s
+        if self._raised(item, upper_s):
+            heapq.heappush(self._heap, item)
+            return near is not None
         counts, rule = self.source.counts, self.source.rule
         data = tuple_slice(item.layout, item.terms, counts, rule, lower_s=item.bound_s, upper_s=upper_s)
         self._rounding_s = max(self._rounding_s, rounding_s(counts))
@@ -548,6 +558,21 @@ class BestFirst:
         if result.blocks is not None:
             self._keep(item, result)
         return result.blocks is not None or near is not None
+
+    def _raised(self, item: _Waiting, upper_s: float) -> bool:
+        """Raise a tuple's bound by enumerating what is much better than wanted; then others have their turn first."""
+        if item.raised or not np.isfinite(upper_s):
+            return False
+        item.raised, least_s = True, item.bound_s
+        for share in RAISED:
+            below_s = least_s + share * (upper_s - least_s)
+            near, decided = self._enumerated(item, None, below_s, AT_FIRST)
+            if near is not None:
+                self._keep(item, near)
+            if decided and near is None:
+                item.bound_s = below_s
+                break
+        return True
 
     def _enumerated(
         self,
