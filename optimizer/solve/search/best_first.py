@@ -358,6 +358,7 @@ class BestFirst:
 
     def _finish(self) -> None:
         """Expand what was set aside in order of its bound, and solve what may beat the best layout."""
+        self._overtime_steps = OVERTIME_STEPS
         if not self._aside:
             return
         partial = _Partial.concat(self._aside)
