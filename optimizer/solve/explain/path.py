@@ -1,7 +1,7 @@
 """The gap between a layout and the optimum, one change at a time.
 
 All layouts between the two are priced by their bound; the way over valid layouts that fit whose step times sum to the
-least is the cheapest path, so that large gains come first. The layouts on it are then solved exactly.
+least is the cheapest path, so that large gains come first. The layouts on it get the best stages that a search finds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import list_changes
 from layoutopt.optimizer.solve.explain.lattice import Lattice, cheapest_path, differing
 from layoutopt.optimizer.solve.explain.records import Gap, GapStep
-from layoutopt.optimizer.solve.model.cp_model import CpModel
-from layoutopt.optimizer.solve.model.slices import tuple_slice
-from layoutopt.optimizer.solve.search.best_first import Found
+from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_CHOICES = 12
 """Choices told apart; every subset of them is priced, 4,096 layouts at most. Further ones change with the last step."""
+
+LONGEST_S = 10.0
+"""Time for the stages of one layout on the way: what is proven of the answer does not rest on it."""
 
 WORTH_NAMING = 1e-3
 """Share of the step from which a component that changed is named."""
@@ -67,16 +68,9 @@ class _Solver:
     def _solve(self, subset: int) -> Priced | None:
         source = self.lattice.source
         row = self.lattice.batch.take(np.array([subset]))
-        result = CpModel(tuple_slice(row, source.terms(row), source.counts, source.rule)).solve()
-        if result.blocks is None or result.recomputed is None:
+        found = BestFirst(source, SearchOptions(time_limit_s=LONGEST_S)).solve_tuple(row)
+        if found is None:
             return None
-        found = Found(
-            layout=row,
-            blocks=result.blocks,
-            recomputed=result.recomputed,
-            step_time_s=result.step_time_s,
-            peak_bytes=result.peak_bytes,
-        )
         layout = layout_of(source, found)
         return layout, estimate(source.cost, layout)
 

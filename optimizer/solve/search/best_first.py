@@ -234,6 +234,14 @@ class BestFirst:
         self._solve_runners_up()
         return self._result()
 
+    def solve_tuple(self, layout: LayoutBatch) -> Found | None:
+        """Return one tuple with the best stages that are found; None where none fit."""
+        item = self._waiting(layout, self.source.terms(layout), 0.0, 0)
+        near, decided = self._tried(item, np.inf)
+        if near is None and not decided:
+            self._solve(item, np.inf)
+        return self._best_of.get(item.family)
+
     def _solve_whole(self) -> SearchResult:
         """Put every tuple into one CP-SAT model: the reference for small spaces, without bounds of our own."""
         batch, _ = self.source.expand(self.source.degrees)
