@@ -31,7 +31,7 @@ def test_evaluate_judges_a_launch_file(
     assert (plain["verdict"], plain["layout"]["tp"], plain["layout"]["pp"]) == ("fits", 2, 4)
     assert [stage["layers"] for stage in plain["layout"]["stages"]] == [5, 6, 6, 7]
     words = ["evaluate", "--from", TRAIN, "--cluster", "h100-256"]
-    assert "32 x h100" in " ".join(run(*words).stdout.split())
+    assert "32 of h100-256: 32 h100 in" in " ".join(run(*words).stdout.split())
     assert ask("evaluate", "h100-256", "--from", TRAIN) == plain  # the cluster as an argument
 
 
@@ -237,16 +237,18 @@ def test_what_a_script_leaves_to_the_outside_is_given_by_options(
 def test_files_beside_a_script_are_read(
     ask: Callable[..., dict[str, Any]], run: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """``source env.sh`` reads the file of the same folder, and none outside of it."""
+    """``source env.sh`` reads files of the folder and a few levels up, as of one checkout, and none far outside of it."""
     (tmp_path / "env.sh").write_text("SIZE=8B\n")
     inside = tmp_path / "run.sh"
     inside.write_text(f"source ./env.sh\n{SIZES}")
     assert ask("import", str(inside))["layout"]["tp"] == 1
     below = tmp_path / "below"
-    below.mkdir()
-    outside = below / "run.sh"
-    outside.write_text(f"source ../env.sh\n{SIZES}")
-    assert run("import", str(outside)).exit_code == 2
+    deep = below.joinpath(*"abcdefgh")
+    deep.mkdir(parents=True)
+    (below / "run.sh").write_text(f"source ../env.sh\n{SIZES}")
+    assert ask("import", str(below / "run.sh"))["layout"]["tp"] == 1
+    (deep / "run.sh").write_text(f"source {'../' * 9}env.sh\n{SIZES}")
+    assert run("import", str(deep / "run.sh")).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_workload, model_names
 from layoutopt.optimizer.specs.model import (
     LayerShape,
+    Mixer,
     MlaSpec,
     Mlp,
     ModelSpec,
@@ -220,6 +221,13 @@ def to_framework(job: ExportedJob) -> str:
     return {"megatron": "megatron-lm"}.get(job.framework.value, job.framework.value)
 
 
+def without_words(name: str) -> bool:
+    """Whether a model mixes tokens by linear or sparse attention, for which no writer has words."""
+    model = workload(name).model
+    shapes = [shape for run in model.runs for shape in run.block]
+    return model.indexer is not None or any(shape.mixer is not Mixer.ATTENTION for shape in shapes)
+
+
 BUILD_ALL = ("megatron-lm", "megatron-bridge", "deepspeed", "accelerate")
 HOLDS_TRAINING = ("megatron-lm", "megatron-bridge", "megatron-deepspeed")
 TOLERANCE = {"bloom-176b": 0.01}
@@ -257,6 +265,6 @@ def test_what_comes_back_is_the_plan(
     """With and without context parallelism; what a trainer can't run it refuses."""
     for cp in (1, 2):
         trip = exported(name, to, version, cp, tmp_path, file)
-        assert trip is not None or to not in BUILD_ALL
+        assert trip is not None or to not in BUILD_ALL or without_words(name)
         if trip is not None:
             assert_same_plan(trip, to, version)

@@ -121,6 +121,7 @@ SEQUENCE = [
          options={"cp_comm": CpComm.P2P}),
     Case("sparse_needs_gathered_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, model={"indexer": INDEXER},
          options={"cp_comm": CpComm.P2P}),
+    Case("sparse_without_cp", F.DEEPSPEED, {"cp": 1}, {"cp": 2}, model={"indexer": INDEXER}),
     Case("moe_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, model=MOE),
     Case("sp_or_ulysses", F.MEGATRON_DEEPSPEED, {"tp": 2, "sp": True}, {"tp": 2, "sp": True, "cp": 2}),
     Case("ulysses_alone", F.MEGATRON_DEEPSPEED, {"cp": 4}, {"cp": 4, "tp": 2}),

@@ -143,6 +143,15 @@ def _chosen(rows: LayoutBatch, ctx: Context) -> BoolArray:
     return result if other else everywhere(rows)
 
 
+def _chosen_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = rows.cp == 1
+    return result if ctx.model.indexer is not None else everywhere(rows)
+
+
+def _chosen_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"sparse attention with cp {layout.cp}", {"cp": layout.cp}
+
+
 def _chosen_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     assert ctx.options.cp_comm is not None
     return f"sparse attention with cp {layout.cp} over {ctx.options.cp_comm}; use all_gather", {
@@ -298,6 +307,18 @@ RULES: tuple[Rule, ...] = (
         holds=_chosen,
         detail=_chosen_detail,
         flag="cp_comm",
+    ),
+    Rule(
+        name="sparse_without_cp",
+        formula="sparse attention => cp = 1",
+        reason="chosen keys may be on any rank, and this trainer gathers none",
+        source="deepspeedai/DeepSpeed sequence/layer.py; huggingface/accelerate parallelism_config.py",
+        reads=frozenset({"cp"}),
+        holds=_chosen_alone,
+        detail=_chosen_alone_detail,
+        repair=lowered("cp"),
+        valid=varying("cp"),
+        frameworks=frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED, Framework.ACCELERATE}),
     ),
     Rule(
         name="window_needs_gathered_cp",
