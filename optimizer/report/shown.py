@@ -37,7 +37,7 @@ class Answer(ABC):
             width=WIDTH, highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False
         )
         with target.capture() as captured:
-            target.print(Printable(self._tables()))
+            target.print(Printable(self._tables()), crop=False)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def _repr_html_(self) -> str:
@@ -56,7 +56,7 @@ class Answer(ABC):
             file=StringIO(),
             force_terminal=True,
         )
-        target.print(Printable(self._tables()))
+        target.print(Printable(self._tables()), crop=False)
         template = '<pre style="line-height:1.3;overflow-x:auto">{code}</pre>'
         return target.export_html(inline_styles=True, code_format=template)
 

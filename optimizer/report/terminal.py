@@ -69,8 +69,8 @@ def print_tables(renderable: RenderableType) -> None:
 
     target = console()
     if target.is_terminal:
-        target.print(Printable(renderable))
+        target.print(Printable(renderable), crop=False)
         return
     with target.capture() as captured:
-        target.print(Printable(renderable))
+        target.print(Printable(renderable), crop=False)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

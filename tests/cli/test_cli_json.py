@@ -34,7 +34,7 @@ ESTIMATE = {
     "rank_time_s",
 }  # fmt: skip
 MEMORY = {"peak_bytes", "capacity_bytes", "reserved_bytes", "device_bytes", "stages"}
-JUDGEMENT = {"verdict", "reasons", "broken", "warnings", "layout", "estimate"}
+JUDGEMENT = {"verdict", "reasons", "broken", "warnings", "layout", "estimate", "collectives"}
 SPACE = {"axes", "declared", "removed_by_rule", "remaining", "joint_assignments_log10", "empty"}
 LEVEL = {"name", "gpus", "part_gpus", "blocks", "bytes_per_s", "oversubscription", "latency_s"}
 COLLECTIVE = {"collective", "group", "stride", "size_bytes", "seconds", "bus_bytes_per_s", "members"}
@@ -102,7 +102,15 @@ def test_infeasible_plan(ask: Callable[..., dict[str, Any]]) -> None:
         None,
     )
     why = plan["infeasibility"]
-    assert set(why) == {"message", "binding", "least_bytes", "capacity_bytes", "fewest_gpus", "conflict"}
+    assert set(why) == {
+        "message",
+        "binding",
+        "least_bytes",
+        "capacity_bytes",
+        "fewest_gpus",
+        "conflict",
+        "suggestions",
+    }
     assert plan["reasons"] == [why["message"]]
     assert why["least_bytes"] > why["capacity_bytes"]
 

@@ -130,7 +130,7 @@ def test_explanation_keys(run: Callable[..., Result]) -> None:
     plain = json.loads(run(*words).stdout)
     assert set(plain) == {
         "verdict", "reasons", "broken", "warnings", "layout", "estimate", "advice", "fullest_rank", "remedies", "gap",
-        "optimum", "why_not", "out_of_memory",
+        "optimum", "why_not", "out_of_memory", "collectives",
     }  # fmt: skip
     assert set(plain["fullest_rank"]) == {"rank", "needed_bytes", "usable_bytes", "parts"}
     assert set(plain["fullest_rank"]["parts"][0]) == {"name", "bytes", "divided_by"}

@@ -97,6 +97,7 @@ def test_the_tutorials_answer_has_the_lines_of_a_real_one(
     """The answer that is explained line by line has the lines that the command prints, in their order."""
     text = (DOCS / "tutorial.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     for match in FILE.finditer(text):
         Path(match["name"]).write_text(match["body"], encoding="utf-8")
     done = CliRunner().invoke(main, ["solve", "model.yaml", "cluster.yaml", "-q", "-o", "plan.json"])

@@ -71,6 +71,7 @@ def test_expert_groups_split_a_stage(
     etp = data.draw(st.sampled_from([d for d in range(1, width + 1) if width % d == 0]))
     ep = data.draw(st.sampled_from([d for d in range(1, width // etp + 1) if width // etp % d == 0]))
     full = order.replace("ep-dp", "dp-ep") if outside else order
+    outside = full != order
     if not mesh_valid(full, **sizes, ep=ep, etp=etp)[0]:
         return
     axes = ("etp", "edp", "ep") if outside else ("etp", "ep", "edp")
