@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class CollectiveCall:
     """Equal calls of one rank of a pipeline stage in one step.
 
     ``bytes`` is the whole tensor of one call: gathered, before it is scattered, reduced, one rank's send buffer of an
@@ -101,7 +101,7 @@ class _Step:
         return recompute.modules if recompute.granularity is Granularity.SELECTIVE else ()
 
 
-def collectives(cost: CostModel, layout: Layout) -> tuple[Collective, ...]:
+def collectives(cost: CostModel, layout: Layout) -> tuple[CollectiveCall, ...]:
     """Count the collectives of one rank of every pipeline stage in a step of a layout with explicit stages."""
     cost, batch = for_layout(cost, layout), batch_of_one(layout)
     cost, order = cost.saving(batch), order_of(batch, closest=False)
@@ -122,7 +122,7 @@ def collectives(cost: CostModel, layout: Layout) -> tuple[Collective, ...]:
         ledger.add("pp", "send", layout.pp, cost.boundary_bytes(batch), sends[stage])
         for (axis, kind, members, size), count in sorted(ledger.calls.items()):
             listed.append(
-                Collective(stage=stage, axis=axis, kind=kind, ranks=members, count=count, bytes=size)
+                CollectiveCall(stage=stage, axis=axis, kind=kind, ranks=members, count=count, bytes=size)
             )
     return tuple(listed)
 

@@ -13,7 +13,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.collectives import Collective
+    from layoutopt.optimizer.cost.collectives import CollectiveCall
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate, Status
     from layoutopt.optimizer.solve.search.demands import Constrain
@@ -138,5 +138,5 @@ class Judgement:
     reasons: tuple[str, ...]
     broken: tuple[BrokenRule, ...]
     estimate: Estimate | None
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[CollectiveCall, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from checks.counted import counted, states
 
 from layoutopt.optimizer.ask.load import load_cluster, load_layout, load_model
 from layoutopt.optimizer.cost.batch import batch_of_one
-from layoutopt.optimizer.cost.collectives import Collective, collectives
+from layoutopt.optimizer.cost.collectives import CollectiveCall, collectives
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
@@ -66,7 +66,7 @@ def priced(model: str, text: str, preset: FrameworkPreset) -> tuple[CostModel, L
 
 
 def seconds(
-    cost: CostModel, layout: Layout, axes: tuple[str, ...], wanted: Callable[[Collective], bool]
+    cost: CostModel, layout: Layout, axes: tuple[str, ...], wanted: Callable[[CollectiveCall], bool]
 ) -> float:
     """Price of the counted calls of rank 0 along some axes."""
     batch = batch_of_one(layout)
@@ -87,7 +87,7 @@ def seconds(
     return total
 
 
-def everything(_: Collective) -> bool:
+def everything(_: CollectiveCall) -> bool:
     """All calls."""
     return True
 
@@ -119,7 +119,7 @@ def test_counted_calls_add_up_to_the_price(
     cost, layout = priced(model, text, bare(**switches))
     tokens = 4.0 * layout.micro_batch * cost.training.sequence_length / layout.cp
 
-    def has_price(call: Collective) -> bool:
+    def has_price(call: CollectiveCall) -> bool:
         """All but the sums of replicated weights' gradients."""
         return not (layout.sp and (call.axis, call.kind) == ("tp", "all_reduce") and call.bytes != tokens)
 

@@ -19,7 +19,7 @@ from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search import best_first, enumerate_stages
 from layoutopt.optimizer.solve.verify import exclusion
-from layoutopt.optimizer.solve.verify.program import MARGIN, Outcome, OwnPaths, look_for_faster
+from layoutopt.optimizer.solve.verify.program import MARGIN, OwnPaths, ProgramOutcome, look_for_faster
 from layoutopt.optimizer.solve.verify.walk import longest_path
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
@@ -66,17 +66,18 @@ def _some_terms(kit: Any, rng: np.random.Generator, rule: StageRule, counts: tup
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.split}-{rule.recomputation}")
 def test_verdicts_are_those_of_pricing_everything(kit: Any, rule: StageRule) -> None:
     """Nothing is excluded that exists, what is proposed is real, and little is left open."""
-    rng, seen = np.random.default_rng(RULES.index(rule)), Counter[Outcome]()
+    rng, seen = np.random.default_rng(RULES.index(rule)), Counter[ProgramOutcome]()
     while sum(seen.values()) < 16:
         counts = COUNTS[rng.integers(len(COUNTS))]
         terms, number = _some_terms(kit, rng, rule, counts), np.array(counts)
         best = solve_stages(terms, counts, rule)
         if best is None:
-            assert look_for_faster(terms, number, rule, np.inf, OwnPaths())[0] is not Outcome.FASTER
+            assert look_for_faster(terms, number, rule, np.inf, OwnPaths())[0] is not ProgramOutcome.FASTER
             continue
         for share, wrong in (
-            (1 - 1e-9, Outcome.FASTER), (1 + 2 * MARGIN, Outcome.NONE_FASTER), (1.02, Outcome.NONE_FASTER),
-            (np.inf, Outcome.NONE_FASTER),
+            (1 - 1e-9, ProgramOutcome.FASTER), (1 + 2 * MARGIN, ProgramOutcome.NONE_FASTER),
+            (1.02, ProgramOutcome.NONE_FASTER),
+            (np.inf, ProgramOutcome.NONE_FASTER),
         ):  # fmt: skip
             below_s = best.step_time_s * share
             outcome, found = look_for_faster(terms, number, rule, below_s, OwnPaths())
@@ -85,8 +86,8 @@ def test_verdicts_are_those_of_pricing_everything(kit: Any, rule: StageRule) -> 
             if found is not None:
                 exact = step_s(terms, 0, found.blocks[None], found.recomputed[None])[0]
                 assert best.step_time_s * (1 - 1e-12) <= exact == found.step_s < below_s
-    assert seen[Outcome.FASTER] and seen[Outcome.NONE_FASTER]
-    assert seen[Outcome.OPEN] <= sum(seen.values()) // 3
+    assert seen[ProgramOutcome.FASTER] and seen[ProgramOutcome.NONE_FASTER]
+    assert seen[ProgramOutcome.OPEN] <= sum(seen.values()) // 3
 
 
 def _excluded(monkeypatch: pytest.MonkeyPatch, share: float, options: SolveOptions, model: str) -> Exclusion:
@@ -121,7 +122,7 @@ def test_a_fault_of_the_enumeration_is_found(monkeypatch: pytest.MonkeyPatch, as
     assert found.witness is not None and not found.holds
     monkeypatch.undo()
     with monkeypatch.context() as blind:
-        blind.setattr(exclusion, "look_for_faster", lambda *_: (Outcome.OPEN, None))
+        blind.setattr(exclusion, "look_for_faster", lambda *_: (ProgramOutcome.OPEN, None))
         assert _excluded(blind, 0.99, ASKED[asked], "llama3-8b").witness is None
     with monkeypatch.context() as right:
         honest = _excluded(right, 1.0, ASKED[asked], "llama3-8b")
@@ -135,7 +136,7 @@ def test_tuples_beyond_many_are_a_sample(kit: Any, monkeypatch: pytest.MonkeyPat
     below_s = 3 * kit.layouts(space)[0].step_time_s
     monkeypatch.setattr(exclusion, "ALWAYS", 2)
     monkeypatch.setattr(exclusion, "EVERY", 3)
-    monkeypatch.setattr(exclusion, "look_for_faster", lambda *_: (Outcome.NONE_FASTER, None))
+    monkeypatch.setattr(exclusion, "look_for_faster", lambda *_: (ProgramOutcome.NONE_FASTER, None))
     monkeypatch.setattr(exclusion, "_nothing_faster", lambda *_: True)
     monkeypatch.setattr(exclusion, "EVEN_PRICED", 0)
     found = exclusion.exclude_tuples(space, below_s)

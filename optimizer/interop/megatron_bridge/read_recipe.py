@@ -33,7 +33,7 @@ _HARMLESS = ("hasattr", "getattr", "isinstance", "len", "print", "max", "min")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class RecipeFile:
     """Sections that a recipe sets; ``notes`` name the helpers that may change more and were not found."""
 
     sections: dict[str, Values]
@@ -55,7 +55,7 @@ class _Returned(Exception):
         self.value = value
 
 
-def read_recipe(path: Path, name: str, precisions: dict[str, Values]) -> Recipe:
+def read_recipe(path: Path, name: str, precisions: dict[str, Values]) -> RecipeFile:
     """Return what the function ``name`` of a recipe file makes of the configuration.
 
     ``precisions`` are the switches behind the names of mixed-precision recipes. Raises ``InputError`` where the file has
@@ -77,7 +77,7 @@ def read_recipe(path: Path, name: str, precisions: dict[str, Values]) -> Recipe:
     sections = {key: value for key, value in made.items() if isinstance(value, dict)}
     if isinstance(made.get("mixed_precision"), str) and made["mixed_precision"] in precisions:
         sections["mixed_precision"] = dict(precisions[made["mixed_precision"]])
-    return Recipe(sections=sections, notes=tuple(reader.notes))
+    return RecipeFile(sections=sections, notes=tuple(reader.notes))
 
 
 def _root_of(path: Path) -> Path:

@@ -12,7 +12,7 @@ from layoutopt.optimizer.interop.shell.control import CONTROL, Leave
 from layoutopt.optimizer.interop.shell.expand import Expander
 from layoutopt.optimizer.interop.shell.outputs import prints
 from layoutopt.optimizer.interop.shell.redirects import redirected
-from layoutopt.optimizer.interop.shell.state import WORD, Variables
+from layoutopt.optimizer.interop.shell.state import WORD, ShellVariables
 from layoutopt.optimizer.interop.shell.syntax import child_of, line_of, parse, text_of
 from layoutopt.optimizer.interop.shell.values import hole
 
@@ -37,7 +37,7 @@ _SKIPPED = ("comment", "file_descriptor", "heredoc_redirect", "file_redirect", "
 Status = bool | None
 
 
-class Shell(Variables):
+class Shell(ShellVariables):
     """One shell process: variables, functions, positional parameters; ``record`` collects for all of them."""
 
     def __init__(self, record: Record, *, arguments: Sequence[str] | None = None, depth: int = 0) -> None:

@@ -16,7 +16,7 @@ WORD = 16
 """What a word costs of ``record.MAX_SPENT`` beside its characters."""
 
 
-class Variables:
+class ShellVariables:
     """What expansion asks of the shell around it; ``record`` collects for all shells of a script."""
 
     def __init__(self, record: Record, arguments: Sequence[str] | None) -> None:

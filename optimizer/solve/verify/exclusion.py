@@ -32,7 +32,7 @@ from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
 from layoutopt.optimizer.solve.search.space_size import CountedSpace
 from layoutopt.optimizer.solve.splits import chunks
-from layoutopt.optimizer.solve.verify.program import AS_FAST, Outcome, OwnPaths, look_for_faster
+from layoutopt.optimizer.solve.verify.program import AS_FAST, OwnPaths, ProgramOutcome, look_for_faster
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.stage_splits import own_split
 
@@ -231,7 +231,7 @@ def _decide(
     programmed = False
     if known.decided <= ALWAYS or known.decided % EVERY == 0:
         outcome, proposal = look_for_faster(terms, space.counts, space.rule, below_s, known.own)
-        programmed = outcome is not Outcome.OPEN
+        programmed = outcome is not ProgramOutcome.OPEN
         if proposal is not None:
             witness = Witness(
                 layout=layout,

@@ -49,7 +49,7 @@ ROUNDS, NODES, MOST_BOXES, MOST_STAGES = 40, 2_000, 8, 256
 """Paths that are learned, branches of one program, ranges of blocks and stages, before a tuple is left to others."""
 
 
-class Outcome(StrEnum):
+class ProgramOutcome(StrEnum):
     """What programs showed of a tuple. ``open``: it is too large for them, or they propose what is not allowed."""
 
     NONE_FASTER = "none faster"
@@ -80,15 +80,15 @@ class OwnPaths:
 
 def look_for_faster(
     terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float, paths: OwnPaths
-) -> tuple[Outcome, Proposal | None]:
+) -> tuple[ProgramOutcome, Proposal | None]:
     """Look for stages of a tuple, a batch of one, below a step time."""
     graph = graph_of(terms, 0)
     if graph is None:
-        return Outcome.NONE_FASTER, None
+        return ProgramOutcome.NONE_FASTER, None
     ranks, chunks, folded = int(terms.pp[0]), int(terms.vp[0]), bool(terms.folded[0])
     ranges = list(boxes(rule, ranks, chunks, int(counts.sum()), folded=folded))
     if ranks * chunks > MOST_STAGES or len(ranges) > MOST_BOXES:
-        return Outcome.OPEN, None
+        return ProgramOutcome.OPEN, None
     tuple_ = _Tuple(terms, counts, rule, below_s, paths.of(terms))
     room = most_blocks(terms, counts, below_s)[0]
     for low, high in ranges:
@@ -98,9 +98,9 @@ def look_for_faster(
             continue
         for way in tuple_.ways():
             outcome, found = tuple_.decide(low, high, way)
-            if outcome is not Outcome.NONE_FASTER:
+            if outcome is not ProgramOutcome.NONE_FASTER:
                 return outcome, found
-    return Outcome.NONE_FASTER, None
+    return ProgramOutcome.NONE_FASTER, None
 
 
 class _Way(StrEnum):
@@ -136,7 +136,7 @@ class _Tuple:
             return [_Way.NOTHING, _Way.EVERYTHING]
         return [_Way.ANY if how is Recomputation.PER_RANK else _Way.FIRST]
 
-    def decide(self, low: IntArray, high: IntArray, way: _Way) -> tuple[Outcome, Proposal | None]:
+    def decide(self, low: IntArray, high: IntArray, way: _Way) -> tuple[ProgramOutcome, Proposal | None]:
         """Solve programs with more and more paths for blocks per rank in a range."""
         if not self.paths and np.isfinite(self.below_s):
             self._learn(*self._even())
@@ -144,18 +144,18 @@ class _Tuple:
         for _ in range(ROUNDS):
             result = program.solve()
             if result.status == _INFEASIBLE:
-                return Outcome.NONE_FASTER, None
+                return ProgramOutcome.NONE_FASTER, None
             if result.x is None:
-                return Outcome.OPEN, None
+                return ProgramOutcome.OPEN, None
             blocks, again = program.read(result.x)
             step = float(step_s(self.terms, 0, blocks[None], again[None])[0])
             if step < self.below_s * (1 - AS_FAST) and self._allowed(blocks, again):
-                return Outcome.FASTER, Proposal(blocks=blocks, recomputed=again, step_s=step)
+                return ProgramOutcome.FASTER, Proposal(blocks=blocks, recomputed=again, step_s=step)
             path = self._learn(blocks, again)
             if step < self.below_s * (1 - AS_FAST) or path is None:
-                return Outcome.OPEN, None
+                return ProgramOutcome.OPEN, None
             program.add_path(path)
-        return Outcome.OPEN, None
+        return ProgramOutcome.OPEN, None
 
     def _even(self) -> tuple[IntArray, IntArray]:
         mean = np.tile(-(-self.counts // (self.shape[0] * self.shape[1])), (*self.shape[:2], 1))
