@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+import warnings
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -23,6 +25,18 @@ LARGEST = 10**15
 MAX_LAYERS = 10_000
 MAX_DEGREE = 1_000_000
 MAX_SHOWN = 60
+
+
+def parse_python(text: str, file: str = "") -> ast.Module:
+    """Parse a Python file without running it; anything else is an ``InputError`` with the line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in somebody's strings are not ours to report
+            return ast.parse(text)
+    except SyntaxError as error:
+        raise input_error(f"not valid Python: {shorten(error.msg)}", file=file, line=error.lineno) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise input_error("not valid Python", file=file) from None
 
 
 def parse_json(text: str, file: str = "") -> dict[str, Any]:

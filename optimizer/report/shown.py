@@ -62,6 +62,7 @@ class Answer(ABC):
 
     @property
     def question_line(self) -> str:
+        """Return the model and the cluster in a few words."""
         return printable(
             f"{self.workload.model.name} on {self.cluster.gpu_count:,} x {self.cluster.gpu.name}"
         )

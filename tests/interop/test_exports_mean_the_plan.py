@@ -84,7 +84,7 @@ ADDED = {
             "all-biases", alike(8, WIDE), gated=False, norm=Norm.LAYER, attention_bias=True, mlp_bias=True,
             learned_positions=4096, kv_heads=16,
         ),
-        small("shared", alike(8, SPARSE), moe=EXPERTS),
+        small("shared-expert", alike(8, SPARSE), moe=EXPERTS),
         small(
             "latent", runs_of([WIDE, *[SPARSE] * 7]), moe=replace(EXPERTS, router_bias=True, shared_gate=False),
             mla=MlaSpec(q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64),

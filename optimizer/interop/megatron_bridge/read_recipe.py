@@ -8,13 +8,12 @@ the configuration; branches on arguments that are known. Everything else stays o
 from __future__ import annotations
 
 import ast
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.reading import parse_python, shorten
 from layoutopt.optimizer.interop.shell.values import has_hole, hole
 from layoutopt.optimizer.specs import document
 from layoutopt.optimizer.specs.errors import input_error
@@ -105,7 +104,7 @@ class _Reader:
         self.files[place] = None
         if len(self.files) > MAX_FILES or not place.is_file() or not place.is_relative_to(self.root):
             return None
-        tree = _parsed(document.read_text(place, max_bytes=MAX_BYTES), place.name)
+        tree = parse_python(document.read_text(place, max_bytes=MAX_BYTES), place.name)
         made = _File(
             functions={node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)},
             imports={
@@ -316,17 +315,6 @@ class _Reader:
         ):
             self.notes[f"assumed: {name} of the recipe changes nothing that counts; it was not found"] = None
         return hole(f"{name}(...)")
-
-
-def _parsed(text: str, file: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's strings are not ours to report
-            return ast.parse(text)
-    except SyntaxError as error:
-        raise input_error(f"not valid Python: {shorten(error.msg)}", file=file, line=error.lineno) from None
-    except (ValueError, RecursionError, MemoryError):
-        raise input_error("not valid Python", file=file) from None
 
 
 def _is_enum(name: str) -> bool:

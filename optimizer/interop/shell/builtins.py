@@ -187,6 +187,7 @@ def _test(shell: Shell, words: list[str]) -> Status:
 
 
 def echo(shell: Shell, words: list[str]) -> Status:
+    """Write words with blanks between them, as bash's ``echo``."""
     newline = "\n"
     while words and re.fullmatch(r"-[neE]+", words[0]):
         newline = "" if "n" in words[0] else newline
@@ -196,6 +197,7 @@ def echo(shell: Shell, words: list[str]) -> Status:
 
 
 def printf(shell: Shell, words: list[str]) -> Status:
+    """Write values in a format, with ``-v`` into a variable, as bash's ``printf``."""
     target = words[1] if words[:1] == ["-v"] and len(words) > 2 else None
     form, *values = words[2:] if target else words or [""]
     text = _formatted(form, values)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.reading import parse_python, shorten
 from layoutopt.optimizer.interop.shell.values import hole
 from layoutopt.optimizer.specs.errors import input_error
 
@@ -45,7 +44,7 @@ def read_python_config(text: str, file: str = "", function: str | None = None) -
     ``function`` chooses among several; without it the file must hold exactly one. What a function of another file sets
     is its name under ``base``. ``family`` names the model family that the file imports from, where it says so.
     """
-    tree = _parse(text, file)
+    tree = parse_python(text, file)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     module = _Module(functions=functions, constants={}, file=file)
     for node in tree.body:
@@ -78,17 +77,6 @@ def _not_one(names: tuple[str, ...], file: str) -> Exception:
     shown = shorten(", ".join(names))
     what = f"several configuration functions: {shown}"
     return input_error(what, f"choose one with --function {names[0]}", key="function", file=file)
-
-
-def _parse(text: str, file: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's strings are not ours to report
-            return ast.parse(text)
-    except SyntaxError as error:
-        raise input_error(f"not valid Python: {shorten(error.msg)}", file=file, line=error.lineno) from None
-    except (ValueError, RecursionError, MemoryError):
-        raise input_error("not valid Python", file=file) from None
 
 
 def _imported_family(tree: ast.Module) -> str:
