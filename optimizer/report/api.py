@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.diagnose.utilization import Utilization
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.interop.records import ExportedJob
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
@@ -188,6 +189,39 @@ def evaluate(
         require=(require,) if isinstance(require, str) else tuple(require), gpu_hour_cost=gpu_hour_cost,
     )  # fmt: skip
     return Evaluation(workload=model, cluster=cluster, options=chosen, judgement=judgement)
+
+
+def utilization(
+    model: Workload,
+    *,
+    gpus: int,
+    gpu: str | None = None,
+    peak_flops: float | None = None,
+    tokens_per_s: float | None = None,
+    tflops_per_gpu: float | None = None,
+    step_time_s: float | None = None,
+    count: str = "full",
+    repeated: float = 0.0,
+) -> Utilization:
+    """Return what a throughput of the whole job means: MFU and HFU in every count of FLOPs.
+
+    ``gpu`` names one of the catalog, ``peak_flops`` is the dense peak of another chip. One speed is given; ``count`` says
+    what ``tflops_per_gpu`` counts of attention (``full``, ``causal``, ``matrices``), ``repeated`` what share of the forward
+    pass recomputation does again. Raises InputError for what is missing or above the peak.
+    """
+    from layoutopt.optimizer.diagnose import utilization as use
+    from layoutopt.optimizer.specs.gpu_catalog import find_gpu
+
+    if gpu is None and peak_flops is None:
+        raise input_error("missing", "a GPU of the catalog, or peak_flops", key="gpu")
+    speed = use.Throughput(
+        tokens_per_s=tokens_per_s,
+        tflops_per_gpu=tflops_per_gpu,
+        step_time_s=step_time_s,
+        count=use.Count(count),
+    )
+    peak = peak_flops or use.peak_flops(find_gpu(gpu or "").gpu, model.training.precision)
+    return use.utilization(model, speed, gpus=gpus, peak_flops_per_gpu=peak, repeated=repeated)
 
 
 def explain(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         load_job,
         load_model,
         solve,
+        utilization,
     )
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.space.options import SpaceOptions
@@ -41,6 +42,7 @@ _HOMES = {
             "load_job",
             "load_model",
             "solve",
+            "utilization",
         ),
         _API,
     ),
@@ -63,6 +65,7 @@ __all__ = [
     "load_job",
     "load_model",
     "solve",
+    "utilization",
 ]
 
 

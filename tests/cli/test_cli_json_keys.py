@@ -51,6 +51,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "cluster": ("cluster", "show", "h100x8"),
     "rules": ("rules",),
     "schema": ("schema", "layout"),
+    "diagnose": ("diagnose", "llama3-8b", "--gpu", "h100", "--gpus", "256", "--tokens-per-s", "2.5M"),
     "import job": ("import", str(SAMPLES / "megatron_train.sh")),
     "import nodes": ("import", str(SAMPLES / "slurm_env.txt")),
     "import oom": ("import", str(SAMPLES / "oom.txt")),
@@ -64,8 +65,8 @@ UNTESTED = {"calibrate"}
 
 BY_NAME = frozenset(
     ("factors", "valid", "kinds", "recomputed_kinds", "removed_by_rule", "components_bytes", "predicted_s_by_vp", "by",
-     "families", "by_kind", "by_framework", "inputs", "reasons", "files", "calibration", "fixed", "properties", "$defs",
-     "columns")
+     "families", "by_kind", "by_count", "by_framework", "inputs", "reasons", "files", "calibration", "fixed", "properties",
+     "$defs", "columns")
 )  # fmt: skip
 """Mappings whose keys are data."""
 

@@ -117,7 +117,7 @@ class Settings:
     verbose: bool = False
 
 
-def _grouped(name: str, record: type[_Record], *options: Decorator) -> Decorator:
+def grouped(name: str, record: type[_Record], *options: Decorator) -> Decorator:
     """Build a decorator that adds options and passes their values as one record, named ``name``."""
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
 
@@ -177,7 +177,7 @@ def reading_options(command: Command) -> Command:
     return decorated
 
 
-workload_options = _grouped(
+workload_options = grouped(
     "asked",
     RunChoices,
     *_READING,
@@ -203,7 +203,7 @@ workload_options = _grouped(
     click.option("--samples", type=COUNT, metavar="N", help="Sequences of the data set, with --epochs."),
 )  # fmt: skip
 
-framework_options = _grouped(
+framework_options = grouped(
     "trainer",
     FrameworkOptions,
     click.option(
@@ -227,7 +227,7 @@ framework_options = _grouped(
     ),
 )
 
-space_options = _grouped(
+space_options = grouped(
     "space",
     SpaceChoices,
     click.option(
@@ -254,7 +254,7 @@ space_options = _grouped(
     ),
 )
 
-demand_options = _grouped(
+demand_options = grouped(
     "demands",
     DemandChoices,
     click.option(
@@ -266,7 +266,7 @@ demand_options = _grouped(
     click.option("--gpu-hour-cost", type=Number("PRICE"), help="Price of a GPU-hour."),
 )
 
-search_options = _grouped(
+search_options = grouped(
     "search",
     SearchChoices,
     click.option(
@@ -307,7 +307,7 @@ search_options = _grouped(
     ),
 )
 
-drawing_options = _grouped(
+drawing_options = grouped(
     "drawing",
     DrawingOptions,
     click.option(
@@ -324,7 +324,7 @@ drawing_options = _grouped(
     ),
 )
 
-output_options = _grouped(
+output_options = grouped(
     "output",
     OutputOptions,
     click.option("--json", is_flag=True, help="Print JSON and nothing else to stdout."),

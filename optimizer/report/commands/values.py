@@ -244,26 +244,28 @@ class QuantityText(Value):
 
 
 class Share(Value):
-    """A share: ``0.01`` or ``1%``. With ``percent`` a bare number is in percent."""
+    """A share: ``0.01`` or ``1%``. With ``percent`` a bare number is in percent; with ``whole`` it may be all."""
 
     name = "share"
 
-    def __init__(self, metavar: str, *, percent: bool = False) -> None:
+    def __init__(self, metavar: str, *, percent: bool = False, whole: bool = False) -> None:
         self.metavar = metavar
         self.percent = percent
+        self.whole = whole
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """Show how it is written."""
         return self.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the share; raises ``InputError`` unless it is from 0 to below 1."""
+        """Return the share; raises ``InputError`` unless it is from 0 to below 1, or 1 where all is allowed."""
         text = str(value).strip()
         in_percent = (self.percent and not isinstance(value, float)) or text.endswith("%")
         try:
             number = float(text.removesuffix("%")) / (100 if in_percent else 1)
         except ValueError:
             number = float("nan")
-        if not 0 <= number < 1:
-            raise option_problem(param, f"{text[:60]!r} is no share", "0% up to below 100%")
+        if not (0 <= number < 1 or (self.whole and number == 1)):
+            allowed = "0% to 100%" if self.whole else "0% up to below 100%"
+            raise option_problem(param, f"{text[:60]!r} is no share", allowed)
         return number
