@@ -5,18 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from layoutopt.optimizer.cost.budget import gpu_power_w, steps_of_run
+from layoutopt.optimizer.cost.interruptions import slowdowns, state_replicas
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.terms import FloatArray
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.model import TrainingSpec
+    from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 
 GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What ``n`` layouts take of a cluster, (n,) each: GPUs, and copies of the whole training state."""
+
+    gpus: FloatArray
+    replicas: FloatArray
+
+
+def footprint_of(batch: LayoutBatch, *, exact: bool = True) -> Footprint:
+    """Return what layouts take of a cluster; not ``exact``: with the most replicas that any sharding leaves."""
+    return Footprint(
+        gpus=(batch.tp * batch.cp * batch.pp * batch.dp).astype(np.float64),
+        replicas=state_replicas(batch, exact=exact),
+    )
 
 
 class Facts(Protocol):
@@ -34,11 +54,15 @@ class Facts(Protocol):
     def power_w(self) -> float:
         """Watts of a GPU at the grid."""
 
+    def slowdowns(self, use: Footprint) -> FloatArray:
+        """Expected wall-clock time with failures and checkpoints over useful time, (n,)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What quantities rest on beside the layout; ``gpu_hour_cost`` in any currency, None where nobody gave it."""
 
+    model: ModelSpec
     training: TrainingSpec
     cluster: ClusterSpec
     gpu_hour_cost: float | None = None
@@ -60,6 +84,10 @@ class RunFacts:
         """Watts of a GPU at its power limit with its share of node, switches and the facility's overhead."""
         return gpu_power_w(self.cluster)
 
+    def slowdowns(self, use: Footprint) -> FloatArray:
+        """Expected wall-clock time with failures and checkpoints over useful time, (n,)."""
+        return slowdowns(self.model, self.cluster, use.gpus, use.replicas)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
@@ -75,49 +103,50 @@ class Quantity:
     """One quantity.
 
     ``name`` is what requirements call it (unit included), ``goal`` what objectives do (empty: none is made of it);
-    of all goals less is better. ``of`` takes the facts of the run and the GPUs that layouts use, (n,).
+    of all goals less is better. ``of`` takes the facts of the run and what layouts take of the cluster.
     """
 
     name: str
     goal: str
     unit: str
     meaning: str
-    of: Callable[[Facts, FloatArray], Linear]
+    of: Callable[[Facts, Footprint], Linear]
 
 
-def _gpu_hours(facts: Facts, gpus: FloatArray) -> FloatArray:
-    """GPU hours of the run per second of a step."""
-    return facts.steps / HOUR_S * gpus
+def _hours(facts: Facts, use: Footprint) -> FloatArray:
+    """Wall-clock hours of the run, failures included, per second of a step."""
+    return facts.slowdowns(use) * (facts.steps / HOUR_S)
 
 
 QUANTITIES = (
     Quantity(
         name="step_s", goal="time", unit="s", meaning="seconds per step",
-        of=lambda facts, gpus: Linear(per_second=1.0),
+        of=lambda facts, use: Linear(per_second=1.0),
     ),
     Quantity(
-        name="days", goal="days", unit="days", meaning="days of the whole run, without failures",
-        of=lambda facts, gpus: Linear(per_second=facts.steps / DAY_S),
+        name="days", goal="days", unit="days",
+        meaning="expected days of the whole run with failures, restarts and checkpoints",
+        of=lambda facts, use: Linear(per_second=_hours(facts, use) * (HOUR_S / DAY_S)),
     ),
     Quantity(
-        name="cost", goal="cost", unit="", meaning="GPU hours of the whole run times their price",
-        of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * facts.price),
+        name="cost", goal="cost", unit="", meaning="GPU hours of the whole run, failures included, times their price",
+        of=lambda facts, use: Linear(per_second=_hours(facts, use) * use.gpus * facts.price),
     ),
     Quantity(
-        name="energy_kwh", goal="energy", unit="kWh", meaning="energy of the whole run at the grid",
-        of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * facts.power_w / 1e3),
+        name="energy_kwh", goal="energy", unit="kWh", meaning="energy of the whole run at the grid, failures included",
+        of=lambda facts, use: Linear(per_second=_hours(facts, use) * use.gpus * facts.power_w / 1e3),
     ),
     Quantity(
         name="gpus", goal="gpus", unit="GPUs", meaning="GPUs that the layout uses",
-        of=lambda facts, gpus: Linear(constant=gpus),
+        of=lambda facts, use: Linear(constant=use.gpus),
     ),
     Quantity(
         name="peak_gb", goal="memory", unit="GB", meaning="memory of the fullest rank",
-        of=lambda facts, gpus: Linear(per_byte=1 / GB),
+        of=lambda facts, use: Linear(per_byte=1 / GB),
     ),
     Quantity(
         name="power_mw", goal="", unit="MW", meaning="power of the used GPUs with their nodes and switches, times PUE",
-        of=lambda facts, gpus: Linear(constant=gpus * facts.power_w / 1e6),
+        of=lambda facts, use: Linear(constant=use.gpus * facts.power_w / 1e6),
     ),
 )  # fmt: skip
 """Every quantity: an objective more is a record more in this list."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from math import exp, isfinite
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.plan.checkpoints import CheckpointCost, checkpoint_cost
-from layoutopt.optimizer.plan.faults import (
-    Waste,
-    daly_interval_s,
-    expected_wall_time_s,
-    job_mean_time_between_failures_s,
-    waste,
-    young_interval_s,
+from layoutopt.optimizer.cost.checkpoints import (
+    CheckpointCost,
+    CheckpointMode,
+    CheckpointSchedule,
+    checkpoint_cost,
+    checkpoint_schedules,
 )
+from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
 from layoutopt.optimizer.plan.monte_carlo import RunQuantiles, simulate_runs
 
 if TYPE_CHECKING:
@@ -27,35 +25,6 @@ CURVE_GPUS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 100_000)
 
 HOPELESS = 100.0
 """Expected wall-clock time over useful time beyond which runs are not simulated: they hardly ever end."""
-
-
-class CheckpointMode(StrEnum):
-    """Whether training stands still until a checkpoint is on storage, or only until it is in host memory."""
-
-    SYNCHRONOUS = "synchronous"
-    ASYNCHRONOUS = "asynchronous"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSchedule:
-    """Saving in one mode.
-
-    Training stands still for ``stall_s`` at every checkpoint. ``interval_s`` is Daly's, or the time a background
-    write takes where that is longer. ``restart_s`` includes, for background writes, the work since the snapshot
-    that had not reached storage. ``waste`` is first order, ``goodput`` and ``wall_s`` exact for exponential
-    failures; ``failures`` are expected over the wall-clock time.
-    """
-
-    mode: CheckpointMode
-    stall_s: float
-    restart_s: float
-    young_s: float
-    daly_s: float
-    interval_s: float
-    waste: Waste
-    goodput: float
-    wall_s: float
-    failures: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,41 +93,6 @@ def _cost(parameters: float, gpus: int, cluster: ClusterSpec, options: PlanOptio
         cluster,
         with_weights=options.checkpoint_weights,
         least_stall_s=options.least_stall_s,
-    )
-
-
-def checkpoint_schedules(
-    work_s: float, cost: CheckpointCost, restart_s: float, mtbf_s: float
-) -> tuple[CheckpointSchedule, ...]:
-    """Return both modes, the one with the shorter expected run first."""
-    both = (
-        _schedule(
-            CheckpointMode.ASYNCHRONOUS, work_s, cost.asynchronous_stall_s, restart_s, mtbf_s, cost.write_s
-        ),
-        _schedule(CheckpointMode.SYNCHRONOUS, work_s, cost.synchronous_stall_s, restart_s, mtbf_s, 0.0),
-    )
-    return tuple(sorted(both, key=lambda schedule: schedule.wall_s))
-
-
-def _schedule(
-    mode: CheckpointMode, work_s: float, stall_s: float, restart_s: float, mtbf_s: float, write_s: float
-) -> CheckpointSchedule:
-    """Plan one mode; ``write_s`` is the background write that a snapshot takes to become usable."""
-    daly_s = daly_interval_s(stall_s, mtbf_s)
-    interval_s = max(daly_s, write_s)
-    lost_s = restart_s + write_s
-    wall_s = expected_wall_time_s(work_s, interval_s, stall_s, lost_s, mtbf_s)
-    return CheckpointSchedule(
-        mode=mode,
-        stall_s=stall_s,
-        restart_s=lost_s,
-        young_s=young_interval_s(stall_s, mtbf_s),
-        daly_s=daly_s,
-        interval_s=interval_s,
-        waste=waste(interval_s, stall_s, lost_s, mtbf_s),
-        goodput=work_s / wall_s,
-        wall_s=wall_s,
-        failures=wall_s / mtbf_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from layoutopt.optimizer.cost.checkpoints import LEAST_STALL_S
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.units import DAY_S
@@ -15,10 +16,8 @@ class PlanOptions:
 
     ``relative_error`` is the standard deviation of the predicted step time's error, as a share: the default is an
     assumption for whoever has no error band of measured runs. ``gpu_hour_cost`` in any currency.
-    ``least_stall_s`` is the least time that a snapshot to host memory stops training: about a second of
-    agreeing and collecting in published asynchronous checkpointing (assumption; Jiang et al. 2024,
-    arXiv:2402.15627, section 4 speaks of seconds). ``repair_s`` is how long a failed node is away,
-    ``spare_confidence`` the chance that spare nodes suffice.
+    ``least_stall_s`` is the least time that a snapshot to host memory stops training. ``repair_s`` is how long a failed
+    node is away, ``spare_confidence`` the chance that spare nodes suffice.
     ``checkpoint_weights`` saves the 16-bit weights beside the optimizer state. ``simulated_runs`` and ``seed``
     belong to the Monte-Carlo simulation; ``solve`` to phases that are solved on the way.
     """
@@ -28,7 +27,7 @@ class PlanOptions:
     repair_s: float = DAY_S
     spare_confidence: float = 0.99
     checkpoint_weights: bool = True
-    least_stall_s: float = 1.0
+    least_stall_s: float = LEAST_STALL_S
     simulated_runs: int = 1000
     seed: int = 0
     solve: SolveOptions = field(default_factory=SolveOptions)

@@ -97,10 +97,10 @@ FORMS: Mapping[str, Form] = {
     ),
     "evidence.robust_choice:RobustChoice": Form(without=("layouts",)),
     "plan.fault_plan:FaultPlan": Form(renamed={"curve": "goodput"}),
-    "plan.fault_plan:CheckpointSchedule": Form(endless=("wall_s", "failures")),
+    "cost.checkpoints:CheckpointSchedule": Form(endless=("wall_s", "failures")),
     "plan.training_plan:TrainingPlan": Form(endless=("expected_days", "expected_cost")),
     "sweep.inverse:SizeAnswer": Form(endless=("days", "expected_days", "cost")),
-    "plan.faults:Waste": Form(added={"total": "total"}),
+    "cost.faults:Waste": Form(added={"total": "total"}),
     "plan.training_plan:PhasePlan": Form(
         without=("training", "plan", "estimate", "baseline"),
         added={

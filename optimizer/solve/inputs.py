@@ -91,7 +91,10 @@ class Question:
         space = self.options.space
         return Demands(
             facts=RunFacts(
-                training=self.workload.training, cluster=self.cluster, gpu_hour_cost=space.gpu_hour_cost
+                model=model,
+                training=self.workload.training,
+                cluster=self.cluster,
+                gpu_hour_cost=space.gpu_hour_cost,
             ),
             layers=np.array([len(run.block) for run in model.runs], dtype=np.int64),
             total=model.layers,

@@ -81,7 +81,7 @@ def judge_layout(
         model, training, cluster, framework=framework, software=software, kind=cost, preset=preset
     )
     priced = estimate(prices, whole)
-    facts = RunFacts(training=training, cluster=cluster, gpu_hour_cost=gpu_hour_cost)
+    facts = RunFacts(model=model, training=training, cluster=cluster, gpu_hour_cost=gpu_hour_cost)
     step_s, peak_bytes = priced.step_time_s, priced.memory.peak_bytes
     broken = (*broken, *broken_requirements(requirements, facts, whole, step_s, peak_bytes))
     reasons = tuple(str(rule) for rule in broken)

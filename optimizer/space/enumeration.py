@@ -221,7 +221,7 @@ def build_space(
     run = options.run if options.allow_idle is None else replace(options.run, idle_gpus=True)
     ctx = make_context(model, training, cluster, framework, options.software, run)
     axes = declare_axes(ctx, options)
-    facts = RunFacts(training=training, cluster=cluster, gpu_hour_cost=options.gpu_hour_cost)
+    facts = RunFacts(model=model, training=training, cluster=cluster, gpu_hour_cost=options.gpu_hour_cost)
     rules = (*search_rules(RULES, ctx), *axis_rules(options.requirements, facts))
     modifiers = Modifiers(
         ctx=ctx,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
-from layoutopt.optimizer.cost.quantities import BY_NAME
+from layoutopt.optimizer.cost.quantities import BY_NAME, footprint_of
 from layoutopt.optimizer.space.expression import Atom, Comparison, Expression, Part, literal
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import BrokenRule, Rule
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.quantities import Facts
+    from layoutopt.optimizer.cost.quantities import Facts, Footprint
     from layoutopt.optimizer.cost.terms import FloatArray
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Factors
@@ -82,8 +82,7 @@ class RequirementView:
         return Expression(getattr(self._batch, name).astype(np.float64))
 
     def _quantity(self, name: str) -> Expression:
-        batch = self._batch
-        found = BY_NAME[name].of(self._facts, (batch.tp * batch.cp * batch.pp * batch.dp).astype(np.float64))
+        found = BY_NAME[name].of(self._facts, footprint_of(self._batch, exact=self._exact))
         slopes = {Atom(Part.STEP_S): found.per_second, Atom(Part.PEAK_BYTES): found.per_byte}
         terms = {atom: np.asarray(slope, float) for atom, slope in slopes.items() if np.any(slope)}
         return Expression(np.asarray(found.constant, float), terms)
@@ -201,6 +200,10 @@ class _AnyRun:
     steps: float = 1.0
     price: float = 1.0
     power_w: float = 1.0
+
+    def slowdowns(self, use: Footprint) -> FloatArray:
+        """No failures."""
+        return np.ones(len(use.gpus))
 
 
 def _any_layout() -> RequirementView:

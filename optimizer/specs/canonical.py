@@ -182,7 +182,15 @@ def _hints(kind: type) -> dict[str, Any]:
 _ZERO_ALLOWED = {
     *("zero", "rank", "chunk", "layers", "recomputed", "mtp", "kinds", "recomputed_kinds"),
     *("ffn", "shared_ffn", "conv", "q_lora_rank", "learned_positions", "mtp_layers", "activation_scalars"),
-    *("grad_bytes", "moment_bytes", "master_bytes", "latency_s", "reserve_bytes", "restart_s"),
+    *(
+        "grad_bytes",
+        "moment_bytes",
+        "master_bytes",
+        "latency_s",
+        "reserve_bytes",
+        "restart_s",
+        "hot_restart_s",
+    ),
 }
 """Fields that may be 0; every other number in a spec counts or measures something that is there."""
 

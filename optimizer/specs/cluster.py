@@ -104,10 +104,15 @@ class StorageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureSpec:
-    """Hardware failures: mean GPU-hours between job interruptions, and the time to restart, seconds."""
+    """Hardware failures: mean GPU-hours between job interruptions, and the time to restart, seconds.
+
+    ``hot_restart_s``: time in which one replica of the training state takes it from another one while the others train
+    on; None: every interruption restarts the whole job.
+    """
 
     gpu_hours_per_failure: float = 50_700.0
     restart_s: float = 600.0
+    hot_restart_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

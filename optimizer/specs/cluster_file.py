@@ -74,6 +74,11 @@ class FailuresFile(FileModel):
     restart: Annotated[float, quantity(TIME, least=0.0)] = Field(
         default=FailureSpec().restart_s, description="time from an interruption to training again"
     )
+    hot_restart: Annotated[float | None, quantity(TIME, least=0.0)] = Field(
+        default=None,
+        description="time in which a replica takes its state from another one, the others training on; left out: "
+        "every interruption restarts the whole job",
+    )
 
 
 def _read_calibration(value: object) -> dict[str, float]:
@@ -243,7 +248,9 @@ class ClusterFile(FileModel):
             switch_power_w=self.switch_power,
             storage=_storage(self.storage, nic_bytes_per_s),
             failures=FailureSpec(
-                gpu_hours_per_failure=self.failures.gpu_hours_per_failure, restart_s=self.failures.restart
+                gpu_hours_per_failure=self.failures.gpu_hours_per_failure,
+                restart_s=self.failures.restart,
+                hot_restart_s=self.failures.hot_restart,
             ),
             graph=self._graph(document),
             calibration=self.calibration,

@@ -61,6 +61,8 @@ def cluster_mapping(cluster: ClusterSpec) -> dict[str, Any]:
             "restart": f"{cluster.failures.restart_s!r} s",
         },
     }
+    if cluster.failures.hot_restart_s is not None:
+        data["failures"]["hot_restart"] = f"{cluster.failures.hot_restart_s!r} s"
     if cluster.host_power_w is not None:
         data["host_power"] = f"{cluster.host_power_w!r} W"
     if cluster.host_memory_bytes is not None:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from checks.contributor import Tree, files_named, row
 
+from layoutopt.optimizer.cost.interruptions import job_slowdown
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,7 +21,7 @@ RECORD = """\
         {of}
     ),
 """
-OF = "of=lambda facts, gpus: Linear(per_second=_gpu_hours(facts, gpus) * facts.power_w * 0.4e-6),"
+OF = "of=lambda facts, use: Linear(per_second=_hours(facts, use) * use.gpus * facts.power_w * 0.4e-6),"
 QUESTION = ("llama3-8b", "h100x16", "--batch", "64")
 
 
@@ -32,9 +35,10 @@ def test_an_objective_is_one_record(tmp_path: Path) -> None:
         tree.run("solve", *QUESTION, "--then", "carbon", "--within", "5%", "--json", "-q").stdout
     )
     second = plan["objective"]["then"]
+    slower = job_slowdown(load_workload("llama3-8b").model, load_cluster("h100x16"), 16)
     # two nodes of 8 H100s: 36% beside the GPUs, a NIC of 25 W and a switch port of 29 W each, PUE 1.2
     power_w, steps = (700.0 * 1.36 + 25 + 29) * 1.2, 15e12 / (64 * 8192)
-    tonnes = plan["estimate"]["step_time_s"] * steps / 3600 * 16 * power_w * 0.4e-6
+    tonnes = plan["estimate"]["step_time_s"] * steps / 3600 * 16 * power_w * 0.4e-6 * slower
     assert (second["name"], second["unit"], second["proven"]) == ("carbon", "t", True)
     assert second["value"] == pytest.approx(tonnes, rel=1e-6)
     answer = tree.run(

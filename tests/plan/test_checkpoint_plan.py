@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.plan.checkpoints import checkpoint_cost
-from layoutopt.optimizer.plan.fault_plan import CheckpointMode, checkpoint_schedules, plan_faults, spare_nodes
-from layoutopt.optimizer.plan.faults import daly_interval_s, expected_wall_time_s, goodput
+from layoutopt.optimizer.cost.checkpoints import CheckpointMode, checkpoint_cost, checkpoint_schedules
+from layoutopt.optimizer.cost.faults import daly_interval_s, expected_wall_time_s, goodput
+from layoutopt.optimizer.plan.fault_plan import plan_faults, spare_nodes
 from layoutopt.optimizer.plan.monte_carlo import simulate_runs
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.specs.cluster import FailureSpec, StorageSpec

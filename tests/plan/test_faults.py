@@ -4,8 +4,8 @@ from math import sqrt
 
 import pytest
 
-from layoutopt.optimizer.plan.checkpoints import checkpoint_bytes
-from layoutopt.optimizer.plan.faults import (
+from layoutopt.optimizer.cost.checkpoints import checkpoint_bytes
+from layoutopt.optimizer.cost.faults import (
     daly_interval_s,
     expected_wall_time_s,
     goodput,

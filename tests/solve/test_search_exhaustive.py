@@ -12,6 +12,7 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.cost.budget import gpu_power_w
+from layoutopt.optimizer.cost.interruptions import job_slowdown
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -501,10 +502,11 @@ def test_second_goals_equal_enumeration(seed: int) -> None:
         assert plan.then is None and plan.layout is None
         return
     assert plan.then is not None and plan.then.proven and plan.estimate is not None
-    hours = 1e12 / training.tokens_per_step / 3600
+    run_h = 1e12 / training.tokens_per_step / 3600
     best = np.inf
     for row, _, _, _, costs in all_layouts(source):
         gpus = float((row.tp * row.cp * row.pp * row.dp)[0])
+        hours = run_h * job_slowdown(question.workload.model, question.cluster, int(gpus))
         values: dict[str, np.ndarray | float] = {
             "memory": costs.peak_bytes / 1e9, "gpus": gpus, "time": costs.step_time_s,
             "days": costs.step_time_s * hours / 24,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.budget import gpu_power_w
+from layoutopt.optimizer.cost.interruptions import job_slowdown
 from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -154,6 +155,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @settings(deadline=None)
+def _facts() -> RunFacts:
+    workload = load_workload("llama3-8b")
+    return RunFacts(model=workload.model, training=workload.training, cluster=load_cluster("h100x8"))
+
+
 @given(
     tp=st.sampled_from([1, 2, 4, 8]),
     pp=st.sampled_from([1, 2, 3, 8]),
@@ -173,7 +179,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_axes_are_judged_as_python_does(tp: int, pp: int, zero: int, text: str) -> None:
     """Arithmetic and comparison of axes are Python's own."""
     layout = Layout(tp=tp, pp=pp, zero=zero)
-    facts = RunFacts(training=load_workload("llama3-8b").training, cluster=load_cluster("h100x8"))
+    facts = _facts()
     view = RequirementView(row_of(layout), facts)
     held = parse_requirement(text).holds(view, lambda atom: np.zeros(1))
     names = {"tp": tp, "pp": pp, "zero": zero, "gpus": tp * pp}
@@ -182,7 +188,7 @@ def test_axes_are_judged_as_python_does(tp: int, pp: int, zero: int, text: str) 
 
 def test_division_by_zero_meets_nothing() -> None:
     """A divisor that some layouts make zero rules these out, whatever the comparison."""
-    facts = RunFacts(training=load_workload("llama3-8b").training, cluster=load_cluster("h100x8"))
+    facts = _facts()
     view = RequirementView(row_of(Layout(tp=1)), facts)
     for text in ("8 // (tp - 1) != 3", "8 % (tp - 1) <= 3", "8 / (tp - 1) >= 0"):
         assert not parse_requirement(text).holds(view, lambda atom: np.zeros(1)).any()
@@ -194,7 +200,8 @@ def test_evaluate_judges_requirements() -> None:
     layout = parse_layout("tp=8,pp=4")
     free = judge_layout(workload, cluster, layout)
     assert free.verdict is Verdict.FITS and free.estimate is not None
-    days = free.estimate.step_time_s * 15e12 / (512 * 8192) / 86_400
+    slower = job_slowdown(workload.model, cluster, 64)
+    days = free.estimate.step_time_s * 15e12 / (512 * 8192) / 86_400 * slower
     met = (
         "tp*pp <= 32",
         "layers[0] == layers[3]",

@@ -123,11 +123,10 @@ def _export(
 
 def _checkpoints(question: Question, layout: Layout, every: int | None) -> CheckpointInterval | None:
     """Return the stated interval, or the one that loses least to checkpoints and failures together."""
+    from layoutopt.optimizer.cost.checkpoints import checkpoint_cost, checkpoint_schedules
+    from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
     from layoutopt.optimizer.cost.parameters import model_parameters
     from layoutopt.optimizer.interop.records import CheckpointInterval
-    from layoutopt.optimizer.plan.checkpoints import checkpoint_cost
-    from layoutopt.optimizer.plan.fault_plan import checkpoint_schedules
-    from layoutopt.optimizer.plan.faults import job_mean_time_between_failures_s
     from layoutopt.optimizer.plan.options import PlanOptions
 
     if every is not None:

@@ -15,7 +15,8 @@ from layoutopt.optimizer.specs.units import DAY_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.plan.fault_plan import CheckpointSchedule, FaultPlan
+    from layoutopt.optimizer.cost.checkpoints import CheckpointSchedule
+    from layoutopt.optimizer.plan.fault_plan import FaultPlan
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
     from layoutopt.optimizer.sweep.inverse import MarginalValue, SizeAnswer
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.quantities import footprint_of
 from layoutopt.optimizer.solve.model.coefficients import KIB, rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
@@ -71,9 +72,8 @@ class SecondSearch:
         return float(np.broadcast_to(total, (1,))[0])
 
     def _linear(self, batch: LayoutBatch) -> Linear:
-        gpus = (batch.tp * batch.cp * batch.pp * batch.dp).astype(np.float64)
         assert self._source.demands.facts is not None
-        return self._goal.of(self._source.demands.facts, gpus)
+        return self._goal.of(self._source.demands.facts, footprint_of(batch))
 
     def run(self, best: Found) -> tuple[Found, bool]:
         """Return the best layout, ``best`` or a better one, and whether that is proven."""
