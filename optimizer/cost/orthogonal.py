@@ -37,12 +37,6 @@ ELEMENT_BYTES = 2
 """The iteration runs in bf16, and so do its momentum on the way and its Gram matrices."""
 
 
-def newton_schulz_flops(matrix: Matrix, steps: int) -> float:
-    """FLOPs of the whole iteration on one matrix: 4 m^2 n + 2 m^3 a step."""
-    m, n = float(matrix.short), float(matrix.long)
-    return steps * (4 * m * m * n + 2 * m**3)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orthogonalizer:
     """Prices the iteration over the matrices that a rank's stage holds."""

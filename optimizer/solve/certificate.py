@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
 from layoutopt.optimizer.specs.version import VERSION
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray
     from layoutopt.optimizer.solve.search.space_size import CountedSpace, SpaceSize
+    from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
 
 
 class Status(StrEnum):
@@ -133,14 +133,6 @@ class Certificate:
     def to_plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: object, *, file: str = "", prefix: str = "certificate") -> Certificate:
-        """Read plain data; ``InputError`` names every key that is missing or wrong."""
-        reader = PlainReader(plain, file=file, prefix=prefix)
-        certificate = cls.read(reader)
-        reader.finish()
-        return certificate
 
     @classmethod
     def read(cls, reader: PlainReader) -> Certificate:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.topology.counting import BlockCounts, count_blocks, distinct_rows, ranks_of_groups
+from layoutopt.optimizer.topology.counting import BlockCounts, count_blocks, distinct_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,9 +112,3 @@ class GroupBatch:
                 counts = BlockCounts(counts.fewest[inverse], counts.exits[inverse])
             self.memo[block] = counts
         return self.memo[block]  # type: ignore[no-any-return]
-
-
-def group_members(group: GroupBatch, row: int = 0) -> NDArray[np.int64]:
-    """Return the ranks of every sibling group of one layout, ascending: an array (groups, members)."""
-    digits = tuple((int(digit.size[row]), int(digit.stride[row])) for digit in group.digits)
-    return ranks_of_groups(digits, int(group.ranks[row]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.megatron_bridge.read import import_recipe_command
@@ -16,9 +17,9 @@ from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.rules.flags import padded_vocabulary
 from layoutopt.optimizer.space.rules.layers import uneven_ends
 from layoutopt.optimizer.space.rules.products import valid_micro_batches
-from layoutopt.optimizer.space.rules.sequence import sequence_multiple, ulysses_degrees
+from layoutopt.optimizer.space.rules.sequence import sequence_multiple
 from layoutopt.optimizer.specs.loading import parse_layout
-from layoutopt.optimizer.specs.vocabulary import Verdict
+from layoutopt.optimizer.specs.vocabulary import CpComm, Verdict
 
 SMALL = {"layers": 32, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 32000}
 """Dimensions of reports whose finding does not depend on them."""
@@ -39,7 +40,7 @@ def broken(
     report: Any, layout: str, gpus: int, *, batch: int = 64, seq: int | None = None, **more: Any
 ) -> dict[str, Any]:
     """Judge a layout; return its broken rules by name, and check the verdict that follows from them."""
-    asked = {name: more.pop(name) for name in ("run", "software") if name in more}
+    asked = {name: more.pop(name) for name in ("run", "software", "framework") if name in more}
     gpu = more.pop("gpu", "h100")
     stated = report.case["model"].get("seq")
     length = seq or (stated if isinstance(stated, int) else 4096)
@@ -171,8 +172,13 @@ def test_sequence_factor_of_context_and_sequence_parallelism(report: Any) -> Non
 @pytest.mark.report("verl1226-ulysses")
 def test_degrees_of_head_scattering(report: Any) -> None:
     """Heads must divide and key-value heads divide or be repeated."""
-    model = report.case["model"]
-    assert list(ulysses_degrees(model["heads"], model["kv_heads"])) == report.check["valid"]
+    run, free = RunOptions(cp_comm=CpComm.A2A), Framework.ANY
+    degrees = [
+        cp
+        for cp in range(1, report.case["model"]["heads"] + 1)
+        if "ulysses_heads" not in broken(report, f"cp={cp}", cp, run=run, framework=free)
+    ]
+    assert degrees == report.check["valid"]
 
 
 @pytest.mark.report("ti1184-cp-dp")

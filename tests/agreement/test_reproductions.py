@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.launches import nearest_layout
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.export import NotExpressible, export, fitting, nearest_layout
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export, fitting
 from layoutopt.optimizer.interop.launch.target import context_of
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan

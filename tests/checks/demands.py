@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.topology.counting import ranks_of_groups
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.topology.groups import GroupBatch
+
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
+
+
+def group_members(group: GroupBatch, row: int = 0) -> IntArray:
+    """Ranks of every sibling group of one layout, ascending: an array (groups, members)."""
+    digits = tuple((int(digit.size[row]), int(digit.stride[row])) for digit in group.digits)
+    return ranks_of_groups(digits, int(group.ranks[row]))
 
 
 def hop_demand(groups: IntArray, gpus: int, size_bytes: float) -> FloatArray:

@@ -19,11 +19,13 @@ from layoutopt.optimizer.cost.stage_counts import cuts_blocks, rank_blocks
 from layoutopt.optimizer.cost.stage_parameters import end_parameters
 from layoutopt.optimizer.cost.states import on_rank
 from layoutopt.optimizer.frameworks.preset import load_preset
+from layoutopt.optimizer.interop.launch.export import NotExpressible
 from layoutopt.optimizer.interop.launch.target import Target, context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
+from layoutopt.optimizer.interop.shell.scripts import read_commands
 from layoutopt.optimizer.space.check import find_faults
 from layoutopt.optimizer.space.repair import nearest_launchable
-from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.loading import load_workload
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.interop.records import ExportedJob
+    from layoutopt.optimizer.interop.shell.record import Outside
+    from layoutopt.optimizer.interop.shell.scripts import Script
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.workload import Workload
 
 BUILTIN_MODELS = sorted(path.stem for path in (Path(__file__).parents[2] / "models").glob("*.yaml"))
 
@@ -143,6 +148,23 @@ def builtin_launches(
         again = launch_of(trainer, nearest, model, cluster) if nearest else None
         if again is not None:
             yield again
+
+
+def nearest_layout(
+    layout: Layout, workload: Workload, cluster: ClusterSpec, to: str, *, version: str | None = None
+) -> Layout:
+    """The layout itself where the framework can launch it, else the nearest one that it can, whether or not it fits."""
+    target = make_target(layout, workload, cluster, to, version=version)
+    ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
+    reasons, nearest = nearest_launchable(target.layout, ctx)
+    if nearest is None:
+        raise NotExpressible(*(Problem(what=str(reason)) for reason in reasons), nearest=None)
+    return nearest
+
+
+def parse_script(text: str, file: str = "", outside: Outside | None = None) -> Script:
+    """The first way through a script."""
+    return read_commands(text, lambda script: (), file, outside)[0][0][0]
 
 
 def random_launches(trainer: Trainer, number: int, seed: int, cluster: ClusterSpec) -> Iterator[Launch]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.launches import nearest_layout
 
 from layoutopt.optimizer.ask.job import load_job
 from layoutopt.optimizer.ask.load import load_cluster
@@ -14,7 +15,7 @@ from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import find_framework
 from layoutopt.optimizer.interop.files import model_file
-from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export
 from layoutopt.optimizer.interop.launch.text import yaml_text
 from layoutopt.optimizer.space.check import find_faults
 from layoutopt.optimizer.space.context import make_context

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from checks.launches import nearest_layout, parse_script
 
-from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export
 from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
-from layoutopt.optimizer.interop.shell.scripts import parse_script
 from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec
 from layoutopt.optimizer.specs.errors import InputError

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.launches import nearest_layout
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.interop.launch.complete import complete_layout
-from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export
 from layoutopt.optimizer.interop.launch.target import context_of, framework_named, version_text
 from layoutopt.optimizer.interop.records import CheckpointInterval
 from layoutopt.optimizer.interop.sources import import_text

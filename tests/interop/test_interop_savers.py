@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checks.launches import nearest_layout
 
-from layoutopt.optimizer.interop.launch.export import NotExpressible, export, nearest_layout
+from layoutopt.optimizer.interop.launch.export import NotExpressible, export
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.vocabulary import Saver

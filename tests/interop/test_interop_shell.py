@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.launches import parse_script
 
 from layoutopt.optimizer.interop.shell.record import Outside
-from layoutopt.optimizer.interop.shell.scripts import parse_script
 from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Precision

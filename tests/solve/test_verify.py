@@ -13,6 +13,7 @@ import pytest
 from layoutopt.optimizer.solve.certificate import Certificate, inputs_digest, table_digest
 from layoutopt.optimizer.solve.verify.again import COUNTS
 from layoutopt.optimizer.solve.verify.claim import verify_plan
+from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def test_rejects_dropped_row(kit: Any, free: Solved) -> None:
     plan["certificate"] |= kit.plan(space, choices)["certificate"] | {
         key: plan["certificate"][key] for key in ("bound_s", "gap")
     }
-    plan["certificate"] = Certificate.from_plain(plan["certificate"]).sealed().to_plain()
+    plan["certificate"] = Certificate.read(PlainReader(plan["certificate"])).sealed().to_plain()
     assert [failure.name for failure in verify_plan(plan, kit.rebuilt(space)).failures] == [
         "no faster layout"
     ]

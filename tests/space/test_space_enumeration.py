@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.even_split import even_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.enumeration import Space, build_space
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.space.stage_splits import boxes
-from layoutopt.optimizer.space.stages import chunk_layers, even_blocks, kinds_of, model_order, virtual_stages
+from layoutopt.optimizer.space.stages import chunk_layers, kinds_of, model_order, virtual_stages
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 

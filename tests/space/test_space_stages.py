@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.space.stages import (
     chunk_layers,
-    even_blocks,
     first_blocks,
     kinds_of,
     model_order,
@@ -22,6 +21,7 @@ from layoutopt.optimizer.space.stages import (
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, ModelSpec, Run
+from layoutopt.optimizer.specs.stage_split import even_layers
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
 if TYPE_CHECKING:
@@ -92,34 +92,10 @@ def test_chunks_differ_by_at_most_one(case: tuple[ModelSpec, int, int, list[int]
         assert max(column) - min(column) <= 1
 
 
-@settings(max_examples=200)
-@given(pp=st.integers(1, 12), vp=st.integers(1, 6), spare=st.integers(0, 40))
-def test_even_split_is_even_and_legal(pp: int, vp: int, spare: int) -> None:
-    """Ranks differ by one block at most, inner stages hold one, stages stay within one of each other."""
-    vp = 1 if pp == 1 else vp
-    blocks = max(pp * vp - 2, 1) + spare
-    totals = even_blocks(blocks, pp, vp)
-    counts = chunk_layers(totals, pp, vp)
-    assert totals.sum() == blocks
-    assert totals.max() - totals.min() <= 1
-    assert (counts[1:-1] >= 1).all()
-    inner = counts[1:-1] if len(counts) > 2 else counts
-    assert counts.max() - inner.min() <= 1
-
-
-@pytest.mark.parametrize(("blocks", "pp", "vp"), [(5, 4, 2), (0, 1, 1), (1, 5, 1)])
-def test_even_split_refuses_empty_inner_stages(blocks: int, pp: int, vp: int) -> None:
-    """Only the first and the last virtual stage may hold no block."""
-    with pytest.raises(ValueError, match="can't fill"):
-        even_blocks(blocks, pp, vp)
-
-
 def test_published_split() -> None:
     """126 layers on 16 x 8 chunks: one each, none on the first and the last (Llama 3, section 3.3.2)."""
-    counts = chunk_layers(even_blocks(126, 16, 8), 16, 8)
-    assert counts[0] == 0
-    assert counts[-1] == 0
-    assert set(counts[1:-1].tolist()) == {1}
+    model = stack(("dense", 126, 1))
+    assert even_layers(model, 16, 8, Schedule.INTERLEAVED) == (0, *[1] * 126, 0)
 
 
 def test_uniform_count_is_spread_as_megatron_does() -> None:

@@ -6,11 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from checks.even_split import even_blocks
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
-from layoutopt.optimizer.space.stages import block_count, chunk_layers, even_blocks, kinds_of, model_order
+from layoutopt.optimizer.space.stages import block_count, chunk_layers, kinds_of, model_order
 from layoutopt.optimizer.specs.canonical import to_plain
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from checks.demands import exchange_demand, hop_demand, ring_demand, tree_demand
+from checks.demands import exchange_demand, group_members, hop_demand, ring_demand, tree_demand
 from checks.flows import FlowModel
 
 from layoutopt.optimizer.specs.gpu_catalog import generations
 from layoutopt.optimizer.topology.collectives import tree_lines
 from layoutopt.optimizer.topology.fabric import Fabric
-from layoutopt.optimizer.topology.groups import GroupBatch, group_members
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.groups import GroupBatch
 
 LINKS = replace(load_links().without_latency(), p2p_channel_bytes_per_s=math.inf)
 NETWORK = LINKS.networks["infiniband"]

@@ -7,10 +7,11 @@ from math import prod
 
 import numpy as np
 import pytest
+from checks.demands import group_members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layoutopt.optimizer.topology.groups import Digit, GroupBatch, group_members
+from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 
 Radix = list[tuple[int, bool]]
 

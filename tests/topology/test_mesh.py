@@ -6,12 +6,12 @@ from math import prod
 
 import numpy as np
 import pytest
+from checks.demands import group_members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.frameworks.abilities import ALL_ORDERS
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.topology.groups import group_members
 from layoutopt.optimizer.topology.mesh import dense_axes, mesh_groups, mesh_valid
 
 AXES = ("tp", "cp", "dp", "pp")

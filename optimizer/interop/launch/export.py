@@ -117,21 +117,6 @@ def _unwritten(target: Target) -> list[str]:
     return [name for name, there in lacking.items() if there]
 
 
-def nearest_layout(
-    layout: Layout, workload: Workload, cluster: ClusterSpec, to: str, *, version: str | None = None
-) -> Layout:
-    """Return the layout itself when the framework can launch it, else the nearest one that it can.
-
-    Raises ``NotExpressible`` when none is nearby.
-    """
-    target = make_target(layout, workload, cluster, to, version=version)
-    ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
-    reasons, nearest = nearest_launchable(target.layout, ctx)
-    if nearest is None:
-        raise NotExpressible(*_problems(target.layout, reasons, ctx, None, None), nearest=None)
-    return nearest
-
-
 def fitting(layout: Layout, ctx: Context, version: str) -> Layout | None:
     """Return a layout if it fits the GPUs' memory, else the first that does of those that recompute or shard more."""
     cost = build_cost_model(ctx.model, ctx.training, ctx.cluster, framework=ctx.framework, software=version)

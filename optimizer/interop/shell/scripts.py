@@ -42,11 +42,6 @@ class Script:
     choices: tuple[Choice, ...]
 
 
-def parse_script(text: str, file: str = "", outside: Outside | None = None) -> Script:
-    """Read a script along the first branch of every open condition."""
-    return _read(without_private(text.replace("\r\n", "\n")), file, outside or Outside(), {}, [MAX_SPENT])
-
-
 def read_commands(
     text: str,
     pick: Callable[[Script], tuple[str, ...] | None],

@@ -85,18 +85,6 @@ def _sequence_toml_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"sequence": sequence, "multiple": multiple}
 
 
-def ulysses_degrees(heads: int, kv_heads: int, *, repeat: bool = True) -> tuple[int, ...]:
-    """Return the head-scattering (Ulysses) context degrees of a rank with these heads.
-
-    The heads must divide; key-value heads must divide too or, with ``repeat``, be repeated on whole ranks.
-    """
-    return tuple(
-        degree
-        for degree in range(1, heads + 1)
-        if heads % degree == 0 and (kv_heads % degree == 0 or (repeat and degree % kv_heads == 0))
-    )
-
-
 def _ulysses(rows: LayoutBatch, ctx: Context, *, repeat: bool) -> BoolArray:
     kv_all = ctx.model.kv_heads if ctx.model.mla is None else ctx.model.heads
     heads, kv = ctx.model.heads // rows.tp, np.maximum(kv_all // rows.tp, 1)
