@@ -19,8 +19,9 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 
 NEAR_EQUAL = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT)

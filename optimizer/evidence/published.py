@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.run import MeasuredRun
     from layoutopt.optimizer.solve.explain.records import Gap
     from layoutopt.optimizer.solve.plan import Plan
-    from layoutopt.optimizer.solve.search.best_first import Progress
+    from layoutopt.optimizer.solve.search.result import Progress
     from layoutopt.optimizer.specs.vocabulary import Schedule, Verdict
 
 CHUNKS = (1, 2, 4, 8)

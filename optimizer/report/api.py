@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.model.cp_model import CpModel
     from layoutopt.optimizer.solve.plan import Judgement, Plan
     from layoutopt.optimizer.solve.resolve import OpenModel, Resolved
-    from layoutopt.optimizer.solve.search.best_first import Progress
     from layoutopt.optimizer.solve.search.demands import Constrain
+    from layoutopt.optimizer.solve.search.result import Progress
     from layoutopt.optimizer.space.options import Value
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout

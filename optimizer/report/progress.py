@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
-    from layoutopt.optimizer.solve.search.best_first import Progress
+    from layoutopt.optimizer.solve.search.result import Progress
     from layoutopt.optimizer.sweep.run import SweepProgress
 
 

@@ -27,7 +27,8 @@ from layoutopt.optimizer.solve.judge import memory_verdict
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import SolverLimits
 from layoutopt.optimizer.solve.plan import Alternative, Plan, SolveOptions
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.solve.search.second import choose_second
 from layoutopt.optimizer.solve.search.space_size import size_of_shapes
 from layoutopt.optimizer.space.stages import virtual_stages
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate
-    from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.search.result import Found, Progress, SearchResult
     from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.solve.search.space_size import SpaceSize
     from layoutopt.optimizer.space.enumeration import Space

@@ -14,8 +14,8 @@ from layoutopt.optimizer.solve.certificate import Status, proven_status, relativ
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
-from layoutopt.optimizer.solve.search.best_first import Found
 from layoutopt.optimizer.solve.search.near import near_tuples
+from layoutopt.optimizer.solve.search.result import Found
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:

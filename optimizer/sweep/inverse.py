@@ -17,7 +17,8 @@ from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.plan.fault_plan import plan_faults
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.loading import override_training

@@ -9,7 +9,7 @@ import pytest
 
 from layoutopt.optimizer.report import progress
 from layoutopt.optimizer.report.progress import Lines, LiveLine, Silent, progress_printer, progress_text
-from layoutopt.optimizer.solve.search.best_first import Progress
+from layoutopt.optimizer.solve.search.result import Progress
 
 
 def state(best_s: float = 5.0, bound_s: float = 4.9, rows_left: int = 1234) -> Progress:

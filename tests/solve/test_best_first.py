@@ -13,13 +13,15 @@ from checks.synthetic import SyntheticSource, dense_405b
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
-from layoutopt.optimizer.solve.search.best_first import FAMILY, BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.one_tuple import FAMILY
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.solve.search.source import Refinement
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.solve.search.best_first import Found, Progress, SearchResult
+    from layoutopt.optimizer.solve.search.result import Found, Progress, SearchResult
 
 RULES = {"free": FREE, "megatron": MEGATRON, "torchtitan": NEAR_EQUAL}
 COUNTS = [(5,), (1, 4), (1, 2, 2)]

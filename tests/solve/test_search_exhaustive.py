@@ -21,10 +21,11 @@ from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.plan import SolveOptions
-from layoutopt.optimizer.solve.search import best_first
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions, SearchResult
+from layoutopt.optimizer.solve.search import best_first, one_tuple
+from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.solve.search.demands import Constrain
+from layoutopt.optimizer.solve.search.result import SearchOptions, SearchResult
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.cluster import ClusterSpec, NetworkLevel
 from layoutopt.optimizer.specs.loading import load_gpu
@@ -550,7 +551,7 @@ def test_slices_grow_where_bounds_miss_the_demand(monkeypatch: pytest.MonkeyPatc
         sizes.append(len(batch))
         return tuple_slice(batch, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(best_first, "tuple_slice", counted)
+    monkeypatch.setattr(one_tuple, "tuple_slice", counted)
 
     def impossible(model: Any, v: Any) -> None:
         model.add(v.variables.columns["tp"] == 7)

@@ -17,7 +17,7 @@ from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split, Stag
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
-from layoutopt.optimizer.solve.search import best_first, enumerate_stages
+from layoutopt.optimizer.solve.search import enumerate_stages, one_tuple
 from layoutopt.optimizer.solve.verify import exclusion
 from layoutopt.optimizer.solve.verify.program import MARGIN, OwnPaths, ProgramOutcome, look_for_faster
 from layoutopt.optimizer.solve.verify.walk import longest_path
@@ -97,7 +97,7 @@ def _excluded(monkeypatch: pytest.MonkeyPatch, share: float, options: SolveOptio
     def eager(terms: Any, counts: Any, rule: Any, paths: Any, below_s: float, *rest: Any, **more: Any) -> Any:
         return right(terms, counts, rule, paths, below_s * share, *rest, **more)
 
-    for module in (best_first, exclusion):
+    for module in (one_tuple, exclusion):
         monkeypatch.setattr(module, "fastest_stages", eager)
     workload, cluster = load_workload(model), load_cluster("h100x16")
     plan = solve_layout(workload, cluster, options)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.solve.explain.records import Gap
     from layoutopt.optimizer.solve.plan import Judgement, Plan
-    from layoutopt.optimizer.solve.search.best_first import Progress
+    from layoutopt.optimizer.solve.search.result import Progress
     from layoutopt.optimizer.space.options import Value
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.cluster import ClusterSpec

@@ -11,8 +11,9 @@ from layoutopt.optimizer.solve.explain.conflict import minimal_conflict
 from layoutopt.optimizer.solve.explain.least_memory import least_memory
 from layoutopt.optimizer.solve.explain.suggest import runs, suggestions
 from layoutopt.optimizer.solve.plan import Infeasibility
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.specs.cluster_part import resized
 
 if TYPE_CHECKING:

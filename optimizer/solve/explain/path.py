@@ -16,7 +16,8 @@ from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import list_changes
 from layoutopt.optimizer.solve.explain.lattice import Lattice, cheapest_path, differing
 from layoutopt.optimizer.solve.explain.records import Gap, GapStep
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.result import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

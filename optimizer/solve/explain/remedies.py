@@ -15,7 +15,8 @@ from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
 from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER
 from layoutopt.optimizer.solve.explain.records import Remedy
 from layoutopt.optimizer.solve.judge import BORDERLINE
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.space.context import in_stage_units
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import parse_release, savers_of
 from layoutopt.optimizer.solve.plan import Suggestion
-from layoutopt.optimizer.solve.search.best_first import BestFirst, SearchOptions
+from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.space.divisors import divisors
 
 if TYPE_CHECKING:

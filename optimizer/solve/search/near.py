@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
-from layoutopt.optimizer.solve.search.best_first import RELAXED_ROWS
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.rows import RELAXED_ROWS
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import FloatArray

@@ -15,9 +15,9 @@ from layoutopt.optimizer.cost.quantities import footprint_of
 from layoutopt.optimizer.solve.model.coefficients import KIB, rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
-from layoutopt.optimizer.solve.search.best_first import Found
 from layoutopt.optimizer.solve.search.bound import lower_bound
 from layoutopt.optimizer.solve.search.near import ROWS, near_tuples
+from layoutopt.optimizer.solve.search.result import Found
 from layoutopt.optimizer.space.requirement import parse_requirement
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.quantities import Linear, Quantity
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.solve.model.cp_model import SliceResult, SolverLimits
-    from layoutopt.optimizer.solve.search.best_first import SearchResult
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.solve.search.result import SearchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import closed_form_size, gap_target, plan_of, solve_layout
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import cost_model_digest, question_from_plain
-from layoutopt.optimizer.solve.search.best_first import Found
+from layoutopt.optimizer.solve.search.result import Found
 from layoutopt.optimizer.solve.verify.claim import verify_plan
 from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt
 from layoutopt.optimizer.solve.verify.restrictions import restrictions

@@ -1,0 +1,68 @@
+"""What a search is asked for, how it goes on, and what it found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search. ``top`` layouts of different families within ``near`` of the best are solved too.
+
+    ``upper_s`` is a step time that a layout of the space is known to reach.
+    """
+
+    top: int = 1
+    near: float = 0.02
+    time_limit_s: float = float("inf")
+    workers: int = 1
+    gap: float = 0.0
+    seed: int = 0
+    one_model: bool = False
+    upper_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One layout: a tuple (batch of one), blocks and recomputed blocks of every chunk (V, P, K), its exact price."""
+
+    layout: LayoutBatch
+    blocks: IntArray
+    recomputed: IntArray
+    step_time_s: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """State of a running search: best step time (inf: none yet), proven bound, degree rows left, CP-SAT solves."""
+
+    best_s: float
+    bound_s: float
+    rows_left: int
+    solves: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """Outcome. ``found`` is sorted, the best first; ``bound_s`` holds for every layout (inf: nothing fits).
+
+    ``complete`` says whether the search ended by itself. The tuples of the space are ``by_memory`` (proven not to fit),
+    ``solved`` by CP-SAT, and the rest, excluded by their bound. ``rounding_s`` bounds CP-SAT's rounding.
+    """
+
+    found: tuple[Found, ...]
+    bound_s: float
+    complete: bool
+    by_memory: int
+    solved: int
+    rounding_s: float
+
+    @property
+    def best(self) -> Found | None:
+        """The fastest layout found."""
+        return self.found[0] if self.found else None
