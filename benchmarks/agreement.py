@@ -1,11 +1,12 @@
 """Do the rules, the search, evaluate, the exporters and the importers agree? Random layouts and questions by the thousand.
 
-python benchmarks/agreement.py [--layouts 2000] [--questions 300] [--seed 0]
+python benchmarks/agreement.py [--layouts 2000] [--questions 300] [--seed 0] [--renew]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from checks.agreement import (
 from layoutopt.optimizer.specs.loading import load_cluster
 
 CLUSTER = "h100x256"
+BASELINE = Path(__file__).with_name("agreement_baseline.json")
 
 
 def layouts_of(trainer: Trainer, number: int, seed: int) -> Counter[str]:
@@ -52,32 +54,52 @@ def questions_of(trainer: Trainer, number: int, seed: int) -> tuple[int, Counter
     return solved, found
 
 
+def compared(rows: dict[str, dict[str, int]], renew: bool, size: dict[str, int]) -> list[str]:
+    """Say where fewer questions have an answer than in the committed counts, if as many were asked; write them on demand."""
+    now = {"asked": size, "trainers": rows}
+    if renew:
+        BASELINE.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        return []
+    before = json.loads(BASELINE.read_text(encoding="utf-8"))
+    if before["asked"] != size:
+        return []
+    return [
+        f"{name}: {row['solved']} questions solved, {before['trainers'][name]['solved']} before"
+        for name, row in rows.items()
+        if row["solved"] < before["trainers"].get(name, row)["solved"]
+    ]
+
+
 def main() -> int:
-    """Print a row for each trainer; return 1 if anything disagrees."""
+    """Print a row for each trainer; return 1 if anything disagrees, or fewer questions have an answer than before."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layouts", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--renew", action="store_true", help="write the counts as the new baseline")
     asked = parser.parse_args()
     layouts = -(-asked.layouts // len(TRAINERS))
     questions = -(-asked.questions // len(TRAINERS))
     print(f"{'trainer':28} layouts agree  questions solved agree  seconds")
     faults: list[str] = []
-    totals: Counter[str] = Counter()
+    rows: dict[str, dict[str, int]] = {}
     for trainer in TRAINERS:
-        start = time.perf_counter()
+        start = time.process_time()
         found = layouts_of(trainer, layouts, asked.seed)
         solved, came = questions_of(trainer, questions, asked.seed + 1)
-        spent_s = time.perf_counter() - start
-        row = (
-            f"{trainer!s:28} {layouts:7} {found['']:5}  {questions:9} {solved:6} {came['']:5}  {spent_s:7.1f}"
+        spent_s = time.process_time() - start
+        print(
+            f"{trainer!s:28} {layouts:7} {found['']:5}  {questions:9} {solved:6} {came['']:5}  {spent_s:7.1f}",
+            flush=True,
         )
-        print(row, flush=True)
         faults += [f"{trainer}: {text}" for text in (*found, *came) if text]
-        totals += Counter(
-            layouts=layouts, layouts_agree=found[""], questions=questions, solved=solved, agree=came[""]
-        )
-    print(dict(totals))
+        rows[str(trainer)] = {
+            "layouts": layouts, "layouts_agree": found[""], "questions": questions, "solved": solved,
+            "questions_agree": came[""],
+        }  # fmt: skip
+    print({name: sum(row[name] for row in rows.values()) for name in next(iter(rows.values()))})
+    size = {"layouts": asked.layouts, "questions": asked.questions, "seed": asked.seed}
+    faults += compared(rows, asked.renew, size)
     for fault in faults:
         print(fault)
     return 1 if faults else 0

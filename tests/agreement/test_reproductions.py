@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.judge import agrees, judge
+from checks.judged_answers import Asked
 from checks.launches import nearest_layout
+from click.testing import CliRunner
 
+from layoutopt.cli import main
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.export import NotExpressible, export, fitting
 from layoutopt.optimizer.interop.launch.target import context_of
@@ -74,7 +81,7 @@ def test_older_releases_split_as_they_can(software: str, step_time_s: float, lay
     assert found.estimate.step_time_s == plan.estimate.step_time_s
 
 
-@pytest.mark.parametrize("framework", [F.MEGATRON_DEEPSPEED, F.MEGATRON, F.TORCHTITAN], ids=str)
+@pytest.mark.parametrize("framework", [F.MEGATRON_DEEPSPEED, F.MEGATRON, F.TORCHTITAN, F.NANOTRON], ids=str)
 def test_stages_of_mixed_stacks_are_counted_in_one_unit(framework: Framework) -> None:
     """gpt-oss alternates windowed and full layers: what is solved in blocks is valid in layers, at the same price."""
     workload = load_workload("gpt-oss-120b")
@@ -83,6 +90,11 @@ def test_stages_of_mixed_stacks_are_counted_in_one_unit(framework: Framework) ->
     if framework is F.MEGATRON_DEEPSPEED:  # it has no windows: two kinds of layers that look alike
         model = replace(model, runs=tuple(sparse))
     workload = replace(workload, model=model)
+    if framework is F.NANOTRON:  # nor has it experts
+        workload = load_workload("llama3-8b")
+        (run,) = workload.model.runs
+        pairs = replace(run, block=run.block * 2, count=run.count // 2)
+        workload = replace(workload, model=replace(workload.model, runs=(pairs,)))
     plan = solved(workload, "h100x64", framework)
     assert plan.layout is not None and plan.estimate is not None
     found = judged(workload, "h100x64", framework, reread(plan), None)
@@ -134,6 +146,90 @@ def test_the_405b_job_of_nemo_25_01_is_in_its_space() -> None:
         assert ("stage_split" not in {rule.rule for rule in found.broken}) == valid, found.reasons
     plan = solved(workload, "h100x512", F.MEGATRON_BRIDGE, software="NeMo 25.01", precisions=(Precision.FP8,))
     assert plan.layout is not None
+
+
+def test_later_containers_are_never_slower() -> None:
+    """llama3-405b on 512 H100s in FP8: each container's space holds its predecessor's, by steps of at most 3%."""
+    workload = load_workload("llama3-405b")
+    workload = replace(
+        workload, training=replace(workload.training, global_batch=1152, precision=Precision.FP8)
+    )
+    plans = [
+        solved(workload, "h100x512", F.MEGATRON_BRIDGE, software=name, precisions=(Precision.FP8,))
+        for name in ("NeMo 24.12", "NeMo 25.01", "NeMo 25.04", "NeMo 25.09")
+    ]
+    times = [plan.estimate.step_time_s for plan in plans if plan.estimate is not None]
+    assert len(times) == len(plans)
+    assert all(newer <= older <= 1.03 * newer for older, newer in pairwise(times)), times
+
+
+def test_a_year_can_be_named(tmp_path: Path) -> None:
+    """``--software 2022`` is Megatron-LM of that year: no context parallelism, for solve and evaluate alike."""
+    plan = tmp_path / "plan.json"
+    words = ["solve", "llama3-8b", "a100x64", "--software", "2022", "--fix", "tp=4", "-q", "-o", str(plan)]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert json.loads(plan.read_text())["layout"]["cp"] == 1
+    question = ["evaluate", "llama3-8b", "a100x64", "--json", "--layout"]
+    for words, code in (([str(plan), "--software", "2022"], 0), (["tp=4,cp=2", "--software", "2022"], 3)):
+        found = CliRunner().invoke(main, [*question, *words])
+        assert found.exit_code == code, found.output
+
+
+@pytest.mark.parametrize(
+    ("stages", "slower"),
+    [
+        ("4/4/4/4/4/4/4/4", 1.0),
+        ("5/3/5/3/3/5/3/5", 1.02),  # every rank has 8 layers, and waits for the larger chunks of the others
+    ],
+)
+def test_a_rank_whose_chunks_differ_is_priced_by_its_order(stages: str, slower: float) -> None:
+    """Not by the rank's total: the price is the judged one, and above that of equal chunks."""
+    asked = Asked.named("llama3-8b", "h100x16", F.ANY, batch=64)
+    prices = []
+    for text in (stages, "4/4/4/4/4/4/4/4"):
+        layout = read_layout_text(f"pp=4,vp=2,dp=4,mb=1,zero=1,stages={text}")
+        found = judge_layout(asked.workload, asked.cluster, layout, framework=F.ANY)
+        assert found.estimate is not None and found.broken == ()
+        assert agrees(found.estimate.step_time_s, judge(asked.cost, found.layout, F.ANY))
+        prices.append(found.estimate.step_time_s)
+    assert prices[0] >= slower * prices[1]
+
+
+def test_chunks_without_layers_are_priced_by_their_order() -> None:
+    """llama3-405b on 16,384 H100s as 16 x 16 chunks, many of them empty: what is judged, far from a rank's total."""
+    asked = Asked.named("llama3-405b", "h100-16384", F.ANY)
+    sizes = [int(place % 2 == 0) for place in range(256)]
+    sizes[0] = sizes[2] = 0
+    text = f"tp=8,pp=16,vp=16,cp=1,mb=1,zero=1,stages={'/'.join(map(str, sizes))}"
+    found = judge_layout(asked.workload, asked.cluster, read_layout_text(text), framework=F.ANY)
+    assert found.estimate is not None
+    assert agrees(found.estimate.step_time_s, judge(asked.cost, found.layout, F.ANY))
+    totals = sum(found.estimate.rank_time_s) / len(found.estimate.rank_time_s)
+    assert found.estimate.step_time_s > 1.2 * totals
+
+
+@pytest.mark.parametrize(
+    ("framework", "micro_batches", "runs"),
+    [
+        (F.MEGATRON, 6, False),  # whole groups of one micro-batch per rank
+        (F.TORCHTITAN, 6, True),  # one round of six
+        (F.TORCHTITAN, 9, False),  # two rounds of four and a half
+        (F.ANY, 6, True),
+        (F.ANY, 9, False),
+    ],
+)
+def test_interleaving_takes_the_micro_batches_that_some_order_runs(
+    framework: Framework, micro_batches: int, runs: bool
+) -> None:
+    """Four ranks of two chunks: what no order runs is invalid, under ``any`` too; what one runs has its price."""
+    asked = Asked.named("llama3-8b", "h100x64", framework, batch=8 * micro_batches)
+    text = f"tp=2,pp=4,vp=2,dp=8,mb=1,zero={2 if framework is F.TORCHTITAN else 1}"
+    found = judge_layout(asked.workload, asked.cluster, read_layout_text(text), framework=framework)
+    broken = {rule.rule for rule in found.broken}
+    assert bool(broken & {"interleaved_groups", "interleaved_rounds"}) is not runs
+    assert found.estimate is not None and (not broken) is runs
+    if runs:
+        assert agrees(found.estimate.step_time_s, judge(asked.cost, found.layout, framework))
 
 
 def test_torchtitan_takes_any_list_and_near_equal_ones_are_searched() -> None:
@@ -283,3 +379,66 @@ def test_verify_accepts_older_releases(software: str) -> None:
     """The independent path knows the same splits."""
     plan = solved(load_workload("llama3-8b"), "h100x16", F.MEGATRON, software=software)
     assert verify_plan(plan_to_plain(plan)).accepted
+
+
+FOUND = {
+    "two rule books for stages": (
+        "agreement/test_reproductions.py::test_older_releases_split_as_they_can",
+        "agreement/test_reproductions.py::test_stages_of_mixed_stacks_are_counted_in_one_unit",
+        "agreement/test_reproductions.py::test_plans_with_idle_gpus_are_valid",
+        "agreement/test_reproductions.py::test_torchtitan_takes_any_list_and_near_equal_ones_are_searched",
+        "agreement/test_reproductions.py::test_nearest_layouts_fit_the_memory",
+    ),
+    "two rule books for frameworks": (
+        "agreement/test_rules.py::test_rules_accept_what_export_writes",
+        "agreement/test_reproductions.py::test_rules_know_what_only_one_side_knew",
+        "agreement/test_reproductions.py::test_optima_start_in_their_own_trainer",
+    ),
+    "release gates wrong in time": (
+        "agreement/test_reproductions.py::test_the_405b_job_of_nemo_25_01_is_in_its_space",
+        "agreement/test_reproductions.py::test_later_containers_are_never_slower",
+        "agreement/test_reproductions.py::test_a_year_can_be_named",
+        "frameworks/test_release_gates.py::test_ends_of_their_own_by_release",
+        "frameworks/test_release_gates.py::test_published_rows_compete_with_their_own_year",
+    ),
+    "prices that no order of operations has": (
+        "agreement/test_reproductions.py::test_a_rank_whose_chunks_differ_is_priced_by_its_order",
+        "agreement/test_reproductions.py::test_chunks_without_layers_are_priced_by_their_order",
+        "agreement/test_reproductions.py::test_interleaving_takes_the_micro_batches_that_some_order_runs",
+        "agreement/test_judged_prices.py::test_answers_are_priced_as_judged",
+        "solve/test_exact_prices.py::test_no_bound_is_above_the_exact_step",
+    ),
+    "verify accepts what is not true": (
+        "agreement/test_forged_plans.py::test_forgery",
+        "agreement/test_forged_plans.py::test_exit_codes",
+        "solve/test_inputs.py::test_digest_covers_what_a_solve_loads",
+        "solve/test_inputs.py::test_search_is_part_of_the_inputs",
+    ),
+    "constraints of one's own not proven": (
+        "api/test_requirements_api.py::test_layouts_exist_and_are_found",
+        "api/test_requirements_api.py::test_few_layers_on_the_first_rank",
+        "api/test_requirements_api.py::test_second_goal_within_some_percent",
+    ),
+    "a graph that prices nothing": (
+        "topology/test_graph.py::test_prices_follow_every_link_of_the_graph",
+        "cli/test_cli_json.py::test_topology_graph",
+    ),
+    "one idea in many tables": (
+        "contributing/test_new_framework.py::test_the_page_names_what_is_touched",
+        "contributing/test_new_component.py::test_a_component_is_a_record_its_seconds_and_its_constant",
+        "contributing/test_new_gpu.py::test_a_gpu_of_a_new_generation",
+        "packaging/test_names.py::test_a_class_name_means_one_thing",
+        "ask/test_ask_load.py::test_the_library_prints_nothing_and_needs_no_click",
+        "ask/test_ask_load.py::test_messages_name_what_was_given",
+    ),
+    "presolve loses solutions": ("solve/test_presolve.py::test_a_small_model_whose_optimum_presolve_loses",),
+}
+"""What was found, and the tests that hold each to its right value."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_found_is_tested(what: str) -> None:
+    """Every named test is there."""
+    for place in FOUND[what]:
+        file, name = place.split("::")
+        assert f"\ndef {name}(" in (Path(__file__).parents[1] / file).read_text(encoding="utf-8"), place
