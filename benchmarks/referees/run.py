@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import collectives, configs, megatron, orders  # noqa: E402
+from benchmarks.referees import collectives, configs, megatron, orders, saved  # noqa: E402
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -94,6 +94,21 @@ def of_configs(asked: argparse.Namespace) -> list[Tally]:
     return tallies
 
 
+def of_blocks(asked: argparse.Namespace) -> int:
+    """Saved activations of real blocks; how many differ."""
+    places: dict[str, tuple[Path, Path | None]] = {}
+    for source, name in saved.ENVIRONMENTS.items():
+        checkout = asked.torchtitan if source == "torchtitan" else None
+        if source == "torchtitan" and checkout is None:
+            print("blocks of torchtitan: skipped, give a checkout with --torchtitan PATH")
+            continue
+        python = had(name, asked.folder)
+        if python is not None:
+            tree = tree_of(checkout, "HEAD", "torchtitan", asked.folder) if checkout else None
+            places[source] = (python, tree)
+    return saved.referee(places, record=asked.record)
+
+
 def main() -> int:
     """Print the tables; return 1 if a valid launch is refused, comes to other sizes, or calls other collectives."""
     parser = argparse.ArgumentParser(
@@ -104,7 +119,7 @@ def main() -> int:
     parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument(
-        "--only", nargs="+", default=[], help="megatron, collectives or a reader of configs.py"
+        "--only", nargs="+", default=[], help="megatron, collectives, saved or a reader of configs.py"
     )
     parser.add_argument("--record", action="store_true", help="write tests/data/referees")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "layoutopt-referees")
@@ -119,6 +134,8 @@ def main() -> int:
         if python is not None:
             wrong += orders.referee(python, record=asked.record)
             wrong += collectives.referee(python, record=asked.record)
+    if not asked.only or "saved" in asked.only:
+        wrong += of_blocks(asked)
     return 1 if wrong else 0
 
 

@@ -144,6 +144,10 @@ def _mixer_bytes(
         "out": _output_bytes(ctx) * head_elements * heads,
         **_indexer_bytes(ctx, keys, shape),
     }
+    if model.qk_norm:  # queries and keys before their norms
+        parts["qk_norm"] = ctx.preset.norm_bytes * head_elements * (heads + kv_heads)
+    if model.attention_sinks and not ctx.preset.fused_sinks:  # scaled by the sinks after the kernel
+        parts["sinks"] = 2.0 * head_elements * heads
     if model.attention_gate:  # the gate before its sigmoid, and the output before the gate
         parts["gate"] = 4.0 * head_elements * heads
     scores = _score_bytes(ctx, keys, heads)
@@ -177,8 +181,11 @@ def _mla_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
     assert mla is not None
     heads = ctx.model.heads / keys.tp
     query_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    latents = (2.0 + stored) * (mla.q_lora_rank + mla.kv_lora_rank) + 2.0 * mla.qk_rope_head_dim
-    expanded = 2.0 * keys.tokens * heads * (2 * query_dim + mla.v_head_dim)
+    latents = (ctx.preset.norm_bytes + stored) * (
+        mla.q_lora_rank + mla.kv_lora_rank
+    ) + 2.0 * mla.qk_rope_head_dim
+    beside = 0 if ctx.preset.copies_values else mla.qk_nope_head_dim
+    expanded = 2.0 * keys.tokens * heads * (2 * query_dim + mla.v_head_dim + beside)
     parts = {
         "input": stored * keys.local_tokens * ctx.model.hidden,
         "latents": latents * keys.local_tokens,
@@ -273,12 +280,15 @@ def _moe_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
     rows, width = routed_rows(ctx, keys), moe.ffn / keys.etp
     activated = _function_output_bytes(ctx) * rows * width
     experts = rows * (stored * model.hidden + _function_input_bytes(ctx) * width + 8.0) + activated
+    elements = keys.local_tokens * model.hidden
     parts = {
-        "input": 2.0 * keys.local_tokens * model.hidden,
+        "input": 2.0 * elements,
+        "router": (ctx.preset.router_input_bytes if moe.router_bias else 0.0) * elements,
         "experts": experts,
+        "combined": ctx.preset.routed_output_bytes * elements * moe.top_k * keys.etp,
         "scores": 4.0 * keys.local_tokens * moe.experts,
     }
-    saved = {"moe_act": activated, "moe": experts + parts["scores"]}
+    saved = {"moe_act": activated, "moe": experts + parts["combined"] + parts["scores"]}
     if moe.shared_ffn:
         shared = _gated_bytes(ctx) * keys.tokens * moe.shared_ffn / keys.tp
         parts["shared"] = shared
