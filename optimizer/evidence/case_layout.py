@@ -262,7 +262,7 @@ def _expert_tensor(run: MeasuredRun, framework: Framework) -> int:
         return 1
     if run.etp is not None:
         return run.etp
-    return (run.tp or 1) if framework.record.unstated.etp_is_tp else 1
+    return framework.record.unstated.etp(run.tp or 1, run.ep or 1)
 
 
 SELECTIVE_OP = "other:selective-op-SAC"

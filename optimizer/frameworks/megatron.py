@@ -132,7 +132,7 @@ RECORD = FrameworkRecord(
     family=TrainerFamily.MEGATRON_CORE,
     releases=RELEASES,
     unstated=Unstated(
-        tied=True, modules=("core_attn",), etp_is_tp=True, equal_stages=True
+        tied=True, modules=("core_attn",), etp_is_tp="always", equal_stages=True
     ),  # --untie-embeddings-and-output-weights
     fp8_recipes={  # --fp8-recipe
         Fp8Recipe.DELAYED: "delayed",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from layoutopt.optimizer.frameworks.record import (
     NEWEST,
     FrameworkRecord,
@@ -14,7 +16,7 @@ from layoutopt.optimizer.frameworks.torchtitan import PYTORCH
 RECORD = FrameworkRecord(
     name="nemo-automodel",
     family=TrainerFamily.PYTORCH_PIPELINES,
-    releases=(PublishedRelease(number=NEWEST, date="", abilities=PYTORCH),),
+    releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(PYTORCH, etp=False)),),
     unstated=Unstated(zero=3),
     exports=None,
     imports=(),

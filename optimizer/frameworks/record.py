@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER
 
@@ -75,15 +75,20 @@ class Unstated:
     """What a launch of a framework means where it does not say.
 
     ``zero`` stage, ``tied`` embeddings, ``mesh_order``, the ``modules`` of selective recomputation (empty: it has to
-    say), ``etp_is_tp``: experts are sharded as the dense layers are, ``equal_stages``: every stage gets the same layers.
+    say), ``etp_is_tp``: experts are sharded as the dense layers are, ``always`` or ``without ep``, where that is
+    no choice; ``equal_stages``: every stage gets the same layers.
     """
 
     zero: int = 1
     tied: bool = False
     mesh_order: str = DEFAULT_MESH_ORDER
     modules: tuple[str, ...] = ()
-    etp_is_tp: bool = False
+    etp_is_tp: Literal["never", "always", "without ep"] = "never"
     equal_stages: bool = False
+
+    def etp(self, tp: int, ep: int) -> int:
+        """Return the ranks that each expert is split over."""
+        return tp if self.etp_is_tp == "always" or (self.etp_is_tp == "without ep" and ep == 1) else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

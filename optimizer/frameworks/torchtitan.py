@@ -37,13 +37,12 @@ PYTORCH = Abilities(
     hsdp_zero=(2, 3),
     # training.mixed_precision_param bfloat16; converters for float8, mxfp8 and, in Python configurations, nvfp4
     precisions=(Precision.BF16, Precision.FP8, Precision.MXFP8, Precision.NVFP4),
-    etp=False,
     savers=HOST_OPTIMIZER,  # training.enable_cpu_offload
     modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
     stage_rule=replace(NEAR_EQUAL, launch=Split.FREE),  # module_fqns_per_model_part takes any list
 )
 # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
-_TOML = replace(PYTORCH, etp=True, precisions=PYTORCH.precisions[:-1])
+_TOML = replace(PYTORCH, precisions=PYTORCH.precisions[:-1])
 
 PLAIN_CONFIGURATIONS = (
     "llama3_8b", "llama3_70b", "deepseek_v3_671b", "qwen3_32b", "qwen3_30b_a3b", "gpt_oss_120b",
@@ -65,7 +64,7 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=ERA_B, date="2026-02-23", abilities=PYTORCH),
         PublishedRelease(number=ERA_C, date="2026-08-20", abilities=PYTORCH),
     ),
-    unstated=Unstated(zero=3),
+    unstated=Unstated(zero=3, etp_is_tp="without ep"),
     fp8_recipes={Fp8Recipe.CURRENT: "tensorwise", Fp8Recipe.ROWWISE: "rowwise"},  # recipe_name
     exports="era C",
     imports=(

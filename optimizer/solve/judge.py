@@ -21,7 +21,6 @@ from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
-    from layoutopt.optimizer.frameworks.abilities import Abilities
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -58,7 +57,7 @@ def judge_layout(
 
     Raises InputError when the layout's degrees don't multiply to the GPUs or the batch.
     """
-    whole = _whole(layout, workload, cluster, abilities_of(framework, parse_release(framework, software)))
+    whole = _whole(layout, workload, cluster, framework, software)
     training = workload.training
     automatic = isinstance(layout, PartialLayout) and not layout.split and not layout.stages
     if isinstance(layout, PartialLayout) and layout.idle_gpus:
@@ -101,13 +100,26 @@ def judge_layout(
 
 
 def _whole(
-    layout: PartialLayout | Layout, workload: Workload, cluster: ClusterSpec, abilities: Abilities
+    layout: PartialLayout | Layout,
+    workload: Workload,
+    cluster: ClusterSpec,
+    framework: Framework,
+    software: str | None,
 ) -> Layout:
-    """Fill in what a layout leaves open; a release without sequence parallelism has it off unless it is asked for."""
+    """Fill in what a layout leaves open; a release without sequence parallelism has it off unless it is asked for.
+
+    Where nobody can say how experts are split, they are split as the framework does it.
+    """
     if not isinstance(layout, PartialLayout):
         return layout
+    abilities, unstated = (
+        abilities_of(framework, parse_release(framework, software)),
+        framework.record.unstated,
+    )
     if layout.sp is None and not abilities.sp:
         layout = replace(layout, sp=False)
+    if layout.etp is None and workload.model.is_moe and unstated.etp_is_tp == "without ep":
+        layout = replace(layout, etp=unstated.etp(layout.tp or 1, layout.ep or 1))
     return layout.complete(workload, cluster, strict=False)
 
 

@@ -9,10 +9,14 @@ import pytest
 from checks.agreement import dense_model, dense_then_moe, workload_of
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.complete import complete_layout
 from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.interop.sources import import_text
+from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.layout_file import read_layout_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
@@ -137,3 +141,15 @@ def test_torchtitan_starts_from_plain_configurations(name: str, family: str, bas
     assert f"from torchtitan.models.{family}.config_registry import {base}\n" in text
     assert f'model_registry("{flavor}", attn_backend="flex"' in text
     assert "quantization" not in text
+
+
+@pytest.mark.parametrize(("text", "etp"), [("tp=2,dp=4", 2), ("tp=2,ep=4,dp=4", 1)])
+def test_torchtitan_splits_experts_over_tp_where_there_is_no_ep(text: str, etp: int) -> None:
+    """What torchtitan builds on the meta device: a tensor-parallel rank holds half of every expert, or some whole ones."""
+    workload = load_workload("mixtral-8x7b")
+    layout = read_layout_text(f"{text},mb=1,zero=3")
+    found = judge_layout(workload, load_cluster("h100x8"), layout, framework=Framework.TORCHTITAN)
+    assert (found.broken, found.layout.etp) == ((), etp)
+    job = export(found.layout, workload, load_cluster("h100x8"), "torchtitan")
+    read = import_text(job.files["layoutopt_config.py"], "", "torchtitan-python").value
+    assert complete_layout(read, model=workload.model).etp == etp

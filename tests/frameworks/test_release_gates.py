@@ -122,7 +122,9 @@ def test_presets_follow_the_release_too() -> None:
         (True, True, True, True),
     ]
     old, new = load_preset(Framework.MEGATRON, "core 0.9"), load_preset(Framework.MEGATRON)
-    assert replace(old, routed_output_bytes=new.routed_output_bytes) == new  # probabilities came into the experts
+    assert (
+        replace(old, routed_output_bytes=new.routed_output_bytes) == new
+    )  # probabilities came into the experts
     assert load_preset(Framework.MEGATRON, "core 0.13") == new
 
 

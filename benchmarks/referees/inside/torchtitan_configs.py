@@ -68,7 +68,10 @@ def sizes(config: Any, world: int) -> tuple[Any, dict[str, Any]]:
 
 
 def built(config: Any, dims: Any) -> tuple[int, int]:
-    """Parameters of this rank after the model's own checks and all parallelisms: before FSDP shards them, and its shards."""
+    """Parameters of this rank after the model's own checks and all parallelisms: before FSDP shards them, and its shards.
+
+    A router's biases, which are buffers here, count among the first, as they do in checkpoints.
+    """
     import torch
 
     spec = config.model_spec
@@ -94,7 +97,8 @@ def built(config: Any, dims: Any) -> tuple[int, int]:
     else:
         parts = [spec.parallelize_fn(model, **common)]
     every = [p for part in parts for p in part.parameters()]
-    return sum(map(unsharded, every)), sum(local(p).numel() for p in every)
+    biases = [b for part in parts for name, b in part.named_buffers() if name.endswith("expert_bias_E")]
+    return sum(map(unsharded, [*every, *biases])), sum(local(p).numel() for p in every)
 
 
 def unsharded(value: Any) -> int:

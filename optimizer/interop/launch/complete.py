@@ -53,7 +53,7 @@ def complete_layout(
         pp=pp,
         vp=vp,
         ep=part.ep or 1,
-        etp=part.etp or _unset_etp(job, model, tp),
+        etp=part.etp or _unset_etp(job, model, tp, part.ep or 1),
         dp=dp,
         zero=part.zero or 0,
         hsdp_shard=part.hsdp_shard,
@@ -131,10 +131,9 @@ def fill_open(job: ImportedJob, given: PartialLayout, key: str) -> ImportedJob:
     return replace(job, layout=replace(part, **filled))
 
 
-def _unset_etp(job: ImportedJob, model: ModelSpec | None, tp: int) -> int:
+def _unset_etp(job: ImportedJob, model: ModelSpec | None, tp: int, ep: int) -> int:
     """Return what an unset expert tensor parallelism means."""
-    sharded = job.framework.record.unstated.etp_is_tp and (model is None or model.is_moe)
-    return tp if sharded else 1
+    return job.framework.record.unstated.etp(tp, ep) if model is None or model.is_moe else 1
 
 
 def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:

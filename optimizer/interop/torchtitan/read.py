@@ -184,7 +184,8 @@ def _layout(
             "data_parallel_shard_degree -1: the rest of the GPUs, whose number the file does not state"
         )
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
-    etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" else 1
+    ep = parallelism.count("expert_parallel_degree")
+    etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" and ep != 1 else 1
     sp = era == "A" or parallelism.flag("enable_sequence_parallel") is not False
     layout = PartialLayout(
         tp=tp,
@@ -192,8 +193,8 @@ def _layout(
         cp=cp,
         pp=pp,
         vp=vp or None,
-        ep=parallelism.count("expert_parallel_degree"),
-        etp=etp,
+        ep=ep,
+        etp=etp if ep != 1 else None,  # without expert parallelism it follows from tp
         dp=dp,
         zero=zero,
         hsdp_shard=shard * cp if shard and dp and replicate > 1 and zero else None,

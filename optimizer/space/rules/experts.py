@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_C
 from layoutopt.optimizer.space.repairs import first_of, lowered, regrouped, setting
@@ -97,12 +99,21 @@ def _etp_one_or_tp(rows: LayoutBatch, ctx: Context) -> BoolArray:
     return _etp_is_tp(rows, ctx) | _etp_is_one(rows, ctx)
 
 
+def _etp_of_pytorch(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return np.where(rows.ep == 1, _etp_is_tp(rows, ctx), _etp_is_one(rows, ctx))
+
+
+def _etp_of_toml(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return np.where(rows.ep == 1, _etp_is_tp(rows, ctx), _etp_one_or_tp(rows, ctx))
+
+
 def _etp_as_tp(rule: Rule, layout: Layout, ctx: Context) -> Layout:
     return replace(layout, etp=layout.tp)
 
 
 def _etp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    return f"etp {layout.etp} with tp {layout.tp}", {"etp": layout.etp, "tp": layout.tp}
+    text = f"etp {layout.etp} with tp {layout.tp} and ep {layout.ep}"
+    return text, {"etp": layout.etp, "tp": layout.tp, "ep": layout.ep}
 
 
 def _biased_experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -255,11 +266,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="etp_supported",
-        formula="etp = 1",
-        reason="expert-tensor parallelism was removed on 2026-04-30",
-        source="pytorch/torchtitan parallel_dims.py",
-        reads=frozenset({"etp"}),
-        holds=_etp_is_one,
+        formula="etp = 1 if ep > 1 else etp = tp",
+        reason=(
+            "without expert parallelism tensor parallelism splits experts too; an expert-tensor degree of their own was"
+            " removed on 2026-04-30"
+        ),
+        source="pytorch/torchtitan parallel_dims.py, models/common/moe_sharding.py",
+        reads=frozenset({"tp", "ep", "etp"}),
+        holds=_etp_of_pytorch,
         detail=_etp_detail,
         repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
@@ -268,11 +282,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="etp_supported",
-        formula="etp = 1 or etp = tp",
-        reason="the earlier eras know no other expert-tensor degree",
-        source="pytorch/torchtitan parallel_dims.py, v0.2.2",
-        reads=frozenset({"tp", "etp"}),
-        holds=_etp_one_or_tp,
+        formula="etp = 1 or etp = tp, the latter if ep = 1",
+        reason="the earlier eras know no other expert-tensor degree, and none without expert parallelism",
+        source="pytorch/torchtitan parallel_dims.py, models/llama4/infra/parallelize.py apply_moe_ep_tp, v0.2.2",
+        reads=frozenset({"tp", "ep", "etp"}),
+        holds=_etp_of_toml,
         detail=_etp_detail,
         repair=first_of(setting(etp=1), _etp_as_tp),
         valid=varying("etp"),
