@@ -1,0 +1,70 @@
+"""What a name says: of a kernel what it does, of a collective its kind, of a group its axis (``kernels.yaml``)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.diagnose.parts import Part, Phase
+from layoutopt.optimizer.specs.vocabulary import Axis
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COLLECTIVE = "collective"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelKind:
+    """What a kernel's name says: its part, None of a collective, and its phase, None where the name does not tell."""
+
+    part: Part | None
+    phase: Phase | None
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    import yaml
+
+    text = resources.files("layoutopt.optimizer.diagnose").joinpath("kernels.yaml").read_text("utf-8")
+    found: Mapping[str, Any] = yaml.safe_load(text)
+    return found
+
+
+@cache
+def _patterns(table: str) -> tuple[tuple[re.Pattern[str], Mapping[str, str]], ...]:
+    return tuple((re.compile(entry["pattern"]), entry) for entry in _table()[table])
+
+
+def _first(table: str, name: str) -> Mapping[str, str] | None:
+    return next((entry for pattern, entry in _patterns(table) if pattern.search(name)), None)
+
+
+def kernel_kind(name: str) -> KernelKind:
+    """Class a kernel, or an operator of a run without a GPU, by its name."""
+    entry = _first("kernels", name)
+    if entry is None:
+        return KernelKind(part=Part.OTHER, phase=None)
+    phase = Phase[entry["phase"].upper()] if "phase" in entry else None
+    return KernelKind(part=None if entry["part"] == COLLECTIVE else Part(entry["part"]), phase=phase)
+
+
+def collective_kind(name: str) -> str:
+    """Return the kind of a collective by its name, or by that of its kernel; empty where neither tells."""
+    entry = _first("collectives", name)
+    return entry["kind"] if entry else ""
+
+
+def group_axis(description: str) -> Axis | None:
+    """Return whose traffic a group carries by what its trainer calls it; None where that tells nothing."""
+    entry = _first("groups", description)
+    return Axis(entry["axis"]) if entry else None
+
+
+def stall_of(name: str) -> str:
+    """Return what a named stretch of host time may keep the device waiting with; empty for other ranges."""
+    entry = _first("ranges", name)
+    return entry["stall"] if entry else ""

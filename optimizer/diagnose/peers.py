@@ -1,0 +1,136 @@
+"""Which calls of several ranks are one collective: clocks aligned by their ends, and how long each rank waited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.diagnose.profile import Profile
+
+    IntArray = NDArray[np.int64]
+
+POINT_TO_POINT = ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """The calls of one rank: ``ready_ns`` (calls' events,) when the last peer had come, on the rank's own clock.
+
+    ``event`` are the places of the calls among the rank's events, ``key`` what equal calls of all ranks share. ``ready_ns``
+    is the own start where no peer's profile is given; ``late`` tells whether the rank itself came last, of two or more.
+    """
+
+    event: IntArray
+    key: IntArray
+    ready_ns: IntArray
+    late: NDArray[np.bool_]
+    offset_ns: int
+
+
+def match(profiles: Sequence[Profile]) -> tuple[Matched, ...]:
+    """Match the calls of several ranks by group, step and order, and align their clocks."""
+    table: dict[tuple[object, ...], int] = {}
+    listed = [_keys(profile, table) for profile in profiles]
+    offsets = _offsets(profiles, listed)
+    sizes = [len(event) for event, _ in listed]
+    key = np.concatenate([key for _, key in listed]) if listed else np.zeros(0, dtype=np.int64)
+    start = np.concatenate(
+        [
+            profile.events.start_ns[event] - offset
+            for profile, (event, _), offset in zip(profiles, listed, offsets, strict=True)
+        ]
+    )
+    _, place = np.unique(key, return_inverse=True)
+    last = np.full(place.max(initial=-1) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, place, start)
+    members = np.bincount(place, minlength=len(last))
+    ready, alone = last[place], members[place] < 2
+    late = (start == ready) & ~alone
+    cuts = np.cumsum(sizes)[:-1]
+    return tuple(
+        Matched(event=event, key=own, ready_ns=when + offset, late=was_late, offset_ns=offset)
+        for (event, own), when, was_late, offset in zip(
+            listed, np.split(ready, cuts), np.split(late, cuts), offsets, strict=True
+        )
+    )
+
+
+def _keys(profile: Profile, table: dict[tuple[object, ...], int]) -> tuple[IntArray, IntArray]:
+    """Return the events that are calls, and for each a number that equal calls of other ranks have too.
+
+    Calls are equal that are the n-th of their group in a step. A number holds the group's place in ``table``, which all
+    ranks share, and the step and the order in it.
+    """
+    events, calls = profile.events, profile.calls
+    event = np.flatnonzero(events.call >= 0)
+    call = events.call[event]
+    group = np.array([_identity(profile, int(one), table) for one in range(len(calls.kind))], dtype=np.int64)[
+        call
+    ]
+    step = np.searchsorted(profile.steps[:, 0], events.start_ns[event], side="right")
+    both = group * (len(profile.steps) + 2) + step
+    order = np.lexsort((events.start_ns[event], both))
+    same = np.concatenate([[True], np.diff(both[order]) != 0]) if len(both) else np.zeros(0, dtype=bool)
+    first = np.maximum.accumulate(np.where(same, np.arange(len(order)), 0))
+    nth = np.empty(len(order), dtype=np.int64)
+    nth[order] = np.arange(len(order)) - first
+    return event, (group << 40) | (step << 30) | nth
+
+
+def _identity(profile: Profile, call: int, table: dict[tuple[object, ...], int]) -> int:
+    """Return the number of a call's group; of a send or recv that of its two ranks, in the direction sent."""
+    calls = profile.calls
+    kind, peer, group = profile.kinds[calls.kind[call]], int(calls.peer[call]), int(calls.group[call])
+    if kind in POINT_TO_POINT and peer >= 0:
+        ends = (profile.rank, peer) if kind == "send" else (peer, profile.rank)
+        name: tuple[object, ...] = ("p2p", *ends)
+    elif group >= 0 and profile.groups[group].ranks:
+        name = (profile.groups[group].description, profile.groups[group].ranks)
+    else:
+        name = ("alone", profile.rank, group, kind)
+    return table.setdefault(name, len(table))
+
+
+def _offsets(profiles: Sequence[Profile], listed: list[tuple[IntArray, IntArray]]) -> list[int]:
+    """Return each rank's clock less the first one's: what the ends of its calls are later by, in the median.
+
+    Ranks of one host share its clock. Hosts that share no call with others stay as they are.
+    """
+    ends = [
+        dict(zip(key.tolist(), profile.events.end_ns[event].tolist(), strict=True))
+        for profile, (event, key) in zip(profiles, listed, strict=True)
+    ]
+    hosts = [profile.host or f"rank {profile.rank}" for profile in profiles]
+    known: dict[str, int] = {hosts[0]: 0} if hosts else {}
+    reference = {
+        key: end for host, own in zip(hosts, ends, strict=True) if host in known for key, end in own.items()
+    }
+    while True:
+        open_hosts = [host for host in dict.fromkeys(hosts) if host not in known]
+        found = {host: _apart(host, hosts, ends, reference) for host in open_hosts}
+        best = max(found, key=lambda host: len(found[host]), default=None)
+        if best is None or not found[best]:
+            break
+        known[best] = int(np.median(found[best]))
+        for host, own in zip(hosts, ends, strict=True):
+            if host == best:
+                reference |= {key: end - known[best] for key, end in own.items() if key not in reference}
+    return [known.get(host, 0) for host in hosts]
+
+
+def _apart(host: str, hosts: list[str], ends: list[dict[int, int]], reference: dict[int, int]) -> list[int]:
+    """Return by how much the ends of a host's calls are later than those already aligned."""
+    return [
+        end - reference[key]
+        for other, own in zip(hosts, ends, strict=True)
+        if other == host
+        for key, end in own.items()
+        if key in reference
+    ]

@@ -1,0 +1,112 @@
+"""What a profile of one rank holds, whatever wrote it: device events, collectives, groups, steps, the host's ranges.
+
+Times are whole nanoseconds on the rank's own clock; arrays of one table share their length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.specs.vocabulary import Axis
+
+    IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup:
+    """Ranks that communicate; ``axis`` is None while nobody said whose traffic it carries."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    axis: Axis | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """Everything that ran on the device, ordered by start.
+
+    ``part`` is the place of the event's ``Part`` in that enum, ``phase`` a ``Phase``. ``launch_ns`` is when the host had
+    launched it, -1 where unknown, ``name`` an index into the profile's names, ``call`` one into ``Calls`` or -1.
+    """
+
+    start_ns: IntArray
+    end_ns: IntArray
+    stream: IntArray
+    part: IntArray
+    phase: IntArray
+    launch_ns: IntArray
+    name: IntArray
+    call: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Collective calls of a rank in the order issued.
+
+    ``kind`` indexes ``Profile.kinds`` (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv), ``group``
+    ``Profile.groups`` (-1: unknown); ``bytes`` is the whole tensor, -1 where unknown. ``peer`` is the other rank of a send
+    or recv, else -1.
+    """
+
+    kind: IntArray
+    group: IntArray
+    bytes: IntArray
+    peer: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRange:
+    """A stretch of the host's time that a trainer named."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One rank's profile.
+
+    ``steps`` (n, 2) are windows of whole optimizer steps that follow one another. ``stalls`` are host ranges that may keep
+    the device waiting, by what they are, ``host`` the machine whose clock the times are of. ``launches`` counts kernels
+    launched one by one, ``graphs`` replays of CUDA graphs. ``device`` names the GPU; in a run without one it is ``cpu``, and
+    events are the operators themselves.
+    """
+
+    rank: int
+    source: str
+    host: str
+    device: str
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    groups: tuple[ProcessGroup, ...]
+    events: Events
+    calls: Calls
+    steps: IntArray
+    stalls: dict[str, tuple[HostRange, ...]] = field(default_factory=dict)
+    launches: int = 0
+    graphs: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps in the profile."""
+        return len(self.steps)
+
+    @property
+    def steps_ns(self) -> int:
+        """Nanoseconds of all steps."""
+        return int((self.steps[:, 1] - self.steps[:, 0]).sum())
+
+
+def empty_calls() -> Calls:
+    """Return a table without calls."""
+    none = np.zeros(0, dtype=np.int64)
+    return Calls(kind=none, group=none, bytes=none, peer=none)

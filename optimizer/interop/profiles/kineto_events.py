@@ -1,0 +1,180 @@
+"""The events of a PyTorch profile (Kineto, libkineto/src/output_json.cpp), sorted into columns as they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.profiles.columns import Columns, Names
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.profiles.trace_file import Event
+
+MEMCPY = {"HtoD": 1, "DtoH": 2}
+_LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt", "hipModuleLaunch")
+_ENGINE = "autograd::engine::evaluate_function"
+_STEP = "ProfilerStep#"
+_OPTIMIZER = "Optimizer.step#"
+DTYPE_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "c10::bfloat16": 2, "c10::half": 2, "long": 8, "long int": 8, "int": 4,
+    "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+"""Bytes of an element by torch's names of scalar types, in lower case."""
+
+
+@dataclass(slots=True)
+class CallTexts:
+    """What the events say of one collective: its kind, group, type and ranks as written."""
+
+    kind: str
+    group_name: str
+    group_text: str
+    ranks: str
+    members: int
+    sent: int
+    received: int
+    dtype: str
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class KinetoEvents:
+    """One file's events. Times are nanoseconds on the file's own base.
+
+    ``device``: everything on a GPU. ``launched``: the runtime's launches. ``forward`` and ``engine``: operators that took part
+    in the forward pass, and the autograd engine's functions. ``operators``: torch's operators, which are the device of a run
+    without a GPU. ``calls``: collectives that ran without a kernel.
+    """
+
+    names: Names = field(default_factory=Names)
+    texts: Names = field(default_factory=Names)
+    device: Columns = field(
+        default_factory=lambda: Columns(
+            ("start", "end", "stream", "name", "copy", "link", "outer", "call", "gpu")
+        )
+    )
+    launched: Columns = field(default_factory=lambda: Columns(("link", "start", "end", "thread", "graph")))
+    engine: Columns = field(default_factory=lambda: Columns(("start", "end", "thread")))
+    forward: Columns = field(default_factory=lambda: Columns(("start", "end", "thread")))
+    operators: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name")))
+    called: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name", "call")))
+    annotations: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name")))
+    outer: dict[int, int] = field(default_factory=dict)
+    calls: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    processes: set[int] = field(default_factory=set)
+
+    def add(self, event: Event) -> None:
+        """Sort an event in; what does not matter here is left out."""
+        if event.get("ph") != "X":
+            return
+        category = event.get("cat")
+        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            self._on_device(event)
+        elif category == "cpu_op":
+            self._operator(event)
+        elif category in ("cuda_runtime", "cuda_driver"):
+            self._runtime(event)
+        elif category == "user_annotation":
+            self._annotation(event)
+
+    def _on_device(self, event: Event) -> None:
+        args, name = event.get("args") or {}, event["name"]
+        start, end = _times(event)
+        copy = (
+            next((code for word, code in MEMCPY.items() if word in name), 0)
+            if event["cat"] == "gpu_memcpy"
+            else 0
+        )
+        self.device.add(
+            start, end, _whole(args.get("stream", event.get("tid"))), self.names.number(name), copy,
+            _whole(args.get("correlation")), _whole(args.get("External id")), self._call(args),
+            _whole(args.get("device", event.get("pid"))),
+        )  # fmt: skip
+
+    def _operator(self, event: Event) -> None:
+        name, args = event["name"], event.get("args") or {}
+        self.processes.add(_whole(event.get("pid")))
+        start, end = _times(event)
+        thread = _whole(event.get("tid"))
+        if name.startswith(_ENGINE):
+            self.engine.add(start, end, thread)
+            return
+        if name == "record_param_comms":
+            call = self._call(args)
+            if call >= 0:
+                self.outer[_whole(args.get("External id"))] = call
+            return
+        if args.get("Sequence number") is not None and args.get("Fwd thread id") == 0:
+            self.forward.add(start, end, thread)
+        if name.startswith("aten::"):
+            self.operators.add(start, end, thread, self.names.number(name))
+
+    def _runtime(self, event: Event) -> None:
+        name = event["name"]
+        graph = "GraphLaunch" in name
+        if graph or name.startswith(_LAUNCHES) or "Memcpy" in name or "Memset" in name:
+            start, end = _times(event)
+            link = _whole((event.get("args") or {}).get("correlation"))
+            counted = 2 if graph else int(name.startswith(_LAUNCHES))
+            self.launched.add(link, start, end, _whole(event.get("tid")), counted)
+
+    def _annotation(self, event: Event) -> None:
+        name, args = event["name"], event.get("args") or {}
+        start, end = _times(event)
+        thread = _whole(event.get("tid"))
+        self.processes.add(_whole(event.get("pid")))
+        if name.startswith("gloo:"):
+            call = self._gloo_call(name, args)
+            self.called.add(start, end, thread, self.names.number(name), call)
+        elif not name.startswith("nccl:"):
+            self.annotations.add(start, end, thread, self.names.number(name))
+
+    def _call(self, args: dict[str, Any]) -> int:
+        """Return the number of a collective's texts, -1 where the event is none."""
+        if "Collective name" not in args:
+            return -1
+        key = (
+            str(args["Collective name"]), str(args.get("Process Group Name", "")),
+            str(args.get("Process Group Description", "")), str(args.get("Process Group Ranks", "")),
+            _whole(args.get("Group size"), 0), _whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems")),
+            str(args.get("dtype", "")), _whole(args.get("Src Rank")), _whole(args.get("Dst Rank")),
+        )  # fmt: skip
+        return self.calls.setdefault(key, len(self.calls))
+
+    def _gloo_call(self, name: str, args: dict[str, Any]) -> int:
+        """Return the number of a collective of gloo, which tells its tensor alone."""
+        dims, types = args.get("Input Dims") or [], args.get("Input type") or [""]
+        elements = _elements(dims[0]) if dims else -1
+        key = (name.removeprefix("gloo:"), "", "", "", 0, elements, elements, str(types[0]), -1, -1)
+        return self.calls.setdefault(key, len(self.calls))
+
+    def call_texts(self) -> tuple[CallTexts, ...]:
+        """Return what is said of each collective, by number."""
+        return tuple(CallTexts(*key) for key in self.calls)
+
+
+def _elements(shape: Any) -> int:
+    """Count the elements of a tensor or of a list of tensors."""
+    if not isinstance(shape, list):
+        return -1
+    if shape and isinstance(shape[0], list):
+        return sum(_elements(one) for one in shape)
+    total = 1
+    for size in shape:
+        total *= _whole(size, 0)
+    return total
+
+
+def _times(event: Event) -> tuple[int, int]:
+    """Return start and end in nanoseconds; the file has microseconds."""
+    start = round(event["ts"] * 1000)
+    return start, start + max(round(event.get("dur", 0) * 1000), 0)
+
+
+def _whole(value: Any, other: int = -1) -> int:
+    """Return a whole number that may be written as text."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return other

@@ -1,0 +1,75 @@
+"""Where the optimizer steps of a profile begin and end, on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.diagnose.profile import Events
+    from layoutopt.optimizer.interop.profiles.options import ProfileOptions
+
+    IntArray = NDArray[np.int64]
+
+MARK = "ProfilerStep#"
+STEP_OF_OPTIMIZER = "Optimizer.step#"
+
+
+def step_windows(
+    annotations: dict[str, IntArray],
+    names: tuple[str, ...],
+    events: Events,
+    options: ProfileOptions,
+    *,
+    base_ns: int,
+    file: str,
+) -> IntArray:
+    """Return the (n, 2) nanoseconds at which each step begins and ends.
+
+    A step's device time begins where the kernels launched before it have ended, not before the host began it, and lasts
+    until the next one's begins. Steps are those that the profiler's schedule marks, else from one optimizer call to the
+    next, else what ``options`` says. Raises ``InputError`` where nothing tells.
+    """
+    marks = _marked(annotations, names, MARK)
+    if len(marks):
+        return _on_device(marks[:, 0] + base_ns, int(marks[-1, 1]) + base_ns, events)
+    calls = _marked(annotations, names, STEP_OF_OPTIMIZER)
+    ends = calls[:, 1] + base_ns
+    if len(ends) > 1:  # the first call ends a step whose start the profile may not hold
+        return _on_device(ends[:-1], int(ends[-1]), events)
+    if options.steps is None:
+        what = "marks no step: neither ProfilerStep# nor two optimizer calls"
+        raise input_error(what, "--steps N says how many it holds", file=file)
+    low, high = int(events.start_ns[0]), int(events.end_ns.max())
+    cuts = np.linspace(low, high, options.steps + 1).round().astype(np.int64)
+    return np.stack([cuts[:-1], cuts[1:]], axis=1)
+
+
+def _marked(annotations: dict[str, IntArray], names: tuple[str, ...], word: str) -> IntArray:
+    """Return the (n, 2) host times of annotations that begin with a word, in order."""
+    chosen = np.array([name.startswith(word) for name in names], dtype=bool)
+    mine = chosen[annotations["name"]] if len(names) else np.zeros(0, dtype=bool)
+    times = np.stack([annotations["start"][mine], annotations["end"][mine]], axis=1)
+    return times[np.argsort(times[:, 0])]
+
+
+def _on_device(begun: IntArray, ended: int, events: Events) -> IntArray:
+    """Turn the host's times into the device's.
+
+    What was launched before a step ends before the step's own device time begins. Of events without a launch their own start
+    counts.
+    """
+    launched = np.where(events.launch_ns >= 0, events.launch_ns, events.start_ns)
+    order = np.argsort(launched, kind="stable")
+    reach = np.maximum.accumulate(events.end_ns[order])
+    cuts = []
+    for moment in [*begun.tolist(), ended]:
+        before = int(np.searchsorted(launched[order], moment, side="left"))
+        cuts.append(max(moment, int(reach[before - 1])) if before else moment)
+    edges = np.array(cuts, dtype=np.int64)
+    return np.stack([edges[:-1], edges[1:]], axis=1)

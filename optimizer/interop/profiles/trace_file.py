@@ -1,0 +1,183 @@
+"""Chrome trace files read event by event, compressed or not, in memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Event = dict[str, Any]
+    OnProgress = Callable[[float], None]
+
+CHUNK = 2**20
+LARGEST_EVENT = 16 * 2**20
+"""Characters that one event, or what stands before or behind the events, may have."""
+
+GZIP = b"\x1f\x8b"
+WANTED = "a trace of PyTorch's profiler: JSON with traceEvents"
+_START = re.compile(r'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+_NO_VALUE = re.compile(r":\s*(?=[,}])")
+
+
+@dataclass(slots=True)
+class TraceFile:
+    """One trace file. ``header`` has what stands beside the events, complete when they have been read."""
+
+    path: Path
+    on_progress: OnProgress | None = None
+    header: dict[str, Any] = field(default_factory=dict)
+    _text: str = ""
+    _place: int = 0
+    _ended: bool = False
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events in the file's order.
+
+        Raises ``InputError`` for a file that is no trace, ends in the middle, or holds several traces one behind another.
+        """
+        with self._opened() as stream:
+            self._begin(stream)
+            yield from self._listed(stream)
+            self._finish(stream)
+
+    def _listed(self, stream: _Stream) -> Iterator[Event]:
+        decode = json.JSONDecoder().raw_decode
+        while True:
+            self._skip(stream)
+            if self._text.startswith("]", self._place):
+                return
+            try:
+                event, self._place = decode(self._text, self._place)
+            except json.JSONDecodeError as error:
+                self._more(stream, error)
+                continue
+            if isinstance(event, dict):
+                yield event
+
+    def _skip(self, stream: _Stream) -> None:
+        """Go to the next event; raises ``InputError`` where the file ends before its list of events does."""
+        while True:
+            match = _BETWEEN.match(self._text, self._place)
+            self._place = match.end() if match else self._place
+            if self._place < len(self._text):
+                return
+            if not self._fill(stream):
+                raise self._truncated()
+
+    def _more(self, stream: _Stream, error: json.JSONDecodeError) -> None:
+        """Read on where an event is not complete; mend a key without a value, which some releases write."""
+        cut = error.pos >= len(self._text) - 64 or "Unterminated" in error.msg
+        event = self._text[self._place :]
+        if not cut and _NO_VALUE.search(event[: error.pos - self._place + 2]):
+            self._text, self._place = _NO_VALUE.sub(': ""', event), 0
+            return
+        if not cut or len(event) > LARGEST_EVENT:
+            line = f"is no JSON: {error.msg[:60]}"
+            raise input_error(line, WANTED, file=str(self.path))
+        if not self._fill(stream):
+            raise self._truncated()
+
+    def _truncated(self) -> Exception:
+        return input_error(
+            "ends in the middle of its events: the file is truncated", "the whole file", file=str(self.path)
+        )
+
+    def _begin(self, stream: _Stream) -> None:
+        """Read what stands before the events."""
+        while not (found := _START.search(self._text)):
+            filled = self._fill(stream)
+            first = self._text.lstrip()[:1]
+            if first == "[":
+                self._place = self._text.index("[") + 1
+                return
+            if not filled or first not in ("{", "") or len(self._text) > LARGEST_EVENT:
+                raise input_error("holds no traceEvents", WANTED, file=str(self.path))
+        before = self._text[: found.start()].rstrip().rstrip(",")
+        self.header |= self._object(before + "}")
+        self._place = found.end()
+
+    def _finish(self, stream: _Stream) -> None:
+        """Read what stands behind the events."""
+        while len(self._text) - self._place < LARGEST_EVENT and self._fill(stream):
+            pass
+        rest = self._text[self._place + 1 :].strip()
+        if not rest:
+            return
+        try:
+            behind, end = json.JSONDecoder().raw_decode("{" + rest.removeprefix(",").lstrip())
+        except json.JSONDecodeError:
+            raise self._truncated() from None
+        if "traceEvents" in behind or rest.removeprefix(",").lstrip()[end - 1 :].strip():
+            raise input_error(
+                "holds several traces one behind another", "one file per rank", file=str(self.path)
+            )
+        self.header |= behind
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(_NO_VALUE.sub(': ""', text))
+        except json.JSONDecodeError as error:
+            raise input_error(f"is no JSON: {error.msg[:60]}", WANTED, file=str(self.path)) from None
+        return found if isinstance(found, dict) else {}
+
+    def _fill(self, stream: _Stream) -> bool:
+        """Read on; False at the end of the file."""
+        if self._ended:
+            return False
+        chunk = stream.read()
+        self._ended = not chunk
+        self._text, self._place = self._text[self._place :] + chunk, 0
+        if self.on_progress is not None:
+            self.on_progress(stream.share)
+        return not self._ended
+
+    @contextmanager
+    def _opened(self) -> Iterator[_Stream]:
+        try:
+            with self.path.open("rb") as raw:
+                size = max(self.path.stat().st_size, 1)
+                compressed = raw.read(2) == GZIP
+                raw.seek(0)
+                content: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
+                yield _Stream(raw=raw, content=content, size=size)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise self._truncated() from None
+        except UnicodeDecodeError:
+            raise input_error("is no text", WANTED, file=str(self.path)) from None
+        except OSError as error:
+            raise input_error(f"cannot be read: {error.strerror}", WANTED, file=str(self.path)) from None
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The text of a file in pieces."""
+
+    raw: IO[bytes]
+    content: IO[bytes]
+    size: int
+    decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
+
+    def read(self) -> str:
+        """Return the next piece, empty at the end."""
+        while True:
+            data = self.content.read(CHUNK)
+            text = self.decoder.decode(data, final=not data)
+            if text or not data:
+                return text
+
+    @property
+    def share(self) -> float:
+        """What of the file has been read."""
+        return min(self.raw.tell() / self.size, 1.0)
