@@ -99,6 +99,21 @@ def estimate_row(
     return _rates(cost, layout, fsum(breakdown.values()), breakdown, memory, rank_time, again)
 
 
+def rank_breakdowns(cost: CostModel, layout: Layout) -> tuple[dict[Component, float], ...]:
+    """Return the breakdown of the step as every pipeline rank sees it: its own work, and the rest of the step idle.
+
+    Each sums to the step time; that of the slowest rank is ``breakdown_s`` of the estimate.
+    """
+    cost = for_layout(cost, layout)
+    blocks, recomputed = seat_blocks(layout, cost.model)
+    ((_, parts),) = cost.parts(batch_of_one(layout))
+    ranks = _rank_parts(parts, blocks.sum(axis=0), recomputed.sum(axis=0))
+    rank_time = np.sum(list(ranks.values()), axis=0)
+    pipeline = _pipeline_s(parts, rank_time, blocks, recomputed)
+    seen = [_breakdown(parts, ranks, rank_time, pipeline, rank) for rank in range(len(rank_time))]
+    return tuple(seen[rank] for rank in distinct_ranks(len(rank_time), layout.pp))
+
+
 def _pipeline_s(
     parts: TermParts, rank_time: FloatArray, blocks: IntArray, recomputed: IntArray
 ) -> tuple[float, float]:
@@ -116,14 +131,18 @@ def _pipeline_s(
 
 
 def _breakdown(
-    parts: TermParts, ranks: dict[Component, FloatArray], rank_time: FloatArray, pipeline: tuple[float, float]
+    parts: TermParts,
+    ranks: dict[Component, FloatArray],
+    rank_time: FloatArray,
+    pipeline: tuple[float, float],
+    rank: int | None = None,
 ) -> dict[Component, float]:
-    """Split a step: what the slowest rank works through, what it waits for, and what is outside the pipeline."""
-    slowest, m = int(rank_time.argmax()), int(parts.batch.micro_batches[0])
+    """Split a step: what a rank works through, what it waits for, and what is outside the pipeline; None: the slowest."""
+    rank, m = int(rank_time.argmax()) if rank is None else rank, int(parts.batch.micro_batches[0])
     breakdown = dict.fromkeys(Component, 0.0)
     for name, value in ranks.items():
-        breakdown[name] += m * float(value[slowest])
-    breakdown[Component.BUBBLE] += pipeline[0] - m * float(rank_time[slowest])
+        breakdown[name] += m * float(value[rank])
+    breakdown[Component.BUBBLE] += pipeline[0] - m * float(rank_time[rank])
     breakdown[Component.PP] += pipeline[1]
     for name, value in parts.outside().items():
         breakdown[name] += float(value[0])

@@ -74,7 +74,8 @@ def _keys(profile: Profile, table: dict[tuple[object, ...], int]) -> tuple[IntAr
     group = np.array([_identity(profile, int(one), table) for one in range(len(calls.kind))], dtype=np.int64)[
         call
     ]
-    step = np.searchsorted(profile.steps[:, 0], events.start_ns[event], side="right")
+    launched = np.where(events.launch_ns[event] >= 0, events.launch_ns[event], events.start_ns[event])
+    step = np.searchsorted(profile.begun_ns, launched, side="right")
     both = group * (len(profile.steps) + 2) + step
     order = np.lexsort((events.start_ns[event], both))
     same = np.concatenate([[True], np.diff(both[order]) != 0]) if len(both) else np.zeros(0, dtype=bool)

@@ -74,10 +74,10 @@ class HostRange:
 class Profile:
     """One rank's profile.
 
-    ``steps`` (n, 2) are windows of whole optimizer steps that follow one another. ``stalls`` are host ranges that may keep
-    the device waiting, by what they are, ``host`` the machine whose clock the times are of. ``launches`` counts kernels
-    launched one by one, ``graphs`` replays of CUDA graphs. ``device`` names the GPU; in a run without one it is ``cpu``, and
-    events are the operators themselves.
+    ``steps`` (n, 2) are windows of whole optimizer steps that follow one another on the device, ``begun_ns`` (n,) is when
+    the host began each. ``stalls`` are host ranges that may keep the device waiting, by what they are, ``host`` the machine
+    whose clock the times are of. ``launches`` counts kernels launched one by one, ``graphs`` replays of CUDA graphs.
+    ``device`` names the GPU; in a run without one it is ``cpu``, and events are the operators themselves.
     """
 
     rank: int
@@ -90,6 +90,7 @@ class Profile:
     events: Events
     calls: Calls
     steps: IntArray
+    begun_ns: IntArray
     stalls: dict[str, tuple[HostRange, ...]] = field(default_factory=dict)
     launches: int = 0
     graphs: int = 0

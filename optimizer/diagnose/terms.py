@@ -223,7 +223,8 @@ def _stalls(profile: Profile) -> list[Stretches]:
 def _idle(profile: Profile, low: int, high: int) -> tuple[Stretches, Stretches]:
     """Label idle time by the kernel that ends it: until the host launched it, and from then until it started.
 
-    A kernel that was queued before the device fell idle follows after a gap, which belongs to the kernel's phase.
+    A kernel that was queued before the device fell idle follows after a gap, which belongs to the kernel's phase. Before a
+    step's first kernel, and where nothing follows, the host takes its fixed time of a step.
     """
     events = profile.events
     start, end = gaps(merged(events.start_ns, events.end_ns), low, high)
@@ -235,7 +236,10 @@ def _idle(profile: Profile, low: int, high: int) -> tuple[Stretches, Stretches]:
     launched = np.clip(np.where(launched < 0, start, launched), start, end)
     phases = np.array([CODE[Label(component, Part.GAP)] for component in COMPUTE.values()])
     phase = events.phase[place] if len(events.start_ns) else np.zeros(len(start), dtype=np.int64)
-    host = np.full(len(start), CODE[Label(Component.HOST, Part.LAUNCH)])
+    opening = ~known | np.isin(following, np.searchsorted(events.start_ns, profile.steps[:, 0], side="left"))
+    host = np.where(
+        opening, CODE[Label(Component.STEP, Part.LAUNCH)], CODE[Label(Component.HOST, Part.LAUNCH)]
+    )
     return (start, launched, host), (launched, end, phases[phase])
 
 

@@ -87,7 +87,7 @@ class _Reading:
         events, launches, graphs = self._kernels(table) if on_gpu else self._operators(table)
         annotations = found.annotations.table()
         names = found.names.texts()
-        steps = step_windows(
+        steps, begun = step_windows(
             annotations, names, events, self.options, base_ns=self.base_ns, file=str(self.path)
         )
         within = (events.start_ns >= steps[0, 0]) & (events.start_ns < steps[-1, 1])
@@ -104,6 +104,7 @@ class _Reading:
             events=events,
             calls=table.calls,
             steps=steps,
+            begun_ns=begun,
             stalls=self._stalls(annotations, names),
             launches=launches,
             graphs=graphs,
@@ -195,6 +196,7 @@ class _Reading:
             [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
         )
         outer = _outermost(operators)
+        called |= _blocking(called, self.found.asked.table()["start"], operators["start"][outer])
         rows = {
             name: np.concatenate([operators[name][outer], called[name]])
             for name in ("start", "end", "thread", "name")
@@ -208,6 +210,23 @@ class _Reading:
             mine = rows["thread"] == thread
             phase[mine] = self.phases_at(rows["start"][mine], int(thread))
         return _ordered(rows, self.base_ns, parts, phase, np.full(len(call), -1), call), 0, 0
+
+
+def _blocking(called: Table, asked: IntArray, operators: IntArray) -> Table:
+    """Return when collectives without kernels began and ended for the thread that called them.
+
+    It began with the operator that asked for it. Where no other operator began before it was through, the thread waited for
+    it, and was through when its next operator began.
+    """
+    asked, operators = np.sort(asked), np.sort(operators)
+    if not len(asked) or not len(operators):
+        return {}
+    place = np.searchsorted(asked, called["start"], side="right") - 1
+    start = np.where(place >= 0, asked[np.maximum(place, 0)], called["start"])
+    following = np.searchsorted(operators, start, side="right")
+    behind = operators[np.minimum(following, len(operators) - 1)]
+    waited = (following < len(operators)) & (behind >= called["end"])
+    return {"start": start, "end": np.where(waited, behind, called["end"])}
 
 
 def _absent(known: NDArray[np.bool_]) -> IntArray:

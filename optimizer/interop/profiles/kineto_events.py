@@ -16,8 +16,8 @@ _ENGINE = "autograd::engine::evaluate_function"
 _STEP = "ProfilerStep#"
 _OPTIMIZER = "Optimizer.step#"
 DTYPE_BYTES = {
-    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "c10::bfloat16": 2, "c10::half": 2, "long": 8, "long int": 8, "int": 4,
-    "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "c10::bfloat16": 2, "c10::half": 2, "long": 8, "long int": 8,
+    "int": 4, "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 """Bytes of an element by torch's names of scalar types, in lower case."""
 
@@ -42,9 +42,9 @@ class CallTexts:
 class KinetoEvents:
     """One file's events. Times are nanoseconds on the file's own base.
 
-    ``device``: everything on a GPU. ``launched``: the runtime's launches. ``forward`` and ``engine``: operators that took part
-    in the forward pass, and the autograd engine's functions. ``operators``: torch's operators, which are the device of a run
-    without a GPU. ``calls``: collectives that ran without a kernel.
+    ``device``: everything on a GPU. ``launched``: the runtime's launches. ``forward`` and ``engine``: operators that took
+    part in the forward pass, and the autograd engine's functions. ``operators``: torch's operators, which are the device of
+    a run without a GPU. ``called``: collectives that ran without a kernel, ``asked``: the operators that asked for them.
     """
 
     names: Names = field(default_factory=Names)
@@ -59,6 +59,7 @@ class KinetoEvents:
     forward: Columns = field(default_factory=lambda: Columns(("start", "end", "thread")))
     operators: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name")))
     called: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name", "call")))
+    asked: Columns = field(default_factory=lambda: Columns(("start", "end")))
     annotations: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name")))
     outer: dict[int, int] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -107,7 +108,9 @@ class KinetoEvents:
             return
         if args.get("Sequence number") is not None and args.get("Fwd thread id") == 0:
             self.forward.add(start, end, thread)
-        if name.startswith("aten::"):
+        if name.startswith("c10d::"):
+            self.asked.add(start, end)
+        elif name.startswith("aten::"):
             self.operators.add(start, end, thread, self.names.number(name))
 
     def _runtime(self, event: Event) -> None:

@@ -16,7 +16,7 @@ class ProfileOptions:
     """What is said from outside.
 
     ``steps`` is the number of optimizer steps of a profile that marks none, ``rank`` the rank of one that names none.
-    ``axes`` says whose traffic a group is, by its name, its description or, where a call names no group, by the kind of call.
+    ``axes`` says whose traffic a group is, by its name, its description or, where a call names no group, the kind of call.
     """
 
     steps: int | None = None

@@ -38,7 +38,7 @@ def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> 
 
 
 def _repeated(found: IntArray, mark: IntArray, parts: Sequence[Part | None]) -> NDArray[np.bool_]:
-    """Tell which stretches of forward kernels repeat attention that was run before: more forwards than backwards are open."""
+    """Tell which stretches of forward kernels repeat attention that was run before."""
     attention = np.array([part is Part.ATTENTION for part in parts], dtype=bool)
     forward, backward = attention & (mark == Phase.FORWARD), attention & (mark == Phase.BACKWARD)
     total_forward, total_backward = int(forward.sum()), int(backward.sum())

@@ -28,8 +28,8 @@ def step_windows(
     *,
     base_ns: int,
     file: str,
-) -> IntArray:
-    """Return the (n, 2) nanoseconds at which each step begins and ends.
+) -> tuple[IntArray, IntArray]:
+    """Return the (n, 2) nanoseconds at which each step begins and ends, and when the host began each, (n,).
 
     A step's device time begins where the kernels launched before it have ended, not before the host began it, and lasts
     until the next one's begins. Steps are those that the profiler's schedule marks, else from one optimizer call to the
@@ -37,17 +37,18 @@ def step_windows(
     """
     marks = _marked(annotations, names, MARK)
     if len(marks):
-        return _on_device(marks[:, 0] + base_ns, int(marks[-1, 1]) + base_ns, events)
+        begun = marks[:, 0] + base_ns
+        return _on_device(begun, int(marks[-1, 1]) + base_ns, events), begun
     calls = _marked(annotations, names, STEP_OF_OPTIMIZER)
     ends = calls[:, 1] + base_ns
     if len(ends) > 1:  # the first call ends a step whose start the profile may not hold
-        return _on_device(ends[:-1], int(ends[-1]), events)
+        return _on_device(ends[:-1], int(ends[-1]), events), ends[:-1]
     if options.steps is None:
         what = "marks no step: neither ProfilerStep# nor two optimizer calls"
         raise input_error(what, "--steps N says how many it holds", file=file)
     low, high = int(events.start_ns[0]), int(events.end_ns.max())
     cuts = np.linspace(low, high, options.steps + 1).round().astype(np.int64)
-    return np.stack([cuts[:-1], cuts[1:]], axis=1)
+    return np.stack([cuts[:-1], cuts[1:]], axis=1), cuts[:-1]
 
 
 def _marked(annotations: dict[str, IntArray], names: tuple[str, ...], word: str) -> IntArray:

@@ -9,13 +9,13 @@ import re
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     Event = dict[str, Any]
     OnProgress = Callable[[float], None]
