@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from checks.forgeries import OF_INFEASIBLE, SHARED, listed
-from checks.forging import Forgery, Others, Right, put
+from checks.forging import Forgery, Others, Right, every_figure, put
 from click.testing import CliRunner
 
 from layoutopt.cli import main
@@ -236,6 +236,21 @@ def test_stopped_plan() -> None:
     for claimed in ("optimal", "within_gap", "infeasible"):
         forged = Forgery(put("status", claimed)).made_of(plan)
         assert not verify_plan(forged).accepted
+
+
+@pytest.mark.parametrize("name", ["moe", "infeasible"])
+def test_every_statement_is_checked_or_named(name: str) -> None:
+    """Each figure and word by itself, the digest made anew: rejected, unreadable, or among what was not checked."""
+    honest = case(name)
+    forgeries = dict(every_figure(honest.plan))
+    assert len(forgeries) > 40
+    for path, forgery in forgeries.items():
+        try:
+            report = honest.verify(forgery.made_of(honest.plan))
+        except InputError:
+            continue
+        named = any(text.startswith(path.replace("/", ".")) for text in report.not_checked)
+        assert named or not report.accepted, path
 
 
 TEXTS: dict[str, Callable[[str], str]] = {

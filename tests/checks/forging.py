@@ -10,9 +10,12 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.solve.certificate import inputs_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Json = dict[str, Any]
 Change = Callable[[Json], object]
@@ -249,3 +252,37 @@ def twice(plan: Json) -> None:
     one |= {name: plan[name] for name in ("layout", "estimate")} | {"slower": 0.0}
     one["step_time_s"] = plan["objective"]["step_time_s"]
     plan["alternatives"] = [one, *plan["alternatives"]]
+
+
+def every_figure(plan: Json) -> Iterator[tuple[str, Forgery]]:
+    """Yield a forgery for every statement of a plan by itself, of lists for their first entries; inputs left out."""
+    seen = set()
+    for path, value in _leaves(plan, ()):
+        shape = tuple("*" if isinstance(key, int) else key for key in path)
+        if path[0] == "inputs" or shape in seen:
+            continue
+        seen.add(shape)
+        name = "/".join(map(str, path))
+        yield name, Forgery(put(name, _another(value)), sealed=path[-1] != "record_sha256")
+
+
+def _leaves(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(inner, (*path, key))
+    else:
+        yield path, value
+
+
+def _another(value: object) -> object:
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case float():
+            return value * 1.01 + 1e-9
+        case str():
+            return value + "x"
+    return 1

@@ -172,6 +172,18 @@ def test_topology_graph(run: Callable[..., Result], tmp_path: Path) -> None:
     assert run("topology", "show", "h100x8", "--graph", str(tmp_path / "no" / "graph.graphml")).exit_code == 2
 
 
+@pytest.mark.parametrize(("goal", "unit", "better"), [("gpus", "GPUs", 12 / 16), ("memory", "GB", 0.3)])
+def test_second_goals(ask: Callable[..., dict[str, Any]], goal: str, unit: str, better: float) -> None:
+    """``--then`` on 16 GPUs and a batch of 48: four GPUs less, or a quarter of the memory, proven within 40%."""
+    question = ("llama3-8b", "h100x16", "--batch", "48", "--fix", "pp=1", "--fix", "micro_batch=1")
+    plan = ask("solve", *question, "--allow-idle", "50%", "--within", "40%", "--then", goal)
+    objective, then = plan["objective"], plan["objective"]["then"]
+    assert (plan["status"], then["name"], then["unit"], then["proven"]) == ("within_gap", goal, unit, True)
+    assert then["value"] <= better * then["first_value"]
+    assert objective["bound_s"] < objective["step_time_s"] <= 1.4 * objective["bound_s"] * (1 + 1e-6)
+    assert objective["gap"] == pytest.approx(1 - objective["bound_s"] / objective["step_time_s"])
+
+
 def test_verify_keys(ask: Callable[..., dict[str, Any]], plan_text: str, tmp_path: Path) -> None:
     """A verification lists its checks."""
     file = tmp_path / "plan.json"

@@ -10,7 +10,9 @@ import networkx as nx
 import numpy as np
 import pytest
 from checks.full_graph import full_graph
+from click.testing import CliRunner
 
+from layoutopt.cli import main
 from layoutopt.optimizer.specs.gpu_catalog import catalog
 from layoutopt.optimizer.specs.loading import cluster_names, load_cluster
 from layoutopt.optimizer.topology.graph import cluster_graph, read_nvlink, read_tiers, route_between
@@ -20,6 +22,7 @@ from layoutopt.optimizer.topology.prices import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 LINKS = load_links().without_latency()
 IDEAL = load_links().ideal()
+COLLECTIVES = ("all_reduce_s", "all_gather_s", "reduce_scatter_s", "all_to_all_s", "p2p_s")
 PODS = {"leaf": (256, 1.0), "pod": (3072, 1.0), "spine": (16384, 7.0)}
 
 
@@ -144,3 +148,27 @@ def test_levels_may_share_names_with_parts(make_cluster: MakeCluster) -> None:
     twice = replace(named, levels=tuple(replace(level, name="nic") for level in named.levels))
     assert [(tier.inside, tier.outside) for tier in read_tiers(cluster_graph(twice))] == [(8, 16), (16, 64)]
     assert nx.is_connected(cluster_graph(twice))
+
+
+@pytest.mark.parametrize("name", [*cluster_names(), "h100x24", "a100x48"])
+def test_a_written_graph_reads_back_as_the_same_prices(name: str, tmp_path: Path) -> None:
+    """What ``topology show --graph`` writes is all that prices need: every collective at every distance, to the last bit."""
+    file = tmp_path / "graph.graphml"
+    assert CliRunner().invoke(main, ["topology", "show", name, "--graph", str(file)]).exit_code == 0
+    cluster = load_cluster(name)
+    links = load_links(cluster.calibration)
+    built = Topology(cluster, links)
+    read = Topology(cluster, links, nx.read_graphml(file))
+    assert built.graph.graph.items() <= read.graph.graph.items()
+    sizes = [size for size in (2, 4, 8, 16, 64, 256) if size <= cluster.gpu_count]
+    groups = [
+        GroupBatch(digits=(Digit(np.array([size]), np.array([stride])),), ranks=np.array([cluster.gpu_count]))
+        for size in sizes
+        for stride in (1, 2, 8, 32)
+        if cluster.gpu_count % (size * stride) == 0
+    ]
+    assert groups
+    for group in groups:
+        for collective in COLLECTIVES:
+            before, after = (getattr(topology, collective)(3e8, group)[0] for topology in (built, read))
+            assert after == before > 0, collective
