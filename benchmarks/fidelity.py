@@ -29,8 +29,10 @@ from checks.bounds import at_bound, constants_at_bounds
 from checks.experiment import calibration_gain
 from checks.healthy import FAULTY, faulty_builds, order_of
 from checks.published import NEWER, read_runs
+from checks.residuals import FEWEST, coverage, families, from_csv
 
 from layoutopt.optimizer.cost.constants import constant_table
+from layoutopt.optimizer.evidence.band import ALL, SHARES
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.groups import ranked_groups
@@ -397,6 +399,36 @@ def newer_lines() -> list[str]:
     ]
 
 
+def interval_lines() -> list[str]:
+    """Write how many runs lie inside the stated intervals, publications left out."""
+    residuals = from_csv((HERE / "left_out.csv").read_text(encoding="utf-8"))
+    rows = []
+    for quantity in ("step", "memory"):
+        own = [one for one in residuals if one.quantity == quantity]
+        counts = Counter(one.family for one in own)
+        for family in (ALL, *(name for name in families(own) if counts[name] >= FEWEST)):
+            found = [coverage(own, family, name) for name in SHARES]
+            rows.append(
+                (
+                    f"{quantity}, {family}",
+                    f"{found[0].rows}",
+                    f"{found[0].sources}",
+                    *(f"{100 * one.inside:.0f} ({100 * one.width:.0f})" for one in found),
+                    *(f"{100 * one.inside_apart:.0f} ({100 * one.apart_width:.0f})" for one in found),
+                )
+            )
+    columns = ("", "rows", "publications", *SHARES, *(f"{name} apart" for name in SHARES))
+    return [
+        "## Intervals",
+        "",
+        "Every answer carries intervals in which 50, 80 and 95% of runs predicted so are expected: quantiles of measured",
+        "over predicted of runs whose publication the fit had not seen (`benchmarks/left_out.csv`).",
+        "Percent of the runs inside, and the interval's width in percent of the prediction. Apart: inside intervals made",
+        "without the run's publication, too narrow for a kind of run whose few publications differ from each other.",
+        *table(columns, rows),
+    ]
+
+
 def skipped_lines(report: ValidationReport) -> Iterator[str]:
     """Count the reasons of rows that were not priced."""
     for reason, count in Counter(skip.reason for skip in report.skipped).most_common(12):
@@ -427,6 +459,7 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         f"{100 * rest:.1f}% off in the mean over {groups} groups.",
         "",
         *newer_lines(),
+        *interval_lines(),
         "## Order inside groups",
         "",
         "Groups of at least three layouts of one model, cluster and batch; repeats are averaged.",

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
 
-NINE_TENTHS = 1.645
-"""Standard deviations within which nine tenths of normal errors lie."""
-
 SHARES = {"50": 0.674, "80": 1.282, "95": 1.960}
 """Standard deviations within which these percent of normal errors lie."""
+
+Span = tuple[float, float]
+"""A lower and an upper end."""
 
 ALL = "all"
 """Stands in for a family without measured runs."""
@@ -36,7 +36,8 @@ class Band:
     families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
     runs, ``unseen_*`` with the run's own publication left out of the fit: what to expect of a new cluster.
     ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of layouts are
-    expected in the right order.
+    expected in the right order. ``ratios`` are measured over predicted between which 50, 80 and 95% of runs of
+    publications that the fit had not seen lie, ``seen_ratios`` those of publications that it had.
     """
 
     family: str
@@ -48,21 +49,25 @@ class Band:
     unseen_median_ape: float
     unseen_p90_ape: float
     indistinct: float
+    ratios: Mapping[str, Span]
+    seen_ratios: Mapping[str, Span]
 
     def deviation(self, *, calibrated: bool) -> float:
-        """Return the standard deviation of a normal error whose nine tenths lie within the band.
+        """Return the standard deviation of a normal error of which four fifths lie within the 80% interval.
 
         A cluster calibrated with own runs is one that the fit has seen.
         """
-        return (self.p90_ape if calibrated else self.unseen_p90_ape) / NINE_TENTHS
+        low, high = (self.seen_ratios if calibrated else self.ratios)["80"]
+        return (high - low) / (2 * SHARES["80"])
 
-    def intervals_s(self, step_time_s: float, *, calibrated: bool) -> dict[str, tuple[float, float]]:
+    def intervals_s(self, step_time_s: float, *, calibrated: bool) -> dict[str, Span]:
         """Return the lower and upper step time (seconds) between which 50, 80 and 95% of such runs are expected."""
-        spread = self.deviation(calibrated=calibrated)
-        return {
-            name: (step_time_s * max(1 - width * spread, 0.0), step_time_s * (1 + width * spread))
-            for name, width in SHARES.items()
-        }
+        return scaled(step_time_s, self.seen_ratios if calibrated else self.ratios)
+
+
+def scaled(value: float, ratios: Mapping[str, Span]) -> dict[str, Span]:
+    """Return the intervals around a predicted value: it times measured over predicted."""
+    return {name: (low * value, high * value) for name, (low, high) in ratios.items()}
 
 
 def error_band(
@@ -96,7 +101,23 @@ def error_band(
         unseen_median_ape=entry["unseen_median_ape"],
         unseen_p90_ape=entry["unseen_p90_ape"],
         indistinct=bands()["indistinct"]["moe" if model.is_moe else "dense"],
+        ratios=_ratios("step", family if known else ALL, "unseen"),
+        seen_ratios=_ratios("step", family if known else ALL, "seen"),
     )
+
+
+def memory_ratios(framework: Framework) -> dict[str, Span]:
+    """Return measured over predicted peak memory between which 50, 80 and 95% of a trainer's runs lie.
+
+    A trainer without a run that reports its memory has the figures of all.
+    """
+    name = framework.value if framework.value in intervals()["memory"] else ALL
+    return _ratios("memory", name, "unseen")
+
+
+def _ratios(quantity: str, family: str, kind: str) -> dict[str, Span]:
+    table: Mapping[str, tuple[float, float]] = intervals()[quantity][family][kind]
+    return {name: (low, high) for name, (low, high) in table.items()}
 
 
 def unmeasured(cluster: ClusterSpec) -> str:
@@ -117,11 +138,20 @@ def unmeasured(cluster: ClusterSpec) -> str:
     return "" if cluster.fabric.value in fabrics else f"{cluster.fabric.value} between {generation} GPUs"
 
 
-@cache
 def bands() -> Mapping[str, Any]:
     """Read the package's table: families, indistinct distances, spread of constants."""
+    return _table("bands")
+
+
+def intervals() -> Mapping[str, Any]:
+    """Read the package's table of measured over predicted: step times by family, memory by trainer."""
+    return _table("intervals")
+
+
+@cache
+def _table(name: str) -> Mapping[str, Any]:
     import yaml
 
-    text = resources.files("layoutopt.optimizer.evidence").joinpath("bands.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, Any] = yaml.safe_load(text)
+    path = resources.files("layoutopt.optimizer.evidence").joinpath(f"{name}.yaml")
+    table: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return table

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import CostKind
-from layoutopt.optimizer.evidence.band import Band, error_band
+from layoutopt.optimizer.evidence.band import Band, error_band, memory_ratios, scaled
 from layoutopt.optimizer.evidence.robust_choice import RobustChoice, choose_robust
 from layoutopt.optimizer.evidence.ties import Tie, find_ties
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from layoutopt.optimizer.evidence.band import Span
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -23,16 +26,22 @@ class Honesty:
     """What to know of an answer beside its proof.
 
     ``ties`` are in the order of the plan's alternatives; ``calibrated`` where own runs of the cluster were fitted.
+    ``memory`` are the trainer's measured over predicted peaks.
     """
 
     band: Band
     ties: tuple[Tie, ...]
     calibrated: bool = False
+    memory: Mapping[str, Span] = field(default_factory=dict)
     robust: RobustChoice | None = None
 
     def intervals_s(self, step_time_s: float) -> dict[str, tuple[float, float]]:
         """Return the step times (seconds) between which 50, 80 and 95% of runs predicted so are expected."""
         return self.band.intervals_s(step_time_s, calibrated=self.calibrated)
+
+    def intervals_bytes(self, peak_bytes: float) -> dict[str, Span]:
+        """Return the peaks (bytes) between which 50, 80 and 95% of runs predicted so are expected."""
+        return scaled(peak_bytes, self.memory)
 
 
 def assess_layout(
@@ -47,7 +56,9 @@ def assess_layout(
     if cost is not CostKind.FULL:
         return None
     band = error_band(workload.model, cluster, layout.precision, framework=framework)
-    return Honesty(band=band, ties=(), calibrated=bool(cluster.calibration))
+    return Honesty(
+        band=band, ties=(), calibrated=bool(cluster.calibration), memory=memory_ratios(framework)
+    )
 
 
 def assess(

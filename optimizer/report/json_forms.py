@@ -159,10 +159,12 @@ def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
 
 
 def with_interval(plain: Plain, honesty: Honesty | None) -> Plain:
-    """Add to a priced answer the step times between which 50, 80 and 95% of runs predicted so are expected."""
+    """Add to a priced answer the step times and peaks between which 50, 80 and 95% of runs predicted so are expected."""
     priced = plain["estimate"]
     if honesty is not None and priced is not None:
         priced["interval_s"] = to_plain(honesty.intervals_s(priced["step_time_s"]))
+        peak_bytes = priced["memory"]["peak_bytes"]
+        priced["memory"]["interval_bytes"] = to_plain(honesty.intervals_bytes(peak_bytes))
     return plain
 
 

@@ -11,7 +11,7 @@ from checks.published import read_runs
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.factory import CostKind
-from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band
+from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band, intervals
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.honesty import assess
@@ -55,6 +55,8 @@ def band(indistinct: float) -> Band:
         unseen_median_ape=0.2,
         unseen_p90_ape=0.3,
         indistinct=indistinct,
+        ratios=dict.fromkeys(("50", "80", "95"), (0.8, 1.2)),
+        seen_ratios=dict.fromkeys(("50", "80", "95"), (0.9, 1.1)),
     )
 
 
@@ -85,6 +87,7 @@ def test_a_family_without_runs_says_so() -> None:
     found = error_band(load_workload("llama3-70b").model, load_cluster("mi300xx64"), Precision.BF16)
     assert found.rows == 0
     assert found.median_ape == bands()["families"][ALL]["median_ape"]
+    assert found.ratios["80"] == tuple(intervals()["step"][ALL]["unseen"]["80"])
 
 
 def test_the_shipped_table_names_known_constants() -> None:

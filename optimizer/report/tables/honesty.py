@@ -60,10 +60,12 @@ def brief_lines(band: Band) -> list[str]:
 
 def range_section(band: Band, deviation: float, *, calibrated: bool) -> RenderableType:
     """Say where the range of a plan's days comes from."""
-    within = band.p90_ape if calibrated else band.unseen_p90_ape
+    low, high = (band.seen_ratios if calibrated else band.ratios)["80"]
     kind = f"measured runs of this kind ({band.family})" if band.rows else "measured runs of all kinds"
-    runs = f"{kind} are" if calibrated else f"{kind} from publications that the fit had not seen are"
-    words = f"nine of ten {runs} within {within:.0%}: a standard deviation of {deviation:.0%}"
+    runs = f"{kind} took" if calibrated else f"{kind} from publications that the fit had not seen took"
+    words = (
+        f"four of five {runs} {low:.2f} to {high:.2f} of their predicted steps: a standard deviation of {deviation:.0%}"
+    )
     return section("Where the range comes from", Text(words))
 
 
