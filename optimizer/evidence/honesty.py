@@ -56,9 +56,7 @@ def assess_layout(
     if cost is not CostKind.FULL:
         return None
     band = error_band(workload.model, cluster, layout.precision, framework=framework)
-    return Honesty(
-        band=band, ties=(), calibrated=bool(cluster.calibration), memory=memory_ratios(framework)
-    )
+    return Honesty(band=band, ties=(), calibrated=bool(cluster.calibration), memory=memory_ratios(framework))
 
 
 def assess(

@@ -47,7 +47,9 @@ def test_the_range_comes_from_measured_runs() -> None:
     asked = (*PLAN, "--tokens", "1T", "--json")
     plain = json.loads(run(*asked).stdout)
     band = plain["error_band"]
-    assert plain["relative_error"] == pytest.approx((band["ratios"]["80"][1] - band["ratios"]["80"][0]) / (2 * 1.282))
+    assert plain["relative_error"] == pytest.approx(
+        (band["ratios"]["80"][1] - band["ratios"]["80"][0]) / (2 * 1.282)
+    )
     assert band["family"] == "dense 16-bit H100"
     told = run(*PLAN, "--tokens", "1T").stdout
     assert f"step time off by {plain['relative_error']:.0%}" in " ".join(told.split())
