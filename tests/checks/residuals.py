@@ -107,7 +107,8 @@ def ratios(
     chosen = [one for one in residuals if one.source not in without and not (in_fit and one.in_fit is None)]
     logs = np.array([one.in_fit if in_fit else one.left_out for one in chosen], dtype=np.float64)
     own = np.array([family in (ALL, one.family) for one in chosen])
-    others = max(OTHERS_SHARE * np.count_nonzero(own), OTHERS_ROWS) / max(np.count_nonzero(~own), 1)
+    rows = int(own.sum())
+    others = max(OTHERS_SHARE * rows, OTHERS_ROWS) / max(len(own) - rows, 1)
     weights = np.where(own, 1.0, others)
     return {
         name: (
