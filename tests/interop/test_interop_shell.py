@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,33 +15,34 @@ import pytest
 from checks.launches import parse_script
 
 from layoutopt.optimizer.interop.shell.record import Outside
+from layoutopt.optimizer.interop.shell.scripts import read_commands
 from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.interop.shell.scripts import Script
 
-CORPUS = Path(__file__).parent / "shell" / "corpus.txt"
+SHELL = Path(__file__).parent / "shell"
 BASH = shutil.which("bash")
 
-_RECORDER = """#!{python}
-import json, os, sys
-with open(os.environ["RECORD"], "a") as out:
-    out.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
-rest = sys.argv[1:]
-if {launches}:
-    for place, word in enumerate(rest):
-        if word in ("sh", "bash", "python", "torchrun", "env") or word.endswith("/python"):
-            os.execvp(word, rest[place:])
+_RECORDER = r"""#!{bash}
+{{ printf '%s\0' {name} "$@"; printf '\n\0'; }} >> "$RECORD"
+[ {launches} = yes ] || exit 0
+for ((place = 1; place <= $#; place++)); do
+  case ${{!place}} in sh | bash | python | torchrun | env | */python) exec "${{@:place}}" ;; esac
+done
 """
-_PROGRAMS = {"python": False, "torchrun": False, "srun": True, "mpirun": True, "nohup": True}
+_PROGRAMS = {"python": "no", "torchrun": "no", "srun": "yes", "mpirun": "yes", "nohup": "yes"}
 _INNERMOST = ("python", "torchrun")
+_HOLE = re.compile("\ue000[^\ue001]*\ue001")
 
 
-def scripts() -> dict[str, str]:
-    """Return the corpus by name."""
-    parts = [part.partition("\n") for part in CORPUS.read_text().split("### ")[1:]]
+def scripts(*files: str) -> dict[str, str]:
+    """Return the scripts of a corpus by name."""
+    parts = [part.partition("\n") for file in files for part in (SHELL / file).read_text().split("### ")[1:]]
+    assert len({name for name, _, _ in parts}) == len(parts)
     return {name: text for name, _, text in parts}
 
 
@@ -52,7 +52,7 @@ def recorded(text: str, folder: Path) -> list[list[str]]:
     programs.mkdir()
     for name, launches in _PROGRAMS.items():
         file = programs / name
-        file.write_text(_RECORDER.format(python=sys.executable, name=name, launches=launches))
+        file.write_text(_RECORDER.format(bash=BASH, name=name, launches=launches))
         file.chmod(0o755)
     work, record = folder / "work", folder / "record"
     work.mkdir()
@@ -60,24 +60,58 @@ def recorded(text: str, folder: Path) -> list[list[str]]:
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "RECORD": str(record), "HOME": str(work)}
     assert BASH
     subprocess.run([BASH, "script.sh"], cwd=work, env=env, check=False, timeout=20, capture_output=True)
-    lines = record.read_text().splitlines() if record.exists() else []
-    return [words for words in map(json.loads, lines) if words[0] in _INNERMOST]
+    calls = record.read_text().split("\n\0")[:-1] if record.exists() else []
+    return [words for words in (call.split("\0")[:-1] for call in calls) if words[0] in _INNERMOST]
+
+
+def started(script: Script) -> list[list[str]]:
+    """Return the programs that a script starts as it was read, from the first one's name on."""
+    read = []
+    for words in script.commands:
+        first = next((place for place, word in enumerate(words) if word in _INNERMOST), None)
+        if first is not None:
+            read.append(list(words[first:]))
+    return read
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash to compare with")
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.parametrize("name", scripts("corpus.txt", "manners.txt"))
 def test_arguments_are_those_that_bash_passes(name: str, tmp_path: Path) -> None:
     """Word for word, for every program that the script starts, in order."""
-    text = scripts()[name]
-    started = recorded(text, tmp_path)
-    assert started, "the script starts nothing"
-    read = []
-    for words in parse_script(text, outside=Outside()).commands:
-        inner = max((place for place, word in enumerate(words) if word in _INNERMOST), default=None)
-        first = min((place for place, word in enumerate(words) if word in _INNERMOST), default=inner)
-        if first is not None:
-            read.append(list(words[first:]))
-    assert read == started
+    text = scripts("corpus.txt", "manners.txt")[name]
+    calls = recorded(text, tmp_path)
+    assert calls, "the script starts nothing"
+    assert started(parse_script(text, outside=Outside())) == calls
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash to compare with")
+@pytest.mark.parametrize("name", scripts("open.txt"))
+def test_what_is_not_known_is_open_and_never_another_word(name: str, tmp_path: Path) -> None:
+    """Refused, or one of the ways through the script that are offered is bash's, open words aside."""
+    text = scripts("open.txt")[name]
+    calls = recorded(text, tmp_path)
+    ways: list[list[list[str]]] = []
+
+    def keep(script: Script) -> tuple[str, ...]:
+        ways.append(started(script))
+        return tuple(str(words) for words in ways[-1])
+
+    try:
+        read_commands(text, keep)
+    except InputError:
+        return
+    assert any(_same(way, calls) for way in ways)
+    assert len(ways) > 1 or any(_HOLE.search(word) for words in ways[0] for word in words)
+
+
+def _same(read: list[list[str]], calls: list[list[str]]) -> bool:
+    """Compare words; an open part of one may be anything, an open word also none."""
+    patterns = [" ".join(".*".join(map(re.escape, _HOLE.split(word))) for word in words) for words in read]
+    texts = [" ".join(words) for words in calls]
+    return len(patterns) == len(texts) and all(
+        re.fullmatch(pattern.replace(" .* ", " (.* )?"), text, re.DOTALL)
+        for pattern, text in zip(patterns, texts, strict=True)
+    )
 
 
 BASE = (

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>0[xX][0-9a-fA-F]{1,16}|\d{1,18})"
+    r"\s*(?:(?P<number>\d{1,2}#[0-9A-Za-z@_]{1,20}|0[xX][0-9a-fA-F]{1,16}|\d{1,18})"
     r"|(?P<name>[A-Za-z_]\w*(?:\[[^\]]*\])?)"
     r"|(?P<mark>\*\*|<<=?|>>=?|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%&|^]=|[-+*/%<>=!~&|^?:(),]))"
 )
@@ -44,7 +44,22 @@ class _Parser:
     ) -> None:
         self.tokens = _tokens(text)
         self.at = 0
-        self.look_up, self.assign = look_up, assign
+        self.look_up, self._assign = look_up, assign
+        self.live: bool | None = True
+        """Whether the part that is read is evaluated; None where only the outside knows."""
+
+    def assign(self, name: str, value: int | None) -> None:
+        """Assign, unless ``&&``, ``||`` or ``?`` passes the part over."""
+        if self.live is not False:
+            self._assign(name, value if self.live else None)
+
+    def aside(self, live: bool | None, read: Callable[[], int | None]) -> int | None:
+        """Read a part that is evaluated only if ``live``."""
+        before, self.live = self.live, live if self.live else self.live
+        try:
+            return read()
+        finally:
+            self.live = before
 
     def whole(self) -> int | None:
         """Read the text to its end; commas keep the last value, and nothing at all is 0."""
@@ -80,10 +95,11 @@ class _Parser:
         condition = self.binary(2)
         if not self.take("?"):
             return condition
-        first = self.ternary()
+        holds = None if condition is None else bool(condition)
+        first = self.aside(holds, self.ternary)
         if not self.take(":"):
             raise NotArithmetic("?")
-        second = self.ternary()
+        second = self.aside(None if holds is None else not holds, self.ternary)
         return None if condition is None else first if condition else second
 
     def binary(self, level: int) -> int | None:
@@ -92,8 +108,15 @@ class _Parser:
         while (own := _LEVELS.get(self.peek(), 0)) >= level:
             mark = self.peek()
             self.at += 1
-            left = _apply(mark, left, self.binary(own if mark == "**" else own + 1))
+            left = _apply(mark, left, self.right(mark, left, own if mark == "**" else own + 1))
         return left
+
+    def right(self, mark: str, left: int | None, level: int) -> int | None:
+        """Read the right side of an operator, which ``&&`` and ``||`` may pass over."""
+        if mark not in ("&&", "||"):
+            return self.binary(level)
+        live = None if left is None else (left != 0) == (mark == "&&")
+        return self.aside(live, lambda: self.binary(level))
 
     def unary(self) -> int | None:
         """Read signs, negation, steps, parentheses, numbers and names."""
@@ -112,14 +135,7 @@ class _Parser:
                 raise NotArithmetic("(")
             return value
         if mark[:1].isdecimal():
-            return int(
-                mark,
-                16
-                if mark[1:2] in ("x", "X")
-                else 8
-                if mark[0] == "0" and mark.strip("01234567") == ""
-                else 10,
-            )
+            return _number(mark)
         if not (mark[:1].isalpha() or mark[:1] == "_"):
             raise NotArithmetic(mark)
         if self.peek() in ("++", "--"):
@@ -134,6 +150,23 @@ class _Parser:
         changed = None if before is None else before + by
         self.assign(name, changed)
         return before if after else changed
+
+
+def _number(text: str) -> int:
+    """Read a number as C does, and ``base#digits``."""
+    base, mark, digits = text.partition("#")
+    if not mark:
+        octal = text[0] == "0" and len(text) > 1 and text[1] not in "xX"
+        base, digits = ("16", text[2:]) if text[1:2] in ("x", "X") else ("8" if octal else "10", text)
+    letters = "0123456789abcdefghijklmnopqrstuvwxyz"
+    order = letters if int(base) <= 36 else f"{letters}{letters[10:].upper()}@_"
+    value = 0
+    for char in digits.lower() if int(base) <= 36 else digits:
+        place = order.find(char)
+        if not 0 <= place < int(base):
+            raise NotArithmetic(text)
+        value = value * int(base) + place
+    return value
 
 
 def _tokens(text: str) -> list[str]:

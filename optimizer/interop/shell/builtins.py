@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from shlex import split
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.conditions import test_words
 from layoutopt.optimizer.interop.shell.control import Leave
+from layoutopt.optimizer.interop.shell.printing import echo, printf
+from layoutopt.optimizer.interop.shell.reading import getopts, mapfile, read
 from layoutopt.optimizer.interop.shell.record import Command
-from layoutopt.optimizer.interop.shell.values import Piece, has_hole, hole, split_fields
+from layoutopt.optimizer.interop.shell.values import has_hole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tree_sitter import Node
+    from collections.abc import Callable
 
     from layoutopt.optimizer.interop.shell.run import Shell
 
@@ -22,16 +24,42 @@ Status = bool | None
 
 SHELLS = ("bash", "sh", "zsh", "dash")
 HARMLESS = (
-    "mkdir", "cd", "pushd", "popd", "module", "ml", "conda", "mamba", "pip", "pip3", "sleep", "wait", "trap", "ulimit",
-    "rm", "cp", "mv", "ln", "touch", "chmod", "date", "hostname", "alias", "shopt", "hash", "tee", "cat", "kill", "sync",
+    "mkdir", "cd", "pushd", "popd", "module", "ml", "conda", "mamba", "pip", "pip3", "sleep", "wait", "ulimit",
+    "rm", "cp", "mv", "ln", "touch", "chmod", "date", "hostname", "alias", "hash", "tee", "cat", "kill", "sync",
 )  # fmt: skip
 """Programs that succeed or fail without a say in the configuration; they count as having succeeded."""
 
-PRINTING = ("date", "hostname", "cat", "tee", "pip", "pip3", "conda", "mamba", "alias", "trap")
+PRINTING = ("date", "hostname", "cat", "tee", "pip", "pip3", "conda", "mamba", "alias")
 """Those that print something."""
 
 
-def run(shell: Shell, words: list[str], line: int, strings: Sequence[Node] = ()) -> Status:
+WRAPPERS = (
+    "env",
+    "srun",
+    "nohup",
+    "time",
+    "nice",
+    "timeout",
+    "stdbuf",
+    "mpirun",
+    "mpiexec",
+    "command",
+    "exec",
+)
+"""Programs that start another with variables of their own (``env A=1``, ``mpirun -x A=1``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """Another shell that a command starts: where its name stands, the text it runs, its arguments and name."""
+
+    place: int
+    text: str
+    arguments: list[str]
+    zero: str = ""
+
+
+def run(shell: Shell, words: list[str], line: int) -> Status:
     """Run one command: a function or builtin of the shell, or a program, which is kept and not started."""
     name = words[0]
     if name in shell.functions:
@@ -39,62 +67,91 @@ def run(shell: Shell, words: list[str], line: int, strings: Sequence[Node] = ())
     builtin = _BUILTINS.get(name)
     if builtin is not None:
         return builtin(shell, words[1:])
-    if name in ("read", "mapfile", "readarray"):
-        return read_values(
-            shell, words[1:], [shell.expander.text(node.children[-1]) for node in strings], name
-        )
+    from layoutopt.optimizer.interop.shell.outputs import known_output
+
+    found = known_output(words, shell)
+    if found is not None:
+        shell.printed += found.text
+        shell.record.spend(len(found.text))
+        return found.status
     return program(shell, words, line)
 
 
 def program(shell: Shell, words: list[str], line: int) -> Status:
     """Keep a program, or read the script that it would start."""
-    inner = _inner_script(shell, words)
+    inner = _inner_script(shell, words) or _from_input(shell, words)
     if inner is None:
         shell.record.commands.append(Command(words=(*shell.prefix, *words), line=line))
         shell.opaque |= words[0] not in HARMLESS or words[0] in PRINTING
         return True if words[0] in HARMLESS else None
-    place, text, arguments = inner
-    start_shell(shell, [*shell.prefix, *words[:place]], text, arguments)
+    start_shell(shell, words, inner)
     return True
 
 
-def _inner_script(shell: Shell, words: list[str]) -> tuple[int, str, list[str]] | None:
-    """Return where another shell starts, the text it runs and its arguments; None where none does."""
+def _inner_script(shell: Shell, words: list[str]) -> Inner | None:
+    """Return the other shell that a command starts, None where it starts none whose text is known."""
     for place, word in enumerate(words):
+        name = PurePosixPath(word).name
         if word.startswith("--wrap"):
             _, equals, text = word.partition("=")
-            return place, text if equals else "".join(words[place + 1 : place + 2]), []
-        if PurePosixPath(word).name in SHELLS:
+            return Inner(
+                place=place, text=text if equals else "".join(words[place + 1 : place + 2]), arguments=[]
+            )
+        if name in SHELLS:
             return _of_shell(shell, words, place)
-        if place == 0 and PurePosixPath(word).name == "sbatch":
+        if place == 0 and name == "sbatch":
             return _named_file(shell, words, place + 1)
-        if place == 0 and word.endswith(".sh"):
+        if place == 0 and "/" in word and file_text(shell, word) is not None:
+            return _named_file(shell, words, place)
+        if word.endswith(".sh") and (place == 0 or words[0] in WRAPPERS):
             return _named_file(shell, words, place)
         if place == 0 and word in ("ssh", "pdsh"):
             return _remote(words)
-        if PurePosixPath(word).name.startswith(("python", "torchrun", "deepspeed")):
+        if name.startswith(("python", "torchrun", "deepspeed")):
             return None
     return None
 
 
-def _of_shell(shell: Shell, words: list[str], place: int) -> tuple[int, str, list[str]] | None:
+def _of_shell(shell: Shell, words: list[str], place: int) -> Inner | None:
     for at in range(place + 1, len(words)):
         if re.fullmatch(r"-[a-z]*c", words[at]) and at + 1 < len(words):
-            return place, words[at + 1], words[at + 3 :]
+            rest = words[at + 2 :]
+            return Inner(place=place, text=words[at + 1], arguments=rest[1:], zero="".join(rest[:1]))
+        if re.fullmatch(r"-[a-z]*s", words[at]):
+            arguments = [word for word in words[at + 1 : at + 2] if word != "--"] + words[at + 2 :]
+            return (
+                None
+                if shell.stdin is None
+                else Inner(place=place, text=shell.stdin.rest(), arguments=arguments)
+            )
         if not words[at].startswith(("-", "+")):
             return _named_file(shell, words, at, start=place)
     return None
 
 
-def _named_file(
-    shell: Shell, words: list[str], at: int, *, start: int | None = None
-) -> tuple[int, str, list[str]] | None:
+def _named_file(shell: Shell, words: list[str], at: int, *, start: int | None = None) -> Inner | None:
     """Read a script by its name: one that this script wrote, or one beside it."""
     for place in range(at, len(words)):
         if words[place].startswith("-"):
             continue
         text = file_text(shell, words[place])
-        return None if text is None else (at if start is None else start, text, words[place + 1 :])
+        where = at if start is None else start
+        return (
+            None
+            if text is None
+            else Inner(place=where, text=text, arguments=words[place + 1 :], zero=words[place])
+        )
+    return None
+
+
+def _from_input(shell: Shell, words: list[str]) -> Inner | None:
+    """Return the shell that reads its script from standard input."""
+    if shell.stdin is None:
+        return None
+    last = PurePosixPath(words[-1]).name
+    hosts = [word for word in words[1:] if not word.startswith("-")]
+    if last in SHELLS or words[0] == "sbatch" or (words[0] == "ssh" and len(hosts) == 1):
+        return Inner(place=0 if words[0] == "ssh" else len(words) - 1, text=shell.stdin.rest(), arguments=[])
     return None
 
 
@@ -108,24 +165,33 @@ def file_text(shell: Shell, name: str) -> str | None:
     return shell.record.outside.beside(name) if written is None else written
 
 
-def _remote(words: list[str]) -> tuple[int, str, list[str]] | None:
+def _remote(words: list[str]) -> Inner | None:
     """``ssh host "command"``: the last words are the command."""
     texts = [place for place, word in enumerate(words) if " " in word]
-    return (texts[0], " ".join(words[texts[0] :]), []) if texts else None
+    return Inner(place=texts[0], text=" ".join(words[texts[0] :]), arguments=[]) if texts else None
 
 
-def start_shell(shell: Shell, prefix: list[str], text: str, arguments: list[str]) -> None:
-    """Read a text in a shell of its own, which sees what was exported."""
+def start_shell(shell: Shell, words: list[str], own: Inner) -> None:
+    """Read a text in a shell of its own, which sees what was exported and what the command sets for it."""
     from layoutopt.optimizer.interop.shell.run import Shell
 
-    inner = Shell(shell.record, arguments=arguments, depth=shell.depth + 1)
+    inner = Shell(shell.record, arguments=own.arguments, depth=shell.depth + 1)
     inner.variables = {name: shell.variables[name] for name in shell.exported if name in shell.variables}
-    inner.exported, inner.prefix = set(inner.variables), prefix
-    inner.withheld = shell.withheld | (set(shell.variables) - shell.exported)
-    try:
-        inner.source(text)
-    except Leave:
-        return
+    inner.exported = set(inner.variables)
+    for before, word in zip(("", *words), words[: own.place], strict=False):
+        name, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_]\w*", name) and (before == "-x" or words[0] == "env"):
+            inner.variables[name] = value
+            inner.exported.add(name)
+    inner.functions = {
+        name: body for name, body in shell.functions.items() if name in shell.exported_functions
+    }
+    inner.exported_functions, inner.prefix = set(inner.functions), [*shell.prefix, *words[: own.place]]
+    inner.zero, inner.stdin = own.zero or inner.zero, shell.stdin
+    inner.withheld = shell.withheld | (set(shell.variables) - inner.exported)
+    inner.apart(own.text)
+    shell.printed += inner.printed
+    shell.opaque |= inner.opaque
 
 
 def _eval(shell: Shell, words: list[str]) -> Status:
@@ -135,25 +201,44 @@ def _eval(shell: Shell, words: list[str]) -> Status:
 def _exec(shell: Shell, words: list[str]) -> Status:
     if not words:
         return True
-    run(shell, words, shell.line)
-    return _leave("exit")(shell, words)
+    status = run(shell, words, shell.line)
+    raise Leave("exit", status)
 
 
 def _source(shell: Shell, words: list[str]) -> Status:
     """Read another file into this shell, or note that it is not there."""
     if not words:
         return None
-    text = file_text(shell, words[0])
+    text = file_text(shell, shell.substituted.pop(words[0], words[0]))
     if text is None:
         shell.record.unread.setdefault(words[0], shell.line)
         return None
-    return shell.source(text)
+    before = shell.arguments
+    if words[1:]:
+        shell.arguments = words[1:]
+    shell.sources.append(words[0])
+    try:
+        return shell.source(text)
+    except Leave as leave:
+        if leave.kind != "return":
+            raise
+        shell.returned = leave.code
+        return leave.status
+    finally:
+        shell.sources.pop()
+        if words[1:]:
+            shell.arguments = before
 
 
 def _leave(kind: str) -> Callable[[Shell, list[str]], Status]:
     def leave(shell: Shell, words: list[str]) -> Status:
         """Go up to the loop, function or shell that is left."""
-        raise Leave(kind)
+        number = shell.expander.number(words[0]) if words else None
+        if kind in ("break", "continue"):
+            raise Leave(kind, levels=max(number or 1, 1))
+        if not words:
+            raise Leave(kind, None if shell.code is None else shell.code == 0, code=shell.code)
+        raise Leave(kind, None if number is None else number == 0, code=number)
 
     return leave
 
@@ -171,10 +256,53 @@ def _shift(shell: Shell, words: list[str]) -> Status:
     return True
 
 
+_OPTIONS = {"errexit": "e", "allexport": "a"}
+
+
 def _set(shell: Shell, words: list[str]) -> Status:
-    if "--" in words:
-        shell.arguments = words[words.index("--") + 1 :]
+    """Switch options, and set the arguments to what is no option."""
+    at = 0
+    while at < len(words) and re.fullmatch(r"[-+][A-Za-z]+", words[at]):
+        on, letters = words[at][0] == "-", words[at][1:]
+        if "o" in letters:
+            at += 1
+            letters += _OPTIONS.get("".join(words[at : at + 1]), "")
+        if "e" in letters:
+            shell.stops = on
+        if "a" in letters:
+            shell.exports_all = on
+        at += 1
+    if words[at : at + 1] in (["--"], ["-"]):
+        shell.arguments = words[at + 1 :]
+    elif words[at:]:
+        shell.arguments = words[at:]
     return True
+
+
+def _shopt(shell: Shell, words: list[str]) -> Status:
+    if "extglob" in words:
+        shell.grouped = "-u" not in words
+    return True
+
+
+def _trap(shell: Shell, words: list[str]) -> Status:
+    """Keep what runs at the end."""
+    if len(words) > 1 and {"EXIT", "0"} & set(words[1:]):
+        shell.at_exit = "" if words[0] == "-" else words[0]
+    return True
+
+
+def _command(shell: Shell, words: list[str]) -> Status:
+    """``command`` and ``builtin`` pass functions over; with ``-v`` only the machine knows."""
+    if not words or words[0].startswith("-"):
+        shell.opaque = True
+        return None
+    kept = shell.functions
+    shell.functions = {name: body for name, body in kept.items() if name != words[0]}
+    try:
+        return run(shell, words, shell.line)
+    finally:
+        shell.functions = kept
 
 
 def _let(shell: Shell, words: list[str]) -> Status:
@@ -183,68 +311,28 @@ def _let(shell: Shell, words: list[str]) -> Status:
 
 
 def _test(shell: Shell, words: list[str]) -> Status:
-    return test_words(words[:-1] if words and words[-1] == "]" else words)
+    return test_words(words[:-1] if words and words[-1] == "]" else words, shell.expander)
 
 
-def echo(shell: Shell, words: list[str]) -> Status:
-    """Write words with blanks between them, as bash's ``echo``."""
-    newline = "\n"
-    while words and re.fullmatch(r"-[neE]+", words[0]):
-        newline = "" if "n" in words[0] else newline
-        words = words[1:]
-    shell.printed += " ".join(words) + newline
-    return True
-
-
-def printf(shell: Shell, words: list[str]) -> Status:
-    """Write values in a format, with ``-v`` into a variable, as bash's ``printf``."""
-    target = words[1] if words[:1] == ["-v"] and len(words) > 2 else None
-    form, *values = words[2:] if target else words or [""]
-    text = _formatted(form, values)
-    if target:
-        shell.assign(target, text)
-    else:
-        shell.printed += text
-    return True
-
-
-def _formatted(form: str, values: list[str]) -> str:
-    """Apply a printf format again and again until all values are used."""
-    form = form.replace("\\n", "\n").replace("\\t", "\t")
-    slots = len(re.findall(r"%[-0-9.]*[sdiqf]", form))
-    result, left = "", list(values)
-    while True:
-        taken, left = left[:slots], left[slots:]
-        result += _filled(form, taken)
-        if not left or not slots:
-            return result
-
-
-def _filled(form: str, values: list[str]) -> str:
-    parts = iter(values)
-    return re.sub(r"%(%|[-0-9.]*[sdiqf])", lambda match: "%" if match[1] == "%" else next(parts, ""), form)
-
-
-def read_values(shell: Shell, words: list[str], strings: list[str], name: str) -> Status:
-    """``read`` takes its text from a here-string; from anywhere else it is open."""
-    blanks = shell.value("IFS")
-    names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
-    array = name != "read" or any(re.fullmatch(r"-[a-z]*a", word) for word in words)
-    if not strings:
-        for variable in names:
-            shell.assign(variable, hole(variable))
-        return None
-    parts = split_fields([[Piece(strings[0], False)]], blanks if isinstance(blanks, str) else None)
-    if name != "read":
-        parts = strings[0].split("\n")
-    if array and names:
-        shell.assign(names[-1], {str(place): part for place, part in enumerate(parts)})
-        return True
-    separator = re.compile(f"[{re.escape(blanks)}]" if isinstance(blanks, str) and blanks else r"\s+")
-    parts = separator.split(strings[0].strip(), maxsplit=max(len(names) - 1, 0))
-    for place, variable in enumerate(names):
-        shell.assign(variable, "".join(parts[place : place + 1]))
-    return True
+def _xargs(shell: Shell, words: list[str]) -> Status:
+    """Run a program with the words that it reads behind its own."""
+    if (
+        shell.stdin is None
+        or words[:1] == ["--"]
+        or (words and words[0].startswith("-") and words[0] != "-r")
+    ):
+        return program(shell, ["xargs", *words], shell.line)
+    own = words[1:] if words[:1] == ["-r"] else words
+    try:
+        given = split(shell.stdin.rest())
+    except ValueError:
+        return program(shell, ["xargs", *words], shell.line)
+    command = [*(own or ["echo"]), *given]
+    return (
+        run(shell, command, shell.line)
+        if command[0] in ("echo", "printf")
+        else program(shell, command, shell.line)
+    )
 
 
 def _true(shell: Shell, words: list[str]) -> Status:
@@ -258,5 +346,7 @@ def _false(shell: Shell, words: list[str]) -> Status:
 _BUILTINS: dict[str, Callable[[Shell, list[str]], Status]] = {
     "eval": _eval, "exec": _exec, "source": _source, ".": _source, "exit": _leave("exit"), "return": _leave("return"),
     "break": _leave("break"), "continue": _leave("continue"), "shift": _shift, "set": _set, "let": _let, "test": _test,
-    "[": _test, "echo": echo, "printf": printf, "true": _true, ":": _true, "false": _false,
+    "[": _test, "echo": echo, "printf": printf, "true": _true, ":": _true, "false": _false, "read": read, "mapfile": mapfile,
+    "readarray": mapfile, "getopts": getopts, "shopt": _shopt, "trap": _trap, "command": _command, "builtin": _command,
+    "xargs": _xargs,
 }  # fmt: skip

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.interop.shell.patterns import glob_matches
 from layoutopt.optimizer.interop.shell.syntax import text_of
-from layoutopt.optimizer.interop.shell.values import glob_matches, has_hole
+from layoutopt.optimizer.interop.shell.values import has_hole, hole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,27 +31,28 @@ _OPERANDS = (
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a test: an operator, or an operand with its text and whether all of it stood in quotes."""
+    """One token of a test: an operator, or an operand with its text, its source, and whether all of it stood in quotes."""
 
     text: str
     operand: bool
     quoted: bool = False
+    source: str = ""
 
 
 def test_node(node: Node, expander: Expander) -> bool | None:
     """Judge ``[ ... ]`` or ``[[ ... ]]``."""
     double = text_of(node.children[0]).strip() == "[["
     tokens = [token for child in node.children[1:-1] for token in _tokens(child, expander, double=double)]
-    return _Judge(tokens, double=double).whole()
+    return _Judge(tokens, expander, double=double).whole()
 
 
-def test_words(words: list[str]) -> bool | None:
+def test_words(words: list[str], expander: Expander) -> bool | None:
     """Judge the arguments of ``test`` or ``[``."""
     known = (*_NUMBERS, *_TEXTS, "-a", "-o", "!", "(", ")")
     tokens = [
         Token(word, operand=not (word in known or _UNARY.fullmatch(word)), quoted=True) for word in words
     ]
-    return _Judge(tokens, double=False).whole()
+    return _Judge(tokens, expander, double=False).whole()
 
 
 def _tokens(node: Node, expander: Expander, *, double: bool) -> list[Token]:
@@ -58,7 +60,7 @@ def _tokens(node: Node, expander: Expander, *, double: bool) -> list[Token]:
     if kind in _OPERANDS:
         quoted = kind in ("string", "raw_string", "ansi_c_string")
         if double:
-            return [Token(expander.text(node), True, quoted)]
+            return [Token(expander.text(node), True, quoted, text_of(node).strip())]
         return [Token(word, True, quoted) for word in expander.words(node)]
     if node.children:
         return [token for child in node.children for token in _tokens(child, expander, double=double)]
@@ -69,8 +71,8 @@ def _tokens(node: Node, expander: Expander, *, double: bool) -> list[Token]:
 class _Judge:
     """Recursive descent: ``||`` binds least, then ``&&``, then ``!``."""
 
-    def __init__(self, tokens: list[Token], *, double: bool) -> None:
-        self.tokens, self.double, self.at = tokens, double, 0
+    def __init__(self, tokens: list[Token], expander: Expander, *, double: bool) -> None:
+        self.tokens, self.expander, self.double, self.at = tokens, expander, double, 0
 
     def whole(self) -> bool | None:
         """Judge all tokens; none is false, and what is not understood is open."""
@@ -135,7 +137,7 @@ class _Judge:
         following = self.tokens[self.at] if self.at < len(self.tokens) else None
         if _UNARY.fullmatch(first.text) and not first.quoted and following and following.operand:
             self.at += 1
-            return _question(first.text, following.text)
+            return self.question(first.text, following.text)
         if _UNARY.fullmatch(first.text) and not first.operand and following is None:
             return {"-z": True, "-n": False}.get(first.text)  # [ -n $EMPTY ] is [ -n ], a text
         if (
@@ -144,47 +146,79 @@ class _Judge:
             and self.at + 1 < len(self.tokens)
         ):
             self.at += 2
-            return _compare(first.text, following.text, self.tokens[self.at - 1])
-        return (
-            None
-            if has_hole(first.text) and not re.sub("\ue000[^\ue001]*\ue001", "", first.text)
-            else first.text != ""
-        )
+            return self.compare(first.text, following.text, self.tokens[self.at - 1])
+        return None if has_hole(first.text) and not _without_holes(first.text) else first.text != ""
 
-
-def _question(mark: str, text: str) -> bool | None:
-    """``-z`` and ``-n`` ask for a text; files and all else only the machine knows."""
-    if mark not in ("-z", "-n"):
-        return None
-    outside = re.sub("\ue000[^\ue001]*\ue001", "", text)
-    if has_hole(text) and not outside:
-        return None
-    return (outside == "") == (mark == "-z")
-
-
-def _compare(left: str, mark: str, right: Token) -> bool | None:
-    if has_hole(left) or has_hole(right.text):
-        return None
-    if mark in _NUMBERS:
-        try:
-            return _NUMBERS[mark](int(left or 0), int(right.text or 0))
-        except ValueError:
+    def question(self, mark: str, text: str) -> bool | None:
+        """``-z`` and ``-n`` ask for a text, ``-v`` for a variable; files are known if the script writes them."""
+        state = self.expander.state
+        if mark == "-v" and not has_hole(text):
+            name, bracket, key = text.partition("[")
+            value = state.value(name)
+            if value is None:
+                return None
+            return not bracket or (isinstance(value, dict) and self.expander.key_of(name, key[:-1]) in value)
+        if mark in ("-f", "-e", "-s", "-r"):
+            return state.wrote(text) or None
+        if mark not in ("-z", "-n") or (has_hole(text) and not _without_holes(text)):
             return None
-    if mark == "=~":
-        return _searches(left, right.text)
-    if mark in ("<", ">"):
-        return left < right.text if mark == "<" else left > right.text
-    equal = left == right.text if right.quoted else glob_matches(left, right.text)
-    return equal if mark != "!=" else not equal
+        return (_without_holes(text) == "") == (mark == "-z")
+
+    def compare(self, left: str, mark: str, right: Token) -> bool | None:
+        """Judge a comparison of texts, patterns or numbers."""
+        if has_hole(left) or has_hole(right.text):
+            return None
+        if mark in _NUMBERS:
+            return self.numbers(left, mark, right.text)
+        if mark == "=~":
+            return self.matches(left, self.expander.regex(right.source or right.text))
+        if mark in ("<", ">"):
+            return left < right.text if mark == "<" else left > right.text
+        equal: bool | None = left == right.text
+        if self.double:
+            glob = self.expander.pattern(right.source)
+            equal = None if has_hole(glob) else glob_matches(left, glob)
+        return equal if mark != "!=" or equal is None else not equal
+
+    def numbers(self, left: str, mark: str, right: str) -> bool | None:
+        """Compare whole numbers; ``[[`` takes expressions as well."""
+        if self.double:
+            values = [self.expander.number(text) for text in (left, right)]
+        else:
+            values = [
+                int(text) if re.fullmatch(r"\s*[-+]?\d{1,18}\s*", text) else None for text in (left, right)
+            ]
+        first, second = values
+        return None if first is None or second is None else _NUMBERS[mark](first, second)
+
+    def matches(self, text: str, pattern: str) -> bool | None:
+        """Search a regular expression and keep its groups."""
+        found = None if has_hole(pattern) else search(text, pattern)
+        if found is None:
+            self.expander.state.assign("BASH_REMATCH", hole("BASH_REMATCH"))
+            return None
+        groups = () if isinstance(found, bool) else (found[0], *found.groups(""))
+        self.expander.state.assign("BASH_REMATCH", {str(place): group for place, group in enumerate(groups)})
+        return bool(found)
 
 
-def _searches(text: str, pattern: str) -> bool | None:
-    """Search a pattern that cannot run away: repeated groups stay open."""
-    if re.search(r"\)[*+{?]|[*+}][*+{]", pattern) or len(pattern) > 200 or len(text) > 2_000:
+def _without_holes(text: str) -> str:
+    return re.sub("\ue000[^\ue001]*\ue001", "", text)
+
+
+_POSIX = {
+    "[:digit:]": r"\d", "[:space:]": r"\s", "[:alnum:]": "0-9A-Za-z", "[:alpha:]": "A-Za-z", "[:lower:]": "a-z",
+    "[:upper:]": "A-Z", "[:xdigit:]": "0-9A-Fa-f", "[:blank:]": r" \t",
+}  # fmt: skip
+
+
+def search(text: str, pattern: str) -> re.Match[str] | bool | None:
+    """Search an extended regular expression that cannot run away: False without a match, None where that stays open."""
+    if re.search(r"\)[*+{]|[*+}][*+{]|\\[a-zA-Z0-9<>]", pattern) or len(pattern) > 200 or len(text) > 2_000:
         return None
+    for name, letters in _POSIX.items():
+        pattern = pattern.replace(name, letters)
     try:
-        return (
-            re.search(pattern.replace("[[:digit:]]", r"\d").replace("[[:space:]]", r"\s"), text) is not None
-        )
+        return re.search(pattern, text) or False
     except re.error:
         return None

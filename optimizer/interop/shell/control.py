@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.choices import decide
+from layoutopt.optimizer.interop.shell.patterns import glob_matches
 from layoutopt.optimizer.interop.shell.syntax import child_of, line_of, text_of
-from layoutopt.optimizer.interop.shell.values import glob_matches, has_hole, show
+from layoutopt.optimizer.interop.shell.values import has_hole, hole, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tree_sitter import Node
 
@@ -24,16 +25,18 @@ Status = bool | None
 class Leave(Exception):
     """``break``, ``continue``, ``return`` or ``exit`` on its way up."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self, kind: str, status: bool | None = True, *, code: int | None = None, levels: int = 1
+    ) -> None:
         super().__init__(kind)
-        self.kind = kind
+        self.kind, self.status, self.code, self.levels = kind, status, code, levels
 
 
 def _if_statement(shell: Shell, node: Node) -> Status:
     branches = _branches(node)
     labels = [_label(condition) for condition, _ in branches if condition is not None]
     for place, (condition, body) in enumerate(branches):
-        holds = True if condition is None else shell.statement(condition)
+        holds = True if condition is None else shell.judged(condition)
         if holds is None and condition is not None:
             last = len(labels) == 1 and len(branches) == 1
             label = (labels[place], "not so" if last else f"not: {labels[place]}")
@@ -79,7 +82,18 @@ def _case_statement(shell: Shell, node: Node) -> Status:
     items = [child for child in node.named_children if child.type == "case_item"]
     patterns = [[text_of(part).strip() for part in item.children_by_field_name("value")] for item in items]
     chosen = _chosen_item(shell, node, subject, value, items, patterns)
-    return _run_item(shell, items[chosen]) if chosen is not None else True
+    status: Status = True
+    while chosen is not None:
+        status = _run_item(shell, items[chosen])
+        end = text_of(items[chosen].children[-1]).strip()
+        if end == ";&" and chosen + 1 < len(items):
+            chosen += 1
+        elif end == ";;&" and chosen + 1 < len(items):
+            later = _chosen_item(shell, node, subject, value, items[chosen + 1 :], patterns[chosen + 1 :])
+            chosen = None if later is None else chosen + 1 + later
+        else:
+            chosen = None
+    return status
 
 
 def _chosen_item(
@@ -92,9 +106,12 @@ def _chosen_item(
         return decide(shell, node, labels, subject, items)
     for place, item in enumerate(items):
         for part in item.children_by_field_name("value"):
-            quoted = part.type in ("string", "raw_string")
-            text = shell.expander.text(part)
-            if text == value if quoted else glob_matches(value, text):
+            glob = shell.expander.pattern(text_of(part).strip())
+            matches = None if has_hole(glob) else glob_matches(value, glob, grouped=shell.grouped)
+            if matches is None:
+                labels = (f"{show(value)} is {show(glob)}", "it is not")
+                matches = decide(shell, part, labels, part, items) == 0
+            if matches:
                 return place
     return None
 
@@ -112,7 +129,20 @@ def _for_statement(shell: Shell, node: Node) -> Status:
     values = [word for child in node.children_by_field_name("value") for word in shell.expander.words(child)]
     if name is None or body is None:
         return True
+    if text_of(node.children[0]).strip() == "select":
+        values = _selected(shell, node, text_of(name), values)
+    elif not any(child.type == "in" for child in node.children):
+        every = shell.positional("@")
+        values = list(every.values()) if isinstance(every, dict) else []
     return _loop(shell, body, lambda turn: _set_turn(shell, text_of(name), values, turn))
+
+
+def _selected(shell: Shell, node: Node, name: str, values: list[str]) -> list[str]:
+    """Return what somebody at the keyboard selects: what the caller gave, else each is offered."""
+    if name in shell.record.given:
+        return [shell.record.given[name]]
+    labels = tuple(f"{name} is {show(value)}" for value in values)
+    return [values[shell.record.decide(line_of(node), labels, (name,), (name,))]] if values else [hole(name)]
 
 
 def _set_turn(shell: Shell, name: str, values: list[str], turn: int) -> bool:
@@ -124,23 +154,23 @@ def _set_turn(shell: Shell, name: str, values: list[str], turn: int) -> bool:
 
 def _c_style_for_statement(shell: Shell, node: Node) -> Status:
     body, condition = child_of(node, "body"), child_of(node, "condition")
-    update, start = child_of(node, "update"), child_of(node, "initializer")
-    if start is not None:
-        _arithmetic(shell, start)
+    update, start = (node.children_by_field_name(field) for field in ("update", "initializer"))
+    _arithmetic(shell, start)
     if body is None or condition is None:
         return True
 
     def goes_on(turn: int) -> bool:
         """Count on, then judge the condition."""
-        if turn and update is not None:
+        if turn:
             _arithmetic(shell, update)
-        return bool(_arithmetic(shell, condition))
+        return bool(_arithmetic(shell, [condition]))
 
     return _loop(shell, body, goes_on)
 
 
-def _arithmetic(shell: Shell, node: Node) -> int | None:
-    return shell.expander.number(shell.expander.arithmetic_of(node))
+def _arithmetic(shell: Shell, nodes: Sequence[Node]) -> int | None:
+    """Evaluate expressions between commas."""
+    return shell.expander.number("".join(map(shell.expander.arithmetic_of, nodes)))
 
 
 def _while_statement(shell: Shell, node: Node) -> Status:
@@ -151,7 +181,7 @@ def _while_statement(shell: Shell, node: Node) -> Status:
 
     def goes_on(turn: int) -> bool:
         """Judge the condition anew; an open one ends the loop."""
-        status = shell.statement(condition)
+        status = shell.judged(condition)
         if status is None and turn == 0:
             shell.record.assume(f"the loop of line {line_of(node)} does not run")
         return status == wanted
@@ -167,10 +197,12 @@ def _loop(shell: Shell, body: Node, goes_on: Callable[[int], bool]) -> Status:
         try:
             status = shell.block(body)
         except Leave as leave:
+            if leave.kind not in ("break", "continue"):
+                raise
+            if leave.levels > 1:
+                raise Leave(leave.kind, levels=leave.levels - 1) from None
             if leave.kind == "break":
                 break
-            if leave.kind != "continue":
-                raise
     return status
 
 

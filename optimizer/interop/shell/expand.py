@@ -6,26 +6,30 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from layoutopt.optimizer.interop.shell import arithmetic
-from layoutopt.optimizer.interop.shell.syntax import child_of, parse, parts_of, text_of
-from layoutopt.optimizer.interop.shell.values import (
-    Piece,
-    brace_expand,
-    has_hole,
-    hole,
-    joined,
-    replace_glob,
-    split_fields,
-    trim,
+from layoutopt.optimizer.interop.shell.parameters import EVERY, expand_parameter
+from layoutopt.optimizer.interop.shell.patterns import brace_expand, quote_glob
+from layoutopt.optimizer.interop.shell.pieces import (
+    ANSI,
+    DOUBLE,
+    EXPANSION,
+    PLAIN,
+    SINGLE,
+    decoded,
+    scan,
+    unescaped,
 )
+from layoutopt.optimizer.interop.shell.syntax import child_of, parse, parts_of, text_of
+from layoutopt.optimizer.interop.shell.values import Piece, has_hole, hole, joined, split_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tree_sitter import Node
 
     from layoutopt.optimizer.interop.shell.values import Array
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
-_EVERY = ("@", "*")
 _EXPANSIONS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion")
+_IN_STRINGS = '"\\$`\n'
 Fields = list[list[Piece]]
 
 
@@ -40,6 +44,15 @@ class State(Protocol):
 
     def assign(self, name: str, value: str | Array, *, key: str | None = None, append: bool = False) -> None:
         """Set a variable, or one element of an array."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the variables whose names begin so."""
+
+    def is_associative(self, name: str) -> bool:
+        """Tell whether an array's keys are texts."""
+
+    def wrote(self, name: str) -> bool:
+        """Tell whether the script writes a file of that name."""
 
     def substitute(self, node: Node) -> str:
         """Return what a command substitution prints, a hole where only running it would tell."""
@@ -60,11 +73,25 @@ class Expander:
     def words(self, node: Node) -> list[str]:
         """Expand a node into words: none, one or several."""
         if node.type in ("word", "concatenation", "brace_expression") and "{" in text_of(node):
-            plain = self._literal(node)
-            if plain is not None:
-                return brace_expand(plain)
+            source = text_of(node).strip()
+            sources = brace_expand(source)
+            if sources != [source]:
+                return [word for one in sources for word in self._words_of(one)]
         blanks = self.state.value("IFS")
         return split_fields(self.fields(node, quoted=False), blanks if isinstance(blanks, str) else None)
+
+    def _words_of(self, source: str) -> list[str]:
+        """Expand the source of one word that braces made."""
+        if not re.search(r"[$`'\"\\~]", source):
+            return [source] if source else []
+        blanks = self.state.value("IFS")
+        return split_fields(self.fields_of(source), blanks if isinstance(blanks, str) else None)
+
+    def fields_of(self, source: str) -> Fields:
+        """Expand the source of one word or quoted string into fields."""
+        command = parse(f"x {source}").children[0]
+        node = child_of(command, "argument") if command.type == "command" else None
+        return [[Piece(unescaped(source), True)]] if node is None else self.fields(node, quoted=False)
 
     def text(self, node: Node | None) -> str:
         """Expand a node into one text, as in an assignment."""
@@ -73,17 +100,61 @@ class Expander:
         fields = self.fields(node, quoted=False)
         return " ".join(joined(pieces) for pieces in fields)
 
-    def body(self, node: Node) -> str:
+    def body(self, text: str) -> str:
         """Expand a here-document, in which only ``$`` and backslashes are special."""
         return "".join(
-            _unescaped(part, "\\$`\n") if isinstance(part, str) else self._inside(part)
-            for part in parts_of(node, node.start_byte, node.end_byte)
+            self._expanded(part) if kind == EXPANSION else unescaped(part, "\\$`\n")
+            for kind, part in scan(text, quotes=False)
         )
 
-    def _literal(self, node: Node) -> str | None:
-        """Return the text of a word without expansions and quotes, None if it has some."""
-        text = text_of(node)
-        return None if re.search(r"[$`'\"\\]", text) else text
+    def plain(self, source: str) -> str:
+        """Expand the source of a word into one text: quotes vanish, nothing is split."""
+        return "".join(self._plain_part(kind, part) for kind, part in scan(source))
+
+    def _plain_part(self, kind: str, part: str) -> str:
+        if kind == PLAIN:
+            return unescaped(part)
+        if kind == SINGLE:
+            return part[1:-1]
+        return decoded(part[2:-1]) if kind == ANSI else self._expanded(part)
+
+    def pattern(self, source: str) -> str:
+        """Expand the source of a pattern into a glob in which what stood in quotes means itself."""
+        return "".join(
+            part if kind == PLAIN else self._guarded(self._plain_part(kind, part), kind, quote_glob)
+            for kind, part in scan(source)
+        )
+
+    def regex(self, source: str) -> str:
+        """Expand the source of a regular expression; what stood in quotes means itself."""
+        return "".join(
+            part if kind == PLAIN else self._guarded(self._plain_part(kind, part), kind, re.escape)
+            for kind, part in scan(source)
+        )
+
+    def _guarded(self, text: str, kind: str, guard: Callable[[str], str]) -> str:
+        return text if kind == EXPANSION or has_hole(text) else guard(text)
+
+    def _expanded(self, source: str) -> str:
+        """Expand one expansion or quoted string into a text."""
+        quoted = source if source.startswith('"') else f'"{source}"'
+        return " ".join(joined(pieces) for pieces in self.fields_of(quoted))
+
+    def default(self, source: str, *, quoted: bool) -> Fields:
+        """Expand the default of a parameter; its plain text is split at blanks like a value."""
+        if quoted:
+            inner = "".join(
+                part[1:-1] if kind == DOUBLE else part for kind, part in scan(source) if kind != PLAIN or part
+            )
+            return self.fields_of(f'"{inner}"')
+        fields: Fields = [[]]
+        for kind, part in scan(source):
+            escaped = part.startswith("\\")
+            found = [[Piece(unescaped(part), escaped)]] if kind == PLAIN else self.fields_of(part)
+            if found:
+                fields[-1] = fields[-1] + found[0]
+                fields += found[1:]
+        return fields if fields != [[]] else []
 
     def fields(self, node: Node, *, quoted: bool) -> Fields:
         """Expand a node into pieces; more than one field where ``$@`` or an array stands."""
@@ -93,30 +164,39 @@ class Expander:
         if kind == "raw_string":
             return [[Piece(text_of(node).strip()[1:-1], True)]]
         if kind == "ansi_c_string":
-            return [[Piece(_ansi(text_of(node).strip()[2:-1]), True)]]
+            return [[Piece(decoded(text_of(node).strip()[2:-1]), True)]]
         if kind == "translated_string":
             return self._string(node.children[-1])
         if kind in ("simple_expansion", "expansion"):
-            return self._expansion(node, quoted=quoted)
+            return expand_parameter(text_of(node).strip(), self, quoted=quoted)
         if kind == "command_substitution" and text_of(node).strip().startswith("$(("):
             return [[Piece(self._misread_arithmetic(node), quoted)]]
         if kind in ("command_substitution", "process_substitution"):
             return [[Piece(self.state.substitute(node), quoted)]]
         if kind == "arithmetic_expansion":
             return [[Piece(self.arithmetic_text(node), quoted)]]
+        if kind == "ERROR" and text_of(node).strip().startswith("${"):
+            return expand_parameter(text_of(node).strip(), self, quoted=quoted)
         if kind in ("concatenation", "command_name", "array", "ERROR", "subscript") and node.children:
             return self._joined_fields(list(parts_of(node, node.start_byte, node.end_byte)), quoted=quoted)
-        return [[Piece(_unescaped(text_of(node)), True)]]
+        return [[Piece(self._word(text_of(node)), True)]]
+
+    def _word(self, text: str) -> str:
+        """Return a plain word; a tilde is the home folder where that is known."""
+        home = self.state.value("HOME") if text == "~" or text.startswith("~/") else None
+        return unescaped(home + text[1:] if isinstance(home, str) else text)
 
     def _string(self, node: Node) -> Fields:
-        inner = parts_of(node, node.children[0].end_byte, node.children[-1].start_byte)
+        inner = parts_of(
+            node, node.children[0].end_byte, node.children[-1].end_byte - 1
+        )  # its own blanks too
         fields = self._joined_fields(list(inner), quoted=True)
-        return fields if fields else [[Piece("", True)]] if not self._only_every(node) else []
+        return fields if fields else [] if self._only_every(node) else [[Piece("", True)]]
 
     def _only_every(self, node: Node) -> bool:
         """``"$@"`` without arguments is no word at all, unlike ``""``."""
         inner = [child for child in node.children[1:-1] if child.type != "string_content"]
-        return len(inner) == 1 and text_of(inner[0]).strip().rstrip("}").endswith(("@", "@]"))
+        return len(inner) == 1 and re.match(r"\$@|\$\{(@|\w+\[@\])", text_of(inner[0]).strip()) is not None
 
     def _joined_fields(self, parts: list[Node | str], *, quoted: bool) -> Fields:
         """Join parts that touch: the first field of one continues the last of the one before."""
@@ -134,9 +214,9 @@ class Expander:
 
     def _part(self, part: Node | str, *, quoted: bool) -> Fields:
         if isinstance(part, str):
-            return [[Piece(_unescaped(part, '"\\$`\n') if quoted else part, True)]]
+            return [[Piece(unescaped(part, _IN_STRINGS) if quoted else part, True)]]
         if quoted and part.type == "string_content":
-            return [[Piece(_unescaped(text_of(part), '"\\$`\n'), True)]]
+            return [[Piece(unescaped(text_of(part), _IN_STRINGS), True)]]
         text = text_of(part)
         blank = text[: len(text) - len(text.lstrip())]
         found = self.fields(part, quoted=quoted)
@@ -146,16 +226,7 @@ class Expander:
             return [[Piece(blank, True), *found[0]], *found[1:]] if found else [[Piece(blank, True)]]
         return found
 
-    def _inside(self, node: Node) -> str:
-        """Expand a part of a here-document."""
-        text = text_of(node)
-        if node.type in ("heredoc_content", "string_content", "word"):
-            if not re.search(r"(?<!\\)[$`]", text):
-                return _unescaped(text, "\\$`\n")
-            # the grammar leaves some expansions of a document unread: read them as those of a string
-            quoted = text.replace('"', '\\"')
-            return self.text(child_of(parse(f'x="{quoted}"').children[0], "value"))
-        return " ".join(joined(pieces) for pieces in self._part(node, quoted=True))
+    # --- arithmetic
 
     def arithmetic_source(self, node: Node) -> str:
         """Return the expression between the first and the last token of a node, its ``$`` expanded."""
@@ -182,13 +253,7 @@ class Expander:
 
     def _arithmetic_part(self, node: Node) -> str:
         """Return the source of an arithmetic operand with its ``$`` expanded."""
-        if node.type in (
-            "simple_expansion",
-            "expansion",
-            "command_substitution",
-            "string",
-            "arithmetic_expansion",
-        ):
+        if node.type in (*_EXPANSIONS, "string"):
             return self.text(node)
         if not node.children:
             return text_of(node)
@@ -205,209 +270,29 @@ class Expander:
             return None
 
     def _look_up(self, name: str) -> int | None:
-        bare, _, key = name.partition("[")
+        bare, bracket, key = name.partition("[")
         value = self.state.value(bare)
         if isinstance(value, dict):
-            key = key.rstrip("]").lstrip("$") or "0"
-            named = self.state.value(key) if key not in value and not key.isdecimal() else None
-            value = value.get(named if isinstance(named, str) else key, "")
+            value = value.get(self.key_of(bare, key.rstrip("]")) if bracket else "0", "")
         if value is None or has_hole(value):
             return None
         return 0 if not value.strip() else self.number(value) if value.strip() != name else None
 
     def _set_number(self, name: str, value: int | None) -> None:
-        bare, _, key = name.partition("[")
+        bare, bracket, key = name.partition("[")
         text = hole(name) if value is None else str(value)
-        self.state.assign(bare, text, key=key.rstrip("]") if key else None)
+        self.state.assign(bare, text, key=self.key_of(bare, key.rstrip("]")) if bracket else None)
 
-    def _expansion(self, node: Node, *, quoted: bool) -> Fields:
-        """Expand ``$x`` or ``${x...}``."""
-        children = node.children
-        if node.type == "simple_expansion":
-            return self._variable(text_of(children[-1]), None, quoted=quoted)
-        inner = children[1:-1]
-        length = indirect = False
-        while inner and text_of(inner[0]).strip() in ("#", "!") and len(inner) > 1:
-            length, indirect = length or text_of(inner[0]) == "#", indirect or text_of(inner[0]) == "!"
-            inner = inner[1:]
-        if not inner:
-            return [[Piece(hole(text_of(node)), quoted)]]
-        name, key = self._name(inner[0])
-        if indirect:
-            return self._indirect(name, key, quoted=quoted)
-        if length:
-            return [[Piece(self._length(name, key), quoted)]]
-        if len(inner) == 1:
-            return self._variable(name, key, quoted=quoted)
-        operator = text_of(inner[1]).strip()
-        rest = list(parts_of(node, inner[1].end_byte, children[-1].start_byte))
-        return self._operated(name, key, operator, rest, quoted=quoted)
-
-    def _name(self, node: Node) -> tuple[str, str | None]:
-        if node.type != "subscript":
-            return text_of(node).strip(), None
-        named, index = child_of(node, "name"), child_of(node, "index")
-        name = text_of(named) if named else ""
-        return name, self.key(name, index)
-
-    def key(self, name: str, index: Node | None) -> str:
+    def key_of(self, name: str, source: str) -> str:
         """Return an element's key: arithmetic for indexed arrays, the text for associative ones."""
-        text = self.text(index)
-        if text in _EVERY or has_hole(text):
-            return text
+        text = source if source in EVERY else self.plain(source)
         value = self.state.value(name)
-        associative = isinstance(value, dict) and any(not key.lstrip("-").isdecimal() for key in value)
-        if associative or not re.fullmatch(r"[\w\s+*/%()-]+", text):
+        if text in EVERY or has_hole(text) or self.state.is_associative(name):
             return text
-        number = self.number(text) if re.search(r"\d", text) or self.state.value(text) is not None else None
+        number = self.number(text)
         if number is None:
-            return text
+            known = isinstance(value, dict) and text in value
+            return text if known or not re.fullmatch(r"[A-Za-z_]\w*", text.strip()) else hole(text)
         if number < 0 and isinstance(value, dict):
-            number += 1 + max((int(key) for key in value), default=-1)
+            number += 1 + max((int(key) for key in value if key.isdecimal()), default=-1)
         return str(number)
-
-    def _raw(self, name: str, key: str | None) -> str | list[str] | None:
-        """Return the value of a name and key: a list for all elements, None where nothing is set."""
-        special = not (name[:1].isalpha() or name[:1] == "_")
-        value = self.state.positional(name) if special else self.state.value(name)
-        if isinstance(value, dict):
-            if key in _EVERY or name in _EVERY:
-                return list(value.values())
-            if key is not None and has_hole(key):
-                return hole(f"{name}[{key}]")
-            return value.get(key or "0")
-        if key in _EVERY and value is not None:
-            return [value]
-        return value if key in (None, "0", "@", "*") else None
-
-    def _variable(self, name: str, key: str | None, *, quoted: bool) -> Fields:
-        value = self._raw(name, key)
-        if value is None:
-            value = self.state.unset(name if key is None else f"{name}[{'@' if key == '*' else key}]")
-        return self._as_fields(value, quoted=quoted, star=key == "*" or name == "*")
-
-    def _as_fields(self, value: str | list[str], *, quoted: bool, star: bool = False) -> Fields:
-        if isinstance(value, str):
-            return [[Piece(value, quoted)]]
-        if quoted and star:
-            blanks = self.state.value("IFS")
-            return [[Piece((blanks[:1] if isinstance(blanks, str) else " ").join(value), True)]]
-        return [[Piece(element, quoted)] for element in value]
-
-    def _indirect(self, name: str, key: str | None, *, quoted: bool) -> Fields:
-        """``${!name}`` names another variable, ``${!name[@]}`` lists the keys."""
-        value = self.state.value(name)
-        if key in _EVERY and isinstance(value, dict):
-            return self._as_fields(list(value), quoted=quoted)
-        target = self._raw(name, key)
-        if not isinstance(target, str) or has_hole(target) or not re.fullmatch(r"\w+", target):
-            return [[Piece(hole(name), quoted)]]
-        return self._variable(target, None, quoted=quoted)
-
-    def _length(self, name: str, key: str | None) -> str:
-        value = self._raw(name, key)
-        if isinstance(value, list):
-            return hole(f"#{name}") if any(map(has_hole, value)) else str(len(value))
-        if value is None:
-            return self.state.unset(f"#{name}")
-        return hole(f"#{name}") if has_hole(value) else str(len(value))
-
-    def _operated(
-        self, name: str, key: str | None, operator: str, rest: list[Node | str], *, quoted: bool
-    ) -> Fields:
-        """Apply the operator of ``${name operator rest}``."""
-        value = self._raw(name, key)
-        if operator in (":-", "-", ":=", "=", ":+", "+", ":?", "?"):
-            return self._default(name, value, operator, rest, quoted=quoted)
-        if value is None:
-            value = self.state.unset(name)
-        if isinstance(value, list):
-            if operator == ":":
-                return self._as_fields(self._slice_list(name, value, rest), quoted=quoted)
-            return self._as_fields([self._changed(one, operator, rest) for one in value], quoted=quoted)
-        return [[Piece(self._changed(value, operator, rest), quoted)]]
-
-    def _default(
-        self, name: str, value: str | list[str] | None, operator: str, rest: list[Node | str], *, quoted: bool
-    ) -> Fields:
-        """``:-`` and ``:+``: a variable that the script does not set counts as not set outside either."""
-        missing = value is None or (operator[0] == ":" and value in ("", []))
-        if operator[-1] == "+":
-            if value is None:
-                self.state.assume_unset(name, "")
-            return [] if missing else self._rest(rest, quoted=quoted)
-        if not missing and value is not None:
-            return self._as_fields(value, quoted=quoted)
-        if operator[-1] == "?":
-            return [[Piece(self.state.unset(name), quoted)]]
-        fields = self._rest(rest, quoted=quoted)
-        text = " ".join(joined(pieces) for pieces in fields)
-        if value is None:
-            self.state.assume_unset(name, text)
-        if operator[-1] == "=":
-            self.state.assign(name, text)
-        return fields if fields else [[Piece("", quoted)]]
-
-    def _rest(self, rest: list[Node | str], *, quoted: bool) -> Fields:
-        """Expand a default; its plain text is split at blanks like a value."""
-        return [
-            [Piece(piece.text, quoted) if " " in piece.text and not quoted else piece for piece in pieces]
-            for pieces in self._joined_fields(rest, quoted=quoted)
-        ]
-
-    def _slice_list(self, name: str, value: list[str], rest: list[Node | str]) -> list[str]:
-        start, length = self._slice(rest)
-        if start is None:
-            return [hole("slice")]
-        if name in _EVERY:
-            start = max(start - 1, 0)
-        return value[start:] if length is None else value[start : start + length]
-
-    def _slice(self, rest: list[Node | str]) -> tuple[int | None, int | None]:
-        """Read ``:start:length``; a start that is not known is None."""
-        text = "".join(part if isinstance(part, str) else self._arithmetic_part(part) for part in rest)
-        start, _, length = text.partition(":")
-        return self.number(start), self.number(length) if length else None
-
-    def _changed(self, value: str, operator: str, rest: list[Node | str]) -> str:
-        if has_hole(value):
-            return hole("+".join(dict.fromkeys(re.findall("\ue000([^\ue001]*)", value))))
-        if operator == ":":
-            start, length = self._slice(rest)
-            if start is None:
-                return hole("slice")
-            start = start if start >= 0 else max(len(value) + start, 0)
-            return (
-                value[start:] if length is None else value[start : start + length if length >= 0 else length]
-            )
-        if operator in ("^", "^^", ",", ",,"):
-            change = str.upper if operator[0] == "^" else str.lower
-            return change(value) if len(operator) == 2 else change(value[:1]) + value[1:]
-        fields = self._joined_fields([part for part in rest if part != ""], quoted=False)
-        text = " ".join(joined(pieces) for pieces in fields)
-        if has_hole(text):
-            return hole(text.strip("\ue000\ue001"))
-        if operator in ("#", "##", "%", "%%"):
-            return trim(value, text, front=operator[0] == "#", longest=len(operator) == 2)
-        if operator[0] == "/":
-            glob, _, new = text.partition("/")
-            glob = operator[1:] + glob if operator in ("/#", "/%") else glob
-            return replace_glob(value, glob, new, every=operator == "//")
-        return value if operator == "@" else hole(f"{operator}")
-
-
-def _unescaped(text: str, special: str | None = None) -> str:
-    """Take the character after a backslash as it is (``special``: only these); a line break vanishes."""
-
-    def plain(match: re.Match[str]) -> str:
-        """Return what one escaped character stands for."""
-        char = match[1]
-        if special is not None and char not in special:
-            return match[0]
-        return "" if char == "\n" else char
-
-    return re.sub(r"\\(.)", plain, text, flags=re.DOTALL)
-
-
-def _ansi(text: str) -> str:
-    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL)

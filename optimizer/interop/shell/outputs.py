@@ -1,120 +1,68 @@
-"""What commands print, as far as it is known by heart: command substitutions, and files that a script writes."""
+"""Programs whose output and status their arguments and input decide, known by heart."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.shell.builtins import echo, file_text, printf
-from layoutopt.optimizer.interop.shell.redirects import redirected
-from layoutopt.optimizer.interop.shell.syntax import child_of, text_of
+from layoutopt.optimizer.interop.shell.builtins import file_text
+from layoutopt.optimizer.interop.shell.conditions import search
 from layoutopt.optimizer.interop.shell.values import has_hole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tree_sitter import Node
-
     from layoutopt.optimizer.interop.shell.run import Shell
 
 
-def prints(node: Node, shell: Shell) -> bool:
-    """Add what a command prints to ``shell.printed``; False where only running it would tell."""
-    if node.type == "pipeline":
-        return _pipeline_prints(node, shell)
-    if node.type == "redirected_statement":
-        redirects = [child for child in node.children if "redirect" in child.type]
-        body = child_of(node, "body")
-        if body is None or text_of(body).split(maxsplit=1)[:1] != ["cat"]:
-            return (
-                body is not None
-                and all(text_of(child).strip().startswith("2>") for child in redirects)
-                and prints(body, shell)
-            )
-        redirected(shell, body, redirects)
-        return True
-    if node.type in ("variable_assignment", "variable_assignments"):
-        shell.statement(node)
-        return True
-    if node.type == "list":
-        return _moves_and_prints(node, shell)
-    if node.type != "command":
-        return False
-    words = _command_words(node, shell)
-    if words and words[0] in shell.functions:
-        shell.call(words[0], words[1:])
-        return True
-    text = _known_output(words, None, shell)
-    if text is None:
-        return False
-    shell.printed += text
-    return True
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a program prints, and whether it succeeds."""
+
+    text: str
+    status: bool = True
 
 
-def _moves_and_prints(node: Node, shell: Shell) -> bool:
-    """``cd FOLDER && pwd``: the folder, in the words of the script."""
-    left, right = node.children[0], node.children[-1]
-    if left.type == "redirected_statement":
-        left = child_of(left, "body") or left
-    if left.type != "command" or text_of(right).split() not in (["pwd"], ["pwd", "-P"]):
-        return False
-    words = [word for word in _command_words(left, shell) if word not in ("--", "-P")]
-    if words[:1] != ["cd"] or len(words) != 2 or has_hole(words[1]):
-        return False
-    shell.printed += f"{words[1]}\n"
-    return True
-
-
-def _command_words(node: Node, shell: Shell) -> list[str]:
-    named = child_of(node, "name")
-    words = shell.expander.words(named) if named is not None else []
-    return words + [
-        word for part in node.children_by_field_name("argument") for word in shell.expander.words(part)
-    ]
-
-
-def _pipeline_prints(node: Node, shell: Shell) -> bool:
-    """``echo ... | bc`` and the like: every part known by heart."""
-    text: str | None = None
-    for child in node.named_children:
-        if child.type != "command":
-            return False
-        text = _known_output(_command_words(child, shell), text, shell)
-        if text is None:
-            return False
-    shell.printed += text or ""
-    return True
-
-
-def _known_output(words: list[str], given: str | None, shell: Shell) -> str | None:
-    """Return what a program prints where its arguments decide it, None else."""
-    if not words or (any(map(has_hole, words[1:])) and words[0] not in ("echo", "printf", "sed")):
+def known_output(words: list[str], shell: Shell) -> Output | None:
+    """Return what a program prints where its arguments and input decide it, None else."""
+    name = words[0]
+    if name == "pwd" and shell.folder:
+        return Output(f"{shell.folder}\n")
+    if name == "cd":
+        shell.folder = words[-1] if len(words) > 1 and not has_hole(words[-1]) else ""
+        return Output("")
+    if name not in _OUTPUTS or (any(map(has_hole, words[1:])) and name not in ("sed", "tee")):
         return None
-    name, arguments = words[0], [word for word in words[1:] if word != "--"]
-    if name in ("echo", "printf") and given is None:
-        inner = type(shell)(shell.record)
-        (echo if name == "echo" else printf)(inner, arguments)
-        return inner.printed
-    if name in ("true", "false", ":"):
-        return ""
-    if given is not None and has_hole(given) and name != "sed":
+    given = None if shell.stdin is None else shell.stdin.text[shell.stdin.at :]
+    if given is not None and has_hole(given) and name not in ("sed", "cat", "tee"):
         return None
-    return _OUTPUTS[name](arguments, given, shell) if name in _OUTPUTS else None
+    found = _OUTPUTS[name]([word for word in words[1:] if word != "--"], given, shell)
+    if found is not None and shell.stdin is not None and name in _READERS:
+        shell.stdin.rest()
+    return Output(found) if isinstance(found, str) else found
 
 
-def _expr(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _expr(arguments: list[str], given: str | None, shell: Shell) -> Found:
     value = shell.expander.number(" ".join(arguments))
     return None if value is None else f"{value}\n"
 
 
-def _bc(arguments: list[str], given: str | None, shell: Shell) -> str | None:
-    if given is None or re.search(r"[./]|scale", given):
+def _bc(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    if given is None or arguments or re.search(r"[.^]|[a-zA-Z]", given):
         return None
     value = shell.expander.number(given)
     return None if value is None else f"{value}\n"
 
 
-def _seq(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _seq(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    mark = "\n"
+    if arguments[:1] and arguments[0].startswith("-s"):
+        mark, arguments = (
+            (arguments[0][2:], arguments[1:])
+            if arguments[0][2:]
+            else ("".join(arguments[1:2]), arguments[2:])
+        )
     if not all(re.fullmatch(r"-?\d{1,6}", word) for word in arguments) or not 1 <= len(arguments) <= 3:
         return None
     numbers = [int(word) for word in arguments]
@@ -123,31 +71,32 @@ def _seq(arguments: list[str], given: str | None, shell: Shell) -> str | None:
     )
     if step == 0 or abs(last - first) // abs(step) > 10_000:
         return None
-    return "".join(f"{value}\n" for value in range(first, last + (1 if step > 0 else -1), step))
+    values = [str(value) for value in range(first, last + (1 if step > 0 else -1), step)]
+    return mark.join(values) + "\n" if values else ""
 
 
-def _basename(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _basename(arguments: list[str], given: str | None, shell: Shell) -> Found:
     if not arguments:
         return None
     name = arguments[0].rstrip("/").rpartition("/")[2]
     return (name.removesuffix(arguments[1]) if len(arguments) > 1 and name != arguments[1] else name) + "\n"
 
 
-def _dirname(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _dirname(arguments: list[str], given: str | None, shell: Shell) -> Found:
     if not arguments:
         return None
     folder, slash, _ = arguments[0].rstrip("/").rpartition("/")
     return (folder if folder else "/" if slash else ".") + "\n"
 
 
-def _cat(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _cat(arguments: list[str], given: str | None, shell: Shell) -> Found:
     if not arguments:
         return given
     texts = [file_text(shell, name) for name in arguments]
     return None if None in texts else "".join(text or "" for text in texts)
 
 
-def _sed(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _sed(arguments: list[str], given: str | None, shell: Shell) -> Found:
     """``sed s/plain/text/`` with one plain text for another, as templates are filled."""
     scripts = [word for word in arguments if re.match(r"s([/|#,:@]).*\1g?$", word, re.DOTALL)]
     files = [word for word in arguments if word not in scripts and word not in ("-e", "-E", "-r")]
@@ -159,22 +108,28 @@ def _sed(arguments: list[str], given: str | None, shell: Shell) -> str | None:
         if (
             text is None
             or script.count(script[1]) != 3
-            or not re.fullmatch(r"[\w <>{}-]+", old)
+            or not re.fullmatch(r"[\w <>{}=:,@%-]+|\^[\w=:,-]+", old)
             or "&" in new
         ):
             return None
-        text = "\n".join(line.replace(old, new, -1 if mode else 1) for line in text.split("\n"))
+        text = "\n".join(_substituted(line, old, new, mode) for line in text.split("\n"))
         shell.record.spend(len(text))
     return text
 
 
-def _path(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _substituted(line: str, old: str, new: str, mode: str) -> str:
+    if old.startswith("^"):
+        return new + line[len(old) - 1 :] if line.startswith(old[1:]) else line
+    return line.replace(old, new, -1 if mode else 1)
+
+
+def _path(arguments: list[str], given: str | None, shell: Shell) -> Found:
     """``realpath`` and ``readlink -f``: the path, in the words of the script."""
     names = [word for word in arguments if not word.startswith("-")]
     return f"{names[0]}\n" if len(names) == 1 else None
 
 
-def _tr(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _tr(arguments: list[str], given: str | None, shell: Shell) -> Found:
     ranges = {"[:lower:]": "abcdefghijklmnopqrstuvwxyz", "[:upper:]": "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
     ranges |= {"a-z": ranges["[:lower:]"], "A-Z": ranges["[:upper:]"]}
     if given is None:
@@ -188,19 +143,136 @@ def _tr(arguments: list[str], given: str | None, shell: Shell) -> str | None:
     return given.translate(dict(zip(map(ord, old), new, strict=False)))
 
 
-def _cut(arguments: list[str], given: str | None, shell: Shell) -> str | None:
+def _cut(arguments: list[str], given: str | None, shell: Shell) -> Found:
     joined = " ".join(arguments)
-    match = re.fullmatch(r"-d\s?(.) -f\s?(\d{1,3})|-f\s?(\d{1,3}) -d\s?(.)", joined)
+    match = re.fullmatch(r"-d\s?(.) -f\s?([\d,-]{1,9})|-f\s?([\d,-]{1,9}) -d\s?(.)", joined)
     if given is None or not match:
         return None
-    mark, place = match[1] or match[4], int(match[2] or match[3])
-    lines = given.rstrip("\n").split("\n")
-    return "".join(
-        ("".join(line.split(mark)[place - 1 : place]) if mark in line else line) + "\n" for line in lines
+    mark, places = match[1] or match[4], match[2] or match[3]
+    lines = given.splitlines()
+    kept = [mark.join(_chosen(line.split(mark), places)) if mark in line else line for line in lines]
+    return "".join(f"{line}\n" for line in kept)
+
+
+def _chosen(parts: list[str], places: str) -> list[str]:
+    """Return the fields that a list such as ``2,4-`` names."""
+    wanted: set[int] = set()
+    for span in places.split(","):
+        first, dash, last = span.partition("-")
+        ends = int(first or 1), int(last or len(parts)) if dash else int(first or 0)
+        wanted |= set(range(ends[0], min(ends[1], len(parts)) + 1))
+    return [part for place, part in enumerate(parts, 1) if place in wanted]
+
+
+def _lines(given: str | None, names: list[str], shell: Shell) -> list[str] | None:
+    """Return the lines that a filter reads, None where they are not known."""
+    text = file_text(shell, names[0]) if len(names) == 1 else given if not names else None
+    return None if text is None or has_hole(text) else text.splitlines()
+
+
+def _ends(arguments: list[str], given: str | None, shell: Shell, *, last: bool) -> Found:
+    joined = re.sub(r"^-n\s?", "-", " ".join(arguments))
+    match = re.fullmatch(r"(?:-(\d{1,6}))?\s?(\S*)", joined)
+    lines = _lines(given, [match[2]] if match[2] else [], shell) if match else None
+    if lines is None or match is None:
+        return None
+    count = int(match[1] or 10)
+    return "".join(f"{line}\n" for line in (lines[-count:] if last and count else lines[:count]))
+
+
+def _head(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    return _ends(arguments, given, shell, last=False)
+
+
+def _tail(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    return _ends(arguments, given, shell, last=True)
+
+
+def _wc(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    if given is None or len(arguments) != 1 or arguments[0] not in ("-l", "-w", "-c", "-m"):
+        return None
+    sizes = {"-l": given.count("\n"), "-w": len(given.split()), "-c": len(given.encode()), "-m": len(given)}
+    return f"{sizes[arguments[0]]}\n"
+
+
+def _sort(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    flags = "".join(word[1:] for word in arguments if re.fullmatch(r"-[nru]+", word))
+    lines = _lines(given, [word for word in arguments if not re.fullmatch(r"-[nru]+", word)], shell)
+    if lines is None or (("n" in flags) and not all(re.fullmatch(r"-?\d{1,18}", line) for line in lines)):
+        return None
+    lines = sorted(
+        set(lines) if "u" in flags else lines, key=int if "n" in flags else None, reverse="r" in flags
     )
+    return "".join(f"{line}\n" for line in lines)
 
 
-_OUTPUTS: dict[str, Callable[[list[str], str | None, Shell], str | None]] = {
+def _awk(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    """``awk '{print $2}'``, with ``-F`` for what stands between fields."""
+    mark = None
+    if arguments and arguments[0].startswith("-F"):
+        mark, arguments = (
+            (arguments[0][2:], arguments[1:])
+            if arguments[0][2:]
+            else ("".join(arguments[1:2]), arguments[2:])
+        )
+    match = re.fullmatch(r"\s*\{\s*print \$(\d{1,3}|NF)\s*;?\s*\}\s*", arguments[0]) if arguments else None
+    lines = _lines(given, arguments[1:], shell) if match else None
+    if (
+        match is None
+        or lines is None
+        or (mark is not None and not re.fullmatch(r"[^\\.*+?\[\](){}|^$ ]", mark))
+    ):
+        return None
+    kept = []
+    for line in lines:
+        parts = line.split(mark)
+        place = len(parts) if match[1] == "NF" else int(match[1])
+        kept.append(line if place == 0 else "".join(parts[place - 1 : place]))
+    return "".join(f"{line}\n" for line in kept)
+
+
+def _grep(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    flags = "".join(word[1:] for word in arguments if re.fullmatch(r"-[a-zA-Z]+", word))
+    names = [word for word in arguments if not word.startswith("-")]
+    lines = _lines(given, names[1:], shell) if names and not set(flags) - set("qEFiowcv") else None
+    if lines is None:
+        return None
+    pattern = re.escape(names[0]) if "F" in flags else names[0]
+    if not {"E", "F"} & set(flags) and re.search(r"[\\+?|(){}]", pattern):
+        return None
+    pattern = rf"\b(?:{pattern})\b" if "w" in flags else pattern
+    hits = [
+        search(line.lower() if "i" in flags else line, pattern.lower() if "i" in flags else pattern)
+        for line in lines
+    ]
+    if None in hits:
+        return None
+    kept = [(line, hit) for line, hit in zip(lines, hits, strict=True) if bool(hit) != ("v" in flags)]
+    if "c" in flags:
+        return Output(f"{len(kept)}\n", bool(kept))
+    if "q" in flags or ("o" in flags and "i" in flags):
+        return Output("", bool(kept)) if "q" in flags else None
+    shown = [hit[0] if "o" in flags and isinstance(hit, re.Match) else line for line, hit in kept]
+    return Output("".join(f"{line}\n" for line in shown), bool(kept))
+
+
+def _tee(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    from layoutopt.optimizer.interop.shell.redirects import written
+
+    for name in arguments:
+        if not name.startswith("-"):
+            written(shell, name, given, append="-a" in arguments)
+    return given
+
+
+def _rev(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    return None if given is None or arguments else "".join(f"{line[::-1]}\n" for line in given.splitlines())
+
+
+Found = str | Output | None
+_READERS = ("cat", "tr", "cut", "sed", "bc", "head", "tail", "wc", "sort", "awk", "grep", "tee", "rev")
+_OUTPUTS: dict[str, Callable[[list[str], str | None, Shell], Found]] = {
     "expr": _expr, "bc": _bc, "seq": _seq, "basename": _basename, "dirname": _dirname, "cat": _cat, "tr": _tr, "cut": _cut,
-    "sed": _sed, "realpath": _path, "readlink": _path,
+    "sed": _sed, "realpath": _path, "readlink": _path, "head": _head, "tail": _tail, "wc": _wc, "sort": _sort, "awk": _awk,
+    "grep": _grep, "tee": _tee, "rev": _rev,
 }  # fmt: skip

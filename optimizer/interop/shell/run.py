@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell import builtins as shell_builtins
 from layoutopt.optimizer.interop.shell.choices import assigned_in, decide
 from layoutopt.optimizer.interop.shell.conditions import test_node
 from layoutopt.optimizer.interop.shell.control import CONTROL, Leave
+from layoutopt.optimizer.interop.shell.declarations import DECLARATIONS, assignment
 from layoutopt.optimizer.interop.shell.expand import Expander
-from layoutopt.optimizer.interop.shell.outputs import prints
-from layoutopt.optimizer.interop.shell.redirects import redirected
+from layoutopt.optimizer.interop.shell.parameters import raw
+from layoutopt.optimizer.interop.shell.redirects import given, redirected
 from layoutopt.optimizer.interop.shell.state import WORD, ShellVariables
+from layoutopt.optimizer.interop.shell.streams import Input
 from layoutopt.optimizer.interop.shell.syntax import child_of, line_of, parse, text_of
-from layoutopt.optimizer.interop.shell.values import hole
+from layoutopt.optimizer.interop.shell.values import has_hole, hole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tree_sitter import Node
 
@@ -34,6 +38,9 @@ PARSED = 4
 """What a character of a text costs that is run as commands: its tree is larger than itself."""
 
 _SKIPPED = ("comment", "file_descriptor", "heredoc_redirect", "file_redirect", "herestring_redirect")
+_FAILING = ("command", "test_command", "compound_statement", "subshell", "pipeline", "redirected_statement")
+"""Statements whose failure ends a shell under ``set -e``; lists end it through their last part."""
+
 Status = bool | None
 
 
@@ -43,37 +50,105 @@ class Shell(ShellVariables):
     def __init__(self, record: Record, *, arguments: Sequence[str] | None = None, depth: int = 0) -> None:
         super().__init__(record, arguments)
         self.depth = depth
-        self.exported: set[str] = set()
-        self.functions: dict[str, Node] = {}
-        self.locals: list[dict[str, str | Array | None]] = []
+        self.functions: dict[str, tuple[Node, list[Node]]] = {}
+        self.exported_functions: set[str] = set()
+        self.locals: list[dict[str, tuple[str | Array | None, str]]] = []
         self.prefix: list[str] = []
+        self.stdin: Input | None = None
         self.printed = ""
         self.opaque = False
         """A program ran whose output is not known."""
 
+        self.substituted: dict[str, str] = {}
+        """Files that stand for what ``<(...)`` prints, by the name that the command sees."""
+
+        self.stops = False
+        """``set -e``: a command that fails outside of a condition ends the shell."""
+
+        self.conditions = 0
+        """How many conditions the running command is part of."""
+
+        self.grouped = False
+        """``shopt -s extglob``: patterns of ``case`` may have groups."""
+
+        self.returned: int | None = None
+        """What the last function or file returned."""
+
+        self.at_exit = ""
+        self.cluster = (1, 1)
+        """Where ``getopts`` stands: the argument and the letter in it."""
+
         self.expander = Expander(self)
+
+    def child(self) -> Shell:
+        """Return a copy of this shell, as a subshell is."""
+        inner = Shell(self.record, arguments=self.arguments, depth=self.depth + 1)
+        inner.variables, inner.functions = dict(self.variables), dict(self.functions)
+        inner.attributes, inner.exported = dict(self.attributes), set(self.exported)
+        inner.exported_functions, inner.withheld = set(self.exported_functions), self.withheld
+        inner.prefix, inner.stdin, inner.zero = self.prefix, self.stdin, self.zero
+        inner.folder, inner.sources = self.folder, list(self.sources)
+        inner.stops, inner.conditions, inner.grouped = self.stops, self.conditions, self.grouped
+        inner.exports_all, inner.line, inner.code = self.exports_all, self.line, self.code
+        inner.locals = [{}] if self.locals else []
+        return inner
 
     def substitute(self, node: Node) -> str:
         """Return what ``$(...)`` prints, as far as its commands are known by heart."""
-        inner = Shell(self.record, arguments=self.arguments, depth=self.depth + 1)
-        inner.variables, inner.functions, inner.exported = (
-            dict(self.variables),
-            self.functions,
-            set(self.exported),
-        )
+        source = text_of(node).strip()
+        if self.depth >= MAX_DEPTH:
+            return hole(source)
+        inner = self.child()
+        inner.stops = False
         kept = len(self.record.commands)
-        body = [child for child in node.named_children if child.type != "comment"]
-        known = self.depth < MAX_DEPTH and all(prints(child, inner) for child in body) and not inner.opaque
+        redirects = [child for child in node.named_children if child.type == "file_redirect"]
+        if redirects and len(node.named_children) == 1:
+            read = given(inner, redirects, None)
+            inner.printed, inner.opaque = ("", True) if read is None else (read.rest(), False)
+        elif source.startswith("`") and "\\" in source:
+            inner.ended(lambda: inner.source(re.sub(r"\\([\\`$])", r"\1", source[1:-1])))
+        else:
+            inner.ended(lambda: inner.block(node))
         del self.record.commands[kept:]
-        return (
-            inner.printed.rstrip("\n")
-            if known and node.type == "command_substitution"
-            else hole(text_of(node).strip())
-        )
+        if node.type == "process_substitution":
+            name = hole(source)
+            if not inner.opaque and source.startswith("<"):
+                self.substituted[name] = f"<({len(self.record.files)})"
+                self.record.files[self.substituted[name]] = inner.printed
+            return name
+        return hole(source) if inner.opaque else inner.printed.rstrip("\n")
 
-    def prints(self, node: Node) -> bool:
-        """Add what a statement prints to ``printed``; False where only running it would tell."""
-        return prints(node, self)
+    def ended(self, run: Callable[[], Status]) -> Status:
+        """Run something in this shell up to where it leaves, and what it keeps for its end."""
+        try:
+            status = run()
+        except Leave as leave:
+            status, self.returned = leave.status, leave.code
+        if self.at_exit:
+            text, self.at_exit = self.at_exit, ""
+            with suppress(Leave):
+                self.source(text)
+        return status
+
+    def apart(self, text: str) -> Status:
+        """Run a script of its own."""
+        return self.ended(lambda: self.source(text))
+
+    def assign_to(self, place: str, value: str) -> None:
+        """Set a variable or ``name[key]``."""
+        name, bracket, key = place.partition("[")
+        self.assign(name, value, key=self.expander.key_of(name, key[:-1]) if bracket else None)
+
+    def assign(self, name: str, value: str | Array, *, key: str | None = None, append: bool = False) -> None:
+        """Set or extend a variable as its attributes say."""
+        letters = self.attributes.get(self.target(name), "")
+        if isinstance(value, str) and letters and not has_hole(value):
+            if "i" in letters:
+                before = raw(self.expander, name, key) if append else None
+                number = self.expander.number(f"({before})+({value})" if before else value)
+                value, append = hole(name) if number is None else str(number), False
+            value = value.upper() if "u" in letters else value.lower() if "l" in letters else value
+        super().assign(name, value, key=key, append=append)
 
     # --- statements
 
@@ -97,20 +172,47 @@ class Shell(ShellVariables):
         """Run the statements of a node in turn."""
         status: Status = True
         for child in node.children:
+            if child.is_error and self._continues(child):
+                continue
             if child.is_named and child.type not in _SKIPPED:
                 status = self.statement(child)
         return status
+
+    def _continues(self, node: Node) -> bool:
+        """Add what the grammar does not understand behind a command to that command, as an open word."""
+        before = node.prev_sibling
+        commands = self.record.commands
+        if (
+            before is None
+            or before.type != "command"
+            or before.end_point[0] != node.start_point[0]
+            or not commands
+        ):
+            return False
+        commands[-1] = replace(commands[-1], words=(*commands[-1].words, hole(text_of(node).strip())))
+        return True
 
     def statement(self, node: Node) -> Status:
         """Run one statement; its status is None where only the outside knows."""
         self.record.spend(STATEMENT)
         self.line = line_of(node)
-        control = CONTROL.get(node.type)
-        if control is not None:
-            return control(self, node)
+        self.returned = None
+        control = CONTROL.get(node.type) or DECLARATIONS.get(node.type)
         method = getattr(self, f"_{node.type}", None)
-        result: Status = method(node) if method else self.block(node)
-        return result
+        status: Status = control(self, node) if control else method(node) if method else self.block(node)
+        known = 0 if status else 1 if self.returned in (None, 0) else self.returned
+        self.code = None if status is None else known
+        if status is False and self.stops and not self.conditions and node.type in _FAILING:
+            raise Leave("exit", False, code=self.code)
+        return status
+
+    def judged(self, node: Node) -> Status:
+        """Run a condition, which may fail without ending the shell."""
+        self.conditions += 1
+        try:
+            return self.statement(node)
+        finally:
+            self.conditions -= 1
 
     def _program(self, node: Node) -> Status:
         return self.block(node)
@@ -122,46 +224,41 @@ class Shell(ShellVariables):
         return None if value is None else value != 0
 
     def _subshell(self, node: Node) -> Status:
-        kept, exported = dict(self.variables), set(self.exported)
-        try:
-            return self.block(node)
-        except Leave as leave:
-            if leave.kind != "exit":
-                raise
-            return None
-        finally:
-            self.variables, self.exported = kept, exported
+        inner = self.child()
+        status = inner.ended(lambda: inner.block(node))
+        self.printed, self.opaque = self.printed + inner.printed, self.opaque or inner.opaque
+        self.returned = inner.returned
+        return status
 
     def _list(self, node: Node) -> Status:
         """``a && b || c``: the right side runs if the left one says so, and forks where that is open."""
         left, mark, right = node.children[0], text_of(node.children[1]).strip(), node.children[-1]
-        status = self.statement(left)
+        status = self.judged(left)
         if status is None:
             status = decide(self, node, ("the left side holds", "it does not"), left) == 0
         return self.statement(right) if status == (mark == "&&") else status
 
     def _negated_command(self, node: Node) -> Status:
-        status = self.statement(node.children[-1])
+        status = self.judged(node.children[-1])
         return None if status is None else not status
 
     def _pipeline(self, node: Node) -> Status:
+        """Run each part in a subshell that reads what the one before it prints."""
         status: Status = True
-        for child in node.named_children:
-            status = self._subshell_of(child)
+        stdin = self.stdin
+        parts = [child for child in node.named_children if child.type != "comment"]
+        for place, part in enumerate(parts):
+            inner = self.child()
+            inner.stdin = stdin
+            status = inner.ended(lambda inner=inner, part=part: inner.statement(part))  # type: ignore[misc]
+            stdin = None if inner.opaque else Input(inner.printed)
+            if place == len(parts) - 1:
+                self.printed, self.opaque = self.printed + inner.printed, self.opaque or inner.opaque
         return status
 
-    def _subshell_of(self, node: Node) -> Status:
-        kept = dict(self.variables)
-        try:
-            return self.statement(node)
-        finally:
-            self.variables = kept
-
     def _redirected_statement(self, node: Node) -> Status:
-        body = child_of(node, "body")
-        if body is None:
-            return True
-        return redirected(self, body, [child for child in node.children if "redirect" in child.type])
+        redirects = [child for child in node.children if "redirect" in child.type]
+        return redirected(self, child_of(node, "body"), redirects)
 
     def _test_command(self, node: Node) -> Status:
         if text_of(node.children[0]).strip() == "((":
@@ -172,7 +269,8 @@ class Shell(ShellVariables):
     def _function_definition(self, node: Node) -> Status:
         name, body = child_of(node, "name"), child_of(node, "body")
         if name is not None and body is not None:
-            self.functions[text_of(name)] = body
+            redirects = [child for child in node.children if "redirect" in child.type]
+            self.functions[text_of(name)] = (body, redirects)
         return True
 
     def call(self, name: str, arguments: list[str]) -> Status:
@@ -183,96 +281,20 @@ class Shell(ShellVariables):
         self.depth += 1
         self.locals.append({})
         try:
-            return self.statement(self.functions[name])
+            body, redirects = self.functions[name]
+            return redirected(self, body, redirects) if redirects else self.statement(body)
         except Leave as leave:
             if leave.kind != "return":
                 raise
-            return None
+            self.returned = leave.code
+            return leave.status
         finally:
             self.arguments, self.depth = before, self.depth - 1
-            for variable, value in self.locals.pop().items():
-                if value is None:
-                    self.variables.pop(variable, None)
-                else:
+            for variable, (value, letters) in self.locals.pop().items():
+                self.variables.pop(variable, None)
+                self.attributes[variable] = letters
+                if value is not None:
                     self.variables[variable] = value
-
-    # --- assignments
-
-    def _variable_assignment(self, node: Node) -> Status:
-        self.assignment(node)
-        return True
-
-    def _variable_assignments(self, node: Node) -> Status:
-        return self.block(node)
-
-    def assignment(self, node: Node) -> str:
-        """Run one assignment and return the variable's name."""
-        target, value = child_of(node, "name"), child_of(node, "value")
-        append = any(child.type == "+=" for child in node.children)
-        if target is None:
-            return ""
-        key = None
-        name = text_of(target)
-        if target.type == "subscript":
-            named = child_of(target, "name")
-            name = text_of(named) if named else name
-            key = self.expander.key(name, child_of(target, "index"))
-        if value is not None and value.type == "array":
-            self.assign(name, self._array(value, name), append=append)
-        else:
-            self.assign(name, self.expander.text(value), key=key, append=append)
-        return name
-
-    def _array(self, node: Node, name: str) -> Array:
-        """Read the elements of ``( ... )``; ``[key]=value`` names its place."""
-        array: Array = {}
-        for child in node.named_children:
-            if child.type == "comment":
-                continue
-            keyed = re.match(r"\s*\[([^\]]*)\]=", text_of(child))
-            if keyed:
-                text = self.expander.text(child)
-                place, _, value = text[1:].partition("]=")
-                array[place] = value
-            else:
-                for word in self.expander.words(child):
-                    array[str(len(array))] = word
-        return array
-
-    def _declaration_command(self, node: Node) -> Status:
-        kind, names, flags = text_of(node.children[0]).strip(), [], ""
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self._keep_local(kind, child_of(child, "name"))
-                names.append(self.assignment(child))
-            elif child.type == "variable_name":
-                self._keep_local(kind, child)
-                names.append(text_of(child))
-                if kind == "local":
-                    self.assign(names[-1], "")
-            elif text_of(child).startswith("-"):
-                flags += text_of(child)
-            else:
-                names += [self._assign_word(word) for word in self.expander.words(child)]
-        if kind == "export" or "x" in flags:
-            self.exported.update(names)
-        return True
-
-    def _assign_word(self, word: str) -> str:
-        name, equals, value = word.partition("=")
-        if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
-            self.assign(name, value)
-        return name
-
-    def _keep_local(self, kind: str, node: Node | None) -> None:
-        if self.locals and node is not None and kind in ("local", "declare", "typeset"):
-            name = text_of(node)
-            self.locals[-1].setdefault(name, self.variables.get(name))
-
-    def _unset_command(self, node: Node) -> Status:
-        for child in node.named_children:
-            self.variables.pop(text_of(child), None)
-        return True
 
     # --- commands
 
@@ -280,19 +302,32 @@ class Shell(ShellVariables):
         """Run a command: assignments alone stay, those before a command hold for it."""
         named = child_of(node, "name")
         words = self.expander.words(named) if named is not None else []
-        for argument in node.children_by_field_name("argument"):
-            words += self.expander.words(argument)
+        arguments = {child.id for child in node.children_by_field_name("argument")}
+        for child in node.children:
+            following = child.next_sibling
+            translated = (
+                child.type == "$" and following is not None and following.start_byte == child.end_byte
+            )
+            if (child.id in arguments and not translated) or (child.is_error and words):
+                words += self.expander.words(child)
         self.record.spend(sum(map(len, words)) + WORD * len(words))
-        before = dict(self.variables)
-        own = [self.assignment(child) for child in node.named_children if child.type == "variable_assignment"]
+        prefixed = words and any(child.type == "variable_assignment" for child in node.children)
+        before = dict(self.variables) if prefixed else {}
+        own = [
+            assignment(self, child) for child in node.named_children if child.type == "variable_assignment"
+        ]
         if not words:
             return True
-        strings = [child for child in node.children if child.type == "herestring_redirect"]
         exported, self.exported = self.exported, self.exported | set(own)
+        stdin = self.stdin
+        self.stdin = given(
+            self, [child for child in node.children if child.type == "herestring_redirect"], stdin
+        )
         try:
-            return shell_builtins.run(self, words, line_of(node), strings)
+            return shell_builtins.run(self, words, line_of(node))
         finally:
-            self.exported = exported
+            self.stdin = stdin
+            self.exported -= set(own) - exported
             for name in own:
                 if name in before:
                     self.variables[name] = before[name]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.shell.control import Leave
 from layoutopt.optimizer.interop.shell.record import MAX_SPENT, Choice, Outside, Record
 from layoutopt.optimizer.interop.shell.run import Shell
 from layoutopt.optimizer.interop.shell.syntax import first_error, line_of, parse, text_of
@@ -140,8 +138,7 @@ def _read(text: str, file: str, outside: Outside, decisions: _Decisions, budget:
     shell = Shell(record)
     root = parse(text, file)
     wrong = first_error(root)
-    with suppress(Leave):  # exit, or a return outside of a function
-        shell.run(root)
+    shell.ended(lambda: shell.run(root))
     if wrong is not None:
         _require_sense(wrong, record)
     return Script(

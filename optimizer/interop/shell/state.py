@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.record import Record
     from layoutopt.optimizer.interop.shell.values import Array
 
+MAX_REFERENCES = 8
+"""Most names that stand for another in turn."""
+
 WORD = 16
 """What a word costs of ``record.MAX_SPENT`` beside its characters."""
+
+
+class Reference(str):
+    """The name of another variable that one stands for (``declare -n``)."""
 
 
 class ShellVariables:
@@ -22,19 +29,63 @@ class ShellVariables:
     def __init__(self, record: Record, arguments: Sequence[str] | None) -> None:
         self.record = record
         self.variables: dict[str, str | Array] = {}
+        self.attributes: dict[str, str] = {}
+        """Letters of ``declare``: ``A`` for keys that are texts, ``i``, ``l``, ``u`` for what values become."""
+
+        self.exported: set[str] = set()
+        self.exports_all = False
         self.arguments = None if arguments is None else list(arguments)
+        self.folder = ""
+        """Where ``cd`` went, in the words of the script; empty where it began."""
+
+        self.sources: list[str] = []
+        """Files that are being read into this shell, the last one innermost."""
+
+        self.zero = record.file or "script.sh"
+        self.code: int | None = 0
+        """Exit code of the last command; None where only running it would tell."""
+
         self.withheld: set[str] = set()
         """Variables of the shell around this one that it did not export."""
         self.line = 1
 
+    def target(self, name: str) -> str:
+        """Return the variable that a name stands for."""
+        for _ in range(MAX_REFERENCES):
+            found = self.variables.get(name)
+            if not isinstance(found, Reference):
+                break
+            name = str(found)
+        return name
+
     def value(self, name: str) -> str | Array | None:
         """Return a variable, else what the caller gave under its name."""
+        name = self.target(name)
         found = self.variables.get(name)
         if found is None and name == "BASH_SOURCE":
-            return {"0": self.record.file or "script.sh"}
+            return {"0": self.sources[-1] if self.sources else self.zero}
+        if found is None and name == "OPTIND":
+            return "1"
         if found is None and name in self.withheld:
             return ""
         return self.record.given.get(name) if found is None else found
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the variables whose names begin so, in order."""
+        return sorted(name for name in {*self.variables, *self.record.given} if name.startswith(prefix))
+
+    def is_associative(self, name: str) -> bool:
+        """Tell whether an array's keys are texts."""
+        name = self.target(name)
+        found = self.variables.get(name)
+        return "A" in self.attributes.get(name, "") or (
+            isinstance(found, dict) and any(not key.isdecimal() for key in found)
+        )
+
+    def wrote(self, name: str) -> bool:
+        """Tell whether the script writes a file of that name."""
+        name = name.removeprefix("./")
+        return name in self.record.files or name in self.record.unwritten
 
     def positional(self, name: str) -> str | Array | None:
         """Return a positional or special parameter."""
@@ -45,8 +96,10 @@ class ShellVariables:
             return dict(enumerate_texts(known or []))
         if name == "#":
             return None if known is None else str(len(known))
+        if name == "?":
+            return None if self.code is None else str(self.code)
         if name == "0":
-            return self.record.file or "script.sh"
+            return self.zero
         if name.isdecimal():
             place = int(name) - 1
             if known is None:
@@ -56,6 +109,10 @@ class ShellVariables:
 
     def assign(self, name: str, value: str | Array, *, key: str | None = None, append: bool = False) -> None:
         """Set or extend a variable or one element; what the caller gave replaces a value from outside."""
+        name = self.target(name)
+        if "[" in name:  # a reference to an element
+            name, _, inner = name.partition("[")
+            key = inner.rstrip("]")
         before = self.variables.get(name)
         if isinstance(value, str) and has_hole(value) and name in self.record.given and not append:
             value = self.record.given[name]
@@ -66,10 +123,24 @@ class ShellVariables:
             value = array
         elif append and before is not None:
             value = _appended(before, value)
+        elif isinstance(before, dict) and isinstance(value, str) and before:
+            value = {**before, "0": value}
         self.record.spend(
             len(value) if isinstance(value, str) else sum(map(len, value.values())) + WORD * len(value)
         )
         self.variables[name] = value
+        if self.exports_all:
+            self.exported.add(name)
+
+    def forget(self, name: str, key: str | None = None) -> None:
+        """Unset a variable or one element of an array."""
+        name = self.target(name)
+        found = self.variables.get(name)
+        if key is None or key in ("@", "*"):
+            self.variables.pop(name, None)
+            self.attributes.pop(name, None)
+        elif isinstance(found, dict):
+            self.variables[name] = {one: value for one, value in found.items() if one != key}
 
     def unset(self, name: str) -> str:
         """Note a variable that only the outside sets."""

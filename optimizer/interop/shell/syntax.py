@@ -29,6 +29,11 @@ _BETWEEN = re.compile(rf"(?<==)({_VALUE})[ \t]+(?=[A-Za-z_]\w*\+?=)")
 _NAME_BEFORE_MARK = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)(?=[-+*\[%@^!?~#/,:=.])")
 
 
+_COMPARED = re.compile(r"(?<!\[)\[ ([^\]\n]*) \\([<>]) ([^\]\n]*) \](?!\])")
+_LAST_BLANK = re.compile(r"^([^'\"#\n]*[^\\'\"#\n])\\[ \t]+$", re.MULTILINE)
+"""A backslash before a blank at the end of a line: a word of one blank, which ends the command."""
+
+
 @cache
 def _parser() -> Parser:
     """Build the parser when the first script is read: importing the grammar costs more than most commands."""
@@ -51,6 +56,7 @@ def _plainer(text: str) -> str:
 
     Two assignments alone on a line take the next line for their command, and ``$N+`` ends in a bare dollar sign.
     """
+    text = _LAST_BLANK.sub(r"\1' '", _COMPARED.sub(r"[[ \1 \2 \3 ]]", text))
     text = _NAME_BEFORE_MARK.sub(r"${\1}", text)
     return _ASSIGNMENTS.sub(lambda match: match[1] + _BETWEEN.sub(r"\1; ", match[2]), text)
 
