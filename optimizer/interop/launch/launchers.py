@@ -19,6 +19,12 @@ LAUNCHERS = {
             reader="import_swift",
             sign=r"^[ \t]*([A-Z_]+=\S*[ \t]+)*(megatron|swift) (pt|sft|rlhf)\b",
         ),
+        LaunchFormat(
+            kind="nemo",
+            reader="import_nemo",
+            sign=r"^  (activations_checkpoint_granularity|megatron_amp_O2|mcore_gpt|encoder_seq_length):"
+            r"|megatron_gpt_(pretraining|finetuning|sft)\w*\.py\b|\.(pretrain|finetune)_recipe\b|\bnemo llm (pretrain|finetune)\b",
+        ),
         LaunchFormat(kind="primus", reader="import_primus", sign=r"^[ \t]+pre_trainer:"),
         LaunchFormat(kind="axolotl", reader="import_axolotl", sign=r"^base_model:|^sequence_len:"),
         LaunchFormat(

@@ -130,7 +130,7 @@ def import_run_config(text: str, file: str = "") -> ImportedJob:
     notes: list[str] = []
     merged = _merged(data, notes)
     _check_lengths(data, file)
-    return _job(_Config(merged, file=file), None, notes, None)
+    return bridge_job(_Config(merged, file=file), None, notes, None)
 
 
 def _merged(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> 
     fields = (_Config if known else ArgFields)(
         merged, file=file, unsaid=" and ".join(text for text in (unsaid, command.unsaid) if text)
     )
-    return _job(fields, command.gpus, notes, recipe, known=known)
+    return bridge_job(fields, command.gpus, notes, recipe, known=known)
 
 
 def _option(words: Sequence[str], flag: str) -> str | None:
@@ -267,7 +267,7 @@ def _override_value(text: str, key: str, file: str) -> Any:
         raise input_error(f"cannot read {shorten(text)!r}", "a YAML value", key=key, file=file) from None
 
 
-def _job(
+def bridge_job(
     fields: ArgFields, gpus: int | None, notes: list[str], recipe: str | None, *, known: bool = False
 ) -> ImportedJob:
     """Build the job; ``known``: the fields hold what the recipe sets, not the command alone."""
