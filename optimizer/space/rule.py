@@ -124,6 +124,11 @@ def everywhere(rows: LayoutBatch) -> BoolArray:
     return np.ones(len(rows), dtype=bool)
 
 
+def mask(condition: Any) -> BoolArray:
+    """Return a comparison of columns, which numpy's types leave open, as a mask."""
+    return np.asarray(condition, dtype=bool)
+
+
 def search_rules(rules: Iterable[Rule], ctx: Context) -> tuple[Rule, ...]:
     """Select the rules that shape the declared space."""
     return tuple(rule for rule in rules if rule.applies(ctx) and not rule.launch_only)

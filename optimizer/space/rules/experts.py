@@ -10,7 +10,7 @@ import numpy as np
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_C
 from layoutopt.optimizer.space.repairs import first_of, lowered, regrouped, setting
-from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, Rule, everywhere, varying
+from layoutopt.optimizer.space.rule import EVERY, MEGATRONS, Rule, everywhere, mask, varying
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def _experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if not ctx.experts:
-        result: BoolArray = rows.ep == 1
-        return result
+        return mask(rows.ep == 1)
     divides: BoolArray = ctx.experts % rows.ep == 0
     return divides
 
@@ -46,8 +45,7 @@ def expert_dp(rows: LayoutBatch, ctx: Context) -> IntArray:
 
 
 def _product(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.tp * rows.cp * rows.dp) % (expert_etp(rows, ctx) * rows.ep) == 0
-    return result
+    return mask((rows.tp * rows.cp * rows.dp) % (expert_etp(rows, ctx) * rows.ep) == 0)
 
 
 def _product_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -67,8 +65,7 @@ def _product_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _divides_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.dp % rows.ep == 0
-    return result
+    return mask(rows.dp % rows.ep == 0)
 
 
 def _divides_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -77,8 +74,7 @@ def _divides_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _without_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.ep == 1) | (rows.cp == 1)
-    return result
+    return mask((rows.ep == 1) | (rows.cp == 1))
 
 
 def _without_cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -86,13 +82,11 @@ def _without_cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _etp_is_tp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.etp == rows.tp
-    return result if ctx.experts else everywhere(rows)
+    return mask(rows.etp == rows.tp) if ctx.experts else everywhere(rows)
 
 
 def _etp_is_one(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.etp == 1
-    return result if ctx.experts else everywhere(rows)
+    return mask(rows.etp == 1) if ctx.experts else everywhere(rows)
 
 
 def _etp_one_or_tp(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -125,8 +119,7 @@ def _biased_experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _expert_width(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if ctx.model.moe is None:
         return everywhere(rows)
-    result: BoolArray = ctx.model.moe.ffn % rows.etp == 0
-    return result
+    return mask(ctx.model.moe.ffn % rows.etp == 0)
 
 
 def _expert_width_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -136,8 +129,11 @@ def _expert_width_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _one_domain(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.ep <= ctx.cluster.nvlink_domain
-    return result if ctx.options.dispatcher == "hybridep" else everywhere(rows)
+    return (
+        mask(rows.ep <= ctx.cluster.nvlink_domain)
+        if ctx.options.dispatcher == "hybridep"
+        else everywhere(rows)
+    )
 
 
 def _one_domain_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -150,8 +146,7 @@ def _kernel_dispatch(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if ctx.options.dispatcher not in ("deepep", "hybridep"):
         return everywhere(rows)
     tokens = rows.micro_batch * ctx.training.sequence_length
-    result: BoolArray = (rows.ep > 1) & (tokens % (rows.cp * rows.tp) == 0)
-    return result
+    return mask((rows.ep > 1) & (tokens % (rows.cp * rows.tp) == 0))
 
 
 def _kernel_dispatch_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -173,6 +168,33 @@ _NO_ETP = frozenset(
 _EP_FOLD = frozenset({"tp", "cp", "dp", "ep", "etp"})
 _PARALLEL_STATE = "NVIDIA/Megatron-LM core/parallel_state.py"
 
+_EXPERT_PRODUCT = Rule(
+    name="expert_world_product",
+    formula="(tp * cp * dp) % (etp * ep) = 0",
+    reason="the expert grid re-uses the ranks of a pipeline stage; ep may exceed dp",
+    source=_PARALLEL_STATE
+    + "; torchtitan parallel_dims.py; deepspeedai/DeepSpeed runtime/engine.py (AutoEP)",
+    reads=_EP_FOLD,
+    holds=_product,
+    detail=_product_detail,
+    repair=lowered("ep", "etp"),
+    valid=varying("ep", "etp"),
+    frameworks=EVERY - MEGATRONS,
+)
+
+_ETP = Rule(
+    name="etp_supported",
+    formula="etp = 1 or etp = tp",
+    reason="--enable-expert-tensor-parallelism is a switch",
+    source="deepspeedai/Megatron-DeepSpeed megatron/arguments.py",
+    reads=frozenset({"tp", "etp"}),
+    holds=_etp_one_or_tp,
+    detail=_etp_detail,
+    repair=first_of(setting(etp=1), _etp_as_tp),
+    valid=varying("etp"),
+    frameworks=frozenset({Framework.MEGATRON_DEEPSPEED}),
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         name="experts_mod_ep",
@@ -185,29 +207,11 @@ RULES: tuple[Rule, ...] = (
         repair=lowered("ep"),
         valid=varying("ep"),
     ),
-    Rule(
-        name="expert_world_product",
-        formula="(tp * cp * dp) % (etp * ep) = 0",
-        reason="the expert grid re-uses the ranks of a pipeline stage; ep may exceed dp",
-        source=_PARALLEL_STATE
-        + "; torchtitan parallel_dims.py; deepspeedai/DeepSpeed runtime/engine.py (AutoEP)",
-        reads=_EP_FOLD,
-        holds=_product,
-        detail=_product_detail,
-        repair=lowered("ep", "etp"),
-        valid=varying("ep", "etp"),
-        frameworks=EVERY - MEGATRONS,
-    ),
-    Rule(
-        name="expert_world_product",
+    _EXPERT_PRODUCT,
+    replace(
+        _EXPERT_PRODUCT,
         formula="GPUs % (etp * ep * pp) = 0",
-        reason="the expert grid re-uses the ranks of a pipeline stage; ep may exceed dp",
         source=_PARALLEL_STATE + ", core 0.10",
-        reads=_EP_FOLD,
-        holds=_product,
-        detail=_product_detail,
-        repair=lowered("ep", "etp"),
-        valid=varying("ep", "etp"),
         frameworks=MEGATRONS,
         since=(0, 10),
     ),
@@ -236,75 +240,47 @@ RULES: tuple[Rule, ...] = (
         frameworks=MEGATRONS,
         until=(0, 8),
     ),
-    Rule(
-        name="etp_supported",
+    replace(
+        _ETP,
         formula="etp = tp",
         reason="an expert-tensor degree of its own came with core 0.10",
         source="NVIDIA/Megatron-LM arguments.py, core 0.10",
-        reads=frozenset({"tp", "etp"}),
         holds=_etp_is_tp,
-        detail=_etp_detail,
-        repair=first_of(setting(etp=1), _etp_as_tp),
-        valid=varying("etp"),
         frameworks=MEGATRONS,
         until=(0, 10),
     ),
-    Rule(
-        name="etp_supported",
+    replace(
+        _ETP,
         formula="etp = 1",
         reason="experts aren't split by tensor parallelism here",
-        source=(
-            "deepspeedai/DeepSpeed module_inject/auto_ep_config.py; NVIDIA-NeMo/Automodel (FSDP2 and expert"
-            " parallelism)"
-        ),
+        source="deepspeedai/DeepSpeed module_inject/auto_ep_config.py; NVIDIA-NeMo/Automodel (FSDP2 and expert"
+        " parallelism)",
         reads=frozenset({"etp"}),
         holds=_etp_is_one,
-        detail=_etp_detail,
-        repair=first_of(setting(etp=1), _etp_as_tp),
-        valid=varying("etp"),
         frameworks=_NO_ETP,
     ),
-    Rule(
-        name="etp_supported",
+    replace(
+        _ETP,
         formula="etp = 1 if ep > 1 else etp = tp",
-        reason=(
-            "without expert parallelism tensor parallelism splits experts too; an expert-tensor degree of their own was"
-            " removed on 2026-04-30"
-        ),
+        reason="without expert parallelism tensor parallelism splits experts too; an expert-tensor degree of their own was"
+        " removed on 2026-04-30",
         source="pytorch/torchtitan parallel_dims.py, models/common/moe_sharding.py",
         reads=frozenset({"tp", "ep", "etp"}),
         holds=_etp_of_pytorch,
-        detail=_etp_detail,
-        repair=first_of(setting(etp=1), _etp_as_tp),
-        valid=varying("etp"),
         frameworks=frozenset({Framework.TORCHTITAN}),
         since=ERA_C,
     ),
-    Rule(
-        name="etp_supported",
+    replace(
+        _ETP,
         formula="etp = 1 or etp = tp, the latter if ep = 1",
         reason="the earlier eras know no other expert-tensor degree, and none without expert parallelism",
         source="pytorch/torchtitan parallel_dims.py, models/llama4/infra/parallelize.py apply_moe_ep_tp, v0.2.2",
         reads=frozenset({"tp", "ep", "etp"}),
         holds=_etp_of_toml,
-        detail=_etp_detail,
-        repair=first_of(setting(etp=1), _etp_as_tp),
-        valid=varying("etp"),
         frameworks=frozenset({Framework.TORCHTITAN}),
         until=ERA_C,
     ),
-    Rule(
-        name="etp_supported",
-        formula="etp = 1 or etp = tp",
-        reason="--enable-expert-tensor-parallelism is a switch",
-        source="deepspeedai/Megatron-DeepSpeed megatron/arguments.py",
-        reads=frozenset({"tp", "etp"}),
-        holds=_etp_one_or_tp,
-        detail=_etp_detail,
-        repair=first_of(setting(etp=1), _etp_as_tp),
-        valid=varying("etp"),
-        frameworks=frozenset({Framework.MEGATRON_DEEPSPEED}),
-    ),
+    _ETP,
     Rule(
         name="biased_experts_etp",
         formula="biased expert layers => etp = 1",

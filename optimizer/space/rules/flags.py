@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, mask
 from layoutopt.optimizer.space.rules.recompute import per_entry
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
@@ -60,8 +60,7 @@ def _batch_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
         rows, ctx
     )
     chunks = (rows.pp == 1) | (rows.vp > 1)
-    result: BoolArray = (rows.ep > 1) & chunks & plain & (flags and ctx.model.mtp_layers <= 1)
-    return result
+    return mask((rows.ep > 1) & chunks & plain & (flags and ctx.model.mtp_layers <= 1))
 
 
 def _batch_overlap_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -91,19 +90,16 @@ def _shared_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _sequence_parallel(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.sp == 1
-    return result
+    return mask(rows.sp == 1)
 
 
 def _no_sequence_parallel(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.sp == 0
-    return result
+    return mask(rows.sp == 0)
 
 
 def _activation_offload(rows: LayoutBatch, ctx: Context) -> BoolArray:
     plain = per_entry(lambda recompute, _: recompute.granularity is Granularity.NONE)(rows, ctx)
-    result: BoolArray = (rows.pp == 1) & plain
-    return result
+    return mask((rows.pp == 1) & plain)
 
 
 def _aware_optimizer(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -115,8 +111,7 @@ def _connections(rows: LayoutBatch, ctx: Context) -> BoolArray:
     one = ctx.options.cuda_device_max_connections == 1
     ordered = ((rows.tp > 1) | (rows.cp > 1)) & (not ctx.cluster.gpu.generation.ordered_streams)
     sharded = rows.zero >= 2
-    result: BoolArray = (~sharded | ordered) if one else (~ordered | sharded)
-    return result
+    return mask((~sharded | ordered) if one else (~ordered | sharded))
 
 
 def _connections_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -132,8 +127,7 @@ def _connections_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _exact_vocabulary(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = ctx.model.vocab % rows.tp == 0
-    return result
+    return mask(ctx.model.vocab % rows.tp == 0)
 
 
 def _vocabulary_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -150,8 +144,7 @@ def padded_vocabulary(vocab: int, tp: int) -> int:
 
 
 def _graphs(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.pp == 1) & ((rows.ep == 1) | _fixed(rows, ctx.options.dispatcher == "hybridep"))
-    return result
+    return mask((rows.pp == 1) & ((rows.ep == 1) | _fixed(rows, ctx.options.dispatcher == "hybridep")))
 
 
 def _stated(name: str, flag: str, holds: Callable[..., BoolArray], detail: Detail, **more: object) -> Rule:

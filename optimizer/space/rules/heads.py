@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from layoutopt.optimizer.space.rule import (
     TORCH_PIPELINES,
     Rule,
     everywhere,
+    mask,
     varying,
 )
 
@@ -28,8 +30,7 @@ if TYPE_CHECKING:
 
 
 def _heads(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = ctx.model.heads % rows.tp == 0
-    return result if ctx.has_attention else everywhere(rows)
+    return mask(ctx.model.heads % rows.tp == 0) if ctx.has_attention else everywhere(rows)
 
 
 def _heads_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -47,15 +48,13 @@ def _valid_tp(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[in
 
 def _kv_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """Every rank holds the same whole number of key-value heads."""
-    result: BoolArray = ctx.model.kv_heads % rows.tp == 0
-    return result if _counts_kv(ctx) else everywhere(rows)
+    return mask(ctx.model.kv_heads % rows.tp == 0) if _counts_kv(ctx) else everywhere(rows)
 
 
 def _kv_repeat(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """As ``_kv_split``, or each head is repeated on the same whole number of ranks."""
     kv = ctx.model.kv_heads
-    result: BoolArray = (kv % rows.tp == 0) | (rows.tp % kv == 0)
-    return result if _counts_kv(ctx) else everywhere(rows)
+    return mask((kv % rows.tp == 0) | (rows.tp % kv == 0)) if _counts_kv(ctx) else everywhere(rows)
 
 
 def _counts_kv(ctx: Context) -> bool:
@@ -85,8 +84,7 @@ def _mamba(rows: LayoutBatch, ctx: Context) -> BoolArray:
     mamba = ctx.model.mamba
     if mamba is None:
         return everywhere(rows)
-    result: BoolArray = (mamba.heads % rows.tp == 0) & (mamba.groups % rows.tp == 0)
-    return result
+    return mask((mamba.heads % rows.tp == 0) & (mamba.groups % rows.tp == 0))
 
 
 def _mamba_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -99,14 +97,12 @@ def _mamba_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _linear(rows: LayoutBatch, ctx: Context) -> BoolArray:
     linear = ctx.model.linear
-    result: BoolArray = everywhere(rows) if linear is None else linear.key_heads % rows.tp == 0
-    return result
+    return mask(everywhere(rows) if linear is None else linear.key_heads % rows.tp == 0)
 
 
 def _linear_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
     linear = ctx.model.linear
-    result: BoolArray = everywhere(rows) if linear is None else linear.key_heads % (rows.tp * rows.cp) == 0
-    return result
+    return mask(everywhere(rows) if linear is None else linear.key_heads % (rows.tp * rows.cp) == 0)
 
 
 def _linear_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -138,99 +134,76 @@ _TP = frozenset({"tp"})
 _UNEVEN_HEADS = (0, 12, 4)
 """DeepSpeed release from which AutoTP shards heads unevenly (deepspeedai/DeepSpeed#4697)."""
 
-HEAD_RULES: tuple[Rule, ...] = (
-    Rule(
-        name="heads_mod_tp",
-        formula="heads % tp = 0",
-        reason="attention heads are split over tensor-parallel ranks",
-        source=(
-            "NVIDIA/Megatron-LM transformer_config.py; torchtitan models/common/decoder.py; nanotron "
-            "config/config.py"
-        ),
-        reads=_TP,
-        holds=_heads,
-        detail=_heads_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
-        frameworks=EVERY - {Framework.DEEPSPEED},
+_HEADS_SPLIT = Rule(
+    name="heads_mod_tp",
+    formula="heads % tp = 0",
+    reason="attention heads are split over tensor-parallel ranks",
+    source=(
+        "NVIDIA/Megatron-LM transformer_config.py; torchtitan models/common/decoder.py; nanotron "
+        "config/config.py"
     ),
-    Rule(
-        name="heads_mod_tp",
-        formula="heads % tp = 0",
+    reads=_TP,
+    holds=_heads,
+    detail=_heads_detail,
+    repair=lowered("tp"),
+    valid=_valid_tp,
+    frameworks=EVERY - {Framework.DEEPSPEED},
+)
+
+_KV_SPLIT = Rule(
+    name="kv_heads_mod_tp",
+    formula="kv_heads % tp = 0 or tp % kv_heads = 0",
+    reason="key-value heads are split over tensor-parallel ranks, or each is repeated on whole ranks",
+    source="Shoeybi et al. 2019, section 3; Ainslie et al. 2023 (grouped-query attention)",
+    reads=_TP,
+    holds=_kv_repeat,
+    detail=_kv_detail,
+    repair=lowered("tp"),
+    valid=_valid_tp,
+    frameworks=FREEST | {Framework.MEGATRON_DEEPSPEED, Framework.ACCELERATE, Framework.LLM_FOUNDRY},
+)
+
+HEAD_RULES: tuple[Rule, ...] = (
+    _HEADS_SPLIT,
+    replace(
+        _HEADS_SPLIT,
         reason="attention heads are split over tensor-parallel ranks; this release has no uneven shards",
         source="deepspeedai/DeepSpeed#3634, #4697",
-        reads=_TP,
-        holds=_heads,
-        detail=_heads_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
         frameworks=frozenset({Framework.DEEPSPEED}),
         until=_UNEVEN_HEADS,
     ),
-    Rule(
-        name="heads_mod_tp",
-        formula="heads % tp = 0",
+    replace(
+        _HEADS_SPLIT,
         reason="uneven head shards launch, but the rank with one head more sets the pace: not searched",
         source="deepspeedai/DeepSpeed runtime/engine.py",
-        reads=_TP,
-        holds=_heads,
-        detail=_heads_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
         frameworks=frozenset({Framework.DEEPSPEED}),
         since=_UNEVEN_HEADS,
         search_only=True,
     ),
-    Rule(
-        name="kv_heads_mod_tp",
-        formula="kv_heads % tp = 0 or tp % kv_heads = 0",
-        reason="key-value heads are split over tensor-parallel ranks, or each is repeated on whole ranks",
+    replace(
+        _KV_SPLIT,
         source="NVIDIA/Megatron-LM transformer_config.py, core 0.16",
-        reads=_TP,
-        holds=_kv_repeat,
-        detail=_kv_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
         frameworks=MEGATRONS,
         since=(0, 16),
     ),
-    Rule(
-        name="kv_heads_mod_tp",
+    replace(
+        _KV_SPLIT,
         formula="kv_heads % tp = 0",
         reason="key-value heads are split over tensor-parallel ranks and not repeated before core 0.16",
         source="NVIDIA/Megatron-LM transformer_config.py, core 0.15",
-        reads=_TP,
         holds=_kv_split,
-        detail=_kv_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
         frameworks=MEGATRONS,
         until=(0, 16),
     ),
-    Rule(
-        name="kv_heads_mod_tp",
+    replace(
+        _KV_SPLIT,
         formula="kv_heads % tp = 0",
         reason="key-value heads are split over tensor-parallel ranks and never repeated",
         source="torchtitan models/common/decoder.py; nanotron config/config.py",
-        reads=_TP,
         holds=_kv_split,
-        detail=_kv_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
         frameworks=TORCH_PIPELINES | {Framework.NANOTRON},
     ),
-    Rule(
-        name="kv_heads_mod_tp",
-        formula="kv_heads % tp = 0 or tp % kv_heads = 0",
-        reason="key-value heads are split over tensor-parallel ranks, or each is repeated on whole ranks",
-        source="Shoeybi et al. 2019, section 3; Ainslie et al. 2023 (grouped-query attention)",
-        reads=_TP,
-        holds=_kv_repeat,
-        detail=_kv_detail,
-        repair=lowered("tp"),
-        valid=_valid_tp,
-        frameworks=FREEST | {Framework.MEGATRON_DEEPSPEED, Framework.ACCELERATE, Framework.LLM_FOUNDRY},
-    ),
+    _KV_SPLIT,
     Rule(
         name="heads_mod_kv_heads",
         formula="heads % kv_heads = 0",

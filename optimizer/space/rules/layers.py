@@ -9,7 +9,7 @@ import numpy as np
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.space.repairs import regrouped
-from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, varying
+from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, mask, varying
 from layoutopt.optimizer.space.stage_splits import boxes
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def _slots(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.pp == 1) | (rows.pp * rows.vp <= ctx.blocks + 2)
-    return result
+    return mask((rows.pp == 1) | (rows.pp * rows.vp <= ctx.blocks + 2))
 
 
 def _slots_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -37,8 +36,7 @@ def _slots_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _chunks_need_ranks(least: int) -> Callable[[LayoutBatch, Context], BoolArray]:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        result: BoolArray = (rows.vp == 1) | (rows.pp >= least)
-        return result
+        return mask((rows.vp == 1) | (rows.pp >= least))
 
     return holds
 
@@ -60,14 +58,12 @@ def _split_layers(ctx: Context) -> int:
 
 
 def _even(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = _split_layers(ctx) % rows.pp == 0
-    return result
+    return mask(_split_layers(ctx) % rows.pp == 0)
 
 
 def _even_chunks(rows: LayoutBatch, ctx: Context) -> BoolArray:
     layers = _split_layers(ctx)
-    result: BoolArray = (layers % rows.pp != 0) | (layers // rows.pp % rows.vp == 0)
-    return result
+    return mask((layers % rows.pp != 0) | (layers // rows.pp % rows.vp == 0))
 
 
 def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -143,18 +139,15 @@ def _windows_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _no_pipeline(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.pp == 1
-    return result
+    return mask(rows.pp == 1)
 
 
 def _tied(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.pp == 1
-    return result if ctx.model.tied_embeddings else everywhere(rows)
+    return mask(rows.pp == 1) if ctx.model.tied_embeddings else everywhere(rows)
 
 
 def _mtp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.pp == 1
-    return result if ctx.model.mtp_layers else everywhere(rows)
+    return mask(rows.pp == 1) if ctx.model.mtp_layers else everywhere(rows)
 
 
 def _says(text: str) -> Detail:

@@ -9,7 +9,7 @@ import numpy as np
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.orders import same_order
 from layoutopt.optimizer.space.repairs import default_order
-from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere, mask
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Axis
 from layoutopt.optimizer.topology.mesh import mesh_valid
@@ -43,8 +43,7 @@ def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _same_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
     last = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
-    result: BoolArray = last | (rows.pp == 1) | (expert_dp(rows, ctx) == rows.dp)
-    return result
+    return mask(last | (rows.pp == 1) | (expert_dp(rows, ctx) == rows.dp))
 
 
 def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -56,8 +55,7 @@ def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _plain_ranks(rows: LayoutBatch, ctx: Context) -> BoolArray:
     default = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
-    result: BoolArray = default | (rows.pp == 1) | ((rows.cp == 1) & (rows.ep == 1))
-    return result
+    return mask(default | (rows.pp == 1) | ((rows.cp == 1) & (rows.ep == 1)))
 
 
 def _plain_ranks_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -82,8 +80,7 @@ def _grid_nests_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _fsdp_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
     default = np.array([order == DEFAULT_MESH_ORDER for order in rows.codebook.orders])[rows.order]
-    result: BoolArray = (rows.zero < 2) | default | (rows.pp == 1)
-    return result
+    return mask((rows.zero < 2) | default | (rows.pp == 1))
 
 
 def _fsdp_order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.optimizers import OPTIMIZERS
 from layoutopt.optimizer.frameworks.registry import abilities_of
-from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, mask
 from layoutopt.optimizer.specs.vocabulary import MuonSharing, Optimizer, Saver
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def _supported_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _sharded_weights(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.zero < 2) | (ctx.training.optimizer.kind in _ELEMENT_WISE)
-    return result
+    return mask((rows.zero < 2) | (ctx.training.optimizer.kind in _ELEMENT_WISE))
 
 
 def _zero_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -49,15 +48,13 @@ def _zero_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _owners(rows: LayoutBatch, ctx: Context) -> BoolArray:
     owner = _orthogonal(ctx) and ctx.training.optimizer.distribution is MuonSharing.OWNER
-    result: BoolArray = rows.zero >= 1
-    return result if owner else everywhere(rows)
+    return mask(rows.zero >= 1) if owner else everywhere(rows)
 
 
 def _whole_state(rows: LayoutBatch, ctx: Context) -> BoolArray:
     way = ctx.training.optimizer.distribution
     shared = _orthogonal(ctx) and way in (MuonSharing.DUPLICATED, MuonSharing.DISTRIBUTED)
-    result: BoolArray = rows.zero == 0
-    return result if shared else everywhere(rows)
+    return mask(rows.zero == 0) if shared else everywhere(rows)
 
 
 def _savers(rows: LayoutBatch, ctx: Context) -> BoolArray:

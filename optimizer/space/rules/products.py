@@ -8,7 +8,7 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.repairs import MESH, regrouped, setting
-from layoutopt.optimizer.space.rule import EVERY, Rule, varying
+from layoutopt.optimizer.space.rule import EVERY, Rule, mask, varying
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +39,7 @@ def _world_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple
 
 def _batch(rows: LayoutBatch, ctx: Context) -> BoolArray:
     batch = ctx.training.global_batch
-    result: BoolArray = rows.dp * rows.micro_batch * rows.micro_batches == batch
-    return result
+    return mask(rows.dp * rows.micro_batch * rows.micro_batches == batch)
 
 
 def _batch_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -91,8 +90,7 @@ def _absent(axis: str) -> Rule:
         degrees = getattr(rows, axis)
         if axis not in abilities_of(ctx.framework, ctx.release).fixed_axes:
             return np.ones(len(degrees), dtype=bool)
-        result: BoolArray = degrees == 1
-        return result
+        return mask(degrees == 1)
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
         degree = getattr(layout, axis)

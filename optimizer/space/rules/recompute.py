@@ -8,7 +8,7 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.repairs import known_modules, without_modules
-from layoutopt.optimizer.space.rule import EVERY, FREEST, MEGATRONS, TORCH_PIPELINES, Rule
+from layoutopt.optimizer.space.rule import EVERY, FREEST, MEGATRONS, TORCH_PIPELINES, Rule, mask
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision
 
@@ -27,8 +27,7 @@ def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
     """Build a predicate that judges the batch's recompute entries, whatever the degrees."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        result: BoolArray = np.array([fits(r, ctx) for r in rows.codebook.recomputes])[rows.recompute]
-        return result
+        return mask(np.array([fits(r, ctx) for r in rows.codebook.recomputes])[rows.recompute])
 
     return holds
 
@@ -115,8 +114,7 @@ def _eight_bit(rows: LayoutBatch, ctx: Context) -> BoolArray:
         rows, ctx
     )
     eight_bit = np.array([p is Precision.FP8 for p in rows.codebook.precisions])[rows.precision]
-    result: BoolArray = ~(discards & eight_bit)
-    return result
+    return mask(~(discards & eight_bit))
 
 
 def _delayed_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:

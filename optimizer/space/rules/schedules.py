@@ -11,7 +11,7 @@ from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.repairs import first_of, known_schedule, lowered, setting
 from layoutopt.optimizer.space.rows import default_schedule
-from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, varying
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, mask, varying
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -51,18 +51,15 @@ def _fewer_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _enough(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.pp == 1) | (rows.micro_batches >= rows.pp)
-    return result
+    return mask((rows.pp == 1) | (rows.micro_batches >= rows.pp))
 
 
 def _enough_interleaved(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.vp == 1) | _enough(rows, ctx)
-    return result
+    return mask((rows.vp == 1) | _enough(rows, ctx))
 
 
 def _enough_but_one(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.micro_batches >= rows.pp - 1
-    return result
+    return mask(rows.micro_batches >= rows.pp - 1)
 
 
 def _is(rows: LayoutBatch, *schedules: Schedule) -> BoolArray:
@@ -80,8 +77,7 @@ def _groups(rows: LayoutBatch, ctx: Context) -> BoolArray:
     group = ctx.options.microbatch_group or rows.pp
     rest = rows.micro_batches % group
     fits = (group >= rows.pp) & (group <= rows.micro_batches) & ((rest == 0) | (rest >= rows.pp))
-    result: BoolArray = (rows.vp == 1) | (rows.pp == 1) | fits
-    return result
+    return mask((rows.vp == 1) | (rows.pp == 1) | fits)
 
 
 def _groups_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -94,15 +90,13 @@ def _groups_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _multiple(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.vp == 1) | (rows.micro_batches % rows.pp == 0)
-    return result
+    return mask((rows.vp == 1) | (rows.micro_batches % rows.pp == 0))
 
 
 def _rounds(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """PyTorch runs m // pp rounds of equally many micro-batches."""
     rounds = np.maximum(rows.micro_batches // rows.pp, 1)
-    result: BoolArray = ~_is(rows, Schedule.INTERLEAVED) | (rows.micro_batches % rounds == 0)
-    return result
+    return mask(~_is(rows, Schedule.INTERLEAVED) | (rows.micro_batches % rounds == 0))
 
 
 def _rounds_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -128,8 +122,7 @@ def _per_schedule(
 
 
 def _chunk_bounds(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.vp >= model.min_chunks) & (rows.vp <= (model.max_chunks or rows.vp))
-    return result
+    return mask((rows.vp >= model.min_chunks) & (rows.vp <= (model.max_chunks or rows.vp)))
 
 
 def _micro_batch_bounds(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -137,8 +130,7 @@ def _micro_batch_bounds(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -
         return everywhere(rows)
     enough = rows.micro_batches >= model.min_micro_batches * rows.pp
     even = (rows.pp % 2 == 0) & (rows.micro_batches % 2 == 0)
-    result: BoolArray = enough & even if model.even else enough
-    return result
+    return mask(enough & even if model.even else enough)
 
 
 def _launchable(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -181,91 +173,81 @@ _PP_VP_M = frozenset({"pp", "vp", "micro_batches"})
 _PIPE_M = frozenset({"pp", "micro_batches"})
 _PIPELINES = "torch/distributed/pipelining/schedules.py"
 
+_FILLED = Rule(
+    name="microbatches_ge_pp",
+    formula="vp > 1 => m >= pp",
+    reason="the interleaved schedule fills every rank before its first backward",
+    source=_SCHEDULES_PY,
+    reads=_PP_VP_M,
+    holds=_enough_interleaved,
+    detail=_fewer_detail,
+    repair=lowered("vp", "pp"),
+    valid=varying("pp", "micro_batches"),
+    frameworks=MEGATRONS,
+)
+
+_GROUPS = Rule(
+    name="interleaved_groups",
+    formula="vp > 1 => pp <= N <= m and m % N in {0} or >= pp, N = group size, by default pp",
+    reason="a last group smaller than the pipeline would stall it",
+    source=_SCHEDULES_PY,
+    reads=_PP_VP_M,
+    holds=_groups,
+    detail=_groups_detail,
+    repair=lowered("vp", "pp"),
+    valid=varying("pp", "micro_batches"),
+    frameworks=MEGATRONS,
+    since=(0, 10),
+)
+
+_ROUNDS = Rule(
+    name="interleaved_rounds",
+    formula="interleaved => m % max(1, m // pp) = 0",
+    reason="PyTorch runs equally many micro-batches in every round",
+    source=_PIPELINES,
+    reads=frozenset({"pp", "micro_batches", "schedule"}),
+    holds=_rounds,
+    detail=_rounds_detail,
+    repair=lowered("vp", "pp"),
+    valid=varying("micro_batches"),
+    frameworks=TORCH_PIPELINES,
+)
+
 _MICRO_BATCH_RULES = (
-    Rule(
-        name="microbatches_ge_pp",
-        formula="vp > 1 => m >= pp",
-        reason="the interleaved schedule fills every rank before its first backward",
-        source=_SCHEDULES_PY,
-        reads=_PP_VP_M,
-        holds=_enough_interleaved,
-        detail=_fewer_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("pp", "micro_batches"),
-        frameworks=MEGATRONS,
-    ),
-    Rule(
-        name="microbatches_ge_pp",
+    _FILLED,
+    replace(
+        _FILLED,
         formula="1f1b => m >= pp",
         reason="PyTorch's 1F1B raises when there are fewer micro-batches than stages",
         source=_PIPELINES,
         reads=frozenset({"pp", "micro_batches", "schedule"}),
         holds=_enough_1f1b,
-        detail=_fewer_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("pp", "micro_batches"),
         frameworks=TORCH_PIPELINES,
     ),
-    Rule(
-        name="microbatches_ge_pp",
+    replace(
+        _FILLED,
         formula="m >= pp - 1",
         reason="the pipeline engine asserts it",
         source="huggingface/nanotron parallel/pipeline_parallel/engine.py",
         reads=_PIPE_M,
         holds=_enough_but_one,
-        detail=_fewer_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("pp", "micro_batches"),
         frameworks=frozenset({Framework.NANOTRON}),
     ),
-    Rule(
-        name="interleaved_groups",
-        formula="vp > 1 => pp <= N <= m and m % N in {0} or >= pp, N = group size, by default pp",
-        reason="a last group smaller than the pipeline would stall it",
-        source=_SCHEDULES_PY,
-        reads=_PP_VP_M,
-        holds=_groups,
-        detail=_groups_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("pp", "micro_batches"),
-        frameworks=MEGATRONS,
-        since=(0, 10),
-    ),
-    Rule(
-        name="interleaved_groups",
+    _GROUPS,
+    replace(
+        _GROUPS,
         formula="vp > 1 => m % pp = 0",
         reason="groups of other sizes came with core 0.10",
         source=_SCHEDULES_PY + ", core 0.9",
-        reads=_PP_VP_M,
         holds=_multiple,
-        detail=_groups_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("pp", "micro_batches"),
-        frameworks=MEGATRONS,
         until=(0, 10),
+        since=(),
     ),
-    Rule(
-        name="interleaved_rounds",
-        formula="interleaved => m % max(1, m // pp) = 0",
-        reason="PyTorch runs equally many micro-batches in every round",
-        source=_PIPELINES,
-        reads=frozenset({"pp", "micro_batches", "schedule"}),
-        holds=_rounds,
-        detail=_rounds_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("micro_batches"),
-        frameworks=TORCH_PIPELINES,
-    ),
-    Rule(
-        name="interleaved_rounds",
-        formula="interleaved => m % max(1, m // pp) = 0",
+    _ROUNDS,
+    replace(
+        _ROUNDS,
         reason="no order of operations runs rounds of different lengths",
         source=f"{_SCHEDULES_PY}; {_PIPELINES}",
-        reads=frozenset({"pp", "micro_batches", "schedule"}),
-        holds=_rounds,
-        detail=_rounds_detail,
-        repair=lowered("vp", "pp"),
-        valid=varying("micro_batches"),
         frameworks=FREEST,
     ),
     Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from layoutopt.optimizer.space.rule import (
     TORCH_PIPELINES,
     Rule,
     everywhere,
+    mask,
     varying,
 )
 from layoutopt.optimizer.specs.vocabulary import CpComm
@@ -43,8 +45,7 @@ def sequence_multiple(tp: int, cp: int, *, sp: bool) -> int:
 
 def _sequence(rows: LayoutBatch, ctx: Context) -> BoolArray:
     multiple = rows.cp * np.lcm(np.where(rows.cp > 1, 2, 1), np.where(rows.sp > 0, rows.tp, 1))
-    result: BoolArray = ctx.training.sequence_length % multiple == 0
-    return result
+    return mask(ctx.training.sequence_length % multiple == 0)
 
 
 def _sequence_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -63,8 +64,7 @@ def _packed_multiple(rows: LayoutBatch) -> IntArray:
 
 def _packed(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """torchtitan C packs a micro-batch into one row of tokens before splitting it."""
-    result: BoolArray = (rows.micro_batch * ctx.training.sequence_length) % _packed_multiple(rows) == 0
-    return result
+    return mask((rows.micro_batch * ctx.training.sequence_length) % _packed_multiple(rows) == 0)
 
 
 def _packed_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -75,8 +75,7 @@ def _packed_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _sequence_toml(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = ctx.training.sequence_length % (rows.tp * 2 * rows.cp) == 0
-    return result
+    return mask(ctx.training.sequence_length % (rows.tp * 2 * rows.cp) == 0)
 
 
 def _sequence_toml_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -91,8 +90,7 @@ def _ulysses(rows: LayoutBatch, ctx: Context, *, repeat: bool) -> BoolArray:
     kv_fits = kv % rows.cp == 0
     if repeat:
         kv_fits = kv_fits | (rows.cp % kv == 0)
-    result: BoolArray = (heads % rows.cp == 0) & kv_fits
-    return result
+    return mask((heads % rows.cp == 0) & kv_fits)
 
 
 def _ulysses_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -115,8 +113,7 @@ def _ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _window(rows: LayoutBatch, ctx: Context) -> BoolArray:
     ring = ctx.options.cp_comm in (CpComm.P2P, CpComm.A2A_P2P) and ctx.options.cp_windows is None
-    result: BoolArray = rows.cp == 1
-    return result if ring and ctx.has_windows else everywhere(rows)
+    return mask(rows.cp == 1) if ring and ctx.has_windows else everywhere(rows)
 
 
 def _window_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -127,13 +124,11 @@ def _window_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _chosen(rows: LayoutBatch, ctx: Context) -> BoolArray:
     other = ctx.options.cp_comm is not CpComm.ALL_GATHER and ctx.model.indexer is not None
-    result: BoolArray = rows.cp == 1
-    return result if other else everywhere(rows)
+    return mask(rows.cp == 1) if other else everywhere(rows)
 
 
 def _chosen_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.cp == 1
-    return result if ctx.model.indexer is not None else everywhere(rows)
+    return mask(rows.cp == 1) if ctx.model.indexer is not None else everywhere(rows)
 
 
 def _chosen_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -148,8 +143,7 @@ def _chosen_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _moe_sp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.tp == 1) | (rows.sp == 1)
-    return result if ctx.experts else everywhere(rows)
+    return mask((rows.tp == 1) | (rows.sp == 1)) if ctx.experts else everywhere(rows)
 
 
 def _moe_sp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -157,8 +151,7 @@ def _moe_sp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _sp_or_ulysses(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.sp == 0) | (rows.cp == 1)
-    return result
+    return mask((rows.sp == 0) | (rows.cp == 1))
 
 
 def _sp_or_ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -166,13 +159,11 @@ def _sp_or_ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _sp_off(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.sp == 0
-    return everywhere(rows) if abilities_of(ctx.framework, ctx.release).sp else result
+    return everywhere(rows) if abilities_of(ctx.framework, ctx.release).sp else mask(rows.sp == 0)
 
 
 def _sp_on(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.tp == 1) | (rows.sp == 1)
-    return result
+    return mask((rows.tp == 1) | (rows.sp == 1))
 
 
 def _sp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -181,8 +172,7 @@ def _sp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _ulysses_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.cp == 1) | ((rows.tp == 1) & (rows.pp == 1))
-    return result
+    return mask((rows.cp == 1) | ((rows.tp == 1) & (rows.pp == 1)))
 
 
 def _ulysses_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -192,8 +182,7 @@ def _ulysses_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _no_cp_unless(allowed: Callable[[Context], bool]) -> Holds:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        result: BoolArray = rows.cp == 1
-        return everywhere(rows) if allowed(ctx) else result
+        return everywhere(rows) if allowed(ctx) else mask(rows.cp == 1)
 
     return holds
 
@@ -203,6 +192,35 @@ def _cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 _TE = "TransformerEngine attention/dot_product_attention/context_parallel.py"
+
+_ULYSSES = Rule(
+    name="ulysses_heads",
+    formula="(heads/tp) % cp = 0 and ((kv_heads/tp) % cp = 0 or cp % (kv_heads/tp) = 0)",
+    reason=(
+        "all-to-all context parallelism scatters heads over the context ranks, repeating key-value heads"
+    ),
+    source="Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3",
+    reads=frozenset({"tp", "cp"}),
+    holds=_ulysses_stated,
+    detail=_ulysses_detail,
+    repair=lowered("cp"),
+    valid=varying("cp"),
+    frameworks=FREEST | {Framework.ACCELERATE},
+    flag="cp_comm",
+)
+
+_MTP_CP = Rule(
+    name="mtp_with_cp",
+    formula="multi-token prediction => cp = 1",
+    reason="the prediction layers shift tokens across the pieces of the sequence, which this framework refuses",
+    source="pytorch/torchtitan models/common/mtp.py",
+    reads=frozenset({"cp"}),
+    holds=_no_cp_unless(lambda ctx: not ctx.model.mtp_layers),
+    detail=_cp_detail,
+    repair=regrouped(cp=1),
+    valid=varying("cp", limit=1),
+    frameworks=TORCH_PIPELINES,
+)
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -246,45 +264,22 @@ RULES: tuple[Rule, ...] = (
         frameworks=frozenset({Framework.TORCHTITAN}),
         until=ERA_C,
     ),
-    Rule(
-        name="ulysses_heads",
+    replace(
+        _ULYSSES,
         formula="(heads/tp) % cp = 0 and (kv_heads/tp) % cp = 0",
         reason="all-to-all context parallelism scatters heads over the context ranks",
         source=_TE,
-        reads=frozenset({"tp", "cp"}),
         holds=_ulysses_split,
-        detail=_ulysses_detail,
-        repair=lowered("cp"),
-        valid=varying("cp"),
         frameworks=MEGATRONS,
-        flag="cp_comm",
     ),
-    Rule(
-        name="ulysses_heads",
-        formula="(heads/tp) % cp = 0 and ((kv_heads/tp) % cp = 0 or cp % (kv_heads/tp) = 0)",
-        reason=(
-            "all-to-all context parallelism scatters heads over the context ranks, repeating key-value heads"
-        ),
-        source="Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3",
-        reads=frozenset({"tp", "cp"}),
-        holds=_ulysses_stated,
-        detail=_ulysses_detail,
-        repair=lowered("cp"),
-        valid=varying("cp"),
-        frameworks=FREEST | {Framework.ACCELERATE},
-        flag="cp_comm",
-    ),
-    Rule(
-        name="ulysses_heads",
-        formula="(heads/tp) % cp = 0 and ((kv_heads/tp) % cp = 0 or cp % (kv_heads/tp) = 0)",
+    _ULYSSES,
+    replace(
+        _ULYSSES,
         reason="Ulysses is the only context parallelism here and scatters heads over its ranks",
         source="deepspeedai/DeepSpeed sequence/layer.py",
-        reads=frozenset({"tp", "cp"}),
         holds=_ulysses_always,
-        detail=_ulysses_detail,
-        repair=lowered("cp"),
-        valid=varying("cp"),
         frameworks=frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED}),
+        flag="",
     ),
     Rule(
         name="sparse_needs_gathered_cp",
@@ -391,28 +386,10 @@ RULES: tuple[Rule, ...] = (
         valid=varying("cp", limit=1),
         frameworks=frozenset({Framework.NANOTRON}),
     ),
-    Rule(
-        name="mtp_with_cp",
-        formula="multi-token prediction => cp = 1",
-        reason="the prediction layers shift tokens across the pieces of the sequence, which this framework refuses",
-        source="pytorch/torchtitan models/common/mtp.py",
-        reads=frozenset({"cp"}),
-        holds=_no_cp_unless(lambda ctx: not ctx.model.mtp_layers),
-        detail=_cp_detail,
-        repair=regrouped(cp=1),
-        valid=varying("cp", limit=1),
-        frameworks=TORCH_PIPELINES,
-    ),
-    Rule(
-        name="mtp_with_cp",
-        formula="multi-token prediction => cp = 1",
-        reason="the prediction layers shift tokens across the pieces of the sequence, which this framework refuses",
+    _MTP_CP,
+    replace(
+        _MTP_CP,
         source="NVIDIA/Megatron-LM training/arguments.py, core 0.12 and 0.13",
-        reads=frozenset({"cp"}),
-        holds=_no_cp_unless(lambda ctx: not ctx.model.mtp_layers),
-        detail=_cp_detail,
-        repair=regrouped(cp=1),
-        valid=varying("cp", limit=1),
         frameworks=frozenset({Framework.MEGATRON}),
         until=(0, 14),
     ),

@@ -9,14 +9,7 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.repairs import first_of, lowered, setting
-from layoutopt.optimizer.space.rule import (
-    EVERY,
-    FREEST,
-    TORCH_PIPELINES,
-    Rule,
-    everywhere,
-    varying,
-)
+from layoutopt.optimizer.space.rule import EVERY, FREEST, TORCH_PIPELINES, Rule, everywhere, mask, varying
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.specs.vocabulary import Axis
 from layoutopt.optimizer.topology.mesh import dense_axes
@@ -33,8 +26,7 @@ if TYPE_CHECKING:
 def _divides(rows: LayoutBatch, ctx: Context) -> BoolArray:
     group, shard = rows.dp * rows.cp, rows.hsdp_shard
     fits = (shard > 1) & (shard <= group) & (group % np.maximum(shard, 1) == 0) & (rows.zero > 0)
-    result: BoolArray = (shard == 0) | fits
-    return result
+    return mask((shard == 0) | fits)
 
 
 def _divides_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -53,8 +45,7 @@ def _divides_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tup
 def _grouped(rows: LayoutBatch, ctx: Context) -> BoolArray:
     stages = abilities_of(ctx.framework, ctx.release).hsdp_zero
     whole = (rows.hsdp_shard == 0) | (rows.hsdp_shard == rows.dp * rows.cp)
-    result: BoolArray = whole | np.isin(rows.zero, stages)
-    return result
+    return mask(whole | np.isin(rows.zero, stages))
 
 
 def _grouped_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -73,8 +64,7 @@ def _replicas(rows: LayoutBatch) -> IntArray:
 def _replicas_fit(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if not ctx.experts:
         return everywhere(rows)
-    result: BoolArray = expert_dp(rows, ctx) % np.maximum(_replicas(rows), 1) == 0
-    return result
+    return mask(expert_dp(rows, ctx) % np.maximum(_replicas(rows), 1) == 0)
 
 
 def _replicas_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -107,8 +97,7 @@ def _nests_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _whole_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.hsdp_shard % rows.cp == 0
-    return result
+    return mask(rows.hsdp_shard % rows.cp == 0)
 
 
 def _whole_cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -121,8 +110,7 @@ def _holds_experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """Expert groups are cut out of one shard group: dp_shard * cp * tp."""
     whole = rows.dp * rows.cp
     shard = np.where(rows.hsdp_shard > 0, rows.hsdp_shard, np.where(rows.zero == 0, rows.cp, whole))
-    result: BoolArray = (shard * rows.tp) % (rows.ep * (rows.etp if ctx.experts else 1)) == 0
-    return result
+    return mask((shard * rows.tp) % (rows.ep * (rows.etp if ctx.experts else 1)) == 0)
 
 
 def _holds_experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:

@@ -11,12 +11,7 @@ from layoutopt.optimizer.frameworks.record import TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, of_family
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B
 from layoutopt.optimizer.space.repairs import nearest_zero, setting
-from layoutopt.optimizer.space.rule import (
-    MEGATRONS,
-    TORCH_PIPELINES,
-    Rule,
-    everywhere,
-)
+from layoutopt.optimizer.space.rule import MEGATRONS, TORCH_PIPELINES, Rule, everywhere, mask
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
 if TYPE_CHECKING:
@@ -41,13 +36,11 @@ def _stage_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple
 
 
 def _whole_gradients(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.zero < 2) | (rows.pp == 1)
-    return result
+    return mask((rows.zero < 2) | (rows.pp == 1))
 
 
 def _pipeline_engine(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = rows.zero < 2
-    return result if ctx.options.pipeline_module else everywhere(rows)
+    return mask(rows.zero < 2) if ctx.options.pipeline_module else everywhere(rows)
 
 
 def _zero_pp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -61,19 +54,16 @@ def _zero_pp_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tup
 
 
 def _ddp_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.zero > 0) | (rows.dp == 1) | ((rows.tp == 1) & (rows.cp == 1) & (rows.pp == 1))
-    return result
+    return mask((rows.zero > 0) | (rows.dp == 1) | ((rows.tp == 1) & (rows.cp == 1) & (rows.pp == 1)))
 
 
 def _replicas_need_shards(rows: LayoutBatch, ctx: Context) -> BoolArray:
     alone = (rows.tp * rows.cp == 1) | (rows.dp == 1)
-    result: BoolArray = alone | ((rows.zero > 0) & (rows.hsdp_shard != rows.cp))
-    return result
+    return mask(alone | ((rows.zero > 0) & (rows.hsdp_shard != rows.cp)))
 
 
 def _ddp_without_cp(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.zero > 0) | (rows.cp == 1)
-    return result
+    return mask((rows.zero > 0) | (rows.cp == 1))
 
 
 def _savers_need(least: int) -> Holds:
@@ -81,8 +71,7 @@ def _savers_need(least: int) -> Holds:
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         uses = np.array([bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers in rows.codebook.formats])
-        result: BoolArray = ~uses[rows.precision] | _sharded(rows, least)
-        return result
+        return mask(~uses[rows.precision] | _sharded(rows, least))
 
     return holds
 
@@ -98,8 +87,7 @@ def _savers_open_need(least: int) -> Holds:
 
 
 def _sharded(rows: LayoutBatch, least: int) -> BoolArray:
-    result: BoolArray = (rows.zero >= least) | (rows.dp * rows.cp == 1)
-    return result
+    return mask((rows.zero >= least) | (rows.dp * rows.cp == 1))
 
 
 def _savers_need_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -144,8 +132,7 @@ def _ddp_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[i
 
 
 def _auto_ep(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    result: BoolArray = (rows.zero < 3) | (rows.ep == 1) | ((rows.tp == 1) & (rows.cp == 1))
-    return result
+    return mask((rows.zero < 3) | (rows.ep == 1) | ((rows.tp == 1) & (rows.cp == 1)))
 
 
 def _auto_ep_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -158,8 +145,7 @@ def _fsdp2(rows: LayoutBatch, ctx: Context) -> BoolArray:
         return everywhere(rows)
     half = np.array([p is Precision.FP16 for p in rows.codebook.precisions])[rows.precision]
     fits = (rows.pp == 1) & (rows.ep == 1) & (rows.zero >= 2) & ~half
-    result: BoolArray = fits & np.full(len(rows), not ctx.model.tied_embeddings)
-    return result
+    return mask(fits & np.full(len(rows), not ctx.model.tied_embeddings))
 
 
 def _fsdp2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -171,8 +157,7 @@ def _fsdp2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 def _fsdp_v2(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if ctx.options.megatron_fsdp_version != 2:
         return everywhere(rows)
-    result: BoolArray = (rows.zero < 2) | ((rows.pp == 1) & (rows.tp == 1) & (rows.cp == 1))
-    return result
+    return mask((rows.zero < 2) | ((rows.pp == 1) & (rows.tp == 1) & (rows.cp == 1)))
 
 
 def _fsdp_v2_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -184,6 +169,33 @@ _OPTIMIZER_SAVERS = {Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER}
 _ZERO_PP = frozenset({"zero", "pp"})
 _MEGATRON_FSDP = "NVIDIA/Megatron-LM arguments.py, docs megatron_fsdp.md"
 _DEEPSPEEDS = of_family(TrainerFamily.DEEPSPEED_ENGINE)
+
+_ZERO_PP = Rule(
+    name="zero_with_pp",
+    formula="zero >= 2 => pp = 1",
+    reason="the pipeline needs whole gradients over all micro-batches",
+    source="deepspeedai/DeepSpeed runtime/pipe/engine.py",
+    reads=_ZERO_PP,
+    holds=_whole_gradients,
+    detail=_zero_pp_detail,
+    repair=setting(zero=1, hsdp_shard=None),
+    valid=_zero_pp_valid,
+    frameworks=_DEEPSPEEDS,
+)
+
+_DDP = Rule(
+    name="ddp_alone",
+    formula="replicas and (tp > 1 or cp > 1) => dp_shard > 1",
+    reason="replicas alone, without shards, aren't combined with tp or cp",
+    source="huggingface/accelerate parallelism_config.py",
+    reads=frozenset({"zero", "hsdp_shard", "tp", "cp", "dp"}),
+    axis="zero",
+    holds=_replicas_need_shards,
+    detail=_ddp_detail,
+    repair=setting(zero=2),
+    valid=_ddp_valid,
+    frameworks=frozenset({Framework.ACCELERATE}),
+)
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -198,71 +210,32 @@ RULES: tuple[Rule, ...] = (
         repair=nearest_zero,
         valid=_stage_valid,
     ),
-    Rule(
-        name="zero_with_pp",
-        formula="zero >= 2 => pp = 1",
-        reason="the pipeline needs whole gradients over all micro-batches",
-        source="deepspeedai/DeepSpeed runtime/pipe/engine.py",
-        reads=_ZERO_PP,
-        holds=_whole_gradients,
-        detail=_zero_pp_detail,
-        repair=setting(zero=1, hsdp_shard=None),
-        valid=_zero_pp_valid,
-        frameworks=_DEEPSPEEDS,
-    ),
-    Rule(
-        name="zero_with_pp",
+    _ZERO_PP,
+    replace(
+        _ZERO_PP,
         formula="pipeline engine => zero < 2",
         reason="the pipeline engine refuses ZeRO-2 and 3 even with one stage",
-        source="deepspeedai/DeepSpeed runtime/pipe/engine.py",
-        reads=_ZERO_PP,
         holds=_pipeline_engine,
-        detail=_zero_pp_detail,
-        repair=setting(zero=1, hsdp_shard=None),
-        valid=_zero_pp_valid,
-        frameworks=_DEEPSPEEDS,
         flag="pipeline_module",
     ),
-    Rule(
-        name="zero_with_pp",
-        formula="zero >= 2 => pp = 1",
+    replace(
+        _ZERO_PP,
         reason="Megatron-FSDP with a pipeline isn't refused, but no run of it is known: not searched",
         source=_MEGATRON_FSDP,
-        reads=_ZERO_PP,
-        holds=_whole_gradients,
-        detail=_zero_pp_detail,
-        repair=setting(zero=1, hsdp_shard=None),
-        valid=_zero_pp_valid,
         frameworks=MEGATRONS,
         search_only=True,
     ),
-    Rule(
-        name="ddp_alone",
+    replace(
+        _DDP,
         formula="zero = 0 and dp > 1 => tp = cp = pp = 1",
         reason="plain data parallelism isn't combined with other axes in this era",
         source="pytorch/torchtitan v0.2.2 (DDP has not supported > 1D parallelism)",
         reads=frozenset({"zero", "tp", "cp", "pp", "dp"}),
-        axis="zero",
         holds=_ddp_alone,
-        detail=_ddp_detail,
-        repair=setting(zero=2),
-        valid=_ddp_valid,
         frameworks=frozenset({Framework.TORCHTITAN}),
         until=ERA_B,
     ),
-    Rule(
-        name="ddp_alone",
-        formula="replicas and (tp > 1 or cp > 1) => dp_shard > 1",
-        reason="replicas alone, without shards, aren't combined with tp or cp",
-        source="huggingface/accelerate parallelism_config.py",
-        reads=frozenset({"zero", "hsdp_shard", "tp", "cp", "dp"}),
-        axis="zero",
-        holds=_replicas_need_shards,
-        detail=_ddp_detail,
-        repair=setting(zero=2),
-        valid=_ddp_valid,
-        frameworks=frozenset({Framework.ACCELERATE}),
-    ),
+    _DDP,
     Rule(
         name="ddp_without_cp",
         formula="zero = 0 => cp = 1",
