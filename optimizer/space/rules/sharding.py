@@ -170,7 +170,7 @@ _ZERO_PP = frozenset({"zero", "pp"})
 _MEGATRON_FSDP = "NVIDIA/Megatron-LM arguments.py, docs megatron_fsdp.md"
 _DEEPSPEEDS = of_family(TrainerFamily.DEEPSPEED_ENGINE)
 
-_ZERO_PP = Rule(
+_WHOLE_GRADIENTS = Rule(
     name="zero_with_pp",
     formula="zero >= 2 => pp = 1",
     reason="the pipeline needs whole gradients over all micro-batches",
@@ -210,16 +210,16 @@ RULES: tuple[Rule, ...] = (
         repair=nearest_zero,
         valid=_stage_valid,
     ),
-    _ZERO_PP,
+    _WHOLE_GRADIENTS,
     replace(
-        _ZERO_PP,
+        _WHOLE_GRADIENTS,
         formula="pipeline engine => zero < 2",
         reason="the pipeline engine refuses ZeRO-2 and 3 even with one stage",
         holds=_pipeline_engine,
         flag="pipeline_module",
     ),
     replace(
-        _ZERO_PP,
+        _WHOLE_GRADIENTS,
         reason="Megatron-FSDP with a pipeline isn't refused, but no run of it is known: not searched",
         source=_MEGATRON_FSDP,
         frameworks=MEGATRONS,
