@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
-from layoutopt.optimizer.specs.kinds import SWITCH, LayerKind, quantity, unknown_word, whole, word
+from layoutopt.optimizer.specs.kinds import SWITCH, FieldKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import (
     IndexerSpec,
@@ -170,7 +170,7 @@ def _read_window_pattern(value: Any) -> tuple[bool, ...]:
     return tuple(WINDOW_WORDS[item] for item in words)
 
 
-WINDOW_PATTERN = LayerKind(
+WINDOW_PATTERN = FieldKind(
     read=_read_window_pattern,
     schema={"anyOf": [{"const": "alternating"}, {"type": "array", "items": {"enum": list(WINDOW_WORDS)}}]},
 )
@@ -200,8 +200,8 @@ def _read_pattern(value: Any) -> tuple[LayerShape, ...]:
     return tuple(_layer_kind(item) for item in value)
 
 
-LAYER_KIND = LayerKind(read=_layer_kind, schema={"enum": list(LAYER_KINDS)})
-LAYER_PATTERN = LayerKind(read=_read_pattern, schema={"type": "array", "items": {"enum": list(LAYER_KINDS)}})
+LAYER_KIND = FieldKind(read=_layer_kind, schema={"enum": list(LAYER_KINDS)})
+LAYER_PATTERN = FieldKind(read=_read_pattern, schema={"type": "array", "items": {"enum": list(LAYER_KINDS)}})
 
 
 class BlockFile(FileModel):
@@ -263,7 +263,7 @@ def _read_layer_norms(value: Any) -> int:
     raise input_error(f"{shown(value)} norms per layer", "2, 1 (one that attention and MLP share) or 4")
 
 
-LAYER_NORMS = LayerKind(read=_read_layer_norms, schema={"enum": [1, 2, 4]})
+LAYER_NORMS = FieldKind(read=_read_layer_norms, schema={"enum": [1, 2, 4]})
 
 
 def _window_mapping(value: Any) -> Any:

@@ -13,7 +13,7 @@ from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import catalog, entry_name
 from layoutopt.optimizer.specs.gpu_file import MAX_GPUS, Bandwidth, GpuFile, OptionalFabric
-from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, LayerKind, as_kind_error, quantity, whole
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, FieldKind, as_kind_error, quantity, whole
 from layoutopt.optimizer.specs.printable import as_name
 from layoutopt.optimizer.specs.reference_fabric import LEAF_LATENCY_S
 from layoutopt.optimizer.specs.units import (
@@ -102,7 +102,7 @@ def _read_constant(name: str, item: object) -> float:
     return number
 
 
-CALIBRATION = LayerKind(
+CALIBRATION = FieldKind(
     read=_read_calibration,
     schema={
         "type": "object",
@@ -124,7 +124,7 @@ def _read_graph(value: object) -> Any:
     )
 
 
-GRAPH = LayerKind(read=_read_graph, schema={"type": ["object", "string"]})
+GRAPH = FieldKind(read=_read_graph, schema={"type": ["object", "string"]})
 
 
 @as_kind_error

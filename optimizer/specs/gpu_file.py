@@ -10,7 +10,7 @@ from layoutopt.optimizer.specs.cluster import GpuSpec
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.gpu_catalog import generations
-from layoutopt.optimizer.specs.kinds import NAME, SOURCE, LayerKind, quantity, unknown_word, whole, word
+from layoutopt.optimizer.specs.kinds import NAME, SOURCE, FieldKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.units import BANDWIDTH, BYTES, FLOP_RATE, POWER, parse_quantity, shown
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
 
@@ -44,8 +44,8 @@ def _read_flops(value: object) -> dict[Precision, float]:
     return rates
 
 
-ARCHITECTURE = LayerKind(read=_read_architecture, schema={"enum": list(ARCHITECTURES)})
-FLOPS = LayerKind(
+ARCHITECTURE = FieldKind(read=_read_architecture, schema={"enum": list(ARCHITECTURES)})
+FLOPS = FieldKind(
     read=_read_flops,
     schema={
         "type": "object",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKind:
+class FieldKind:
     """A kind of value: how it is read, and its JSON Schema. Use as ``Annotated[int, whole()]``."""
 
     read: Callable[[Any], Any]
@@ -50,7 +50,7 @@ def as_kind_error(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def whole(least: int = 1, most: int = 1_000_000_000) -> LayerKind:
+def whole(least: int = 1, most: int = 1_000_000_000) -> FieldKind:
     """Return the kind of whole numbers in a range."""
     allowed = (
         f"a whole number from {least} to {most}" if most < 1_000_000_000 else f"a whole number from {least}"
@@ -67,12 +67,12 @@ def whole(least: int = 1, most: int = 1_000_000_000) -> LayerKind:
             raise input_error(f"{shown(value)} is out of range", f"a whole number from {least} to {most}")
         return int(number)
 
-    return LayerKind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
+    return FieldKind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
 
 
 def quantity(
     dimension: Dimension, *, least: float | None = None, most: float | None = None, above: float | None = 0.0
-) -> LayerKind:
+) -> FieldKind:
     """Return the kind of quantities of a dimension, above 0 unless ``least`` is given."""
     above = None if least is not None else above
 
@@ -90,7 +90,7 @@ def quantity(
     number |= {"exclusiveMinimum": above} if above is not None else {}
     number |= {"minimum": least} if least is not None else {}
     number |= {"maximum": most} if most is not None else {}
-    return LayerKind(
+    return FieldKind(
         read=read, schema={"anyOf": [number, {"type": "string", "description": dimension.examples}]}
     )
 
@@ -101,7 +101,7 @@ def _read_switch(value: Any) -> bool:
     return value
 
 
-SWITCH = LayerKind(read=_read_switch, schema={"type": "boolean"})
+SWITCH = FieldKind(read=_read_switch, schema={"type": "boolean"})
 
 
 def _read_line(value: Any) -> str:
@@ -111,7 +111,7 @@ def _read_line(value: Any) -> str:
     return value.strip()
 
 
-NAME = LayerKind(read=_read_line, schema={"type": "string"})
+NAME = FieldKind(read=_read_line, schema={"type": "string"})
 
 
 def _read_source(value: Any) -> tuple[str, ...]:
@@ -121,12 +121,12 @@ def _read_source(value: Any) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in parts)
 
 
-SOURCE = LayerKind(
+SOURCE = FieldKind(
     read=_read_source, schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 )
 
 
-def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> LayerKind:
+def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> FieldKind:
     """Return the kind of the words of an enumeration; ``aliases`` are further spellings."""
     table: dict[str, StrEnum] = {str(item.value): item for item in words} | dict(aliases or {})
     listed = [str(item.value) for item in words]
@@ -136,10 +136,10 @@ def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> 
             return table[value.lower()]
         raise unknown_word(value, listed, among=table)
 
-    return LayerKind(read=read, schema={"enum": listed})
+    return FieldKind(read=read, schema={"enum": listed})
 
 
-def choice(table: Mapping[str, Any]) -> LayerKind:
+def choice(table: Mapping[str, Any]) -> FieldKind:
     """Return the kind of the words of a table, read as the table's values."""
 
     def read(value: Any) -> Any:
@@ -147,7 +147,7 @@ def choice(table: Mapping[str, Any]) -> LayerKind:
             return table[value.lower()]
         raise unknown_word(value, table)
 
-    return LayerKind(read=read, schema={"enum": list(table)})
+    return FieldKind(read=read, schema={"enum": list(table)})
 
 
 def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | None = None) -> InputError:

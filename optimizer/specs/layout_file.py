@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from layoutopt.optimizer.specs.document import Document, plain_scalar
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.file_model import FileModel, validate
-from layoutopt.optimizer.specs.kinds import SWITCH, LayerKind, as_kind_error, unknown_word, whole, word
+from layoutopt.optimizer.specs.kinds import SWITCH, FieldKind, as_kind_error, unknown_word, whole, word
 from layoutopt.optimizer.specs.layout import Recompute, VirtualStage
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
@@ -89,7 +89,7 @@ def _read_modules(value: Any) -> tuple[str, ...]:
     return _modules(value)
 
 
-MODULES = LayerKind(read=_read_modules, schema={"type": "array", "items": {"enum": list(MODULE_NAMES)}})
+MODULES = FieldKind(read=_read_modules, schema={"type": "array", "items": {"enum": list(MODULE_NAMES)}})
 
 
 class RecomputeFile(FileModel):
@@ -138,7 +138,7 @@ def _read_savers(value: Any) -> tuple[Saver, ...]:
     return tuple(sorted({Saver(name) for name in listed}))
 
 
-SAVERS = LayerKind(read=_read_savers, schema={"type": "array", "items": {"enum": list(SAVER_NAMES)}})
+SAVERS = FieldKind(read=_read_savers, schema={"type": "array", "items": {"enum": list(SAVER_NAMES)}})
 
 
 def _read_counts(value: Any) -> dict[str, int]:
@@ -149,7 +149,7 @@ def _read_counts(value: Any) -> dict[str, int]:
     return dict(value)
 
 
-COUNTS = LayerKind(
+COUNTS = FieldKind(
     read=_read_counts, schema={"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
 )
 Layers = Annotated[int, whole(least=0, most=MAX_LAYERS)]
@@ -229,7 +229,7 @@ def _read_order(value: Any) -> str:
     return "-".join(axes)
 
 
-ORDER = LayerKind(
+ORDER = FieldKind(
     read=_read_order, schema={"type": "string", "examples": ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]}
 )
 
