@@ -12,6 +12,10 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Gra
 PREFIX = "parallelism_config_"
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp8": Precision.FP8}
+SETTINGS = "deepspeed_config_file"
+DEEPSPEED_STAGE = 2
+"""ACCELERATE_DEEPSPEED_ZERO_STAGE where it is not set (accelerate/utils/dataclasses.py)."""
+
 SUPPORTED = ("FSDP", "MULTI_GPU", "DEEPSPEED", "NO")
 
 
@@ -27,7 +31,7 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
     gpus = root.integer("num_processes", least=1)
     parallel, fsdp = root.section("parallelism_config"), root.section("fsdp_config")
     deepspeed = root.section("deepspeed_config")
-    zero = _zero(kind.upper(), fsdp, deepspeed)
+    zero = _zero(kind.upper(), fsdp, deepspeed, notes)
     layout = _layout(parallel, fsdp, zero, gpus, root)
     words = root.text("mixed_precision")
     return ImportedJob(
@@ -37,34 +41,49 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
         options=_options(parallel, fsdp, deepspeed, notes),
         gpus=gpus,
         notes=tuple(notes),
-        missing=_missing(gpus, words, layout),
+        missing=_missing(gpus, words, layout, fsdp, deepspeed),
     )
 
 
-def _zero(kind: str, fsdp: Fields, deepspeed: Fields) -> int:
+def _zero(kind: str, fsdp: Fields, deepspeed: Fields, notes: list[str]) -> int | None:
+    """Return the ZeRO stage, None where another file states it."""
     if kind == "DEEPSPEED":
-        return deepspeed.integer("zero_stage", most=3) or 0
+        stage = deepspeed.integer("zero_stage", most=3)
+        if stage is None and deepspeed.text(SETTINGS) is None:
+            notes.append(f"assumed: zero_stage {DEEPSPEED_STAGE}, accelerate's default")
+            return DEEPSPEED_STAGE
+        return stage
     if kind != "FSDP":
         return 0
-    strategy = fsdp.text("fsdp_sharding_strategy")
-    version = fsdp.integer("fsdp_version", least=1, most=2) or 1
-    if version == 1 and strategy is not None:
-        names = list(STRATEGIES)
-        name = names[int(strategy) - 1] if strategy in {"1", "2", "3", "4", "5"} else strategy
-        if name not in STRATEGIES:
-            raise fsdp.fail("fsdp_sharding_strategy", f"{shorten(strategy)!r} is not known", ", ".join(names))
-        return STRATEGIES[name]
+    strategy = _strategy(fsdp)
+    if strategy is not None:
+        return STRATEGIES[strategy]
     return 2 if fsdp.flag("fsdp_reshard_after_forward") is False else 3
 
 
-def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: Fields) -> PartialLayout:
+def _strategy(fsdp: Fields) -> str | None:
+    """Return the sharding strategy of FSDP 1 by name; FSDP 2 has none."""
+    _, strategy = fsdp.find("fsdp_sharding_strategy")
+    if strategy is None or (fsdp.integer("fsdp_version", least=1, most=2) or 1) > 1:
+        return None
+    names = list(STRATEGIES)
+    name = names[int(strategy) - 1] if str(strategy) in {"1", "2", "3", "4", "5"} else str(strategy).upper()
+    if name not in STRATEGIES:
+        raise fsdp.fail("fsdp_sharding_strategy", f"{shorten(strategy)!r} is not known", ", ".join(names))
+    return name
+
+
+def _layout(
+    parallel: Fields, fsdp: Fields, zero: int | None, gpus: int | None, root: Fields
+) -> PartialLayout:
     sizes = {
         name: parallel.count(f"{PREFIX}{name}_size")
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     }
     # without a parallelism configuration all processes shard, or all replicate
     if not parallel.data:
-        sizes["dp_shard" if zero else "dp_replicate"] = gpus or 1
+        sizes["dp_shard" if zero != 0 else "dp_replicate"] = gpus or 1
+        _share_out(sizes, fsdp, gpus, root)
     product = 1
     for size in sizes.values():
         product *= size
@@ -76,7 +95,7 @@ def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: F
         raise parallel.fail(f"{PREFIX}sp_size", "context and Ulysses parallelism exclude each other")
     context = sizes["cp"] * sizes["sp"]
     hybrid = sizes["dp_replicate"] > 1 and sizes["dp_shard"] > 1
-    full = fsdp.on("fsdp_activation_checkpointing")
+    full = fsdp.flag("fsdp_activation_checkpointing")
     return PartialLayout(
         tp=sizes["tp"],
         sp=False,
@@ -86,12 +105,21 @@ def _layout(parallel: Fields, fsdp: Fields, zero: int, gpus: int | None, root: F
         ep=1,
         etp=1,
         dp=sizes["dp_replicate"] * sizes["dp_shard"] if gpus is not None or parallel.data else None,
-        zero=zero if sizes["dp_shard"] * context > 1 else 0,
+        zero=zero if sizes["dp_shard"] * context > 1 or zero is None or gpus is None else 0,
         hsdp_shard=sizes["dp_shard"] * context if hybrid and zero else None,
-        recompute=Recompute(granularity=Granularity.FULL) if full else Recompute(),
+        # the training script may turn it on as well
+        recompute=None if full is None else Recompute(granularity=Granularity.FULL) if full else Recompute(),
         schedule=Schedule.NONE,
         mesh_order=DEFAULT_MESH_ORDER,
     )
+
+
+def _share_out(sizes: dict[str, int], fsdp: Fields, gpus: int | None, root: Fields) -> None:
+    """Let FSDP 1's hybrid strategies shard in each machine and replicate over machines."""
+    machines = root.integer("num_machines", least=1) or 1
+    hybrid = (_strategy(fsdp) or "").startswith("HYBRID")
+    if hybrid and gpus is not None and gpus % machines == 0:
+        sizes["dp_shard"], sizes["dp_replicate"] = gpus // machines, machines
 
 
 def _options(parallel: Fields, fsdp: Fields, deepspeed: Fields, notes: list[str]) -> JobOptions:
@@ -109,8 +137,14 @@ def _options(parallel: Fields, fsdp: Fields, deepspeed: Fields, notes: list[str]
     return JobOptions(cp_comm=comm, optimizer_offload=1.0 if offload else None)
 
 
-def _missing(gpus: int | None, words: str | None, layout: PartialLayout) -> tuple[str, ...]:
+def _missing(
+    gpus: int | None, words: str | None, layout: PartialLayout, fsdp: Fields, deepspeed: Fields
+) -> tuple[str, ...]:
     missing = ["the model", "sequence length", "micro-batch and global batch (in the training script)"]
+    if layout.zero is None:
+        missing.append(f"the ZeRO stage (in {shorten(deepspeed.text(SETTINGS))})")
+    if layout.recompute is None:
+        missing.append("activation checkpointing (fsdp_activation_checkpointing, or in the training script)")
     if gpus is None and layout.dp is None:
         missing.append("num_processes")
     if words not in PRECISIONS:

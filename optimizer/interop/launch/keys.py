@@ -30,6 +30,22 @@ LAYOUT_WORDS = re.compile(
 """Keys whose meaning may change a layout."""
 
 
+SWITCHES = (
+    "sequence_parallel", "use_distributed_optimizer", "use_megatron_fsdp", "overlap_grad_reduce",
+    "overlap_param_gather", "tp_comm_overlap", "moe_shared_expert_overlap", "moe_enable_deepep",
+    "optimizer_cpu_offload", "use_precision_aware_optimizer", "use_torch_fsdp2", "bf16", "fp16",
+)  # fmt: skip
+"""Megatron-LM's switches that concern a layout."""
+
+
+def with_truths(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Read 0 and 1 of a switch as false and true, as Python does."""
+    return {
+        key: bool(value) if key in SWITCHES and type(value) is int and value in (0, 1) else value
+        for key, value in data.items()
+    }
+
+
 def with_defaults(data: dict[str, Any], defaults: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Put a launcher's defaults where nothing is stated, and say so."""
     unstated = {key: value for key, value in defaults.items() if data.get(key) is None}

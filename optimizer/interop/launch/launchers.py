@@ -23,7 +23,8 @@ LAUNCHERS = {
             kind="nemo",
             reader="import_nemo",
             sign=r"^  (activations_checkpoint_granularity|megatron_amp_O2|mcore_gpt|encoder_seq_length):"
-            r"|megatron_gpt_(pretraining|finetuning|sft)\w*\.py\b|\.(pretrain|finetune)_recipe\b|\bnemo llm (pretrain|finetune)\b",
+            r"|megatron_gpt_(pretraining|finetuning|sft)\w*\.py\b|\.(pretrain|finetune)_recipe\b"
+            r"|\bnemo llm (pretrain|finetune)\b",
         ),
         LaunchFormat(kind="primus", reader="import_primus", sign=r"^[ \t]+pre_trainer:"),
         LaunchFormat(kind="axolotl", reader="import_axolotl", sign=r"^base_model:|^sequence_len:"),
@@ -31,6 +32,11 @@ LAUNCHERS = {
             kind="llama-factory",
             reader="import_llama_factory",
             sign=r"^finetuning_type:|^cutoff_len:|^stage: *(pt|sft|dpo|rm|kto|ppo)\b",
+        ),
+        LaunchFormat(
+            kind="hf-trainer",
+            reader="import_trainer",
+            sign=r"--per_device_train_batch_size\b|^per_device_train_batch_size:",
         ),
     )
 }

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread
+from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -91,7 +91,7 @@ def _precision(fields: Fields) -> Precision | None:
 
 
 def _megatron(fields: Fields, micro_batch: int | None, notes: list[str]) -> ImportedJob:
-    values = {key: fields.data[key] for key in MEGATRON_KEYS if key in fields}
+    values = with_truths({key: fields.data[key] for key in MEGATRON_KEYS if key in fields})
     values |= {"micro_batch_size": micro_batch, "seq_length": fields.integer("cutoff_len", least=1)}
     values |= {"bf16": fields.on("bf16"), "fp16": fields.on("fp16")}
     return megatron_job(Fields(values, file=fields.file), None, notes, path=fields.text("model_name_or_path"))

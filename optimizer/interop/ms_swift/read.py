@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import (
+    SWITCHES,
     fsdp_job,
     gpus_of_environment,
     megatron_job,
@@ -47,11 +48,6 @@ TRAINER_FLAGS = (
 
 TRAINER_KNOWN = ("per_device_train_batch_size", "gradient_checkpointing", "deepspeed")
 PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
-SWITCHES = (
-    "sequence_parallel", "use_distributed_optimizer", "use_megatron_fsdp", "overlap_grad_reduce",
-    "overlap_param_gather", "tp_comm_overlap", "moe_shared_expert_overlap", "moe_enable_deepep",
-    "optimizer_cpu_offload", "use_precision_aware_optimizer",
-)  # fmt: skip
 KNOWN = (
     *SWITCHES, *DEFAULTS, "tensor_model_parallel_size", "pipeline_model_parallel_size",
     "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "context_parallel_size",

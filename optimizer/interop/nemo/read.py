@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -45,7 +46,16 @@ KNOWN = (
     "virtual_pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size", "sequence_parallel",
     "pipeline_model_parallel_split_rank",
 )  # fmt: skip
-OWN_WORDS = ("llm", "pretrain", "finetune", "--factory")
+OWN_WORDS = (
+    "trainer.devices",
+    "trainer.num_nodes",
+    "model.micro_batch_size",
+    "llm",
+    "pretrain",
+    "finetune",
+    "--factory",
+)
+_REFERENCE = re.compile(r"\$\{(?:multiply: ?(\d{1,4}), ?\$\{)?\.?(?:model\.)?(\w+)\}{1,2}")
 SCRIPT = re.compile(r"megatron_gpt_(pretraining|finetuning|sft)\w*\.py")
 
 
@@ -56,7 +66,13 @@ def import_nemo(text: str, file: str = "", outside: Outside | None = None) -> Im
         return _of_recipe(script_values(text, file), file)
     if re.search(r"^model:[ \t]*(#.*)?$", text, re.MULTILINE):
         return _of_config(parse_yaml(text, file), file)
-    flags = ("trainer.devices", "trainer.num_nodes", "model.micro_batch_size", "model.tensor_model_parallel_size", *OWN_WORDS)
+    flags = (
+        "trainer.devices",
+        "trainer.num_nodes",
+        "model.micro_batch_size",
+        "model.tensor_model_parallel_size",
+        *OWN_WORDS,
+    )
     return read_launch(text, flags, lambda command: _of_command(command, file), file, outside)
 
 
@@ -64,7 +80,7 @@ def _of_command(command: LaunchCommand, file: str) -> ImportedJob:
     """Read ``key=value`` words behind a script of NeMo 1, or behind ``nemo llm pretrain --factory RECIPE``."""
     words = command.words
     values = hydra_values(words)
-    factory = next((after for word, after in zip(words, words[1:], strict=False) if word == "--factory"), None)
+    factory = next((after for word, after in pairwise(words) if word == "--factory"), None)
     if factory is not None:
         return _of_recipe({**values, "recipe": factory}, file)
     tree: dict[str, Any] = {}
@@ -119,7 +135,7 @@ def _resolved(data: Mapping[str, Any], root: Fields) -> dict[str, Any]:
     """Follow references to neighbours (``${.encoder_seq_length}``, ``${multiply:4, ${.hidden_size}}``)."""
     found: dict[str, Any] = {}
     for key, value in data.items():
-        match = re.fullmatch(r"\$\{(?:multiply: ?(\d{1,4}), ?\$\{)?\.?(?:model\.)?(\w+)\}{1,2}", value) if isinstance(value, str) else None
+        match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if match is not None:
             value = data.get(match[2])
             value = value * int(match[1]) if match[1] and type(value) is int else value
@@ -178,6 +194,8 @@ def _of_recipe(values: Mapping[str, Any], file: str) -> ImportedJob:
     counts = [values.get(key) for key in ("trainer.devices", "trainer.num_nodes")]
     numbers = [count for count in counts if type(count) is int and count > 0]
     gpus = numbers[0] * numbers[1] if len(numbers) == 2 else None
-    fields = ArgFields(merged, file=file, unsaid=f"are those of recipe {shorten(recipe)}, which this file does not hold")
+    fields = ArgFields(
+        merged, file=file, unsaid=f"are those of recipe {shorten(recipe)}, which this file does not hold"
+    )
     notes: list[str] = []
     return bridge_job(fields, gpus, notes, recipe)

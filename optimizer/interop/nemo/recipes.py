@@ -33,7 +33,7 @@ def script_values(text: str, file: str = "") -> dict[str, Any]:
     constants = _constants(tree)
     values: dict[str, Any] = {}
     names: set[str] = set()
-    branches = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If | ast.For | ast.While) and not _is_main(node) for inner in ast.walk(node)}
+    branches = _in_branches(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             continue
@@ -47,9 +47,17 @@ def script_values(text: str, file: str = "") -> dict[str, Any]:
             values |= _arguments(call, constants)
         elif (path := _path(target)) and path[0] in names:
             if id(node) in branches:
-                raise input_error(f"{'.'.join(path)} is set in a branch", "a value that always holds", file=file, line=node.lineno)
+                what = f"{'.'.join(path)} is set in a branch"
+                raise input_error(what, "a value that always holds", file=file, line=node.lineno)
             values[".".join(path[1:])] = _value(node.value, constants)
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _in_branches(tree: ast.Module) -> set[int]:
+    """Return the identities of all nodes that need not run; what ``__name__`` guards does."""
+    conditional = (ast.If, ast.For, ast.While, ast.Try)
+    outer = [node for node in ast.walk(tree) if isinstance(node, conditional) and not _is_main(node)]
+    return {id(inner) for node in outer for inner in ast.walk(node)}
 
 
 def _is_main(node: ast.AST) -> bool:
@@ -64,7 +72,11 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     found.setdefault(target.id, []).append(node.value)
-    return {name: nodes[0].value for name, nodes in found.items() if len(nodes) == 1 and isinstance(nodes[0], ast.Constant)}
+    return {
+        name: nodes[0].value
+        for name, nodes in found.items()
+        if len(nodes) == 1 and isinstance(nodes[0], ast.Constant)
+    }
 
 
 def _recipe_call(node: ast.expr) -> tuple[str, ast.Call] | None:

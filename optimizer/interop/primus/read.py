@@ -6,7 +6,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.launch.keys import megatron_job, name_unread, with_defaults, with_model
+from layoutopt.optimizer.interop.launch.keys import (
+    megatron_job,
+    name_unread,
+    with_defaults,
+    with_model,
+    with_truths,
+)
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.torchtitan.read import job_of_sections
 
@@ -43,7 +49,7 @@ def import_primus(text: str, file: str = "") -> ImportedJob:
     if kind == "torchtitan":
         job = job_of_sections(dict(overrides.data), "A", file)
         return replace(with_model(job, path), notes=(*notes, *job.notes))
-    values = with_defaults(dict(overrides.data), DEFAULTS, notes)
+    values = with_defaults(with_truths(overrides.data), DEFAULTS, notes)
     for name in SCHEDULES:
         if values.get(name):
             notes.append(f"not read, though it changes the schedule: {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -11,6 +12,7 @@ from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import stage_counts
 from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.loading import load_workload
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
@@ -47,11 +49,30 @@ def export(target: Target) -> ExportedJob:
 def flavor_of(model: ModelSpec, notes: list[str]) -> tuple[str, str, bool]:
     """Return torchtitan's model, flavor, and whether that flavor exists with the model's sizes."""
     for (family, flavor), (name, layers) in FLAVORS.items():
-        if name == model.name and layers == model.layers:
+        if layers == model.layers and (name == model.name or _same_sizes(model, name)):
             return family, flavor if family == "gpt_oss" else flavor.upper(), True
     family = _family_of(model)
-    notes.append(f"torchtitan has no flavor {model.name}: add its sizes to torchtitan/models/{family}")
+    sizes = _sizes(model)
+    notes.append(f"torchtitan has no flavor {model.name}: add one to torchtitan/models/{family} with {sizes}")
     return family, model.name, False
+
+
+def _same_sizes(model: ModelSpec, name: str) -> bool:
+    """Tell whether a model is a built-in one under another name."""
+    known = load_workload(name).model
+    return replace(known, name=model.name, published_parameters=model.published_parameters) == model
+
+
+def _sizes(model: ModelSpec) -> str:
+    """Return a model's sizes in torchtitan's words (the arguments of its layer builders)."""
+    sizes = {
+        "dim": model.hidden, "n_layers": model.layers, "n_heads": model.heads, "n_kv_heads": model.kv_heads,
+        "head_dim": model.head_dim, "vocab_size": model.vocab, "enable_weight_tying": model.tied_embeddings,
+        "hidden_dim": max((shape.ffn or 0 for run in model.runs for shape in run.block), default=0) or None,
+    }  # fmt: skip
+    if model.moe is not None:
+        sizes |= {"num_experts": model.moe.experts, "top_k": model.moe.top_k, "moe hidden_dim": model.moe.ffn}
+    return ", ".join(f"{key} {value}" for key, value in sizes.items() if value is not None)
 
 
 def _family_of(model: ModelSpec) -> str:

@@ -44,7 +44,7 @@ def command(
     """Read a file of another tool and print it in this tool's terms, as YAML.
 
     Hugging Face config.json, launch files of Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, nanotron, accelerate,
-    verl, slime, ms-swift, Primus, LLaMA-Factory and axolotl, their logs, torch's out-of-memory messages, Slurm and PBS
+    verl, slime, ms-swift, NeMo, Primus, LLaMA-Factory, axolotl and Hugging Face's trainer, their logs, torch's out-of-memory messages, Slurm and PBS
     node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and node-link graphs. Models and layouts come out as files
     that MODEL and --layout read.
     """

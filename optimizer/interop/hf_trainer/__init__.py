@@ -1,0 +1,1 @@
+"""Training scripts of Hugging Face's Trainer, started by accelerate, torchrun or deepspeed."""
