@@ -13,8 +13,15 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.communication import context_parallel, expert_parallel, tensor_parallel
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import activation_function_work, gaps_work, linear, mixer_work, mlp_work
-from layoutopt.optimizer.cost.ends import vocabulary_rows
+from layoutopt.optimizer.cost.compute import (
+    activation_function_work,
+    gaps_work,
+    linear,
+    mixer_work,
+    mlp_work,
+    norm_work,
+)
+from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, vocabulary_rows
 from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.cost.layer_units import host_forward_s
 from layoutopt.optimizer.cost.placement import order_of
@@ -23,9 +30,8 @@ from layoutopt.optimizer.specs.model import Mixer, Mlp
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.communication import CommContext
-    from layoutopt.optimizer.cost.compute import Work
     from layoutopt.optimizer.cost.cost_model import CostModel
-    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.layout import Layout, VirtualStage
     from layoutopt.optimizer.specs.model import LayerShape
 
 KERNELS_OF_PART = {
@@ -65,7 +71,7 @@ class StageTimes:
 def stage_times(cost: CostModel, layout: Layout) -> tuple[StageTimes, ...]:
     """Return what every entry of the stage list does with one micro-batch.
 
-    Selective recomputation of modules is in the price's component alone, not among these kernels.
+    Selective recomputation of modules and MTP layers are in the price's components alone, not among these kernels.
     """
     cost, batch = for_layout(cost, layout), batch_of_one(layout)
     comm = cost.saving(batch).comm_context(batch, order_of(batch, closest=False))
@@ -78,8 +84,7 @@ def stage_times(cost: CostModel, layout: Layout) -> tuple[StageTimes, ...]:
             times.forward.add(kind.forward, float(number))
             times.backward.add(kind.backward, float(number))
             times.again.add(kind.again, float(again))
-        if stage.head:
-            _add_head(comm, times, cost.constants["time_scale"])
+        _add_ends(comm, times, stage, cost.constants["time_scale"])
         found.append(times)
     return tuple(found)
 
@@ -140,16 +145,39 @@ def _dense_widths(comm: CommContext, shape: LayerShape) -> list[float]:
 
 
 def _count(passed: PassTimes, kind: str, seconds: object) -> None:
-    passed.kernels_s[kind] = passed.kernels_s.get(kind, 0.0) + float(np.ravel(np.asarray(seconds))[0])
+    passed.kernels_s[kind] = passed.kernels_s.get(kind, 0.0) + _one(seconds)
 
 
-def _add_head(comm: CommContext, times: StageTimes, scale: float) -> None:
-    """Add the multiplication of the logits; norm and loss of the head are in the price's component alone."""
+def _add_ends(comm: CommContext, times: StageTimes, stage: VirtualStage, scale: float) -> None:
+    """Add the embedding, and the head's multiplication, norm and loss, with their traffic, half of it in each direction."""
+    for held, unit, split in ((stage.embedding, embedding_unit, _embedding), (stage.head, head_unit, _head)):
+        if not held:
+            continue
+        parts_s = unit(comm).parts_s
+        for passed, component in ((times.forward, Component.FORWARD), (times.backward, Component.BACKWARD)):
+            for kind, seconds in split(comm, component, _one(parts_s[component])).items():
+                _count(passed, kind, scale * seconds)
+            traffic = scale * _one(parts_s[Component.TP]) / 2
+            passed.traffic_s[Component.TP] = passed.traffic_s.get(Component.TP, 0.0) + traffic
+
+
+def _embedding(comm: CommContext, component: Component, seconds: float) -> dict[str, float]:
+    return {"embedding": seconds}
+
+
+def _head(comm: CommContext, component: Component, seconds: float) -> dict[str, float]:
+    """Divide the head's seconds: what is neither its multiplication nor its norm is the loss."""
     ctx, keys = comm.compute, comm.keys
-    rows = vocabulary_rows(comm)
-    chunks = float(ctx.preset.loss_chunks)
-    logits: Work = linear(
-        ctx, keys.tokens / chunks, rows, np.full_like(rows, float(ctx.model.hidden)), wide=True
-    ).scaled(chunks * scale)
-    _count(times.forward, "gemm", logits.forward_s)
-    _count(times.backward, "gemm", logits.dgrad_s + logits.wgrad_s)
+    rows, chunks = vocabulary_rows(comm), float(ctx.preset.loss_chunks)
+    width = np.full_like(rows, float(ctx.model.hidden))
+    logits = linear(ctx, keys.tokens / chunks, rows, width, wide=True).scaled(chunks)
+    norm = norm_work(ctx, keys)
+    forward = component is Component.FORWARD
+    gemm_s, norm_s = (
+        _one(work.forward_s if forward else work.dgrad_s + work.wgrad_s) for work in (logits, norm)
+    )
+    return {"gemm": gemm_s, "norm": norm_s, "loss": seconds - gemm_s - norm_s}
+
+
+def _one(value: object) -> float:
+    return float(np.ravel(np.asarray(value))[0])

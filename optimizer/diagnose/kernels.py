@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COLLECTIVE = "collective"
+NO_AXIS = "none"
+"""The axis of groups that add up over several axes: gradient norms, losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,14 @@ def collective_kind(name: str) -> str:
 
 
 def group_axis(description: str) -> Axis | None:
-    """Return whose traffic a group carries by what its trainer calls it; None where that tells nothing."""
+    """Return whose traffic a group carries by what its trainer calls it; None of sums over several axes."""
     entry = _first("groups", description)
-    return Axis(entry["axis"]) if entry else None
+    return None if entry is None or entry["axis"] == NO_AXIS else Axis(entry["axis"])
+
+
+def is_known_group(description: str) -> bool:
+    """Tell whether it is known what a trainer calls so."""
+    return _first("groups", description) is not None
 
 
 def stall_of(name: str) -> str:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.utilization import Utilization
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.interop.records import ExportedJob
@@ -222,6 +224,45 @@ def utilization(
     )
     peak = peak_flops or use.peak_flops(find_gpu(gpu or "").gpu, model.training.precision)
     return use.utilization(model, speed, gpus=gpus, peak_flops_per_gpu=peak, repeated=repeated)
+
+
+def diagnose(
+    run: Result | Job | str | Path,
+    *profiles: str | Path,
+    cluster: str | Path | None = None,
+    steps: int | None = None,
+    rank: int | None = None,
+    axes: Mapping[str, str] | None = None,
+) -> Diagnosed:
+    """Hold profiles of a run against what it was to be: terms predicted and measured, traffic, ranks, causes.
+
+    ``run`` is an answer of ``solve``, a job of ``load_job``, the file of a plan, or a launch file with the ``cluster`` that
+    it ran on. ``profiles`` are traces of PyTorch's profiler, SQLite exports of Nsight Systems, or folders of them.
+    ``steps``, ``rank`` and ``axes`` (``{"all_reduce": "dp"}``) say what profiles do not say themselves. Raises InputError
+    with what is missing.
+    """
+    from layoutopt.optimizer.ask import planned
+    from layoutopt.optimizer.diagnose.diagnosis import diagnose as hold
+    from layoutopt.optimizer.interop.profiles.options import ProfileOptions
+    from layoutopt.optimizer.interop.profiles.read import read_profiles
+    from layoutopt.optimizer.specs.vocabulary import Axis
+
+    if isinstance(run, str | Path):
+        found = planned.load_planned(run, cluster=None if cluster is None else str(cluster))
+    elif isinstance(run, Result):
+        found = planned.of_plan(run.workload, run.cluster, run.options, run.plan)
+    else:
+        found = planned.of_job(run)
+    options = ProfileOptions(
+        steps=steps, rank=rank, axes={name: Axis(axis) for name, axis in (axes or {}).items()}
+    )
+    question = found.question
+    return Diagnosed(
+        workload=question.workload,
+        cluster=question.cluster,
+        options=question.options,
+        diagnosis=hold(read_profiles(profiles, options), found.cost, found.layout),
+    )
 
 
 def explain(
@@ -443,3 +484,37 @@ class Reasons(Answer):
 
         name = self.options.framework.value
         return explanation_tables(self.explanation, self.workload, self.cluster, framework=name)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Diagnosed(Answer):
+    """The answer of ``diagnose``; ``diagnosis`` has everything."""
+
+    diagnosis: Diagnosis
+
+    @property
+    def step_s(self) -> float:
+        """Measured seconds per optimizer step."""
+        return self.diagnosis.step_s
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Why the step is longer than predicted, the cause that costs most first."""
+        return self.diagnosis.causes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as ``layoutopt diagnose --json`` prints it."""
+        from layoutopt.optimizer.report.json_forms import diagnosis_to_plain
+
+        return diagnosis_to_plain(self.diagnosis)
+
+    def __repr__(self) -> str:
+        apart = self.diagnosis.difference
+        predicted = f", {apart.predicted_s:.5g} s predicted" if apart else ""
+        first = f"; {self.causes[0].words}" if self.causes else ""
+        return f"<{self.question_line}: {self.step_s:.5g} s measured{predicted}{first}>"
+
+    def _tables(self) -> RenderableType:
+        from layoutopt.optimizer.report.tables.diagnosis import diagnosis_tables
+
+        return diagnosis_tables(self.diagnosis)

@@ -11,6 +11,8 @@ from layoutopt.optimizer.specs.canonical import Form, encode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.evidence.published import Distance, Reference
     from layoutopt.optimizer.evidence.validate import RowResult, ValidationReport
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.run import SweepResult
 
     Plain = dict[str, Any]
+
+MOST_OPERATIONS = 50
+"""Kernels that a diagnosis lists, the longest."""
 
 BAND = ("low", "expected", "high")
 BANDS = ("step_time_s", "tokens_per_s", "mfu_causal", "mfu_full")
@@ -82,6 +87,8 @@ FORMS: Mapping[str, Form] = {
     "evidence.validate:ValidationReport": Form(
         without=("results", "ranking_by_kind", "groups"), added={"priced": lambda report: len(report.results)}
     ),
+    "diagnose.difference:Row": Form(added={"ratio": "ratio", "gap_s": "gap_s"}),
+    "diagnose.diagnosis:Overlap": Form(added={"hidden_share": "hidden_share"}),
     "evidence.case:Skip": Form(without=("run",), added={"id": "run.id"}),
     "evidence.published:Reference": Form(
         without=("case",),
@@ -268,6 +275,44 @@ def _rank(found: LayoutSimulation, rank: int) -> Plain:
         "simulated_peak_bytes": found.simulated_peak_bytes[rank],
         "analytic_peak_bytes": found.analytic_peak_bytes[rank],
         "memory": {"time_s": time_s, "held_bytes": held_bytes},
+    }
+
+
+def diagnosis_to_plain(found: Diagnosis) -> Plain:
+    """Write a diagnosis: both steps, causes, terms, traffic, operations and ranks."""
+    from layoutopt.optimizer.diagnose.diagnosis import answers
+
+    apart = found.difference
+    plain: Plain = to_plain(
+        {
+            "measured_step_s": found.step_s if apart is None else apart.measured_s,
+            "predicted_step_s": None if apart is None else apart.predicted_s,
+            "answers": list(answers(found)),
+            "causes": found.causes,
+            "terms": () if apart is None else apart.rows,
+            "parts": () if apart is None else apart.parts,
+            "traffic": found.overlaps,
+            "operations": found.operations[:MOST_OPERATIONS],
+            "ranks": [_rank_terms(terms) for terms in found.ranks],
+            "speeds": found.speeds,
+            "notes": found.notes,
+        }
+    )
+    return plain
+
+
+def _rank_terms(terms: RankTerms) -> Plain:
+    parts = [
+        {"component": label.component, "part": label.part, "seconds": ns / terms.steps * 1e-9}
+        for label, ns in terms.labels_ns.items()
+    ]
+    return {
+        "rank": terms.rank,
+        "steps": terms.steps,
+        "step_s": terms.step_s,
+        "breakdown_s": terms.components_s,
+        "parts": parts,
+        "launches": terms.launches / terms.steps,
     }
 
 

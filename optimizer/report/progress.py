@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from layoutopt.optimizer.report.terminal import say
@@ -12,6 +13,7 @@ from layoutopt.optimizer.specs.printable import printable
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from rich.live import Live
@@ -182,3 +184,28 @@ class SweepProgressPrinter:
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(printable(text), refresh=True)
+
+
+@contextmanager
+def reading_progress(*, quiet: bool) -> Iterator[Callable[[str, float], None] | None]:
+    """Yield what shows on a terminal which file is read and how far, None where nothing is to be shown."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        last = 0.0
+
+        def show(name: str, share: float) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last >= LIVE_EVERY_S:
+                last = now
+                filled = round(BAR_WIDTH * share)
+                bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
+                live.update(printable(f"{bar}  {share:.0%} of {name}"), refresh=True)
+
+        yield show

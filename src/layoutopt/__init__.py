@@ -12,9 +12,11 @@ from layoutopt.optimizer.specs.version import VERSION
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.report.api import (
+        Diagnosed,
         Evaluation,
         Reasons,
         Result,
+        diagnose,
         evaluate,
         explain,
         load_cluster,
@@ -36,6 +38,8 @@ _HOMES = {
             "Reasons",
             "Result",
             "Evaluation",
+            "Diagnosed",
+            "diagnose",
             "evaluate",
             "explain",
             "load_cluster",
@@ -52,6 +56,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Diagnosed",
     "Evaluation",
     "InputError",
     "Reasons",
@@ -59,6 +64,7 @@ __all__ = [
     "SolveOptions",
     "SpaceOptions",
     "__version__",
+    "diagnose",
     "evaluate",
     "explain",
     "load_cluster",

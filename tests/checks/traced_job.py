@@ -75,6 +75,7 @@ class Job:
     reduce_exposed_us: int = 0
     reduce_bytes: int = 0
     gather_us: int = 0
+    gather_bytes: int = 1 << 20
     hop_us: int = 5
     hop_bytes: int = 1 << 20
     optimizer_us: int = 1000
@@ -227,7 +228,7 @@ class Run:
             yield self._post(rank, "all", "all_reduce", job.norm_us, 4, Phase.OPTIMIZER)
             self._kernel(rank, Kernel(Part.OPTIMIZER, self._noisy(rank, job.optimizer_us)), Phase.OPTIMIZER)
             if job.dp > 1 and job.gather_us:
-                yield self._post(rank, "dp", "all_gather", job.gather_us, job.reduce_bytes, Phase.OPTIMIZER)
+                yield self._post(rank, "dp", "all_gather", job.gather_us, job.gather_bytes, Phase.OPTIMIZER)
             if job.checkpoint_us and step == job.steps - 2:
                 self._checkpoint(rank)
         rank.begun_us.append(max(rank.launched_us + 1, rank.begun_us[-1] + 1, self._checkpointed(rank)))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 SAMPLES = HERE.parent / "interop" / "samples"
+PROFILES = HERE.parent / "data" / "profiles" / "cpu_dp2"
 RUNS = HERE.parents[1] / "optimizer" / "evidence" / "reference_runs.csv"
 KEYS = HERE / "json_keys.txt"
 
@@ -52,6 +53,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "rules": ("rules",),
     "schema": ("schema", "layout"),
     "diagnose": ("diagnose", "llama3-8b", "--gpu", "h100", "--gpus", "256", "--tokens-per-s", "2.5M"),
+    "diagnose profiles": ("diagnose", "plan.json", str(PROFILES)),
     "import job": ("import", str(SAMPLES / "megatron_train.sh")),
     "import nodes": ("import", str(SAMPLES / "slurm_env.txt")),
     "import oom": ("import", str(SAMPLES / "oom.txt")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis
+from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis, is_known_group
 from layoutopt.optimizer.diagnose.profile import Calls, ProcessGroup
 from layoutopt.optimizer.diagnose.terms import COLLECTIVE
 from layoutopt.optimizer.interop.profiles.kineto_events import DTYPE_BYTES
@@ -59,7 +59,7 @@ class CallTable:
 
 
 def call_table(
-    texts: Sequence[CallTexts], distributed: dict[str, Any], rank: int, options: ProfileOptions, *, file: str
+    texts: Sequence[CallTexts], distributed: dict[str, Any], rank: int, options: ProfileOptions
 ) -> CallTable:
     """Resolve what the events say of collectives by what the file says of the job's groups."""
     configured = _configured(distributed, options)
@@ -71,14 +71,14 @@ def call_table(
         group = _group_of(text, kind, configured, groups, options)
         place = groups.index(group) if group is not None else -1
         rows.append((kinds.index(kind), place, _bytes(text, kind), _peer(text, kind, group, rank)))
+    used = [groups[row[1]] for row in rows if row[1] >= 0]
     unknown = {
-        groups[row[1]].description or groups[row[1]].name
-        for row in rows
-        if row[1] >= 0 and groups[row[1]].axis is None
+        one.description or one.name
+        for one in used
+        if one.axis is None and not is_known_group(one.description)
     }
     notes = [
-        f"{file}: whose traffic is group {name!r}? --axis {name}=tp|cp|ep|pp|dp tells"
-        for name in sorted(unknown)
+        f"whose traffic is group {name!r}? --axis {name}=tp|cp|ep|pp|dp tells" for name in sorted(unknown)
     ]
     return CallTable(kinds=tuple(kinds), groups=tuple(groups), rows=rows, notes=tuple(notes))
 

@@ -83,7 +83,7 @@ class _Reading:
     def profile(self) -> Profile:
         """Assemble the record."""
         found, rank, on_gpu = self.found, self.rank(), bool(len(self.found.device))
-        table = call_table(found.call_texts(), self.distributed, rank, self.options, file=str(self.path))
+        table = call_table(found.call_texts(), self.distributed, rank, self.options)
         events, launches, graphs = self._kernels(table) if on_gpu else self._operators(table)
         annotations = found.annotations.table()
         names = found.names.texts()

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 
+TWICE = 1.5
+"""Forward over backward calls of attention from which layers count as recomputed: 1 without, 2 with full recomputation."""
+
+
 def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> IntArray:
     """Return phases from names that tell forward from backward; other kernels have the phase of the last one that does.
 
-    A forward kernel between two backward ones that has no backward kernel of its own yet is recomputation: of every kind of
-    kernel the calls in forward are counted, and those beyond one per backward call repeat it.
+    Where attention runs forward about twice for each time backward, every backward follows a repetition of its forward:
+    the last forward that no other backward has taken.
     """
     order = np.argsort(device["start"], kind="stable")
     name = device["name"][order]
@@ -38,18 +42,27 @@ def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> 
 
 
 def _repeated(found: IntArray, mark: IntArray, parts: Sequence[Part | None]) -> NDArray[np.bool_]:
-    """Tell which stretches of forward kernels repeat attention that was run before."""
+    """Tell which kernels of the forward pass are repeated: of each run of forwards the share that its attention is."""
     attention = np.array([part is Part.ATTENTION for part in parts], dtype=bool)
     forward, backward = attention & (mark == Phase.FORWARD), attention & (mark == Phase.BACKWARD)
-    total_forward, total_backward = int(forward.sum()), int(backward.sum())
-    if not total_backward or total_forward < 1.5 * total_backward:
-        return np.zeros(len(found), dtype=bool)
-    # a repeated forward comes right before its backward: in each run of forwards the last one before a backward
-    runs = np.cumsum(np.concatenate([[0], np.diff((found == Phase.BACKWARD).astype(np.int64)) != 0]))
-    count = np.bincount(runs, weights=forward, minlength=int(runs.max()) + 1)
-    follows = np.bincount(runs, weights=backward, minlength=len(count))
-    after = np.concatenate([follows[1:], [0.0]])
-    before = np.concatenate([[0.0], follows[:-1]])
-    between = (count > 0) & (after > 0) & (before > 0) & (count <= after + 0.5)
-    again: NDArray[np.bool_] = between[runs] & (found == Phase.FORWARD)
+    again = np.zeros(len(found), dtype=bool)
+    if not backward.any() or forward.sum() < TWICE * backward.sum():
+        return again
+    taken = _taken(forward, backward)
+    runs = np.cumsum(np.concatenate([[0], np.diff((found == Phase.FORWARD).astype(np.int64)) != 0]))
+    for run in np.unique(runs[taken]):
+        mine = np.flatnonzero((runs == run) & (found == Phase.FORWARD))
+        share = taken[mine].sum() / forward[mine].sum()
+        again[mine[len(mine) - round(share * len(mine)) :]] = True
     return again
+
+
+def _taken(forward: NDArray[np.bool_], backward: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell which forwards are the last open ones before a backward."""
+    taken, open_ones = np.zeros(len(forward), dtype=bool), list[int]()
+    for place in np.flatnonzero(forward | backward).tolist():
+        if forward[place]:
+            open_ones.append(place)
+        elif open_ones:
+            taken[open_ones.pop()] = True
+    return taken

@@ -91,7 +91,7 @@ def read_job(given: JobChoices, asked: RunChoices, trainer: FrameworkOptions, ou
         cluster=cluster,
         layout=given.layout,
         files=given.files,
-        framework=framework_named(trainer.framework) if _is_given("framework") else None,
+        framework=framework_named(trainer.framework) if is_given("framework") else None,
         software=trainer.software,
     )
     job = load_job(request, asked, names=OPTIONS)
@@ -113,7 +113,7 @@ def _places(given: JobChoices, *, needs_model: bool) -> tuple[str | None, str]:
     return (places[0] if len(places) > 1 else None), places[-1]
 
 
-def _is_given(name: str) -> bool:
+def is_given(name: str) -> bool:
     """Tell whether an option of the running command was given, and not left at its default."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not click.core.ParameterSource.DEFAULT

@@ -1,0 +1,255 @@
+"""A profile against a plan: the measured terms, the three questions of every profile, differences, causes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.cost.estimate import for_layout
+from layoutopt.optimizer.diagnose.causes import Cause, causes
+from layoutopt.optimizer.diagnose.difference import Difference, difference
+from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.peers import match
+from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
+from layoutopt.optimizer.diagnose.terms import is_sharded, rank_terms
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.diagnose.peers import Matched
+    from layoutopt.optimizer.diagnose.profile import Profile
+    from layoutopt.optimizer.diagnose.terms import RankTerms
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.vocabulary import Axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One kernel over all profiled ranks: seconds of a step and calls in it, in the mean of the ranks."""
+
+    name: str
+    part: Part
+    calls: float
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """The traffic of an axis and a kind of call, seconds of a step in the mean of the ranks that call it.
+
+    ``bytes`` is what a rank moves in a step, ``bytes_per_s`` over the time of transfer; None where it is not told.
+    ``predicted_bytes_per_s`` is the plan's price of the same calls.
+    """
+
+    axis: Axis | None
+    kind: str
+    ranks: int
+    calls: float
+    bytes: float | None
+    busy_s: float
+    exposed_s: float
+    waiting_s: float
+    bytes_per_s: float | None
+    predicted_bytes_per_s: float | None
+
+    @property
+    def hidden_share(self) -> float:
+        """What of it kernels run beside."""
+        return 1 - self.exposed_s / self.busy_s if self.busy_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpeed:
+    """How fast a rank is: its step, its kernels over those of its stage's middle rank, the collectives that wait for it."""
+
+    rank: int
+    stage: int
+    step_s: float
+    kernels_s: float
+    waiting_s: float
+    ratio: float
+    late_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Everything that was found. ``expected`` is None without a plan, and so are differences and causes."""
+
+    profiles: tuple[Profile, ...]
+    matched: tuple[Matched, ...]
+    ranks: tuple[RankTerms, ...]
+    operations: tuple[Operation, ...]
+    overlaps: tuple[Overlap, ...]
+    speeds: tuple[RankSpeed, ...]
+    expected: Expectation | None
+    difference: Difference | None
+    causes: tuple[Cause, ...]
+
+    @property
+    def step_s(self) -> float:
+        """The measured step: that of the slowest rank."""
+        return max(terms.step_s for terms in self.ranks)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the profiles leave open."""
+        return tuple(dict.fromkeys(note for profile in self.profiles for note in profile.notes))
+
+
+def diagnose(
+    profiles: Sequence[Profile], cost: CostModel | None = None, layout: Layout | None = None
+) -> Diagnosis:
+    """Hold the profiles of one or more ranks of a job against the plan that it ran.
+
+    ``layout`` has explicit stages, ``cost`` prices it; both None only measures. Raises ``InputError`` for profiles that
+    cannot be of one job, or of this plan.
+    """
+    profiles = tuple(sorted(profiles, key=lambda profile: profile.rank))
+    _check(profiles, layout)
+    staged = any(group.axis == "pp" and len(group.ranks) > 1 for one in profiles for group in one.groups)
+    sharded = any(map(is_sharded, profiles)) if layout is None else layout.zero == 3
+    matched = match(profiles)
+    ranks = tuple(
+        rank_terms(profile, calls, sharded=sharded, staged=staged or (layout is not None and layout.pp > 1))
+        for profile, calls in zip(profiles, matched, strict=True)
+    )
+    expected = None if cost is None or layout is None else expectation(for_layout(cost, layout), layout)
+    apart = None if expected is None else difference(ranks, expected)
+    return Diagnosis(
+        profiles=profiles,
+        matched=matched,
+        ranks=ranks,
+        operations=_operations(ranks),
+        overlaps=_overlaps(ranks, expected),
+        speeds=_speeds(ranks, expected),
+        expected=expected,
+        difference=apart,
+        causes=() if expected is None or apart is None else causes(ranks, expected, apart),
+    )
+
+
+def _check(profiles: Sequence[Profile], layout: Layout | None) -> None:
+    seen: dict[int, str] = {}
+    for profile in profiles:
+        if profile.rank in seen:
+            what = f"is of rank {profile.rank}, as is {seen[profile.rank]}"
+            raise input_error(
+                what, "one profile per rank; --rank tells the rank of a single one", file=profile.source
+            )
+        seen[profile.rank] = profile.source
+        if layout is not None and profile.rank >= layout.gpus:
+            what = f"is of rank {profile.rank}, the plan has {layout.gpus:,} GPUs"
+            raise input_error(what, "profiles of the job that ran this plan", file=profile.source)
+
+
+def _operations(ranks: Sequence[RankTerms]) -> tuple[Operation, ...]:
+    """Sum kernels up by name over phases and ranks, the longest first."""
+    calls: dict[tuple[str, Part], float] = {}
+    seconds: dict[tuple[str, Part], float] = {}
+    for terms in ranks:
+        for use in terms.kernels:
+            key, share = (use.name, use.part), 1 / (terms.steps * len(ranks))
+            calls[key] = calls.get(key, 0.0) + use.calls * share
+            seconds[key] = seconds.get(key, 0.0) + use.busy_ns * 1e-9 * share
+    step_s = fmean(terms.step_s for terms in ranks)
+    listed = [
+        Operation(name=name, part=part, calls=calls[name, part], seconds=own, share=own / step_s)
+        for (name, part), own in seconds.items()
+    ]
+    return tuple(sorted(listed, key=lambda one: -one.seconds))
+
+
+def _overlaps(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[Overlap, ...]:
+    """Average traffic by axis, kind and size of group over the ranks that have it."""
+    keys = dict.fromkeys((one.axis, one.kind, one.ranks) for terms in ranks for one in terms.traffic)
+    found = []
+    for axis, kind, members in keys:
+        mine = [
+            (one, terms.steps)
+            for terms in ranks
+            for one in terms.traffic
+            if (one.axis, one.kind, one.ranks) == (axis, kind, members)
+        ]
+        steps = sum(count for _, count in mine)
+        total = sum(one.bytes for one, _ in mine) if all(one.bytes >= 0 for one, _ in mine) else None
+        moved_s = sum(one.transfer_ns for one, _ in mine) * 1e-9
+        calls = sum(one.calls for one, _ in mine)
+        price_s = None
+        if total and axis is not None and expected is not None:
+            price_s = expected.transfer_s(axis, kind, total / calls)
+        found.append(
+            Overlap(
+                axis=axis,
+                kind=kind,
+                ranks=members,
+                calls=calls / steps,
+                bytes=None if total is None else total / steps,
+                busy_s=sum(one.busy_ns for one, _ in mine) / steps * 1e-9,
+                exposed_s=sum(one.exposed_ns for one, _ in mine) / steps * 1e-9,
+                waiting_s=sum(one.waiting_ns for one, _ in mine) / steps * 1e-9,
+                bytes_per_s=total / moved_s if total and moved_s else None,
+                predicted_bytes_per_s=total / calls / price_s if total and price_s else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.exposed_s))
+
+
+def _speeds(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[RankSpeed, ...]:
+    """Compare ranks of one stage; without a plan all ranks are one stage."""
+    stages = [0 if expected is None else expected.stage_of(terms.rank) for terms in ranks]
+    busy = [sum(terms.seconds(part=part) for part in Part if part.is_kernel) for terms in ranks]
+    middle = {
+        stage: median(own for own, other in zip(busy, stages, strict=True) if other == stage)
+        for stage in stages
+    }
+    return tuple(
+        RankSpeed(
+            rank=terms.rank,
+            stage=stage,
+            step_s=terms.step_s,
+            kernels_s=own,
+            waiting_s=terms.seconds(Component.SYNC) + terms.seconds(Component.BUBBLE),
+            ratio=own / middle[stage] if middle[stage] else 1.0,
+            late_share=terms.late,
+        )
+        for terms, stage, own in zip(ranks, stages, busy, strict=True)
+    )
+
+
+MOST_PARTS = 4
+"""Kinds of kernel that the first answer names."""
+
+
+def _hidden(found: Diagnosis) -> Iterable[tuple[str, float]]:
+    """Yield every axis with what kernels hide of its traffic."""
+    for axis in dict.fromkeys(one.axis for one in found.overlaps):
+        mine = [one for one in found.overlaps if one.axis is axis]
+        busy = sum(one.busy_s for one in mine)
+        if busy:
+            yield axis.value if axis else "others", 1 - sum(one.exposed_s for one in mine) / busy
+
+
+def answers(found: Diagnosis) -> Iterable[str]:
+    """Answer the three questions of a profile: what takes the most, is traffic overlapped, are all ranks equally fast?"""
+    by_part: dict[Part, float] = {}
+    for one in found.operations:
+        by_part[one.part] = by_part.get(one.part, 0.0) + one.share
+    if by_part:
+        first = sorted(by_part, key=lambda part: -by_part[part])[:MOST_PARTS]
+        yield f"most time: {', '.join(f'{part.words} {by_part[part]:.0%}' for part in first)}"
+    busy, exposed = sum(one.busy_s for one in found.overlaps), sum(one.exposed_s for one in found.overlaps)
+    if busy:
+        named = ", ".join(f"{axis} {share:.0%}" for axis, share in _hidden(found))
+        yield f"traffic: {1 - exposed / busy:.0%} of its time runs beside kernels ({named})"
+    else:
+        yield "traffic: none in the profile"
+    if len(found.speeds) > 1:
+        worst = max(found.speeds, key=lambda one: one.ratio)
+        yield f"ranks: kernels of rank {worst.rank} take {worst.ratio:.2f} times those of the middle rank of its stage"
+    else:
+        yield "ranks: one profile; those of several ranks tell whether all are equally fast"

@@ -1,0 +1,252 @@
+"""Reports of Nsight Systems as SQLite (``nsys export --type sqlite``): one ``Profile`` per process that used a GPU."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.diagnose.intervals import contains, merged
+from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis, kernel_kind, stall_of
+from layoutopt.optimizer.diagnose.parts import Part, Phase
+from layoutopt.optimizer.diagnose.profile import Calls, Events, HostRange, ProcessGroup, Profile
+from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
+from layoutopt.optimizer.interop.profiles.phases import phases_by_name
+from layoutopt.optimizer.interop.profiles.steps import step_windows
+from layoutopt.optimizer.specs.errors import input_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.interop.profiles.options import ProfileOptions
+
+    IntArray = NDArray[np.int64]
+    Table = dict[str, IntArray]
+
+WANTED = "a report of Nsight Systems: nsys export --type sqlite REPORT.nsys-rep"
+TO_HOST, FROM_HOST = 2, 1
+"""``copyKind`` of device to host and host to device (ENUM_CUDA_MEMCPY_OPER)."""
+
+_RANK = re.compile(r"rank[_-]?(\d{1,7})", re.IGNORECASE)
+_PROCESS = "(({0} >> 24) & 16777215)"
+_KERNELS = f"""
+select k.start, k.end, k.streamId, k.demangledName, k.correlationId, {_PROCESS.format("k.globalPid")}, k.deviceId,
+       k.graphNodeId is not null
+from CUPTI_ACTIVITY_KIND_KERNEL k order by k.start
+"""
+_LAUNCHES = f"""
+select r.correlationId, {_PROCESS.format("r.globalTid")}, r.start, r.end, r.nameId from CUPTI_ACTIVITY_KIND_RUNTIME r
+"""
+_COPIES = f"""
+select c.start, c.end, c.streamId, c.copyKind, c.correlationId, {_PROCESS.format("c.globalPid")}, c.deviceId
+from CUPTI_ACTIVITY_KIND_MEMCPY c where c.copyKind in ({FROM_HOST}, {TO_HOST})
+"""
+_RANGES = f"""
+select coalesce(n.text, s.value), n.start, n.end, {_PROCESS.format("n.globalTid")}
+from NVTX_EVENTS n left join StringIds s on s.id = n.textId where n.end is not null and n.eventType in (59, 60)
+"""
+
+
+def read_nsight(path: Path, options: ProfileOptions) -> tuple[Profile, ...]:
+    """Read a report. A process is a rank; its number comes from options, from NVTX or from the file's name.
+
+    Sizes of collectives and groups stand in no table: whose traffic a kernel is, ``options.axes`` says by its kind. Raises
+    ``InputError`` in one line.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
+            report = _Report(path=path, base=base, options=options)
+            processes = report.processes()
+            return tuple(
+                report.profile(process, len(processes) == 1, place) for place, process in enumerate(processes)
+            )
+    except sqlite3.DatabaseError as error:
+        raise input_error(f"cannot be read: {str(error)[:60]}", WANTED, file=str(path)) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """An open report."""
+
+    path: Path
+    base: sqlite3.Connection
+    options: ProfileOptions
+
+    def has(self, table: str) -> bool:
+        """Tell whether a table was made; they are only made when data exist."""
+        query = "select 1 from sqlite_master where name = ?"
+        return self.base.execute(query, (table,)).fetchone() is not None
+
+    def processes(self) -> list[int]:
+        """Return the processes that ran kernels, in order."""
+        if not self.has("CUPTI_ACTIVITY_KIND_KERNEL") or not self.has("StringIds"):
+            raise input_error("holds no kernels", WANTED, file=str(self.path))
+        query = f"select distinct {_PROCESS.format('globalPid')} from CUPTI_ACTIVITY_KIND_KERNEL order by 1"
+        return [int(one) for (one,) in self.base.execute(query)]
+
+    def profile(self, process: int, alone: bool, place: int) -> Profile:
+        """Assemble one rank."""
+        names = self.names()
+        device = self.device(process)
+        launches = self.launches(process)
+        place_of = _lookup(launches["link"], device["link"])
+        launch = (
+            np.where(place_of >= 0, launches["end"][place_of], -1)
+            if len(launches["link"])
+            else -np.ones_like(place_of)
+        )
+        kinds = [kernel_kind(name) for name in names]
+        part = np.array(
+            [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
+        )
+        copies = device["copy"] > 0
+        parts = np.where(copies, PARTS.index(Part.HOST_COPY), part[device["name"]])
+        call, calls, call_kinds, groups = self.calls(parts, device["name"], names)
+        order = np.argsort(device["start"], kind="stable")
+        events = Events(
+            start_ns=device["start"][order],
+            end_ns=device["end"][order],
+            stream=device["stream"][order],
+            part=parts[order],
+            phase=phases_by_name(device, kinds)[order] if len(order) else device["start"],
+            launch_ns=launch[order],
+            name=device["name"][order],
+            call=call[order],
+        )
+        ranges, range_names = self.ranges(process)
+        steps, begun = step_windows(ranges, range_names, events, self.options, base_ns=0, file=str(self.path))
+        events = _optimizer_phase(events, ranges, range_names)
+        return Profile(
+            rank=self.rank(alone, place),
+            source=str(self.path),
+            host=self.path.name if alone else "",
+            device="gpu",
+            names=names,
+            kinds=call_kinds,
+            groups=groups,
+            events=events,
+            calls=calls,
+            steps=steps,
+            begun_ns=begun,
+            stalls=_stalls(ranges, range_names),
+            launches=int((device["graph"] == 0).sum()) if len(order) else 0,
+            graphs=len(np.unique(device["link"][device["graph"] == 1])),
+            notes=_notes(groups),
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """Return all texts, by number."""
+        rows = dict(self.base.execute("select id, value from StringIds"))
+        return tuple(rows.get(number, "") for number in range(max(rows, default=-1) + 1))
+
+    def rank(self, alone: bool, place: int) -> int:
+        """Return the rank: as told, by the file's name, else by the order of the processes."""
+        if self.options.rank is not None and alone:
+            return self.options.rank
+        named = _RANK.search(self.path.name)
+        return int(named[1]) if named and alone else place
+
+    def device(self, process: int) -> Table:
+        """Return kernels and copies between host and device of a process."""
+        rows = [
+            (start, end, stream, name, link, graph, 0)
+            for start, end, stream, name, link, owner, _, graph in self.base.execute(_KERNELS)
+            if owner == process
+        ]
+        if self.has("CUPTI_ACTIVITY_KIND_MEMCPY"):
+            rows += [
+                (start, end, stream, 0, link, 0, kind)
+                for start, end, stream, kind, link, owner, _ in self.base.execute(_COPIES)
+                if owner == process
+            ]
+        table = np.array(rows, dtype=np.int64).reshape(-1, 7)
+        columns = ("start", "end", "stream", "name", "link", "graph", "copy")
+        return {name: table[:, at] for at, name in enumerate(columns)}
+
+    def launches(self, process: int) -> Table:
+        """Return the runtime's calls of a process."""
+        rows = []
+        if self.has("CUPTI_ACTIVITY_KIND_RUNTIME"):
+            rows = [
+                (link, start, end)
+                for link, owner, start, end, _ in self.base.execute(_LAUNCHES)
+                if owner == process
+            ]
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return {name: table[:, at] for at, name in enumerate(("link", "start", "end"))}
+
+    def ranges(self, process: int) -> tuple[Table, tuple[str, ...]]:
+        """Return the NVTX ranges of a process."""
+        rows: list[tuple[int, int, int, int]] = []
+        names: dict[str, int] = {}
+        if self.has("NVTX_EVENTS"):
+            for text, start, end, owner in self.base.execute(_RANGES):
+                if owner == process and text:
+                    rows.append((start, end, 0, names.setdefault(text, len(names))))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        return {name: table[:, at] for at, name in enumerate(("start", "end", "thread", "name"))}, tuple(
+            names
+        )
+
+    def calls(
+        self, part: IntArray, name: IntArray, names: tuple[str, ...]
+    ) -> tuple[IntArray, Calls, tuple[str, ...], tuple[ProcessGroup, ...]]:
+        """Return each kernel's collective: by its name alone; one group per kind, whose axis an option tells."""
+        call = np.full(len(part), -1)
+        kinds: list[str] = []
+        for one in np.unique(name[part == COLLECTIVE]).tolist():
+            kind = collective_kind(names[one]) or "unknown"
+            kinds += [] if kind in kinds else [kind]
+            call[(part == COLLECTIVE) & (name == one)] = kinds.index(kind)
+        groups = tuple(
+            ProcessGroup(
+                name=kind, description=kind, ranks=(), axis=self.options.axes.get(kind) or group_axis(kind)
+            )
+            for kind in kinds
+        )
+        number = np.arange(len(kinds), dtype=np.int64)
+        unknown = np.full(len(kinds), -1)
+        return call, Calls(kind=number, group=number, bytes=unknown, peer=unknown), tuple(kinds), groups
+
+
+def _lookup(keys: IntArray, wanted: IntArray) -> IntArray:
+    """Return where each wanted key is, -1 where it is not."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    place = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where(keys[place] == wanted, place, -1)
+
+
+def _optimizer_phase(events: Events, ranges: Table, names: tuple[str, ...]) -> Events:
+    """Put kernels launched inside of optimizer ranges into that phase."""
+    chosen = np.array(["optimizer" in name.lower() for name in names], dtype=bool)
+    mine = chosen[ranges["name"]] if len(names) else np.zeros(0, dtype=bool)
+    inside = contains(merged(ranges["start"][mine], ranges["end"][mine]), events.launch_ns)
+    return replace(events, phase=np.where(inside, int(Phase.OPTIMIZER), events.phase))
+
+
+def _stalls(ranges: Table, names: tuple[str, ...]) -> dict[str, tuple[HostRange, ...]]:
+    """Return the ranges in which the host may keep the device waiting."""
+    found: dict[str, tuple[HostRange, ...]] = {}
+    for start, end, name in zip(ranges["start"], ranges["end"], ranges["name"], strict=True):
+        if kind := stall_of(names[name]):
+            found[kind] = (
+                *found.get(kind, ()),
+                HostRange(name=names[name], start_ns=int(start), end_ns=int(end)),
+            )
+    return found
+
+
+def _notes(groups: tuple[ProcessGroup, ...]) -> tuple[str, ...]:
+    return tuple(
+        f"whose traffic is {group.name}? --axis {group.name}=tp|cp|ep|pp|dp tells"
+        for group in groups
+        if group.axis is None
+    )

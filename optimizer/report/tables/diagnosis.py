@@ -1,0 +1,153 @@
+"""A diagnosis on the terminal: step, the three questions, causes, terms, traffic, ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.diagnose.diagnosis import answers
+from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.specs.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.difference import Row
+
+SHOWN_CAUSES = 3
+SHOWN_OPERATIONS = 12
+LEAST_SHARE = 5e-4
+"""Share of the step below which a term is not shown."""
+
+
+def diagnosis_tables(found: Diagnosis, *, verbose: bool = False) -> RenderableType:
+    """Show what was found; ``verbose`` adds parts of components, operations and all ranks."""
+    parts: list[RenderableType] = [Text(_headline(found), style="bold"), facts(_questions(found))]
+    if found.expected is not None:
+        parts += _causes(found.causes)
+    parts.append(section("Step", _terms(found, verbose=verbose), note=_terms_note(found)))
+    if found.overlaps:
+        parts.append(
+            section("Traffic", _traffic(found), note="seconds of a step; exposed: no kernel runs beside")
+        )
+    if verbose:
+        parts.append(section("Operations", _operations(found)))
+    if len(found.speeds) > 1:
+        parts.append(section("Ranks", _ranks(found, verbose=verbose)))
+    return Group(*parts)
+
+
+def _headline(found: Diagnosis) -> str:
+    ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}, {found.ranks[0].steps} steps"
+    apart = found.difference
+    if apart is None:
+        return f"measured {format_seconds(found.step_s)} per step ({ranks})"
+    share = apart.measured_s / apart.predicted_s - 1
+    return (
+        f"measured {format_seconds(apart.measured_s)} per step, predicted {format_seconds(apart.predicted_s)}: "
+        f"{share:+.1%} ({ranks})"
+    )
+
+
+def _questions(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    for line in answers(found):
+        name, _, words = line.partition(": ")
+        yield name, words
+
+
+def _causes(causes: tuple[Cause, ...]) -> Iterator[RenderableType]:
+    if not causes:
+        yield section("Causes", Text("nothing stands out: every term is near its prediction"))
+        return
+    for place, cause in enumerate(causes[:SHOWN_CAUSES]):
+        lines = [*cause.evidence, *([f"try: {cause.remedy}"] if cause.remedy else [])]
+        title = "Causes" if place == 0 else ""
+        body = (Text(f"{place + 1}. {cause.words} ({format_seconds(cause.seconds)})"), bullets(lines))
+        yield section(title, *body) if title else Group(*(section("", *body).renderables[2:]))
+
+
+def _terms_note(found: Diagnosis) -> str:
+    return "mean over ranks" if len(found.ranks) > 1 else ""
+
+
+def _terms(found: Diagnosis, *, verbose: bool) -> Table:
+    """Show the components that sum to the step."""
+    if found.difference is None:
+        step_s = sum(terms.step_s for terms in found.ranks) / len(found.ranks)
+        listed = []
+        for component in Component:
+            seconds = sum(terms.seconds(component) for terms in found.ranks) / len(found.ranks)
+            if seconds > LEAST_SHARE * step_s:
+                listed.append((component.words, format_seconds(seconds), f"{seconds / step_s:.1%}"))
+        return grid(["component", "measured", "share"], [*listed, ("step", format_seconds(step_s), "100.0%")])
+    apart = found.difference
+    rows: list[tuple[str, ...]] = []
+    for row in apart.rows:
+        if max(row.measured_s, row.predicted_s) <= LEAST_SHARE * apart.measured_s:
+            continue
+        rows.append(_row(row, row.component.words))
+        if verbose:
+            mine = (one for one in apart.parts if one.component is row.component)
+            rows += [_row(one, f"  {one.part.words if one.part else ''}") for one in mine]
+    total = (format_seconds(apart.predicted_s), format_seconds(apart.measured_s))
+    rows.append(("step", *total, f"{apart.measured_s / apart.predicted_s:.2f}", f"{apart.gap_s:+.3g} s", ""))
+    return grid(["component", "predicted", "measured", "ratio", "gap", "of the gap"], rows)
+
+
+def _row(row: Row, words: str) -> tuple[str, ...]:
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    share = "" if row.gap_share is None or abs(row.gap_share) > 10 else f"{row.gap_share:.0%}"
+    return (
+        words,
+        format_seconds(row.predicted_s),
+        format_seconds(row.measured_s),
+        ratio,
+        f"{row.gap_s:+.3g} s",
+        share,
+    )
+
+
+def _traffic(found: Diagnosis) -> Table:
+    rows = []
+    for one in found.overlaps:
+        size = "" if one.bytes is None else format_bytes(one.bytes)
+        rate = "" if one.bytes_per_s is None else format_rate(one.bytes_per_s)
+        planned = "" if one.predicted_bytes_per_s is None else format_rate(one.predicted_bytes_per_s)
+        rows.append(
+            (
+                f"{one.axis or '?'} {one.kind}", str(one.ranks or ""), f"{one.calls:,.0f}", size, format_seconds(one.busy_s),
+                format_seconds(one.exposed_s), format_seconds(one.waiting_s), rate, planned,
+            )
+        )  # fmt: skip
+    return grid(
+        ["traffic", "ranks", "calls", "bytes", "busy", "exposed", "waiting", "rate", "predicted"], rows
+    )
+
+
+def _operations(found: Diagnosis) -> Table:
+    rows = [
+        (one.name[:60], one.part.words, f"{one.calls:,.0f}", format_seconds(one.seconds), f"{one.share:.1%}")
+        for one in found.operations[:SHOWN_OPERATIONS]
+    ]
+    return grid(["kernel", "does", "calls", "time", "share"], rows, left=(0, 1))
+
+
+def _ranks(found: Diagnosis, *, verbose: bool) -> Table:
+    listed = sorted(found.speeds, key=lambda one: -one.ratio)
+    shown = found.speeds if verbose or len(listed) <= 4 else (*listed[:2], *listed[-2:])
+    rows = [
+        (
+            f"rank {one.rank}", str(one.stage), format_seconds(one.step_s), format_seconds(one.kernels_s),
+            f"{one.ratio:.3f}", format_seconds(one.waiting_s), f"{one.late_share:.0%}",
+        )
+        for one in shown
+    ]  # fmt: skip
+    return grid(["", "stage", "step", "kernels", "over the middle", "waiting", "comes last"], rows)

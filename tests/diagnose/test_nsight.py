@@ -1,0 +1,90 @@
+"""SQLite exports of Nsight Systems: a simulated job's rank read back by names, launches and NVTX ranges alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+from checks.traced_job import Job, Kernel, Run, Stage, Traffic
+from checks.traced_report import write_report
+
+from layoutopt import InputError
+from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.cost.orders import Pipeline
+from layoutopt.optimizer.diagnose.diagnosis import diagnose
+from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.interop.profiles.options import ProfileOptions
+from layoutopt.optimizer.interop.profiles.read import read_profiles
+from layoutopt.optimizer.specs.vocabulary import Axis, Schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from layoutopt.optimizer.diagnose.terms import RankTerms
+
+TP = Traffic("tp", "all_gather", 30, 1 << 22)
+FORWARD = (
+    Kernel(Part.NORM, 20, 1),
+    TP,
+    Kernel(Part.GEMM, 100, 1),
+    Kernel(Part.ATTENTION, 60, 1),
+    Kernel(Part.GEMM, 80, 1),
+)
+BACKWARD = (Kernel(Part.ATTENTION, 150, 1), Kernel(Part.GEMM, 360, 1), Kernel(Part.NORM, 40, 1))
+OPTIONS = ProfileOptions(axes={"all_gather": Axis.TP})
+
+
+def job(*, again: bool = False) -> Job:
+    """Four layers on two tensor-parallel ranks."""
+    stage = Stage(forward=FORWARD * 4, backward=BACKWARD * 4, again=FORWARD * 4 if again else ())
+    return Job(
+        pipeline=Pipeline(schedule=Schedule.NONE, pp=1, micro_batches=3), stages=(stage,), tp=2, host_us=300
+    )
+
+
+def terms_of(run: Run, folder: Path) -> RankTerms:
+    """Write and read rank 0."""
+    report = write_report(run.ranks[0], folder / "rank0.sqlite")
+    return diagnose(read_profiles([report], OPTIONS)).ranks[0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_components_are_what_was_put_in(again: bool, tmp_path: Path) -> None:
+    """Totals exactly, and what names tell within 5%: a multiplication between norms has the phase of its neighbours."""
+    run = Run(job(again=again))
+    terms, truth = terms_of(run, tmp_path), run.truth(0)
+    assert terms.steps == 3 and terms.steps_ns == round(1000 * sum(truth.values()))
+    for component in (Component.TP, Component.OPTIMIZER, Component.STEP):
+        expected = sum(us for label, us in truth.items() if label.component is component) / 3
+        assert terms.components_s[component] * 1e6 == pytest.approx(expected, rel=0.05, abs=5)
+    for part in (Part.GEMM, Part.ATTENTION, Part.NORM):
+        expected = sum(us for label, us in truth.items() if label.part is part) / 3
+        assert terms.seconds(part=part) * 1e6 == pytest.approx(expected, rel=0.005)
+    forward = sum(us for label, us in truth.items() if label.component is Component.FORWARD) / 3
+    seen = terms.components_s[Component.FORWARD] + terms.components_s[Component.RECOMPUTE]
+    again_s = sum(us for label, us in truth.items() if label.component is Component.RECOMPUTE) / 3
+    assert seen * 1e6 == pytest.approx(forward + again_s, rel=0.05)
+    assert (terms.components_s[Component.RECOMPUTE] > 0) is again
+
+
+def test_what_is_no_report(tmp_path: Path) -> None:
+    """A database of something else, and a broken one: one line."""
+    other = tmp_path / "other.sqlite"
+    base = sqlite3.connect(other)
+    base.execute("create table runs (id integer)")
+    base.commit()
+    base.close()
+    with pytest.raises(InputError, match="holds no kernels"):
+        read_profiles([other])
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(other.read_bytes()[:200])
+    with pytest.raises(InputError, match="cannot be read"):
+        read_profiles([broken])
+
+
+def test_an_unknown_group_is_asked_for(tmp_path: Path) -> None:
+    """No table says whose traffic a kernel is: a note asks for the option."""
+    report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
+    (profile,) = read_profiles([report])
+    assert any("--axis all_gather=" in note for note in profile.notes)
