@@ -106,7 +106,9 @@ class ObjectiveCost(CostModel):
 
     def _mean(self, found: Sequence[StageTerms | None]) -> StageTerms:
         """Average times over the sets of constants that have a weight."""
-        used = [(w, terms) for w, terms in zip(self._weights(), found, strict=True) if terms is not None and w]
+        used = [
+            (w, terms) for w, terms in zip(self._weights(), found, strict=True) if terms is not None and w
+        ]
         merged: dict[str, Any] = {}
         for name in TIMES:
             total = used[0][0] * getattr(used[0][1], name)

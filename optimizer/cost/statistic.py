@@ -78,5 +78,5 @@ class Statistic:
 
 
 def quantile_place(share: float, samples: int) -> int:
-    """Return which of so many values in order is their ``share`` quantile, counted from 1: the least not below that share."""
+    """Return which of so many values in order, counted from 1, is the least that is not below the ``share`` quantile."""
     return min(max(int(np.ceil(share * samples - 1e-9)), 1), samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.claims import carriers
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.simulate.compare import LayoutSimulation
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
     from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.solve.search.best_by import ObjectiveAnswer
     from layoutopt.optimizer.space.enumeration import Space
     from layoutopt.optimizer.sweep.rows import Row
     from layoutopt.optimizer.sweep.run import SweepResult
@@ -43,7 +45,15 @@ def _objective(plan: Plan) -> Plain:
         "name": "time",
         "value": step_s,
     }
+    if plan.outcome is not None:
+        stated |= _outcome(plan.outcome)
     return stated | ({"then": plan.then} if plan.then else {})
+
+
+def _outcome(outcome: ObjectiveAnswer) -> Plain:
+    """Write the answer in another objective than time; its value and bound are in that objective's unit."""
+    found: Plain = {name: value for name, value in asdict(outcome).items() if value is not None}
+    return found | {"value_bound": found.pop("bound")}
 
 
 def _reasons(plan: Plan) -> list[str]:
@@ -57,7 +67,7 @@ def _bands(watch: WatchList) -> Mapping[str, Any]:
 FORMS: Mapping[str, Form] = {
     "cost.estimate:MemoryEstimate": Form(without=("borderline_bytes", "weight_bytes")),
     "solve.plan:Plan": Form(
-        without=("bound_s", "gap", "then"), added={"objective": _objective, "reasons": _reasons}
+        without=("bound_s", "gap", "then", "outcome"), added={"objective": _objective, "reasons": _reasons}
     ),
     "solve.plan:Alternative": Form(added={"step_time_s": "estimate.step_time_s"}),
     "solve.explain.records:MemoryPart": Form(renamed={"size_bytes": "bytes"}),

@@ -10,6 +10,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import SAME
 from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.objectives import parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.releases import date_remarks
@@ -27,6 +28,7 @@ from layoutopt.optimizer.solve.judge import memory_verdict
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import SolverLimits
 from layoutopt.optimizer.solve.plan import Alternative, Plan, SolveOptions
+from layoutopt.optimizer.solve.search.best_by import Asked, best_by
 from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.solve.search.second import choose_second
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate
+    from layoutopt.optimizer.solve.search.best_by import ObjectiveAnswer
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.solve.search.result import Found, Progress, SearchResult
     from layoutopt.optimizer.solve.search.second import Second
@@ -73,9 +76,43 @@ def solve_layout(
     if asked.then is not None and result.complete and result.found:
         limits = _solver_limits(asked, start, should_stop)
         result, second = choose_second(source, GOALS[asked.then], result, limits, within=asked.within)
+    result, outcome = _in_objective(question, source, result, start, should_stop)
     certificate = _certificate(question, source, result)
     plan = _answer(question, source, result, certificate)
-    return replace(plan, then=second, solve_time_s=time.perf_counter() - start)
+    return replace(plan, then=second, outcome=outcome, solve_time_s=time.perf_counter() - start)
+
+
+def _in_objective(
+    question: Question,
+    source: CostedSpace,
+    result: SearchResult,
+    start: float,
+    should_stop: Callable[[], bool] | None,
+) -> tuple[SearchResult, ObjectiveAnswer | None]:
+    """Search on in the objective that was asked for; times and bound come back in seconds of the answer's step."""
+    options = question.options
+    objective = parse_objective(options.minimize)
+    if objective.is_time or result.best is None:
+        return result, None
+    asked = Asked(
+        source=source,
+        options=_search_options(options, DISTANCES[0] if options.near is None else options.near),
+        limits=_solver_limits(options, start, should_stop),
+        samples=question.sampled_costs(source),
+        should_stop=should_stop,
+    )
+    found, outcome = best_by(objective, asked, result)
+    return _in_seconds(source, found, outcome), outcome
+
+
+def _in_seconds(source: CostedSpace, result: SearchResult, outcome: ObjectiveAnswer) -> SearchResult:
+    """Price an objective's answers in seconds; the bound is as far below the step as in the objective."""
+    steps = [_priced(source, found)[1].step_time_s for found in result.found]
+    priced = [replace(found, step_time_s=step_s) for found, step_s in zip(result.found, steps, strict=True)]
+    rest = sorted((one for one in priced[1:] if one.step_time_s >= steps[0]), key=lambda one: one.step_time_s)
+    left = (outcome.value - outcome.bound) / max(abs(outcome.value), 1e-30)
+    gap = 0.0 if outcome.proven and left * steps[0] <= result.rounding_s else min(max(left, 0.0), 1.0)
+    return replace(result, found=(priced[0], *rest), bound_s=steps[0] * (1 - gap), complete=outcome.proven)
 
 
 def _solver_limits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from math import inf, isinf
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.cost.objective_cost import sharing_network
+from layoutopt.optimizer.cost.objectives import TIME
 from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
+    from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.workload import Workload
@@ -52,7 +55,7 @@ class Question:
     def to_plain(self) -> dict[str, Any]:
         """Return plain data of all that decides the answer and how it was searched, but for the time limit."""
         options = self.options
-        plain = {
+        plain: dict[str, Any] = {
             "workload": to_plain(self.workload),
             "cluster": to_plain(self.cluster),
             "framework": options.framework.value,
@@ -60,6 +63,12 @@ class Question:
             "space": _space_to_plain(options.space),
             "search": _search_to_plain(options),
         }
+        if options.minimize != TIME:
+            plain["minimize"] = options.minimize
+        if options.samples:
+            plain["samples"] = [dict(values) for values in options.samples]
+        if options.reserve:
+            plain["reserve"] = options.reserve
         if options.then is not None:
             plain["then"] = {"goal": options.then, "within": options.within}
         if options.constrain is not None:
@@ -71,19 +80,31 @@ class Question:
         model, training = self.workload.model, self.workload.training
         framework, options = self.options.framework, self.options.space
         space = build_space(model, training, self.cluster, framework, options)
-        cost = build_cost_model(
-            space.ctx.model,
-            training,
-            self.cluster,
+        return CostedSpace(
+            space=space,
+            cost=self._cost(space.ctx.model, self.cluster),
+            demands=self._demands(space.ctx.model),
+            reserve=self.options.reserve,
+        )
+
+    def sampled_costs(self, source: CostedSpace) -> tuple[CostModel, ...]:
+        """Return a cost model for every set of constants; what the cluster's calibration states stays."""
+        found = []
+        for values in self.options.samples:
+            cluster = replace(self.cluster, calibration={**values, **self.cluster.calibration})
+            found.append(sharing_network(self._cost(source.space.ctx.model, cluster), source.cost))
+        return tuple(found)
+
+    def _cost(self, model: ModelSpec, cluster: ClusterSpec) -> CostModel:
+        framework, options = self.options.framework, self.options.space
+        return build_cost_model(
+            model,
+            self.workload.training,
+            cluster,
             framework=framework,
             software=options.software,
             kind=self.options.cost,
-            preset=preset_of_run(framework, options.software, self.cluster, options.run),
-        )
-        return CostedSpace(
-            space=space,
-            cost=cost,
-            demands=self._demands(space.ctx.model),
+            preset=preset_of_run(framework, options.software, cluster, options.run),
         )
 
     def _demands(self, model: ModelSpec) -> Demands:
@@ -125,6 +146,11 @@ def _goals_from_plain(plain: Mapping[str, Any]) -> dict[str, Any]:
     goals: dict[str, Any] = {}
     if "constrain" in plain:
         goals["constrain"] = Unwritten(str(plain["constrain"]))
+    goals["minimize"] = str(plain.get("minimize", TIME))
+    goals["reserve"] = float(plain.get("reserve", 0.0))
+    goals["samples"] = tuple(
+        {str(name): float(value) for name, value in values.items()} for values in plain.get("samples", ())
+    )
     then = plain.get("then")
     if then is None:
         return goals

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.factory import CostKind
-from layoutopt.optimizer.cost.quantities import GOALS
+from layoutopt.optimizer.cost.objectives import TIME, parse_objective
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from layoutopt.optimizer.cost.collectives import CollectiveCall
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.certificate import Certificate, Status
+    from layoutopt.optimizer.solve.search.best_by import ObjectiveAnswer
     from layoutopt.optimizer.solve.search.demands import Constrain
     from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.space.rule import BrokenRule
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.vocabulary import Verdict
+
+
+TIMED = frozenset({"step_s", "days", "cost", "energy_kwh"})
+"""Quantities of requirements that follow from a step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,9 @@ class SolveOptions:
     ``gap`` stops the search when the answer is proven within it. ``one_model`` puts every tuple into one CP-SAT model.
     ``warm_start_s`` is a step time that some layout of the space is known to reach. ``constrain`` is a function of (model,
     view) that adds constraints to every slice: ``lambda model, v: model.add(v.tp * v.cp <= 8)``. ``then`` names a goal
-    (``GOALS``) in which the answer is the best of all layouts as fast as the fastest, or up to ``within`` slower.
+    in which the answer is the best of all layouts as fast as the fastest, or up to ``within`` slower. ``minimize`` names
+    what the answer is the best in (``cost/objectives.py``); ``samples`` are sets of constants, by name, over which
+    ``expected``, ``quantile:0.9`` and ``regret`` are taken. ``reserve`` is the share of usable memory that is left free.
     """
 
     framework: Framework = Framework.MEGATRON
@@ -48,17 +56,34 @@ class SolveOptions:
     constrain: Constrain | None = None
     then: str | None = None
     within: float = 0.0
+    minimize: str = TIME
+    samples: tuple[Mapping[str, float], ...] = ()
+    reserve: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.then is not None and self.then not in GOALS:
-            near = get_close_matches(self.then, GOALS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(GOALS)}"
-            raise input_error(f"no goal {self.then[:40]!r}", hint, key="then")
+        objective = parse_objective(self.minimize)
+        if self.then is not None and parse_objective(self.then, key="then").quantity is None:
+            raise input_error(f"{self.then} is no second goal", f"--minimize {self.then}", key="then")
+        if self.then is not None and not objective.is_time:
+            raise input_error("is second to the step time alone", "no --minimize beside it", key="then")
         wanted = {name for requirement in self.space.requirements for name in requirement.names}
-        if (self.then == "cost" or "cost" in wanted) and self.space.gpu_hour_cost is None:
+        if "cost" in {self.then, self.minimize, *wanted} and self.space.gpu_hour_cost is None:
             raise input_error("is not given, and cost rests on it", "e.g. 2.5", key="gpu_hour_cost")
         if self.within and self.then is None:
             raise input_error("is given without a second goal", "then memory, for example", key="within")
+        if objective.statistic and not self.samples:
+            raise input_error(
+                "needs sets of constants", "samples, of the posterior for example", key="minimize"
+            )
+        if objective.statistic and wanted & TIMED:
+            named = ", ".join(sorted(wanted & TIMED))
+            raise input_error(
+                f"{named} follows from one step time, and {self.minimize} weighs many",
+                "axes, layers, gpus and peak_gb",
+                key="require",
+            )
+        if not 0 <= self.reserve < 1:
+            raise input_error(f"{self.reserve} is no share", "0 up to below 1", key="reserve")
         if not 0 <= self.within < 1:
             raise input_error(f"{self.within} is no share", "0 up to below 1", key="within")
 
@@ -107,7 +132,8 @@ class Plan:
 
     ``bound_s`` is proven for every layout of the space; ``gap`` is (step - bound) / step. ``binds`` names what
     limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
-    (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for.
+    (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for,
+    ``outcome`` that in another objective than time.
     ``inputs`` is the plain form of everything that decides the answer.
     """
 
@@ -127,6 +153,7 @@ class Plan:
     solve_time_s: float
     freer_gain: float | None = None
     then: Second | None = None
+    outcome: ObjectiveAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

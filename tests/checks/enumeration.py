@@ -38,7 +38,7 @@ def solve_stages(
     choices = [
         (blocks, again)
         for blocks in all_blocks(terms, number, rule)
-        for again in _recomputations(terms, blocks, rule)
+        for again in all_recomputations(terms, blocks, rule)
     ]
     if not choices:
         return None
@@ -86,7 +86,8 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _recomputations(terms: StageTerms, blocks: IntArray, rule: StageRule) -> Iterator[IntArray]:
+def all_recomputations(terms: StageTerms, blocks: IntArray, rule: StageRule) -> Iterator[IntArray]:
+    """Yield the recomputed blocks (V, P, K) that the rule allows with these blocks."""
     yield np.zeros_like(blocks)
     if not terms.may_recompute[0]:
         return

@@ -11,6 +11,14 @@ import click
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
+from layoutopt.optimizer.report.commands.objective_options import (
+    MemoryChoices,
+    ObjectiveChoices,
+    in_objective,
+    memory_options,
+    objective_options,
+    with_room,
+)
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
     DemandChoices,
@@ -58,6 +66,8 @@ CODES = {
 @framework_options
 @space_options
 @demand_options
+@memory_options
+@objective_options
 @search_options
 @click.option("--space", "only_space", is_flag=True, help="Print the declared space and search nothing.")
 @click.option(
@@ -79,6 +89,8 @@ def command(
     trainer: FrameworkOptions,
     space: SpaceChoices,
     demands: DemandChoices,
+    memory: MemoryChoices,
+    objective: ObjectiveChoices,
     search: SearchChoices,
     only_space: bool,
     robust: bool,
@@ -96,6 +108,7 @@ def command(
     require_drawing(drawing)
     workload, machine = read_question(model, cluster, asked, output)
     options = solve_options(space, search, trainer, asked.precision, demands=demands)
+    options = in_objective(with_room(options, memory), objective, machine)
     if only_space:
         return _print_space(workload, machine, options, output)
     from layoutopt.optimizer.evidence.honesty import assess
@@ -112,7 +125,7 @@ def command(
         note(f"wrote {file}", output)
     _print_plan(plan, workload, machine, options, output, honesty, file)
     draw_solve(plan, drawing, output)
-    unproven = plan.then is not None and not plan.then.proven
+    unproven = any(one is not None and not one.proven for one in (plan.then, plan.outcome))
     return ExitCode.STOPPED if unproven else CODES[plan.status.value]
 
 

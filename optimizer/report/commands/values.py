@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from layoutopt.optimizer.ask.records import MAX_COUNT
+from layoutopt.optimizer.cost.objectives import NAMES as OBJECTIVES
+from layoutopt.optimizer.cost.objectives import parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
@@ -95,6 +97,19 @@ PRECISIONS = Words(Precision)
 OFFLOAD = "offload"
 SAVER = Word((*Saver, OFFLOAD), metavar="SAVER")
 GOAL = Word(GOALS)
+
+
+class ObjectiveName(Word):
+    """An objective: a goal, or a statistic over sets of constants."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name; raises ``InputError`` with the nearest one."""
+        name = str(value).lower()
+        parse_objective(name, key=param.opts[0] if param is not None else "minimize")
+        return name
+
+
+OBJECTIVE = ObjectiveName(OBJECTIVES, metavar="OBJECTIVE")
 COST_KINDS = Word(("full", "simple"))
 
 

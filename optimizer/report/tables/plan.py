@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan, Suggestion
+    from layoutopt.optimizer.solve.search.best_by import ObjectiveAnswer
     from layoutopt.optimizer.solve.search.second import Second
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
@@ -175,6 +176,22 @@ def second_words(second: Second) -> str:
     return f"second goal {second.name}: {value}{beside}; {proof} ({second.tuples:,} tuples are near enough)"
 
 
+def outcome_words(outcome: ObjectiveAnswer) -> str:
+    """Say what an objective came to, and what the fastest layout comes to."""
+    value, first = (_in_unit(number, outcome.unit) for number in (outcome.value, outcome.first_value))
+    beside = "the fastest layout too" if value == first else f"the fastest layout: {first}"
+    proof = "no layout is better" if outcome.proven else f"at least {_in_unit(outcome.bound, outcome.unit)}"
+    over = f" over {outcome.samples} sets of constants" if outcome.samples else ""
+    words = f"{outcome.name} {value} ({outcome.meaning}{over}): {proof}; {beside}"
+    if outcome.mean_regret is not None:
+        words += f"; regret {outcome.mean_regret:.2%} in the mean, {outcome.worst_regret:.2%} at worst"
+    return words
+
+
+def _in_unit(value: float, unit: str) -> str:
+    return f"{value:,.6g} {unit}".strip()
+
+
 def _infeasibility(found: Infeasibility) -> RenderableType:
     return section("Why", Text(found.message), facts(infeasibility_pairs(found)))
 
@@ -211,6 +228,8 @@ def plan_notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None = None)
     notes = list(plan.warnings)
     if plan.layout is not None and plan.idle_gpus:
         notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")
+    if plan.outcome is not None:
+        notes.insert(0, outcome_words(plan.outcome))
     if plan.then is not None:
         notes.insert(0, second_words(plan.then))
     if plan.freer_gain is not None:

@@ -43,7 +43,7 @@ LINEARIZATION = (2, 1, 0)
 
 
 class SliceStatus(StrEnum):
-    """Outcome of a solve. ``NO_BETTER``: nothing in the slice fits and beats its ``upper_s``."""
+    """ObjectiveAnswer of a solve. ``NO_BETTER``: nothing in the slice fits and beats its ``upper_s``."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"

@@ -10,6 +10,8 @@ import numpy as np
 from layoutopt.optimizer.cost.step import durations, form_of, graph_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.step import PathForm
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
@@ -25,6 +27,16 @@ class Paths:
     """
 
     _known: dict[Key, dict[tuple[bytes, int], PathForm]] = field(default_factory=dict)
+
+    @property
+    def linear(self) -> bool:
+        """Whether every path by itself bounds what is minimised."""
+        return True
+
+    def met(self, below: NDArray[np.bool_], terms: StageTerms) -> NDArray[np.bool_]:
+        """Tell which choices (n,) may be good enough, given which columns are: no path, the paths ``of``, demands."""
+        every: NDArray[np.bool_] = np.all(below, axis=1)
+        return every
 
     @staticmethod
     def _key(terms: StageTerms, row: int) -> Key:

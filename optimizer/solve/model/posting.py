@@ -41,7 +41,7 @@ class SliceModel:
         self, model: cp_model.CpModel, data: TupleSlice, variables: Variables, demands: Demands
     ) -> None:
         self._model, self._data, self._variables = model, data, variables
-        self._layers = demands.layers
+        self._layers, self._rates = demands.layers, demands.rates
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -76,7 +76,8 @@ class SliceModel:
         """Return an atom's variable, None where it is zero, and how much of the atom one of it is."""
         variables, data = self._variables, self._data
         if atom.part is Part.STEP_S:
-            return variables.step_ns, 1 / PER_SECOND
+            rate = 1.0 if self._rates is None else float(self._rates(data.batch.take(np.array([i])), True)[0])
+            return variables.step_ns, 1 / PER_SECOND / rate
         if atom.part is Part.PEAK_BYTES:
             return variables.peak_kib, KIB
         rank = rank_of(atom.rank, int(data.batch.pp[i]), int(data.terms.pp[i]))

@@ -52,7 +52,8 @@ class MixedPath:
     def key(self) -> bytes:
         """What tells it from other paths."""
         return b"".join(
-            weights.tobytes() + form.weights.tobytes() + bytes([form.hops % 251]) for weights, form in self.parts
+            weights.tobytes() + form.weights.tobytes() + str(form.hops).encode()
+            for weights, form in self.parts
         )
 
 
@@ -70,7 +71,7 @@ class SampledPaths(Paths):
     def met(self, below: NDArray[np.bool_], terms: StageTerms) -> NDArray[np.bool_]:
         """Tell which choices (n,) may be good enough, given which columns are: no path, the paths ``of``, demands."""
         if self.linear:
-            return super(SampledPaths, self).met(below, terms)
+            return Paths.met(self, below, terms)
         samples = np.array([-1, *(getattr(form, "sample", -1) for form in self.of(terms, 0))])
         demanded = below[:, len(samples) :].all(axis=1)
         late = np.zeros((len(below), self.statistic.samples), dtype=bool)
@@ -79,14 +80,19 @@ class SampledPaths(Paths):
                 late[:, sample] |= ~below[:, column]
         return demanded & self.statistic.possible(~late)
 
-    def _priced(
+    def steps_s(self, terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray) -> FloatArray:
+        """Return the exact steps of given stages (V, P, K) under every set of constants, (S,) seconds."""
+        return self._run(terms, row, blocks[None], recomputed[None])[0][:, 0]
+
+    def _run(
         self, terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray
     ) -> tuple[FloatArray, list[PathForm]]:
-        graph = graph_of(terms, row)
-        if graph is None:
-            return np.full(len(blocks), np.inf), []
+        """Return the steps (S, n) of choices of stages (n, V, P, K), and their longest paths in that order."""
         assert isinstance(terms, SampledTerms)
         one, samples = terms.take(np.array([row])), terms.sampled.shape[1]
+        graph = graph_of(terms, row)
+        if graph is None:
+            return np.full((samples, len(blocks)), np.inf), []
         own = [mixed(one, unit) for unit in np.eye(samples)]
         found = [durations(under, 0, blocks, recomputed) for under in own]
         run = Durations(
@@ -96,7 +102,15 @@ class SampledPaths(Paths):
         makespan, paths = graph.longest(run)
         outside = np.array([under.outside_s[0] for under in own])
         steps = makespan.reshape(samples, len(blocks)) + outside[:, None]
-        forms = [form_of(path, terms, row) for path in paths]
+        return steps, [form_of(path, terms, row) for path in paths]
+
+    def _priced(
+        self, terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray
+    ) -> tuple[FloatArray, list[PathForm]]:
+        steps, forms = self._run(terms, row, blocks, recomputed)
+        if not forms:
+            return np.full(len(blocks), np.inf), []
+        samples = len(steps)
         known = self._known.setdefault(self._key(terms, row), {})
         for place in range(len(blocks)):
             of_samples = [forms[sample * len(blocks) + place] for sample in range(samples)]
@@ -110,9 +124,7 @@ class SampledPaths(Paths):
         if self.statistic.averages:
             grouped: dict[tuple[bytes, int], tuple[FloatArray, PathForm]] = {}
             for sample, form in enumerate(forms):
-                own, _ = grouped.setdefault(
-                    (form.weights.tobytes(), form.hops), (np.zeros(len(forms)), form)
-                )
+                own, _ = grouped.setdefault((form.weights.tobytes(), form.hops), (np.zeros(len(forms)), form))
                 own[sample] = weights[sample]
             return [MixedPath(parts=tuple(grouped.values()))]
         told = self.statistic.telling(steps_s)

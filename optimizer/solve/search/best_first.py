@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.solve.model.cp_model import SliceResult
+    from layoutopt.optimizer.solve.model.paths import Paths
     from layoutopt.optimizer.solve.search.result import SearchOptions
     from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
 
@@ -60,20 +61,21 @@ SHAPE = ("tp", "cp", "pp", "micro_batch", "ep")
 
 
 class BestFirst:
-    """One search over one space. ``run`` it once."""
+    """One search over one space. ``run`` it once. ``paths`` price stages; None: by seconds of a step."""
 
     def __init__(
         self,
         source: TermsSource,
         options: SearchOptions,
         *,
+        paths: Paths | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.source, self.options = source, options
         self._on_progress, self._should_stop = on_progress, should_stop
         self._deadline = time.perf_counter() + options.time_limit_s
-        self._rows, self._tuples = RowBounds(source), TupleSolver(source, self._out_of_time)
+        self._rows, self._tuples = RowBounds(source), TupleSolver(source, self._out_of_time, paths)
         self._heap: list[Waiting] = []
         self._hard: list[Waiting] = []
         self._serial = self._solved = 0
@@ -82,7 +84,7 @@ class BestFirst:
         self._best_of: dict[tuple[int, ...], Found] = {}
         self._aside: list[Partial] = []
         self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
-        self._loose = source.demands.any and source.demands.loose
+        self._loose = self._tuples.linear and source.demands.any and source.demands.loose
         self._with_solver = self._loose
 
     def run(self) -> SearchResult:
@@ -332,6 +334,8 @@ class BestFirst:
             near = self._raise(item, upper_s) or near
         elif np.isfinite(upper_s) and not self._with_solver:
             self._hard.append(item)
+        elif not self._tuples.linear:
+            self._left_open_s = min(self._left_open_s, item.bound_s)
         else:
             return self._solve_model([item], upper_s) or near is not None
         return near is not None

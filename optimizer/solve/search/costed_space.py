@@ -40,13 +40,15 @@ FEW_ORDERS = 2
 class CostedSpace:
     """Tuples from ``space``, prices from ``cost``, what stages have to meet from ``demands``.
 
-    ``roomy``: every GPU has memory for anything, to tell what else excludes.
+    ``reserve`` is the share of usable memory left free. ``roomy``: every GPU has memory for anything, to tell what else
+    excludes.
     """
 
     space: Space
     cost: CostModel
     demands: Demands = NO_DEMANDS
     roomy: bool = False
+    reserve: float = 0.0
 
     @cached_property
     def _scheduled(self) -> tuple[LayoutBatch, IntArray, IntArray]:
@@ -134,6 +136,8 @@ class CostedSpace:
     def _within_memory(self, rows: LayoutBatch, terms: StageTerms, *, exact: bool) -> StageTerms:
         if self.roomy:
             terms = replace(terms, capacity_bytes=np.full(len(terms), ROOM_BYTES))
+        elif self.reserve:
+            terms = replace(terms, capacity_bytes=terms.capacity_bytes * (1 - self.reserve))
         if not self.demands.any:
             return terms
         most = self.demands.capacity_bytes(rows, exact=exact)

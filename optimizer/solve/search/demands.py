@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from layoutopt.optimizer.frameworks.stage_rule import StageLimit
-from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Part, Relation
+from layoutopt.optimizer.space.expression import TOLERANCE, Comparison, Expression, Part, Relation
 from layoutopt.optimizer.space.requirement import NotKnownYet, RequirementView
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.objective_cost import Factors
     from layoutopt.optimizer.cost.quantities import RunFacts
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray
     from layoutopt.optimizer.space.expression import Atom
@@ -101,7 +102,8 @@ class Finished:
 class Demands:
     """Requirements that stages decide, and a user's function of (model, view), over one workload and cluster.
 
-    ``layers`` (K,) are the layers of a block of each kind, ``total`` those of the model.
+    ``layers`` (K,) are the layers of a block of each kind, ``total`` those of the model. ``rates`` tells what a second of a
+    step counts in the unit of the objective (None: seconds): steps are then compared in that unit.
     """
 
     facts: RunFacts | None = None
@@ -109,6 +111,7 @@ class Demands:
     total: int = MOST_LAYERS
     requirements: tuple[Requirement, ...] = ()
     constrain: Constrain | None = None
+    rates: Factors | None = None
 
     @property
     def any(self) -> bool:
@@ -150,7 +153,11 @@ class Demands:
                 found += requirement.comparisons(view)
             except NotKnownYet:
                 continue
-        return found + (self._recorded(batch, exact=exact) or [])
+        found += self._recorded(batch, exact=exact) or []
+        if self.rates is None or not found:
+            return found
+        rates = self.rates(batch, exact)
+        return [_in_unit(comparison, rates) for comparison in found]
 
     def _recorded(self, batch: LayoutBatch, *, exact: bool) -> list[Comparison] | None:
         """Ask the user's function; None where only a model can tell."""
@@ -287,6 +294,15 @@ class Demands:
 
 
 NO_DEMANDS = Demands()
+
+
+def _in_unit(comparison: Comparison, rates: FloatArray) -> Comparison:
+    """Return a comparison in which a step is not in seconds but in seconds times ``rates`` (n,)."""
+    terms = {
+        atom: factor / rates if atom.part is Part.STEP_S else factor
+        for atom, factor in comparison.difference.terms.items()
+    }
+    return Comparison(Expression(comparison.difference.constant, terms), comparison.relation)
 
 
 def rank_of(rank: int, pp: int, distinct: int) -> int | None:

@@ -248,7 +248,7 @@ class _Choices:
     """
 
     def __init__(self, ranks: Ranks, options: list[Options], paths: Paths, below_s: float) -> None:
-        self.ranks, self.options = ranks, options
+        self.ranks, self.options, self._met = ranks, options, paths.met
         block, again, constant = _weights(ranks.terms, paths)
         self._room = np.concatenate([below_s - constant, [demand.room for demand in ranks.demands]])
         self._paths = len(constant)
@@ -301,7 +301,7 @@ class _Choices:
         after, before, found = self._least_after(), np.zeros((1, len(self._room))), []
         for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
             spent = before[step.source] + cost[step.choice]
-            kept = np.flatnonzero((spent + least[step.target] < self._room).all(axis=1))
+            kept = np.flatnonzero(self._met(spent + least[step.target] < self._room, self.ranks.terms))
             if not len(kept):
                 return []
             found.append(step.take(kept))
@@ -341,7 +341,7 @@ class _Choices:
             row = np.repeat(np.arange(len(state)), ways)
             way = np.arange(len(row)) - np.repeat(np.cumsum(ways) - ways, ways) + bounds[state[row]]
             total = spent[row] + cost[step.choice[way]]
-            alive = (total + least[step.target[way]] < self._room).all(axis=1)
+            alive = self._met(total + least[step.target[way]] < self._room, self.ranks.terms)
             row, way, spent = row[alive], way[alive], total[alive]
             chosen = np.concatenate([chosen[row], step.choice[way][:, None]], axis=1)
             state = step.target[way]

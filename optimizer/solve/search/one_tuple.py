@@ -64,12 +64,20 @@ class Waiting:
 
 
 class TupleSolver:
-    """Finds the best stages of tuples of one space. ``stopped`` is asked now and then whether to give up."""
+    """Finds the best stages of tuples of one space. ``stopped`` is asked now and then whether to give up.
 
-    def __init__(self, source: TermsSource, stopped: Callable[[], bool]) -> None:
+    ``paths`` price stages; None: by seconds of a step.
+    """
+
+    def __init__(self, source: TermsSource, stopped: Callable[[], bool], paths: Paths | None = None) -> None:
         self._source, self._stopped = source, stopped
-        self._paths = Paths()
+        self._paths = Paths() if paths is None else paths
         self.rounding_s = rounding_s(source.counts)
+
+    @property
+    def linear(self) -> bool:
+        """Whether the solver can decide what enumeration leaves open: it needs paths that bound one by one."""
+        return self._paths.linear
 
     def tried(self, item: Waiting, upper_s: float, best_s: float) -> tuple[SliceResult | None, bool]:
         """Enumerate stages below ``upper_s``; return the best found, and whether nothing better is left.

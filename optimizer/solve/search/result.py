@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """Outcome. ``found`` is sorted, the best first; ``bound_s`` holds for every layout (inf: nothing fits).
+    """ObjectiveAnswer. ``found`` is sorted, the best first; ``bound_s`` holds for every layout (inf: nothing fits).
 
     ``complete`` says whether the search ended by itself. The tuples of the space are ``by_memory`` (proven not to fit),
     ``solved`` by CP-SAT, and the rest, excluded by their bound. ``rounding_s`` bounds CP-SAT's rounding.

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.quantities import footprint_of
+from layoutopt.optimizer.cost.step import graph_of
 from layoutopt.optimizer.solve.model.coefficients import KIB, rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
-from layoutopt.optimizer.solve.model.slices import tuple_slice
+from layoutopt.optimizer.solve.model.slices import Goal, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound
 from layoutopt.optimizer.solve.search.near import ROWS, near_tuples
 from layoutopt.optimizer.solve.search.result import Found
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.quantities import Linear, Quantity
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.solve.model.cp_model import SliceResult, SolverLimits
+    from layoutopt.optimizer.solve.model.slices import TupleSlice
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.solve.search.result import SearchResult
 
@@ -49,7 +51,7 @@ class Second:
 
 
 class SecondSearch:
-    """Chooses among tuples of a space whose step may take ``limit_s``. ``run`` it once."""
+    """Chooses among tuples of a space whose step may take ``limit_s``, inf for any. ``run`` it once."""
 
     def __init__(
         self,
@@ -58,9 +60,10 @@ class SecondSearch:
         limit_s: float,
         limits: Callable[[], SolverLimits],
     ) -> None:
-        demands = source.demands
-        fast = parse_requirement(f"step_s <= {limit_s!r}")
-        self._source = replace(source, demands=replace(demands, requirements=(*demands.requirements, fast)))
+        if np.isfinite(limit_s):
+            demands, fast = source.demands, parse_requirement(f"step_s <= {limit_s!r}")
+            source = replace(source, demands=replace(demands, requirements=(*demands.requirements, fast)))
+        self._source = source
         self._goal, self._limit_s = goal, limit_s
         self._limits = limits
         self.tuples = 0
@@ -119,13 +122,32 @@ class SecondSearch:
         data = tuple_slice(
             one, source.terms(one), source.counts, source.rule, lower_s=bound_s, upper_s=upper_s
         )
-        linear = self._linear(one)
-        lean = bool(np.any(linear.per_byte))
-        model = CpModel(data, track_peak=lean, demands=source.demands)
-        if lean:
-            model.model.minimize(model.variables.peak_kib)
-            model.model.add(model.variables.peak_kib <= int(reached / float(linear.per_byte) / KIB))
-        return model.solve(self._limits())
+        per_byte = float(np.ravel(self._linear(one).per_byte)[0])
+        if not per_byte:
+            return CpModel(data, demands=source.demands).solve(self._limits())
+        if np.isinf(self._limit_s) and not source.demands.any:
+            return self._leanest(replace(data, goal=Goal.PEAK_MEMORY))
+        return self._leaner(data, int(reached / per_byte / KIB))
+
+    def _leanest(self, data: TupleSlice) -> SliceResult:
+        """Find the stages with the least memory, however slow; none where no order runs the tuple."""
+        result = CpModel(data).solve(self._limits())
+        if graph_of(data.terms, 0) is None:
+            return replace(result, status=SliceStatus.NO_BETTER, blocks=None, recomputed=None)
+        return result
+
+    def _leaner(self, data: TupleSlice, most_kib: int) -> SliceResult:
+        """Find stages that meet the demands with less and less memory, until there are none."""
+        best: SliceResult | None = None
+        while True:
+            model = CpModel(data, track_peak=True, demands=self._source.demands)
+            model.model.add(model.variables.peak_kib <= most_kib)
+            result = model.solve(self._limits())
+            if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
+                return result
+            if result.blocks is None:
+                return best or result
+            best, most_kib = result, int(result.peak_bytes / KIB) - 1
 
 
 def least_peak_bytes(terms: StageTerms, blocks: int) -> FloatArray:

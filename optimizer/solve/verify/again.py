@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.objectives import TIME
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.verify.exclusion import exclude_tuples
@@ -57,7 +58,10 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
 def _second_goal(stated: StatedPlan, found: Tree) -> Tree:
     """Return the outcome for a second goal, where one is stated or found."""
     outcomes = [_objective(plain).get("then") for plain in (stated.plain, found)]
-    return {} if outcomes == [None, None] else {"objective": {"then": outcomes[1]}}
+    then = {} if outcomes == [None, None] else {"then": outcomes[1]}
+    own = _objective(found)
+    told = {} if own.get("name") == TIME else own  # all that another objective came to
+    return {"objective": {**told, **then}} if told or then else {}
 
 
 def _objective(plain: Tree) -> Tree:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.objectives import TIME
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import closed_form_size, gap_target, plan_of, solve_layout
 from layoutopt.optimizer.solve.certificate import Status
@@ -85,6 +86,8 @@ def rebuild(question: Question, write: Writer) -> Rebuilt:
 
     def restate(stated: StatedPlan, priced: Sequence[PricedLayout]) -> Tree:
         written = write(_restated(question, source, stated, priced), question, stated.plain)
+        if question.options.minimize != TIME:  # a second search tells what another objective came to
+            written = {**written, "objective": {}}
         left_out = _OF_A_SEARCH if stated.status == Status.INFEASIBLE else _OF_A_RUN
         return {key: value for key, value in written.items() if key not in left_out}
 
@@ -110,6 +113,7 @@ def rebuild(question: Question, write: Writer) -> Rebuilt:
         again=again,
         freer=replace(question, options=replace(options, framework=Framework.ANY)).costed_space,
         restrictions=restrictions(question),
+        objective="" if options.minimize == TIME else options.minimize,
     )
 
 

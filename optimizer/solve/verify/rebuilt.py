@@ -62,6 +62,7 @@ class Rebuilt:
     again: Callable[[], Tree] | None = None
     freer: Callable[[], PricedSpace] | None = None
     restrictions: tuple[str, ...] = ()
+    objective: str = ""
 
 
 def rebuild_tree(

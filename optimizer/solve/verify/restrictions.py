@@ -69,6 +69,11 @@ def _of_goals(question: Question) -> Iterator[str]:
     if (options.top, options.near) != (usual.top, usual.near):
         slower = "" if options.near is None else f", none more than {options.near:.3%} slower than the first"
         yield f"at most {options.top:,} layouts reported{slower}"
+    if options.minimize != usual.minimize:
+        over = f" over {len(options.samples)} sets of constants" if options.samples else ""
+        yield f"the best in {options.minimize}{over}, not the fastest"
+    if options.reserve:
+        yield f"layouts that leave {options.reserve:.3%} of usable memory free"
     if options.then is not None:
         among = f"at most {options.within:.3%} slower than" if options.within else "as fast as"
         yield f"the best in {options.then} of what is {among} the fastest"

@@ -1,0 +1,43 @@
+"""Room for a chance of running out of memory follows from measured peaks, and layouts keep it free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from layoutopt.optimizer.evidence.memory_risk import peak_ratios, reserve_of_risk
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+
+
+@pytest.mark.parametrize("risk", [0.05, 0.1, 0.25, 0.5])
+def test_the_room_keeps_measured_peaks_inside(risk: float) -> None:
+    """With the room that a risk asks for no larger share of the measured runs would have run out of memory."""
+    room = reserve_of_risk(risk)
+    over = np.array(peak_ratios()) * (1 - room) > 1 + 1e-9
+    assert over.mean() <= risk
+
+
+def test_less_risk_takes_more_room() -> None:
+    """Room grows as the chance shrinks, beyond what some tens of runs can tell too; a third of them asks for none to speak of."""
+    rooms = [reserve_of_risk(risk) for risk in (0.6, 0.3, 0.1, 0.01, 1e-4)]
+    assert rooms == sorted(rooms) and rooms[0] < 0.01 < rooms[3] < 0.1
+    with pytest.raises(InputError, match="no chance"):
+        reserve_of_risk(0.0)
+
+
+def test_reserve_and_risk_change_the_answer() -> None:
+    """llama3-405b on 16,384 H100s sits on the limit; with 5% or a risk of 1% another layout is proven the fastest."""
+    workload, cluster = load_workload("llama3-405b"), load_cluster("h100-16384")
+    options = SolveOptions(top=1)
+    free = solve_layout(workload, cluster, options)
+    for reserve in (0.05, reserve_of_risk(0.01)):
+        plan = solve_layout(workload, cluster, replace(options, reserve=reserve))
+        assert plan.estimate is not None and free.estimate is not None
+        memory = plan.estimate.memory
+        assert memory.peak_bytes <= (1 - reserve) * memory.capacity_bytes < free.estimate.memory.peak_bytes
+        assert plan.estimate.step_time_s > free.estimate.step_time_s
