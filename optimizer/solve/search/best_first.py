@@ -17,16 +17,16 @@ import numpy as np
 
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import SliceStatus, SolverLimits
-from layoutopt.optimizer.solve.search.bound import likely_s
-from layoutopt.optimizer.solve.search.construct import construct
+from layoutopt.optimizer.solve.search.first import FirstTuples
 from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
 from layoutopt.optimizer.solve.search.result import Found, Progress, SearchResult
 from layoutopt.optimizer.solve.search.rows import Partial, RowBounds, expanded, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.cost.terms import FloatArray
     from layoutopt.optimizer.solve.model.cp_model import SliceResult
     from layoutopt.optimizer.solve.model.paths import Paths
     from layoutopt.optimizer.solve.search.result import SearchOptions
@@ -36,13 +36,10 @@ FIRST_ROWS, GROWTH, ROWS = 64, 8, 8_192
 """Degree rows bounded tightly at once: few first, for a layout to compare with; then more, which is cheaper per row."""
 
 LIKELY = 4
-"""Rows that are followed down first, so that everything else is compared with a good layout."""
+"""Likely tuples in a row that bring nothing better before the search begins."""
 
-TRIED = 48
-"""Tuples of such a row whose stages are constructed, the likeliest first."""
-
-PROMISING = 0.995
-"""A row is followed down at once when its bound is below this share of the best step time."""
+PROMISING = 0.998
+"""Share of the best step time below which a likely tuple counts as better."""
 
 OVERTIME_STEPS = 8
 """Steps of the search after a time limit as long as no layout is known: an answer without one helps nobody."""
@@ -55,9 +52,6 @@ MOST_IN_SLICE = 4
 
 MOST_TRIED = 64
 """Tuples tried for runners-up where bounds miss what is demanded: most of them have none."""
-
-SHAPE = ("tp", "cp", "pp", "micro_batch", "ep")
-"""Degrees that make two rows worth a try each."""
 
 
 class BestFirst:
@@ -94,9 +88,7 @@ class BestFirst:
         quick, likely = self._rows.quick()
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
-        for row in np.argsort(likely, kind="stable")[:LIKELY]:
-            if likely[row] < self._best_s() and not self._stopped():
-                self._descend(self.source.degrees.take(np.array([row])), self.source.refinements)
+        self._try_likely(likely)
         start, size = 0, FIRST_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
@@ -169,45 +161,42 @@ class BestFirst:
         enough = bool(self._best_of) or not self._overtime_steps
         return enough and time.perf_counter() > self._deadline
 
-    def _take_rows(self, rows: IntArray) -> None:
-        """Bound degree rows over optimistic terms, shard the survivors, and set those aside that are wanted.
+    def _try_likely(self, likely: FloatArray) -> None:
+        """Look for a good layout among tuples that are likely to be the fastest, and then around it."""
+        first = FirstTuples(self.source, likely)
+        best = self._best_likely(first.of_all_depths())
+        while best is not None and not self._stopped():
+            best = self._best_likely(first.near(best, self._best_s()))
 
-        The best of them is followed down to one tuple at once, so that later rows are compared with a good layout.
+    def _best_likely(self, items: list[Waiting]) -> Waiting | None:
+        """Construct stages of tuples until some in a row are no better, and enumerate those of the best.
+
+        Return it, None if it is no better than what was known.
         """
-        partial = self._rows.degree_rows(rows, self._wanted_s())
-        if not len(partial):
-            return
-        first, *others = self.source.refinements
-        aside = self._rows.refined(partial, first, self._wanted_s(), free=True)
-        if not len(aside):
-            return
-        best = int(aside.likely.argmin())
-        if aside.likely[best] < PROMISING * self._best_s():
-            self._descend(aside.batch.take(np.array([best])), others)
-        self._aside.append(aside)
+        vain, best = 0, None
+        for item in items:
+            if vain == LIKELY or self._stopped():
+                break
+            before_s = self._best_s()
+            made = self._tuples.constructed(item, before_s)
+            if made is not None:
+                self._keep(item, made)
+                best = item
+            vain = 0 if self._best_s() < PROMISING * before_s else vain + 1
+        for item in items[:1] if best is None else [best]:
+            before_s = self._best_s()
+            self._tried(item, before_s)
+            best = item if self._best_s() < before_s else best
+        return best
 
-    def _descend(self, batch: LayoutBatch, steps: Sequence[Refinement]) -> None:
-        """Choose the remaining modifiers greedily by what is likely and construct stages of the tuple reached."""
-        terms = None
-        for step in steps:
-            batch, _ = step.expand(batch)
-            terms = step.terms(batch)
-            likely = likely_s(terms, self.source.counts)
-            near = np.argsort(likely, kind="stable")[:TRIED]
-            if np.isinf(likely[near[0]]):
-                return
-            if step is steps[-1]:  # memory decides among what is likely
-                stages = construct(terms.take(near), self.source.counts, self.source.rule)
-                near = near[np.argsort(stages.step_time_s, kind="stable")]
-            batch, terms = batch.take(near[:1]), terms.take(near[:1])
-        if terms is None:
-            return
-        item = Waiting.of(batch, terms, 0)
-        made = self._tuples.constructed(item, np.inf)
-        if made is not None:
-            self._keep(item, made)
-        elif not self._best_of and np.isfinite(self._rows.of(terms, self._wanted_s())[0]):
-            self._solve(item, np.inf)  # else its row counts as without room
+    def _take_rows(self, rows: IntArray) -> None:
+        """Bound degree rows over optimistic terms, shard the survivors, and set those aside that are wanted."""
+        partial = self._rows.degree_rows(rows, self._wanted_s())
+        if len(partial):
+            first = self.source.refinements[0]
+            partial = self._rows.refined(partial, first, self._wanted_s(), free=True)
+        if len(partial):
+            self._aside.append(partial)
 
     def _finish(self) -> None:
         """Expand what was set aside in order of its bound, and solve what may beat the best layout."""
@@ -216,7 +205,6 @@ class BestFirst:
             return
         partial = Partial.concat(self._aside)
         self._aside = []
-        self._try_likely(partial)
         partial = partial.take(np.argsort(partial.bound, kind="stable"))
         start, size = 0, FIRST_CHOICES
         while start < len(partial) and partial.bound[start] < self._wanted_s() and not self._stopped():
@@ -226,22 +214,6 @@ class BestFirst:
             self._left_bound_s = float(partial.bound[start]) if start < len(partial) else np.inf
             self._solve_waiting(max(len(partial) - start, 0))
         self._left_bound_s = float(partial.bound[start]) if start < len(partial) else np.inf
-
-    def _try_likely(self, partial: Partial) -> None:
-        """Follow the likeliest rows of different shapes down, until some in a row are no better."""
-        tried: set[tuple[int, ...]] = set()
-        vain = 0
-        for row in np.argsort(partial.likely, kind="stable").tolist():
-            batch = partial.batch.take(np.array([row]))
-            shape = tuple(int(getattr(batch, name)[0]) for name in SHAPE)
-            if shape in tried:
-                continue
-            if vain == LIKELY or partial.likely[row] >= self._best_s() or self._stopped():
-                return
-            tried.add(shape)
-            before = self._best_s()
-            self._descend(batch, self.source.refinements[1:])
-            vain = 0 if self._best_s() < before else vain + 1
 
     def _push_tuples(self, partial: Partial) -> None:
         """Choose the remaining modifiers and put the wanted tuples into the heap."""
