@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.causes_of_ranks import slowest_experts, slowest_rank
-from layoutopt.optimizer.diagnose.parts import MEMORY_BOUND, Part, Phase
+from layoutopt.optimizer.diagnose.parts import MEMORY_BOUND, Activity, Phase
 from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.units import format_rate, format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis
@@ -17,9 +17,9 @@ from layoutopt.optimizer.specs.vocabulary import Axis
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from layoutopt.optimizer.diagnose.difference import Difference
+    from layoutopt.optimizer.diagnose.difference import StepDifference
     from layoutopt.optimizer.diagnose.predicted import Expectation
-    from layoutopt.optimizer.diagnose.terms import RankTerms, Traffic
+    from layoutopt.optimizer.diagnose.terms import AxisTraffic, RankTerms
 
 
 class CauseKind(StrEnum):
@@ -82,24 +82,26 @@ class Findings:
 
     ranks: tuple[RankTerms, ...]
     expected: Expectation
-    difference: Difference
+    difference: StepDifference
 
     @property
     def least_s(self) -> float:
         """Seconds below which nothing is named."""
         return LEAST_SHARE * self.expected.step_s
 
-    def mean_s(self, component: Component | None = None, part: Part | None = None) -> float:
+    def mean_s(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Measured seconds of a step in the mean over ranks."""
         return fmean(terms.seconds(component, part) for terms in self.ranks)
 
-    def predicted_s(self, component: Component | None = None, part: Part | None = None) -> float:
+    def predicted_s(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Predicted seconds of a step in the mean over the profiled ranks' stages."""
         stages = [self.expected.stages[self.expected.stage_of(terms.rank)] for terms in self.ranks]
         return fmean(stage.seconds(component, part) for stage in stages)
 
 
-def causes(ranks: Sequence[RankTerms], expected: Expectation, difference: Difference) -> tuple[Cause, ...]:
+def causes(
+    ranks: Sequence[RankTerms], expected: Expectation, difference: StepDifference
+) -> tuple[Cause, ...]:
     """Return the causes that the terms show, the largest first.
 
     Another number of micro-batches changes every other term: where it is found it comes first.
@@ -120,7 +122,7 @@ def _micro_batches(found: Findings) -> Iterator[Cause]:
             (
                 use.calls
                 for use in terms.kernels
-                if use.part in (Part.ATTENTION, Part.SCORES) and use.phase is Phase.FORWARD
+                if use.part in (Activity.ATTENTION, Activity.SCORES) and use.phase is Phase.FORWARD
             ),
             default=0,
         )
@@ -140,10 +142,10 @@ def _micro_batches(found: Findings) -> Iterator[Cause]:
 
 def _stalls(found: Findings) -> Iterator[Cause]:
     loader, checkpoint = (
-        found.mean_s(Component.STEP, Part.DATA_LOADER),
-        found.mean_s(Component.STEP, Part.CHECKPOINT),
+        found.mean_s(Component.STEP, Activity.DATA_LOADER),
+        found.mean_s(Component.STEP, Activity.CHECKPOINT),
     )
-    checkpoint += found.mean_s(Component.STEP, Part.HOST_COPY)
+    checkpoint += found.mean_s(Component.STEP, Activity.HOST_COPY)
     if loader:
         yield Cause(
             kind=CauseKind.DATA_LOADER,
@@ -180,26 +182,26 @@ def _recomputation(found: Findings) -> Iterator[Cause]:
 
 
 def _attention(found: Findings) -> Iterator[Cause]:
-    scores = found.mean_s(part=Part.SCORES)
+    scores = found.mean_s(part=Activity.SCORES)
     if scores and found.expected.cost.training.flash:
-        before = sum(found.predicted_s(part=part) for part in (Part.ATTENTION, Part.GEMM))
-        now = sum(found.mean_s(part=part) for part in (Part.ATTENTION, Part.GEMM, Part.SCORES))
+        before = sum(found.predicted_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM))
+        now = sum(found.mean_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM, Activity.SCORES))
         yield Cause(
             kind=CauseKind.UNFUSED_ATTENTION,
             about="attention",
             seconds=max(now - before, scores),
             words=f"attention is not fused: softmax kernels over stored scores take {format_seconds(scores)} of a step",
-            evidence=tuple(_longest(found, Part.SCORES)),
+            evidence=tuple(_longest(found, Activity.SCORES)),
             remedy="a fused attention backend (flash attention, cuDNN)",
         )
-    dropout = found.mean_s(part=Part.DROPOUT)
+    dropout = found.mean_s(part=Activity.DROPOUT)
     if dropout and not found.expected.cost.training.dropout:
         yield Cause(
             kind=CauseKind.DROPOUT,
             about="dropout",
             seconds=dropout,
             words=f"dropout takes {dropout / found.difference.measured_s:.0%} of the step: a default that was not chosen",
-            evidence=tuple(_longest(found, Part.DROPOUT)),
+            evidence=tuple(_longest(found, Activity.DROPOUT)),
             remedy="--hidden-dropout 0 --attention-dropout 0 (Megatron-LM), dropout 0 in the model's configuration",
         )
 
@@ -229,10 +231,10 @@ def _ranks(found: Findings) -> Iterator[Cause]:
 
 def _kernels(found: Findings) -> Iterator[Cause]:
     """Name a kind of kernel that takes longer than predicted on the middle rank, recomputation aside."""
-    unfused = found.mean_s(part=Part.SCORES) > 0
+    unfused = found.mean_s(part=Activity.SCORES) > 0
     phases = (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER)
-    for part in (one for one in Part if one.is_kernel and one not in (Part.SCORES, Part.DROPOUT)):
-        if unfused and part in (Part.GEMM, Part.ATTENTION):
+    for part in (one for one in Activity if one.is_kernel and one not in (Activity.SCORES, Activity.DROPOUT)):
+        if unfused and part in (Activity.GEMM, Activity.ATTENTION):
             continue
         ratios, excess = [], []
         for terms in found.ranks:
@@ -288,12 +290,12 @@ def _traffic(found: Findings) -> Iterator[Cause]:
             )
 
 
-def _hidden_share(traffic: Sequence[Traffic]) -> float:
+def _hidden_share(traffic: Sequence[AxisTraffic]) -> float:
     busy = sum(one.busy_ns for one in traffic)
     return 1 - sum(one.exposed_ns for one in traffic) / busy if busy else 0.0
 
 
-def _price_s(expected: Expectation, traffic: Traffic) -> float:
+def _price_s(expected: Expectation, traffic: AxisTraffic) -> float:
     """Predicted seconds of all calls of a kind; those measured where bytes or price are not known."""
     assert traffic.axis is not None
     each = (
@@ -304,7 +306,7 @@ def _price_s(expected: Expectation, traffic: Traffic) -> float:
     return traffic.transfer_ns * 1e-9 if each is None else each * traffic.calls
 
 
-def _rates(expected: Expectation, traffic: Sequence[Traffic]) -> Iterator[str]:
+def _rates(expected: Expectation, traffic: Sequence[AxisTraffic]) -> Iterator[str]:
     """Say at which rate each kind of call ran, and at which it was predicted to."""
     for kind in dict.fromkeys(one.kind for one in traffic):
         mine = [one for one in traffic if one.kind == kind and one.bytes > 0 and one.transfer_ns]
@@ -346,7 +348,7 @@ def _host(found: Findings) -> Iterator[Cause]:
         )
 
 
-def _longest(found: Findings, part: Part) -> Iterator[str]:
+def _longest(found: Findings, part: Activity) -> Iterator[str]:
     """Name the longest kernel of a part."""
     uses = [use for terms in found.ranks for use in terms.kernels if use.part is part]
     if uses:

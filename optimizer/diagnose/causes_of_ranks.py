@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.compute import imbalance
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SLOWER = 1.04
 FEW = 0.25
 """Share of the ranks that may be slow for them to be the exception."""
 
-STEADY = (Part.GEMM, Part.ATTENTION, Part.NORM, Part.ACTIVATION, Part.ELEMENTWISE)
+STEADY = (Activity.GEMM, Activity.ATTENTION, Activity.NORM, Activity.ACTIVATION, Activity.ELEMENTWISE)
 """Kernels whose time does not depend on where tokens go."""
 
 
@@ -48,9 +48,9 @@ def slowest_rank(ranks: Sequence[RankTerms], expected: Expectation) -> Outlier |
         return None
     worst = max(slow, key=lambda place: ratios[place])
     terms, ratio = ranks[worst], ratios[worst] / middle
-    busy = sum(terms.seconds(part=part) for part in Part if part.is_kernel)
+    busy = sum(terms.seconds(part=part) for part in Activity if part.is_kernel)
     shown = []
-    for part in (Part.GEMM, Part.ATTENTION):
+    for part in (Activity.GEMM, Activity.ATTENTION):
         own, others = terms.kernel_s(part), median(one.kernel_s(part) for one in ranks)
         if own:
             shown.append(
@@ -77,7 +77,7 @@ def slowest_experts(ranks: Sequence[RankTerms], expected: Expectation) -> Outlie
         by_stage.setdefault(expected.stage_of(terms.rank), []).append(terms)
     found: Outlier | None = None
     for same in (group for group in by_stage.values() if len(group) > 1):
-        times = [terms.kernel_s(Part.EXPERTS) for terms in same]
+        times = [terms.kernel_s(Activity.EXPERTS) for terms in same]
         mean, worst = fmean(times), max(range(len(same)), key=lambda place: times[place])
         if mean <= 0 or times[worst] / mean <= SLOWER:
             continue

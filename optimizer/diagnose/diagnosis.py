@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.diagnose.causes import Cause, causes
-from layoutopt.optimizer.diagnose.difference import Difference, difference
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.difference import StepDifference, difference
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
 from layoutopt.optimizer.diagnose.terms import is_sharded, rank_terms
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.diagnose.peers import Matched
-    from layoutopt.optimizer.diagnose.profile import Profile
+    from layoutopt.optimizer.diagnose.profile import RankProfile
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.vocabulary import Axis
@@ -32,7 +32,7 @@ class Operation:
     """One kernel over all profiled ranks: seconds of a step and calls in it, in the mean of the ranks."""
 
     name: str
-    part: Part
+    part: Activity
     calls: float
     seconds: float
     share: float
@@ -80,14 +80,14 @@ class RankSpeed:
 class Diagnosis:
     """Everything that was found. ``expected`` is None without a plan, and so are differences and causes."""
 
-    profiles: tuple[Profile, ...]
+    profiles: tuple[RankProfile, ...]
     matched: tuple[Matched, ...]
     ranks: tuple[RankTerms, ...]
     operations: tuple[Operation, ...]
     overlaps: tuple[Overlap, ...]
     speeds: tuple[RankSpeed, ...]
     expected: Expectation | None
-    difference: Difference | None
+    difference: StepDifference | None
     causes: tuple[Cause, ...]
 
     @property
@@ -102,7 +102,7 @@ class Diagnosis:
 
 
 def diagnose(
-    profiles: Sequence[Profile], cost: CostModel | None = None, layout: Layout | None = None
+    profiles: Sequence[RankProfile], cost: CostModel | None = None, layout: Layout | None = None
 ) -> Diagnosis:
     """Hold the profiles of one or more ranks of a job against the plan that it ran.
 
@@ -133,7 +133,7 @@ def diagnose(
     )
 
 
-def _check(profiles: Sequence[Profile], layout: Layout | None) -> None:
+def _check(profiles: Sequence[RankProfile], layout: Layout | None) -> None:
     seen: dict[int, str] = {}
     for profile in profiles:
         if profile.rank in seen:
@@ -149,8 +149,8 @@ def _check(profiles: Sequence[Profile], layout: Layout | None) -> None:
 
 def _operations(ranks: Sequence[RankTerms]) -> tuple[Operation, ...]:
     """Sum kernels up by name over phases and ranks, the longest first."""
-    calls: dict[tuple[str, Part], float] = {}
-    seconds: dict[tuple[str, Part], float] = {}
+    calls: dict[tuple[str, Activity], float] = {}
+    seconds: dict[tuple[str, Activity], float] = {}
     for terms in ranks:
         for use in terms.kernels:
             key, share = (use.name, use.part), 1 / (terms.steps * len(ranks))
@@ -202,7 +202,7 @@ def _overlaps(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple
 def _speeds(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[RankSpeed, ...]:
     """Compare ranks of one stage; without a plan all ranks are one stage."""
     stages = [0 if expected is None else expected.stage_of(terms.rank) for terms in ranks]
-    busy = [sum(terms.seconds(part=part) for part in Part if part.is_kernel) for terms in ranks]
+    busy = [sum(terms.seconds(part=part) for part in Activity if part.is_kernel) for terms in ranks]
     middle = {
         stage: median(own for own, other in zip(busy, stages, strict=True) if other == stage)
         for stage in stages
@@ -236,7 +236,7 @@ def _hidden(found: Diagnosis) -> Iterable[tuple[str, float]]:
 
 def answers(found: Diagnosis) -> Iterable[str]:
     """Answer the three questions of a profile: what takes the most, is traffic overlapped, are all ranks equally fast?"""
-    by_part: dict[Part, float] = {}
+    by_part: dict[Activity, float] = {}
     for one in found.operations:
         by_part[one.part] = by_part.get(one.part, 0.0) + one.share
     if by_part:

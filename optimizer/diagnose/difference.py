@@ -12,7 +12,7 @@ from layoutopt.optimizer.diagnose.parts import LABELS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.diagnose.parts import Label, Part
+    from layoutopt.optimizer.diagnose.parts import Activity, Label
     from layoutopt.optimizer.diagnose.predicted import Expectation, PredictedStage
     from layoutopt.optimizer.diagnose.terms import RankTerms
 
@@ -22,7 +22,7 @@ class Row:
     """One term, seconds of a step in the mean of the profiled ranks. ``part`` None sums a component's parts."""
 
     component: Component
-    part: Part | None
+    part: Activity | None
     predicted_s: float
     measured_s: float
     gap_share: float | None
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class StepDifference:
     """Both steps and what sets them apart. Rows of components sum to both steps, ``parts`` divide them further."""
 
     predicted_s: float
@@ -57,13 +57,13 @@ class Difference:
         return next(row for row in self.rows if row.component is component)
 
 
-def difference(ranks: Sequence[RankTerms], expected: Expectation) -> Difference:
+def difference(ranks: Sequence[RankTerms], expected: Expectation) -> StepDifference:
     """Compare measured ranks with what the plan says of their stages, in the mean over the ranks."""
     predicted = [expected.stages[expected.stage_of(terms.rank)] for terms in ranks]
     measured_s = fmean(terms.step_s for terms in ranks)
     gap_s = measured_s - expected.step_s
 
-    def compared(component: Component, part: Part | None) -> Row:
+    def compared(component: Component, part: Activity | None) -> Row:
         was = fmean(stage.seconds(component, part) for stage in predicted)
         is_now = fmean(terms.seconds(component, part) for terms in ranks)
         share = (is_now - was) / gap_s if gap_s else None
@@ -73,7 +73,7 @@ def difference(ranks: Sequence[RankTerms], expected: Expectation) -> Difference:
     parts = tuple(
         compared(label.component, label.part) for label in _labels(ranks, predicted_labels(predicted))
     )
-    return Difference(predicted_s=expected.step_s, measured_s=measured_s, rows=rows, parts=parts)
+    return StepDifference(predicted_s=expected.step_s, measured_s=measured_s, rows=rows, parts=parts)
 
 
 def predicted_labels(stages: Sequence[PredictedStage]) -> set[Label]:

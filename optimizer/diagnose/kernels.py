@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.diagnose.parts import Part, Phase
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
 from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NO_AXIS = "none"
 class KernelKind:
     """What a kernel's name says: its part, None of a collective, and its phase, None where the name does not tell."""
 
-    part: Part | None
+    part: Activity | None
     phase: Phase | None
 
 
@@ -49,9 +49,9 @@ def kernel_kind(name: str) -> KernelKind:
     """Class a kernel, or an operator of a run without a GPU, by its name."""
     entry = _first("kernels", name)
     if entry is None:
-        return KernelKind(part=Part.OTHER, phase=None)
+        return KernelKind(part=Activity.OTHER, phase=None)
     phase = Phase[entry["phase"].upper()] if "phase" in entry else None
-    return KernelKind(part=None if entry["part"] == COLLECTIVE else Part(entry["part"]), phase=phase)
+    return KernelKind(part=None if entry["part"] == COLLECTIVE else Activity(entry["part"]), phase=phase)
 
 
 def collective_kind(name: str) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Part(StrEnum):
+class Activity(StrEnum):
     """What a device did, or what it waited for. Kernels come first, in the order of precedence where several run at once."""
 
     GEMM = "gemm"
@@ -51,34 +51,37 @@ class Part(StrEnum):
 
 
 _WORDS = {
-    Part.GEMM: "matrix multiplications",
-    Part.EXPERTS: "expert multiplications",
-    Part.ATTENTION: "fused attention",
-    Part.SCORES: "unfused attention scores",
-    Part.SCAN: "state-space and linear-attention scans",
-    Part.NORM: "norms",
-    Part.ACTIVATION: "activation functions",
-    Part.DROPOUT: "dropout",
-    Part.PERMUTE: "permutation and routing of tokens",
-    Part.QUANTIZE: "casts to 8 and 4 bits",
-    Part.LOSS: "loss",
-    Part.EMBEDDING: "embedding",
-    Part.OPTIMIZER: "optimizer kernels",
-    Part.ELEMENTWISE: "element-wise kernels",
-    Part.OTHER: "other kernels",
-    Part.TRANSFER: "transfer",
-    Part.PEER: "waiting for a peer",
-    Part.HOST_COPY: "copies between host and device",
-    Part.GAP: "gaps between queued kernels",
-    Part.DATA_LOADER: "waiting for data",
-    Part.CHECKPOINT: "writing a checkpoint",
-    Part.LAUNCH: "waiting for the host",
+    Activity.GEMM: "matrix multiplications",
+    Activity.EXPERTS: "expert multiplications",
+    Activity.ATTENTION: "fused attention",
+    Activity.SCORES: "unfused attention scores",
+    Activity.SCAN: "state-space and linear-attention scans",
+    Activity.NORM: "norms",
+    Activity.ACTIVATION: "activation functions",
+    Activity.DROPOUT: "dropout",
+    Activity.PERMUTE: "permutation and routing of tokens",
+    Activity.QUANTIZE: "casts to 8 and 4 bits",
+    Activity.LOSS: "loss",
+    Activity.EMBEDDING: "embedding",
+    Activity.OPTIMIZER: "optimizer kernels",
+    Activity.ELEMENTWISE: "element-wise kernels",
+    Activity.OTHER: "other kernels",
+    Activity.TRANSFER: "transfer",
+    Activity.PEER: "waiting for a peer",
+    Activity.HOST_COPY: "copies between host and device",
+    Activity.GAP: "gaps between queued kernels",
+    Activity.DATA_LOADER: "waiting for data",
+    Activity.CHECKPOINT: "writing a checkpoint",
+    Activity.LAUNCH: "waiting for the host",
 }
-KERNELS = tuple(part for part in Part if list(Part).index(part) <= list(Part).index(Part.OTHER))
+KERNELS = tuple(
+    part for part in Activity if list(Activity).index(part) <= list(Activity).index(Activity.OTHER)
+)
 """What compute kernels do."""
 
 MEMORY_BOUND = (
-    Part.SCORES, Part.NORM, Part.ACTIVATION, Part.DROPOUT, Part.PERMUTE, Part.QUANTIZE, Part.EMBEDDING, Part.ELEMENTWISE,
+    Activity.SCORES, Activity.NORM, Activity.ACTIVATION, Activity.DROPOUT, Activity.PERMUTE,
+    Activity.QUANTIZE, Activity.EMBEDDING, Activity.ELEMENTWISE,
 )  # fmt: skip
 """Kernels whose time is that of their bytes."""
 
@@ -106,7 +109,7 @@ class Label:
     """What a stretch of a step is: its component and its part."""
 
     component: Component
-    part: Part
+    part: Activity
 
     @property
     def words(self) -> str:
@@ -128,17 +131,17 @@ def _labels() -> Iterator[Label]:
             yield Label(component, part)
     traffic = [part for part in Component if part.record.axis is not None]
     for component in (*traffic, Component.STEP):
-        yield Label(component, Part.TRANSFER)
+        yield Label(component, Activity.TRANSFER)
     for component in (Component.SYNC, Component.BUBBLE):
-        yield Label(component, Part.PEER)
-    yield Label(Component.OFFLOAD, Part.HOST_COPY)
-    yield Label(Component.STEP, Part.CHECKPOINT)
-    yield Label(Component.STEP, Part.DATA_LOADER)
-    yield Label(Component.STEP, Part.HOST_COPY)
+        yield Label(component, Activity.PEER)
+    yield Label(Component.OFFLOAD, Activity.HOST_COPY)
+    yield Label(Component.STEP, Activity.CHECKPOINT)
+    yield Label(Component.STEP, Activity.DATA_LOADER)
+    yield Label(Component.STEP, Activity.HOST_COPY)
     for component in COMPUTE.values():
-        yield Label(component, Part.GAP)
-    yield Label(Component.HOST, Part.LAUNCH)
-    yield Label(Component.STEP, Part.LAUNCH)
+        yield Label(component, Activity.GAP)
+    yield Label(Component.HOST, Activity.LAUNCH)
+    yield Label(Component.STEP, Activity.LAUNCH)
 
 
 LABELS = tuple(_labels())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.diagnose.profile import Profile
+    from layoutopt.optimizer.diagnose.profile import RankProfile
 
     IntArray = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class Matched:
     offset_ns: int
 
 
-def match(profiles: Sequence[Profile]) -> tuple[Matched, ...]:
+def match(profiles: Sequence[RankProfile]) -> tuple[Matched, ...]:
     """Match the calls of several ranks by group, step and order, and align their clocks."""
     table: dict[tuple[object, ...], int] = {}
     listed = [_keys(profile, table) for profile in profiles]
@@ -62,7 +62,7 @@ def match(profiles: Sequence[Profile]) -> tuple[Matched, ...]:
     )
 
 
-def _keys(profile: Profile, table: dict[tuple[object, ...], int]) -> tuple[IntArray, IntArray]:
+def _keys(profile: RankProfile, table: dict[tuple[object, ...], int]) -> tuple[IntArray, IntArray]:
     """Return the events that are calls, and for each a number that equal calls of other ranks have too.
 
     Calls are equal that are the n-th of their group in a step. A number holds the group's place in ``table``, which all
@@ -85,7 +85,7 @@ def _keys(profile: Profile, table: dict[tuple[object, ...], int]) -> tuple[IntAr
     return event, (group << 40) | (step << 30) | nth
 
 
-def _identity(profile: Profile, call: int, table: dict[tuple[object, ...], int]) -> int:
+def _identity(profile: RankProfile, call: int, table: dict[tuple[object, ...], int]) -> int:
     """Return the number of a call's group; of a send or recv that of its two ranks, in the direction sent."""
     calls = profile.calls
     kind, peer, group = profile.kinds[calls.kind[call]], int(calls.peer[call]), int(calls.group[call])
@@ -99,7 +99,7 @@ def _identity(profile: Profile, call: int, table: dict[tuple[object, ...], int])
     return table.setdefault(name, len(table))
 
 
-def _offsets(profiles: Sequence[Profile], listed: list[tuple[IntArray, IntArray]]) -> list[int]:
+def _offsets(profiles: Sequence[RankProfile], listed: list[tuple[IntArray, IntArray]]) -> list[int]:
     """Return each rank's clock less the first one's: what the ends of its calls are later by, in the median.
 
     Ranks of one host share its clock. Hosts that share no call with others stay as they are.

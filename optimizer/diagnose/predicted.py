@@ -12,7 +12,7 @@ from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import rank_breakdowns
 from layoutopt.optimizer.cost.kernel_times import stage_times
 from layoutopt.optimizer.cost.placement import groups_of, order_of
-from layoutopt.optimizer.diagnose.parts import Label, Part
+from layoutopt.optimizer.diagnose.parts import Activity, Label
 from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.topology.groups import GroupBatch
 
 MAIN_PART = {
-    Component.OFFLOAD: Part.HOST_COPY,
-    Component.HOST: Part.LAUNCH,
-    Component.STEP: Part.LAUNCH,
-    Component.BUBBLE: Part.PEER,
-    Component.SYNC: Part.PEER,
-    Component.OPTIMIZER: Part.OPTIMIZER,
+    Component.OFFLOAD: Activity.HOST_COPY,
+    Component.HOST: Activity.LAUNCH,
+    Component.STEP: Activity.LAUNCH,
+    Component.BUBBLE: Activity.PEER,
+    Component.SYNC: Activity.PEER,
+    Component.OPTIMIZER: Activity.OPTIMIZER,
 }
 """The part that a component outside the layers' kernels consists of; traffic is transfer."""
 
@@ -48,7 +48,7 @@ class PredictedStage:
         """Seconds of the step."""
         return sum(self.labels_s.values())
 
-    def seconds(self, component: Component | None = None, part: Part | None = None) -> float:
+    def seconds(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Return the seconds under a component, a part, or both."""
         return sum(
             seconds
@@ -133,8 +133,8 @@ def _split(component: Component, seconds: float, kernels: dict[str, float] | Non
     if seconds == 0.0:
         return {}
     if kernels is None:
-        return {Label(component, MAIN_PART.get(component, Part.TRANSFER)): seconds}
+        return {Label(component, MAIN_PART.get(component, Activity.TRANSFER)): seconds}
     total = sum(kernels.values())
     if not total:
-        return {Label(component, Part.OTHER): seconds}
-    return {Label(component, Part(name)): seconds * own / total for name, own in kernels.items() if own}
+        return {Label(component, Activity.OTHER): seconds}
+    return {Label(component, Activity(name)): seconds * own / total for name, own in kernels.items() if own}

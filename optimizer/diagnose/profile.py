@@ -32,7 +32,7 @@ class ProcessGroup:
 class Events:
     """Everything that ran on the device, ordered by start.
 
-    ``part`` is the place of the event's ``Part`` in that enum, ``phase`` a ``Phase``. ``launch_ns`` is when the host had
+    ``part`` is the place of the event's ``Activity`` in that enum, ``phase`` a ``Phase``. ``launch_ns`` is when the host had
     launched it, -1 where unknown, ``name`` an index into the profile's names, ``call`` one into ``Calls`` or -1.
     """
 
@@ -50,8 +50,8 @@ class Events:
 class Calls:
     """Collective calls of a rank in the order issued.
 
-    ``kind`` indexes ``Profile.kinds`` (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv), ``group``
-    ``Profile.groups`` (-1: unknown); ``bytes`` is the whole tensor, -1 where unknown. ``peer`` is the other rank of a send
+    ``kind`` indexes ``RankProfile.kinds`` (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv), ``group``
+    ``RankProfile.groups`` (-1: unknown); ``bytes`` is the whole tensor, -1 where unknown. ``peer`` is the other rank of a send
     or recv, else -1.
     """
 
@@ -71,7 +71,7 @@ class HostRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class RankProfile:
     """One rank's profile.
 
     ``steps`` (n, 2) are windows of whole optimizer steps that follow one another on the device, ``begun_ns`` (n,) is when

@@ -13,8 +13,8 @@ from layoutopt.optimizer.diagnose.parts import (
     CODE,
     COMPUTE,
     LABELS,
+    Activity,
     Label,
-    Part,
     Phase,
     traffic_component,
 )
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.diagnose.peers import Matched
-    from layoutopt.optimizer.diagnose.profile import Profile
+    from layoutopt.optimizer.diagnose.profile import RankProfile
 
     IntArray = NDArray[np.int64]
     Stretches = tuple[IntArray, IntArray, IntArray]
 
-PARTS = tuple(Part)
+PARTS = tuple(Activity)
 COLLECTIVE = len(PARTS)
 """The part of an event that is a collective: none of the kernels'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class AxisTraffic:
     """The collectives of one rank over one axis and of one kind, all steps together.
 
     ``bytes`` is the sum over calls of the whole tensor, -1 where a call's is unknown. ``busy_ns`` is the time in which any
@@ -69,7 +69,7 @@ class KernelUse:
     """One kernel's name in one phase: how often it ran and how long, all steps together."""
 
     name: str
-    part: Part
+    part: Activity
     phase: Phase
     calls: int
     busy_ns: int
@@ -83,7 +83,7 @@ class RankTerms:
     steps: int
     steps_ns: int
     labels_ns: dict[Label, int]
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[AxisTraffic, ...]
     kernels: tuple[KernelUse, ...]
     launches: int
     graphs: int
@@ -103,7 +103,7 @@ class RankTerms:
             found[label.component] += ns
         return {component: ns / self.steps * 1e-9 for component, ns in found.items()}
 
-    def seconds(self, component: Component | None = None, part: Part | None = None) -> float:
+    def seconds(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Return the seconds of one step under a component, a part, or both."""
         total = sum(
             ns
@@ -112,13 +112,13 @@ class RankTerms:
         )
         return total / self.steps * 1e-9
 
-    def kernel_s(self, *parts: Part, phase: Phase | None = None) -> float:
+    def kernel_s(self, *parts: Activity, phase: Phase | None = None) -> float:
         """Return the seconds of one step in kernels of some parts, whatever runs beside."""
         total = sum(use.busy_ns for use in self.kernels if use.part in parts and phase in (None, use.phase))
         return total / self.steps * 1e-9
 
 
-def rank_terms(profile: Profile, matched: Matched, *, sharded: bool, staged: bool) -> RankTerms:
+def rank_terms(profile: RankProfile, matched: Matched, *, sharded: bool, staged: bool) -> RankTerms:
     """Attribute the time of a rank's steps.
 
     ``sharded``: weights are gathered layer by layer (ZeRO-3, FSDP), so that gathers over the data-parallel axis belong to
@@ -130,7 +130,7 @@ def rank_terms(profile: Profile, matched: Matched, *, sharded: bool, staged: boo
     labels = {label: int(ns) for label, ns in zip(LABELS, found, strict=False) if ns}
     rest = int(found[-1])
     if rest:  # nothing runs and nothing is known of why
-        idle = Label(Component.HOST, Part.LAUNCH)
+        idle = Label(Component.HOST, Activity.LAUNCH)
         labels[idle] = labels.get(idle, 0) + rest
     return RankTerms(
         rank=profile.rank,
@@ -145,7 +145,7 @@ def rank_terms(profile: Profile, matched: Matched, *, sharded: bool, staged: boo
     )
 
 
-def is_sharded(profile: Profile) -> bool:
+def is_sharded(profile: RankProfile) -> bool:
     """Guess whether weights are gathered layer by layer: gathers over the data-parallel axis in backward."""
     events = profile.events
     mine = (events.call >= 0) & (events.phase == Phase.BACKWARD)
@@ -155,14 +155,14 @@ def is_sharded(profile: Profile) -> bool:
     )
 
 
-def axis_of(profile: Profile, call: int) -> Axis | None:
+def axis_of(profile: RankProfile, call: int) -> Axis | None:
     """Return whose traffic a call is."""
     group = int(profile.calls.group[call])
     return profile.groups[group].axis if group >= 0 else None
 
 
 def _stretches(
-    profile: Profile, matched: Matched, *, sharded: bool, staged: bool, low: int, high: int
+    profile: RankProfile, matched: Matched, *, sharded: bool, staged: bool, low: int, high: int
 ) -> Stretches:
     """Return everything that a moment can be attributed to: starts, ends and codes of labels."""
     pieces = [
@@ -175,23 +175,23 @@ def _stretches(
     return start, end, code
 
 
-def _kernel_stretches(profile: Profile) -> Stretches:
+def _kernel_stretches(profile: RankProfile) -> Stretches:
     """Label kernels and copies by phase and part."""
     events = profile.events
     table = np.full((len(Phase), len(PARTS)), -1)
     for phase, component in COMPUTE.items():
         for place, part in enumerate(PARTS):
             table[phase, place] = CODE.get(Label(component, part), -1)
-    copies = PARTS.index(Part.HOST_COPY)
-    table[:, copies] = CODE[Label(Component.OFFLOAD, Part.HOST_COPY)]
-    table[Phase.OPTIMIZER, copies] = CODE[Label(Component.STEP, Part.HOST_COPY)]
+    copies = PARTS.index(Activity.HOST_COPY)
+    table[:, copies] = CODE[Label(Component.OFFLOAD, Activity.HOST_COPY)]
+    table[Phase.OPTIMIZER, copies] = CODE[Label(Component.STEP, Activity.HOST_COPY)]
     kernels = events.part < COLLECTIVE
     code = table[events.phase[kernels], events.part[kernels]]
     return events.start_ns[kernels], events.end_ns[kernels], code
 
 
 def _call_stretches(
-    profile: Profile, matched: Matched, *, sharded: bool, staged: bool
+    profile: RankProfile, matched: Matched, *, sharded: bool, staged: bool
 ) -> tuple[Stretches, Stretches]:
     """Label collectives: waiting until the last peer has come, transfer from then on."""
     events, event = profile.events, matched.event
@@ -201,17 +201,17 @@ def _call_stretches(
         axis = axis_of(profile, number)
         gathers = profile.kinds[profile.calls.kind[number]] == "all_gather"
         piped = axis is Axis.PP or (axis is None and staged)
-        wait[number] = CODE[Label(Component.BUBBLE if piped else Component.SYNC, Part.PEER)]
+        wait[number] = CODE[Label(Component.BUBBLE if piped else Component.SYNC, Activity.PEER)]
         component = Component.STEP if axis is None else traffic_component(axis, in_layers=sharded and gathers)
-        move[number] = CODE[Label(component, Part.TRANSFER)]
+        move[number] = CODE[Label(component, Activity.TRANSFER)]
     start, end, call = events.start_ns[event], events.end_ns[event], events.call[event]
     ready = np.clip(matched.ready_ns, start, end)
     return (start, ready, wait[call]), (ready, end, move[call])
 
 
-def _stalls(profile: Profile) -> list[Stretches]:
+def _stalls(profile: RankProfile) -> list[Stretches]:
     """Label what the host did where the device is idle."""
-    parts = {"data_loader": Part.DATA_LOADER, "checkpoint": Part.CHECKPOINT}
+    parts = {"data_loader": Activity.DATA_LOADER, "checkpoint": Activity.CHECKPOINT}
     found = []
     for name, ranges in profile.stalls.items():
         times = np.array([(one.start_ns, one.end_ns) for one in ranges], dtype=np.int64).reshape(-1, 2)
@@ -220,7 +220,7 @@ def _stalls(profile: Profile) -> list[Stretches]:
     return found
 
 
-def _idle(profile: Profile, low: int, high: int) -> tuple[Stretches, Stretches]:
+def _idle(profile: RankProfile, low: int, high: int) -> tuple[Stretches, Stretches]:
     """Label idle time by the kernel that ends it: until the host launched it, and from then until it started.
 
     A kernel that was queued before the device fell idle follows after a gap, which belongs to the kernel's phase. Before a
@@ -234,16 +234,16 @@ def _idle(profile: Profile, low: int, high: int) -> tuple[Stretches, Stretches]:
     launched = np.where(known, events.launch_ns[place] if len(events.start_ns) else high, high)
     # of a kernel without a known launch the whole gap counts as queued, of none at all as the host's
     launched = np.clip(np.where(launched < 0, start, launched), start, end)
-    phases = np.array([CODE[Label(component, Part.GAP)] for component in COMPUTE.values()])
+    phases = np.array([CODE[Label(component, Activity.GAP)] for component in COMPUTE.values()])
     phase = events.phase[place] if len(events.start_ns) else np.zeros(len(start), dtype=np.int64)
     opening = ~known | np.isin(following, np.searchsorted(events.start_ns, profile.steps[:, 0], side="left"))
     host = np.where(
-        opening, CODE[Label(Component.STEP, Part.LAUNCH)], CODE[Label(Component.HOST, Part.LAUNCH)]
+        opening, CODE[Label(Component.STEP, Activity.LAUNCH)], CODE[Label(Component.HOST, Activity.LAUNCH)]
     )
     return (start, launched, host), (launched, end, phases[phase])
 
 
-def _traffic(profile: Profile, matched: Matched, low: int, high: int) -> tuple[Traffic, ...]:
+def _traffic(profile: RankProfile, matched: Matched, low: int, high: int) -> tuple[AxisTraffic, ...]:
     """Sum up collectives by axis and kind."""
     events = profile.events
     kernels = events.part < COLLECTIVE
@@ -262,7 +262,7 @@ def _traffic(profile: Profile, matched: Matched, low: int, high: int) -> tuple[T
         moved = profile.calls.bytes[events.call[event[mine]]]
         union, when = merged(start, end), np.clip(ready[mine], start, end)
         found.append(
-            Traffic(
+            AxisTraffic(
                 axis=axis,
                 kind=profile.kinds[kind],
                 ranks=size,
@@ -277,7 +277,7 @@ def _traffic(profile: Profile, matched: Matched, low: int, high: int) -> tuple[T
     return tuple(sorted(found, key=lambda one: -one.busy_ns))
 
 
-def _kernels(profile: Profile, low: int, high: int) -> tuple[KernelUse, ...]:
+def _kernels(profile: RankProfile, low: int, high: int) -> tuple[KernelUse, ...]:
     """Sum up kernels by name and phase, the longest first."""
     events = profile.events
     mine = (events.part < COLLECTIVE) & (events.start_ns >= low) & (events.start_ns < high)

@@ -21,7 +21,7 @@ from checks.traced_plan import (
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.diagnose.causes import CauseKind, causes
 from layoutopt.optimizer.diagnose.difference import difference
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import expectation
 from layoutopt.optimizer.diagnose.terms import rank_terms
@@ -146,7 +146,9 @@ def _slow_rank(seed: int, rng: np.random.Generator) -> Case:
 
 def _slow_kernels(seed: int, rng: np.random.Generator) -> Case:
     plan = _any(rng)
-    part, least = [(Part.GEMM, 1.2), (Part.ATTENTION, 1.5), (Part.NORM, 2.5)][int(rng.integers(3))]
+    part, least = [(Activity.GEMM, 1.2), (Activity.ATTENTION, 1.5), (Activity.NORM, 2.5)][
+        int(rng.integers(3))
+    ]
     factor = _between(rng, least, least + 0.5)
     return _case("slow kernels", plan, seed, CauseKind.SLOW_KERNELS, lambda job: slower(job, part, factor))
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from checks.traced_job import DESCRIPTIONS
-from layoutopt.optimizer.diagnose.parts import Part, Phase
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 BASE_NS = 1_790_000_000_000_000_000
 MAIN, ENGINE = 101, 102
 NAMES = {
-    Part.GEMM: "nvjet_hsh_128x256_64x4_1x2_h_bz_coopB_TNT",
-    Part.EXPERTS: "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<>>>",
-    Part.SCORES: "void scaled_upper_triang_masked_softmax_warp_forward<c10::BFloat16>",
-    Part.SCAN: "_chunk_scan_fwd_kernel",
-    Part.DROPOUT: "void at::native::fused_dropout_kernel_vec<c10::BFloat16>",
-    Part.PERMUTE: "_permute_kernel",
-    Part.QUANTIZE: "void transformer_engine::cast_transpose_kernel<>",
-    Part.LOSS: "void cross_entropy_kernel<float>",
-    Part.EMBEDDING: "void at::native::indexSelectLargeIndex<>",
-    Part.OPTIMIZER: "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
-    Part.ELEMENTWISE: "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
-    Part.OTHER: "some_kernel_of_my_own",
+    Activity.GEMM: "nvjet_hsh_128x256_64x4_1x2_h_bz_coopB_TNT",
+    Activity.EXPERTS: "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<GroupProblemShape<>>>",
+    Activity.SCORES: "void scaled_upper_triang_masked_softmax_warp_forward<c10::BFloat16>",
+    Activity.SCAN: "_chunk_scan_fwd_kernel",
+    Activity.DROPOUT: "void at::native::fused_dropout_kernel_vec<c10::BFloat16>",
+    Activity.PERMUTE: "_permute_kernel",
+    Activity.QUANTIZE: "void transformer_engine::cast_transpose_kernel<>",
+    Activity.LOSS: "void cross_entropy_kernel<float>",
+    Activity.EMBEDDING: "void at::native::indexSelectLargeIndex<>",
+    Activity.OPTIMIZER: "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
+    Activity.ELEMENTWISE: "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
+    Activity.OTHER: "some_kernel_of_my_own",
 }
 OF_PHASE = {
-    (Part.ATTENTION, False): "flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>",
-    (Part.ATTENTION, True): "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<>",
-    (Part.NORM, False): "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<>",
-    (Part.NORM, True): "void transformer_engine::normalization::rmsnorm_bwd_tuned_kernel<>",
-    (Part.ACTIVATION, False): "void transformer_engine::swiglu_kernel<>",
-    (Part.ACTIVATION, True): "void transformer_engine::dswiglu_kernel<>",
+    (Activity.ATTENTION, False): "flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>",
+    (Activity.ATTENTION, True): "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<>",
+    (Activity.NORM, False): "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<>",
+    (Activity.NORM, True): "void transformer_engine::normalization::rmsnorm_bwd_tuned_kernel<>",
+    (Activity.ACTIVATION, False): "void transformer_engine::swiglu_kernel<>",
+    (Activity.ACTIVATION, True): "void transformer_engine::dswiglu_kernel<>",
 }
 COLLECTIVES = {
     "all_reduce": ("allreduce", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
@@ -168,14 +168,14 @@ def _device(job: Job, rank: Rank, event: Event, number: int) -> list[dict[str, A
         "stream": event.stream,
         "correlation": number,
     }
-    if event.part is Part.TRANSFER:
+    if event.part is Activity.TRANSFER:
         collective, name = COLLECTIVES[event.kind]
         args |= _metadata(job, rank, event, collective)
     else:
         name = NAMES.get(event.part) or OF_PHASE[event.part, event.phase is Phase.BACKWARD]
     kernel = _event("kernel", name, 0, event.stream, event.start_us, event.end_us - event.start_us, **args)
     launch = event.launch_us
-    graph = job.graphs and event.part is not Part.TRANSFER and event.phase is not Phase.OPTIMIZER
+    graph = job.graphs and event.part is not Activity.TRANSFER and event.phase is not Phase.OPTIMIZER
     call = "cudaGraphLaunch" if graph else "cudaLaunchKernel"
     found = [
         kernel,

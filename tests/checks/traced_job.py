@@ -15,7 +15,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.orders import Kind, Op, Pipeline, rank_orders, successors
-from layoutopt.optimizer.diagnose.parts import CODE, COMPUTE, LABELS, Label, Part, Phase
+from layoutopt.optimizer.diagnose.parts import CODE, COMPUTE, LABELS, Activity, Label, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ COMPUTE_STREAM = 7
 class Kernel(NamedTuple):
     """A kernel: its part, microseconds, the gap before it, and how long the host lets the device wait for it."""
 
-    part: Part
+    part: Activity
     us: int
     gap_us: int = 0
     late_us: int = 0
@@ -138,7 +138,7 @@ class Event:
     start_us: int
     end_us: int
     stream: int
-    part: Part
+    part: Activity
     phase: Phase
     launch_us: float
     axis: str = ""
@@ -226,7 +226,9 @@ class Run:
                 if n == last and job.dp > 1 and job.reduce_us:
                     yield from self._reduce(rank)
             yield self._post(rank, "all", "all_reduce", job.norm_us, 4, Phase.OPTIMIZER)
-            self._kernel(rank, Kernel(Part.OPTIMIZER, self._noisy(rank, job.optimizer_us)), Phase.OPTIMIZER)
+            self._kernel(
+                rank, Kernel(Activity.OPTIMIZER, self._noisy(rank, job.optimizer_us)), Phase.OPTIMIZER
+            )
             if job.dp > 1 and job.gather_us:
                 yield self._post(rank, "dp", "all_gather", job.gather_us, job.gather_bytes, Phase.OPTIMIZER)
             if job.checkpoint_us and step == job.steps - 2:
@@ -243,19 +245,19 @@ class Run:
         rank.begun_us.append(begun)
         rank.launched_us = max(rank.launched_us, begun)
         start = max(rank.time_us, int(np.ceil(begun)))
-        rank.painted.append((rank.time_us, start, Label(Component.STEP, Part.LAUNCH)))
+        rank.painted.append((rank.time_us, start, Label(Component.STEP, Activity.LAUNCH)))
         rank.time_us = start
         stall = job.data_stall_us
         if stall:
             name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
             rank.ranges.append((name, start, start + stall))
-            rank.painted.append((start, start + stall, Label(Component.STEP, Part.DATA_LOADER)))
+            rank.painted.append((start, start + stall, Label(Component.STEP, Activity.DATA_LOADER)))
         self._idle_until(rank, start + stall + job.host_us, Component.STEP)
 
     def _idle_until(self, rank: Rank, until: int, component: Component) -> None:
         """Let the device wait for the host, whose next launch ends one microsecond before ``until``."""
         if until - 1 > rank.time_us:
-            rank.painted.append((rank.time_us, until - 1, Label(component, Part.LAUNCH)))
+            rank.painted.append((rank.time_us, until - 1, Label(component, Activity.LAUNCH)))
             rank.launched_us = max(rank.launched_us, float(until - 1) - 0.1)
             rank.time_us = until - 1
         rank.counted["late"] = 1
@@ -288,7 +290,7 @@ class Run:
         for item in items:
             if isinstance(item, Kernel):
                 factor = self.job.rank_factor.get(rank.number, 1.0)
-                if item.part is Part.EXPERTS:
+                if item.part is Activity.EXPERTS:
                     factor *= self.job.expert_factor[rank.number % len(self.job.expert_factor)]
                 late = 0 if self.job.graphs else item.late_us
                 self._kernel(rank, item._replace(us=self._noisy(rank, item.us * factor), late_us=late), phase)
@@ -305,7 +307,7 @@ class Run:
         gap = max(kernel.gap_us, rank.counted.pop("late", 0))
         start = rank.time_us + gap
         if gap:
-            rank.painted.append((rank.time_us, start, Label(COMPUTE[phase], Part.GAP)))
+            rank.painted.append((rank.time_us, start, Label(COMPUTE[phase], Activity.GAP)))
         launch = self._launch(rank, rank.time_us)
         end = start + kernel.us
         rank.events.append(Event(start, end, COMPUTE_STREAM, kernel.part, phase, launch))
@@ -400,7 +402,7 @@ class Run:
                     start,
                     call.end_us,
                     stream,
-                    Part.TRANSFER,
+                    Activity.TRANSFER,
                     phase,
                     launch,
                     call.axis,
@@ -410,9 +412,9 @@ class Run:
                     peer,
                 )
             )
-            wait = Label(Component.BUBBLE if piped else Component.SYNC, Part.PEER)
+            wait = Label(Component.BUBBLE if piped else Component.SYNC, Activity.PEER)
             rank.painted.append((start, call.ready_us, wait))
-            rank.painted.append((call.ready_us, call.end_us, Label(call.component, Part.TRANSFER)))
+            rank.painted.append((call.ready_us, call.end_us, Label(call.component, Activity.TRANSFER)))
 
     def _join(self, rank: Rank, call: _Call) -> None:
         rank.time_us = max(rank.time_us, call.end_us)
@@ -445,7 +447,7 @@ class Run:
         """Write a checkpoint: the host copies the state down and waits for the file system."""
         start, end = rank.time_us, rank.time_us + self.job.checkpoint_us
         rank.ranges.append(("save_checkpoint", start, end))
-        rank.painted.append((start, end, Label(Component.STEP, Part.CHECKPOINT)))
+        rank.painted.append((start, end, Label(Component.STEP, Activity.CHECKPOINT)))
         rank.copies.append((start + 10, start + 10 + self.job.checkpoint_us // 4))
         rank.time_us = end
         rank.launched_us = float(end)

@@ -10,7 +10,7 @@ import numpy as np
 from checks.traced_job import Job, Kernel, Stage, Traffic
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.kernel_times import stage_times
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.predicted import expectation
 from layoutopt.optimizer.simulate.layouts import pipeline_of
 from layoutopt.optimizer.specs.vocabulary import Axis
@@ -84,7 +84,7 @@ def _items(expected: Expectation, passed: PassTimes, layers: int) -> tuple[Item,
     items: list[Item] = []
     for place, kind in enumerate(present):
         us = max(round(passed.kernels_s[kind] * share / present.count(kind)), 1)
-        items.append(Kernel(Part(kind), us, gap, late if place == 0 else 0))
+        items.append(Kernel(Activity(kind), us, gap, late if place == 0 else 0))
     for component, (axis, kinds) in COLLECTIVES.items():
         seconds = passed.traffic_s.get(component, 0.0)
         for place, kind in enumerate(kinds if seconds * share >= len(kinds) else ()):
@@ -105,7 +105,7 @@ def _bytes(expected: Expectation, axis: Axis, kind: str, us: int) -> int:
     return int(low)
 
 
-def slower(job: Job, part: Part, factor: float) -> Job:
+def slower(job: Job, part: Activity, factor: float) -> Job:
     """Make every kernel of a kind slower."""
     return _mapped(
         job, lambda item: (item._replace(us=round(item.us * factor)),) if item.part is part else (item,)
@@ -116,10 +116,10 @@ def without_fusion(job: Job) -> Job:
     """Replace fused attention by multiplications and softmax kernels over stored scores, together 2.6 times as long."""
 
     def unfused(item: Kernel) -> tuple[Item, ...]:
-        if item.part is not Part.ATTENTION:
+        if item.part is not Activity.ATTENTION:
             return (item,)
-        gemm = item._replace(part=Part.GEMM, us=max(round(item.us * 0.6), 1))
-        return gemm, Kernel(Part.SCORES, max(round(item.us * 1.4), 1), item.gap_us), gemm
+        gemm = item._replace(part=Activity.GEMM, us=max(round(item.us * 0.6), 1))
+        return gemm, Kernel(Activity.SCORES, max(round(item.us * 1.4), 1), item.gap_us), gemm
 
     return _mapped(job, unfused)
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from checks.traced_files import COLLECTIVES, NAMES, OF_PHASE
-from layoutopt.optimizer.diagnose.parts import Part, Phase
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +67,6 @@ def write_report(rank: Rank, path: Path, *, process: int = 77) -> Path:
 
 
 def _name(event: Event) -> str:
-    if event.part is Part.TRANSFER:
+    if event.part is Activity.TRANSFER:
         return COLLECTIVES[event.kind][1]
     return NAMES.get(event.part) or OF_PHASE[event.part, event.phase is Phase.BACKWARD]

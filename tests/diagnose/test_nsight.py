@@ -13,7 +13,7 @@ from layoutopt import InputError
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.diagnose.diagnosis import diagnose
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.interop.profiles.read import read_profiles
 from layoutopt.optimizer.specs.vocabulary import Axis, Schedule
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 TP = Traffic("tp", "all_gather", 30, 1 << 22)
 FORWARD = (
-    Kernel(Part.NORM, 20, 1),
+    Kernel(Activity.NORM, 20, 1),
     TP,
-    Kernel(Part.GEMM, 100, 1),
-    Kernel(Part.ATTENTION, 60, 1),
-    Kernel(Part.GEMM, 80, 1),
+    Kernel(Activity.GEMM, 100, 1),
+    Kernel(Activity.ATTENTION, 60, 1),
+    Kernel(Activity.GEMM, 80, 1),
 )
-BACKWARD = (Kernel(Part.ATTENTION, 150, 1), Kernel(Part.GEMM, 360, 1), Kernel(Part.NORM, 40, 1))
+BACKWARD = (Kernel(Activity.ATTENTION, 150, 1), Kernel(Activity.GEMM, 360, 1), Kernel(Activity.NORM, 40, 1))
 OPTIONS = ProfileOptions(axes={"all_gather": Axis.TP})
 
 
@@ -58,7 +58,7 @@ def test_components_are_what_was_put_in(again: bool, tmp_path: Path) -> None:
     for component in (Component.TP, Component.OPTIMIZER, Component.STEP):
         expected = sum(us for label, us in truth.items() if label.component is component) / 3
         assert terms.components_s[component] * 1e6 == pytest.approx(expected, rel=0.05, abs=5)
-    for part in (Part.GEMM, Part.ATTENTION, Part.NORM):
+    for part in (Activity.GEMM, Activity.ATTENTION, Activity.NORM):
         expected = sum(us for label, us in truth.items() if label.part is part) / 3
         assert terms.seconds(part=part) * 1e6 == pytest.approx(expected, rel=0.005)
     forward = sum(us for label, us in truth.items() if label.component is Component.FORWARD) / 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.terms import rank_terms
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
@@ -43,7 +43,7 @@ def test_steps_are_as_long(job: tuple[str, list[Any], list[Any]]) -> None:
 def test_ranks_are_as_busy(job: tuple[str, list[Any], list[Any]]) -> None:
     """What is neither traffic nor waiting for a peer is the time that the job did not spend in its calls."""
     for terms, record in zip(job[1], job[2], strict=True):
-        busy = terms.step_s - terms.seconds(part=Part.TRANSFER) - terms.seconds(part=Part.PEER)
+        busy = terms.step_s - terms.seconds(part=Activity.TRANSFER) - terms.seconds(part=Activity.PEER)
         assert busy == pytest.approx(sum(one["busy_s"] for one in record) / 2, rel=0.005)
 
 
@@ -58,8 +58,8 @@ def test_recomputation_is_found(job: tuple[str, list[Any], list[Any]]) -> None:
     """Only the job that checkpoints its layers computes forward twice, about as long as the first time."""
     name, ranks, _ = job
     for terms in ranks:
-        again = terms.kernel_s(Part.GEMM, Part.ATTENTION, Part.NORM) - terms.kernel_s(
-            Part.GEMM, Part.ATTENTION, Part.NORM, phase=0
+        again = terms.kernel_s(Activity.GEMM, Activity.ATTENTION, Activity.NORM) - terms.kernel_s(
+            Activity.GEMM, Activity.ATTENTION, Activity.NORM, phase=0
         )
         assert (terms.seconds(Component.RECOMPUTE) > 0) is (name == "cpu_pp2_dp2")
         assert again > 0

@@ -10,7 +10,7 @@ from checks.traced_files import write_traces
 from checks.traced_job import Job, Kernel, Run, Stage, Traffic
 
 from layoutopt.optimizer.cost.orders import Pipeline
-from layoutopt.optimizer.diagnose.parts import Part
+from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.terms import rank_terms
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
@@ -24,28 +24,39 @@ if TYPE_CHECKING:
 
 TP = (Traffic("tp", "reduce_scatter", 30, 1 << 22), Traffic("tp", "all_gather", 35, 1 << 22))
 MIXER = (
-    Kernel(Part.NORM, 20, 1),
-    Kernel(Part.GEMM, 100, 1),
-    Kernel(Part.ATTENTION, 60, 2),
-    Kernel(Part.GEMM, 50, 1),
+    Kernel(Activity.NORM, 20, 1),
+    Kernel(Activity.GEMM, 100, 1),
+    Kernel(Activity.ATTENTION, 60, 2),
+    Kernel(Activity.GEMM, 50, 1),
 )
 DENSE = (
     *MIXER,
     TP[0],
-    Kernel(Part.NORM, 20, 1, late_us=15),
+    Kernel(Activity.NORM, 20, 1, late_us=15),
     TP[1],
-    Kernel(Part.GEMM, 200, 1),
-    Kernel(Part.ACTIVATION, 20, 1),
+    Kernel(Activity.GEMM, 200, 1),
+    Kernel(Activity.ACTIVATION, 20, 1),
 )
 DISPATCH = Traffic("ep", "all_to_all", 45, 1 << 23)
 EXPERTS = (
-    *MIXER, Kernel(Part.PERMUTE, 30, 1), DISPATCH, Kernel(Part.EXPERTS, 150, 1), Kernel(Part.ACTIVATION, 12, 1), DISPATCH,
-    Kernel(Part.PERMUTE, 25, 1),
+    *MIXER, Kernel(Activity.PERMUTE, 30, 1), DISPATCH, Kernel(Activity.EXPERTS, 150, 1), Kernel(Activity.ACTIVATION, 12, 1),
+    DISPATCH, Kernel(Activity.PERMUTE, 25, 1),
 )  # fmt: skip
-LONG = (MIXER[0], MIXER[1], Traffic("cp", "all_gather", 80, 1 << 22), *MIXER[2:], Kernel(Part.GEMM, 180, 2))
-SHARDED = (Traffic("fsdp", "all_gather", 90, 1 << 24), *MIXER, Kernel(Part.GEMM, 170, 1))
-DGRAD = (Kernel(Part.GEMM, 300, 1), TP[0], Kernel(Part.ATTENTION, 160, 2), Kernel(Part.NORM, 30, 1))
-WGRAD = (Kernel(Part.GEMM, 280, 1), Kernel(Part.ELEMENTWISE, 12, 1))
+LONG = (
+    MIXER[0],
+    MIXER[1],
+    Traffic("cp", "all_gather", 80, 1 << 22),
+    *MIXER[2:],
+    Kernel(Activity.GEMM, 180, 2),
+)
+SHARDED = (Traffic("fsdp", "all_gather", 90, 1 << 24), *MIXER, Kernel(Activity.GEMM, 170, 1))
+DGRAD = (
+    Kernel(Activity.GEMM, 300, 1),
+    TP[0],
+    Kernel(Activity.ATTENTION, 160, 2),
+    Kernel(Activity.NORM, 30, 1),
+)
+WGRAD = (Kernel(Activity.GEMM, 280, 1), Kernel(Activity.ELEMENTWISE, 12, 1))
 GRADIENTS: dict[str, Any] = {
     "reduce_us": 2000,
     "reduce_exposed_us": 300,

@@ -38,7 +38,7 @@ class Columns:
 
 
 @dataclass(slots=True)
-class Names:
+class Numbered:
     """Texts by number."""
 
     known: dict[str, int] = field(default_factory=dict)

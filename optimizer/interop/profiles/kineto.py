@@ -1,4 +1,4 @@
-"""One rank's PyTorch profile as a ``Profile``: device events with their phases, collectives, groups, steps."""
+"""One rank's PyTorch profile as a ``RankProfile``: device events with their phases, collectives, groups, steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from layoutopt.optimizer.diagnose.intervals import contains, enclosed, merged
 from layoutopt.optimizer.diagnose.kernels import kernel_kind, stall_of
-from layoutopt.optimizer.diagnose.parts import Part, Phase
-from layoutopt.optimizer.diagnose.profile import Events, HostRange, Profile
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
+from layoutopt.optimizer.diagnose.profile import Events, HostRange, RankProfile
 from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
 from layoutopt.optimizer.interop.profiles.calls import CallTable, call_table
 from layoutopt.optimizer.interop.profiles.kineto_events import KinetoEvents
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _RANK = re.compile(r"rank[_-]?(\d{1,7})", re.IGNORECASE)
 
 
-def read_kineto(path: Path, options: ProfileOptions, on_progress: OnProgress | None = None) -> Profile:
+def read_kineto(path: Path, options: ProfileOptions, on_progress: OnProgress | None = None) -> RankProfile:
     """Read one rank's trace. Raises ``InputError`` in one line for what is no such trace, or does not say what is needed."""
     file = TraceFile(path, on_progress)
     found = KinetoEvents()
@@ -80,7 +80,7 @@ class _Reading:
         named = _RANK.search(self.path.name)
         return int(named[1]) if named else 0
 
-    def profile(self) -> Profile:
+    def profile(self) -> RankProfile:
         """Assemble the record."""
         found, rank, on_gpu = self.found, self.rank(), bool(len(self.found.device))
         table = call_table(found.call_texts(), self.distributed, rank, self.options)
@@ -93,7 +93,7 @@ class _Reading:
         within = (events.start_ns >= steps[0, 0]) & (events.start_ns < steps[-1, 1])
         if not within.any():
             raise input_error("has no events in its steps", WANTED, file=str(self.path))
-        return Profile(
+        return RankProfile(
             rank=rank,
             source=str(self.path),
             host=str(self.header.get("host_name") or ""),
@@ -148,7 +148,7 @@ class _Reading:
         part = np.array(
             [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
         )
-        parts = np.where(device["copy"] > 0, PARTS.index(Part.HOST_COPY), part[device["name"]])
+        parts = np.where(device["copy"] > 0, PARTS.index(Activity.HOST_COPY), part[device["name"]])
         outer = np.array([self.found.outer.get(one, -1) for one in device["outer"].tolist()], dtype=np.int64)
         call = np.where(device["call"] >= 0, device["call"], outer)
         call, parts = table.of_kernels(call, parts, device["name"], names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.profiles.columns import Columns, Names
+from layoutopt.optimizer.interop.profiles.columns import Columns, Numbered
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.profiles.trace_file import Event
@@ -47,8 +47,8 @@ class KinetoEvents:
     a run without a GPU. ``called``: collectives that ran without a kernel, ``asked``: the operators that asked for them.
     """
 
-    names: Names = field(default_factory=Names)
-    texts: Names = field(default_factory=Names)
+    names: Numbered = field(default_factory=Numbered)
+    texts: Numbered = field(default_factory=Numbered)
     device: Columns = field(
         default_factory=lambda: Columns(
             ("start", "end", "stream", "name", "copy", "link", "outer", "call", "gpu")

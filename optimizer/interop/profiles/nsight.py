@@ -1,4 +1,4 @@
-"""Reports of Nsight Systems as SQLite (``nsys export --type sqlite``): one ``Profile`` per process that used a GPU."""
+"""Reports of Nsight Systems as SQLite (``nsys export --type sqlite``): one ``RankProfile`` per process that used a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from layoutopt.optimizer.diagnose.intervals import contains, merged
 from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis, kernel_kind, stall_of
-from layoutopt.optimizer.diagnose.parts import Part, Phase
-from layoutopt.optimizer.diagnose.profile import Calls, Events, HostRange, ProcessGroup, Profile
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
+from layoutopt.optimizer.diagnose.profile import Calls, Events, HostRange, ProcessGroup, RankProfile
 from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
 from layoutopt.optimizer.interop.profiles.phases import phases_by_name
 from layoutopt.optimizer.interop.profiles.steps import step_windows
@@ -53,7 +53,7 @@ from NVTX_EVENTS n left join StringIds s on s.id = n.textId where n.end is not n
 """
 
 
-def read_nsight(path: Path, options: ProfileOptions) -> tuple[Profile, ...]:
+def read_nsight(path: Path, options: ProfileOptions) -> tuple[RankProfile, ...]:
     """Read a report. A process is a rank; its number comes from options, from NVTX or from the file's name.
 
     Sizes of collectives and groups stand in no table: whose traffic a kernel is, ``options.axes`` says by its kind. Raises
@@ -90,7 +90,7 @@ class _Report:
         query = f"select distinct {_PROCESS.format('globalPid')} from CUPTI_ACTIVITY_KIND_KERNEL order by 1"
         return [int(one) for (one,) in self.base.execute(query)]
 
-    def profile(self, process: int, alone: bool, place: int) -> Profile:
+    def profile(self, process: int, alone: bool, place: int) -> RankProfile:
         """Assemble one rank."""
         names = self.names()
         device = self.device(process)
@@ -106,7 +106,7 @@ class _Report:
             [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
         )
         copies = device["copy"] > 0
-        parts = np.where(copies, PARTS.index(Part.HOST_COPY), part[device["name"]])
+        parts = np.where(copies, PARTS.index(Activity.HOST_COPY), part[device["name"]])
         call, calls, call_kinds, groups = self.calls(parts, device["name"], names)
         order = np.argsort(device["start"], kind="stable")
         events = Events(
@@ -122,7 +122,7 @@ class _Report:
         ranges, range_names = self.ranges(process)
         steps, begun = step_windows(ranges, range_names, events, self.options, base_ns=0, file=str(self.path))
         events = _optimizer_phase(events, ranges, range_names)
-        return Profile(
+        return RankProfile(
             rank=self.rank(alone, place),
             source=str(self.path),
             host=self.path.name if alone else "",

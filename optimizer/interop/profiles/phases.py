@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.diagnose.parts import Part, Phase
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,9 @@ def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> 
     order = np.argsort(device["start"], kind="stable")
     name = device["name"][order]
     stated = np.array([-1 if kind.phase is None else int(kind.phase) for kind in kinds], dtype=np.int64)
-    stated[[place for place, kind in enumerate(kinds) if kind.part is Part.OPTIMIZER]] = int(Phase.OPTIMIZER)
+    stated[[place for place, kind in enumerate(kinds) if kind.part is Activity.OPTIMIZER]] = int(
+        Phase.OPTIMIZER
+    )
     mark = stated[name] if len(stated) else np.zeros(0, dtype=np.int64)
     seen = np.maximum.accumulate(np.where(mark >= 0, np.arange(len(mark)), 0))
     found = np.maximum(mark[seen], int(Phase.FORWARD))
@@ -41,9 +43,9 @@ def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> 
     return phases
 
 
-def _repeated(found: IntArray, mark: IntArray, parts: Sequence[Part | None]) -> NDArray[np.bool_]:
+def _repeated(found: IntArray, mark: IntArray, parts: Sequence[Activity | None]) -> NDArray[np.bool_]:
     """Tell which kernels of the forward pass are repeated: of each run of forwards the share that its attention is."""
-    attention = np.array([part is Part.ATTENTION for part in parts], dtype=bool)
+    attention = np.array([part is Activity.ATTENTION for part in parts], dtype=bool)
     forward, backward = attention & (mark == Phase.FORWARD), attention & (mark == Phase.BACKWARD)
     again = np.zeros(len(found), dtype=bool)
     if not backward.any() or forward.sum() < TWICE * backward.sum():

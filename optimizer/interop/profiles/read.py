@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from layoutopt.optimizer.diagnose.profile import Profile
+    from layoutopt.optimizer.diagnose.profile import RankProfile
 
 SQLITE = b"SQLite format 3\x00"
 NAMED = ("*trace*.json", "*trace*.json.gz", "*.sqlite")
@@ -26,13 +26,13 @@ def read_profiles(
     sources: Sequence[str | Path],
     options: ProfileOptions | None = None,
     on_progress: Callable[[str, float], None] | None = None,
-) -> tuple[Profile, ...]:
+) -> tuple[RankProfile, ...]:
     """Read the profiles of a job: files, or folders of them.
 
     ``on_progress`` is called with a file's name and the share of it that was read. Raises ``InputError`` for what is none.
     """
     options = options or ProfileOptions()
-    found: list[Profile] = []
+    found: list[RankProfile] = []
     for path in _files(sources):
         report = None if on_progress is None else (lambda share, name=path.name: on_progress(name, share))
         if _begins_with(path, SQLITE):

@@ -79,14 +79,13 @@ class TraceFile:
     def _more(self, stream: _Stream, error: json.JSONDecodeError) -> None:
         """Read on where an event is not complete; mend a key without a value, which some releases write."""
         cut = error.pos >= len(self._text) - 64 or "Unterminated" in error.msg
-        event = self._text[self._place :]
-        if not cut and _NO_VALUE.search(event[: error.pos - self._place + 2]):
+        event, place = self._text[self._place :], error.pos - self._place
+        valueless = _NO_VALUE.search(event[max(place - 64, 0) : place + 2]) is not None
+        if valueless and (not cut or self._ended):
             self._text, self._place = _NO_VALUE.sub(': ""', event), 0
-            return
-        if not cut or len(event) > LARGEST_EVENT:
-            line = f"is no JSON: {error.msg[:60]}"
-            raise input_error(line, WANTED, file=str(self.path))
-        if not self._fill(stream):
+        elif not cut or len(event) > LARGEST_EVENT:
+            raise input_error(f"is no JSON: {error.msg[:60]}", WANTED, file=str(self.path))
+        elif not self._fill(stream) and not valueless:
             raise self._truncated()
 
     def _truncated(self) -> Exception:
