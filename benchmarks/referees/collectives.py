@@ -51,7 +51,7 @@ def referee(python: Path, *, record: bool) -> int:
         same = theirs == ours and all(
             mine.items() <= state.items() for mine, state in zip(states(one), kept, strict=True)
         )
-        names = ("backend", "tp", "pp", "vp", "dp", "shard", "zero", "schedule")
+        names = ("backend", "tp", "cp", "ep", "pp", "vp", "dp", "shard", "zero", "schedule")
         print(
             f"{'exact' if same else 'OTHER'}  {sum(map(len, theirs)):3} rows  {[one[name] for name in names]}",
             flush=True,

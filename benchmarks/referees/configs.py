@@ -63,6 +63,15 @@ REFEREES = (
         path="src",
     ),
     Referee(
+        framework=Framework.MEGATRON_DEEPSPEED,
+        release="2025-07",
+        environment="deepspeed",
+        reader="megatron-deepspeed",
+        script="megatron_deepspeed.py",
+        checkout="megatron_deepspeed",
+        commit="HEAD",
+    ),
+    Referee(
         framework=Framework.TORCHTITAN,
         release="era C",
         environment="torchtitan",
@@ -76,14 +85,18 @@ REFEREES = (
 )
 
 
+def question(one: Launch) -> dict[str, Any]:
+    """A launch as the scripts inside read it: files, and what a launch script runs its trainer with."""
+    asked = {"files": one.job.files, "world": one.layout.gpus, "layout": one.derived()}
+    scripted = {"argv": one.words, "env": one.environment} if "launch.sh" in one.job.files else {}
+    return asked | scripted
+
+
 def findings(
     referee: Referee, python: Path, tree: Path | None, launches: list[Launch]
 ) -> list[dict[str, Any]]:
     """What the framework says to each launch."""
-    asked = [
-        json.dumps({"files": one.job.files, "world": one.layout.gpus, "layout": one.derived()})
-        for one in launches
-    ]
+    asked = [json.dumps(question(one)) for one in launches]
     command = [str(python), str(INSIDE / referee.script), referee.reader]
     command += [str(tree / referee.path)] if tree else []
     done = subprocess.run(command, input="\n".join(asked), capture_output=True, text=True)

@@ -51,11 +51,17 @@ def environment(name: str, folder: Path) -> Environment:
 
 
 def tree_of(checkout: Path, commit: str, part: str, folder: Path) -> Path:
-    """The sources of a commit or tag, out of a checkout or a bare repository; ``part`` is what is read of them."""
-    place = folder / f"tree-{checkout.resolve().parent.name}-{checkout.name}-{commit}".replace("/", "-")
+    """The sources of a commit or tag, out of a checkout or a bare repository; ``part`` are the paths that are read."""
+    name = f"tree-{checkout.resolve().parent.name}-{checkout.name}-{commit}".replace("/", "-")
+    place = folder / name
     if not place.exists():
-        command = ["git", "-C", str(checkout), "archive", commit, part]
-        archive = subprocess.run(command, check=True, capture_output=True).stdout
+        command = ["git", "-C", str(checkout), "archive", commit, *part.split()]
+        done = subprocess.run(command, capture_output=True)
+        archive = (
+            done.stdout
+        )  # git complains of pictures elsewhere that a snapshot left out, and archives nonetheless
+        if not archive:
+            raise RuntimeError(f"{checkout} at {commit}: {done.stderr.decode().strip().splitlines()[-1]}")
         with tarfile.open(fileobj=BytesIO(archive)) as tar:
             tar.extractall(place, filter="data")
     return place

@@ -1,6 +1,7 @@
 """Does what we call valid start, by the trainers' own code? Does it call what we count? Without a GPU.
 
-python benchmarks/referees/run.py [--megatron PATH] [--torchtitan PATH] [--nanotron PATH] [--layouts 100] [--seed 7]
+python benchmarks/referees/run.py [--megatron PATH] [--torchtitan PATH] [--nanotron PATH] [--megatron-deepspeed PATH]
+    [--bridge PATH] [--layouts 100] [--seed 7]
     [--only NAME ...] [--record] [--folder FOLDER]
 
 A PATH is a checkout (or a bare repository) of the trainer; of Megatron-LM with its tags. Environments are made in FOLDER, by
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import collectives, configs, megatron, orders, saved  # noqa: E402
+from benchmarks.referees import bridge, collectives, configs, megatron, orders, saved  # noqa: E402
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def of_configs(asked: argparse.Namespace) -> list[Tally]:
         if asked.only and one.reader not in asked.only:
             continue
         if one.checkout and checkout is None:
-            print(f"{one.trainer}: skipped, it is read from a checkout: give one with --{one.checkout} PATH")
+            print(f"{one.trainer}: skipped, it is read from a checkout: give one with --{one.reader} PATH")
             continue
         python = had(one.environment, asked.folder)
         if python is not None:
@@ -92,6 +93,17 @@ def of_configs(asked: argparse.Namespace) -> list[Tally]:
             judge = (one, python, tree, asked.layouts, asked.seed)
             tallies.append(judged(lambda judge=judge: configs.judged(*judge)))  # type: ignore[misc]
     return tallies
+
+
+def of_bridge(asked: argparse.Namespace) -> int:
+    """Words of Megatron-Bridge's launches; how many launches hold unknown ones."""
+    if asked.bridge is None or asked.megatron is None:
+        print(
+            "Megatron-Bridge: skipped, give checkouts of it and of Megatron-LM with --bridge PATH --megatron PATH"
+        )
+        return 0
+    options = (asked.bridge, asked.megatron, asked.folder, asked.layouts, asked.seed)
+    return bridge.referee(*options, record=asked.record)
 
 
 def of_blocks(asked: argparse.Namespace) -> int:
@@ -114,12 +126,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("megatron", "torchtitan", "nanotron"):
+    for name in ("megatron", "torchtitan", "nanotron", "megatron-deepspeed", "bridge"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument(
-        "--only", nargs="+", default=[], help="megatron, collectives, saved or a reader of configs.py"
+        "--only", nargs="+", default=[], help="megatron, bridge, collectives, saved or a reader of configs.py"
     )
     parser.add_argument("--record", action="store_true", help="write tests/data/referees")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "layoutopt-referees")
@@ -134,6 +146,8 @@ def main() -> int:
         if python is not None:
             wrong += orders.referee(python, record=asked.record)
             wrong += collectives.referee(python, record=asked.record)
+    if not asked.only or "bridge" in asked.only:
+        wrong += of_bridge(asked)
     if not asked.only or "saved" in asked.only:
         wrong += of_blocks(asked)
     return 1 if wrong else 0

@@ -172,9 +172,10 @@ def _context_parallel(ledger: _Ledger, step: _Step, shape: LayerShape, times: fl
         return
     parts, piece = division(comm.compute, comm.keys, shape), ring_bytes(comm)
     if parts.gathered:
-        whole = gathered_bytes(comm, shape)
-        ledger.add("cp", "all_gather", cp, whole, 2 * times + again)
-        ledger.add("cp", "reduce_scatter", cp, whole, times)
+        forward = 1 if step.cost.preset.keeps_gathered_keys else 2
+        for whole in gathered_bytes(comm, shape):
+            ledger.add("cp", "all_gather", cp, whole, forward * times + again)
+            ledger.add("cp", "reduce_scatter", cp, whole, times)
         return
     hops = float(parts.ring[0]) - 1
     ledger.add("cp", "all_to_all", parts.heads, exchanged_bytes(comm), 2 * times + again)

@@ -183,10 +183,11 @@ def _all_to_all_s(comm: CommContext, sent: FloatArray) -> FloatArray:
 
 
 def routed_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of the routed rows that an expert-tensor group gathers before its experts and scatters after them."""
+    """Bytes of the rows that an expert-tensor group gathers before its experts and scatters after them."""
     model = comm.compute.model
     assert model.moe is not None
-    return BF16_BYTES * comm.keys.local_tokens * model.moe.top_k * comm.keys.etp * model.hidden
+    copies = 1 if comm.compute.preset.gathers_tokens else model.moe.top_k
+    return BF16_BYTES * comm.keys.local_tokens * copies * comm.keys.etp * model.hidden
 
 
 def _expert_tensor_parallel(comm: CommContext) -> FloatArray:

@@ -90,30 +90,40 @@ def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray
     return 2 * heads * model.head_dim, 2 * np.maximum(model.kv_heads / keys.tp, 1.0) * model.head_dim
 
 
-def gathered_width(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
-    """Elements per token that other ranks' queries need: keys and values, or latents and the indexer's key."""
-    model = ctx.model
-    if not shape.sparse or model.mla is None or model.indexer is None:
-        return head_widths(ctx, keys)[1]
-    choosing = model.indexer.head_dim if shape.indexes else 0
-    return np.full_like(keys.tp, float(model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + choosing))
+def gathered_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, ...]:
+    """Elements per token that other ranks' queries need, tensor by tensor.
+
+    Keys and values, or latents with the indexer's key.
+    """
+    model, mla = ctx.model, ctx.model.mla
+    if shape.sparse and mla is not None and model.indexer is not None:
+        choosing = model.indexer.head_dim if shape.indexes else 0
+        return (np.full_like(keys.tp, float(mla.kv_lora_rank + mla.qk_rope_head_dim + choosing)),)
+    if mla is None:
+        half = head_widths(ctx, keys)[1] / 2
+        return half, half
+    heads = model.heads / keys.tp
+    return heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), heads * mla.v_head_dim
 
 
 def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
     """Bytes that context parallelism keeps for a layer's backward pass, and those it needs only meanwhile.
 
     Kept: after an exchange of heads the output once more, in the order of the exchange. Meanwhile: the ring's two
-    remote pieces of keys and values; all others' when gathered, with their gradients in the backward pass.
+    remote pieces of keys and values; all others' when gathered, with their gradients in the backward pass. Where autograd
+    keeps what was gathered (``keeps_gathered_keys``), only the gradients come and go.
     """
     parts = division(ctx, keys, shape)
     query, key_value = head_widths(ctx, keys)
     if parts.gathered:
-        key_value = gathered_width(ctx, keys, shape)
+        key_value = sum(gathered_widths(ctx, keys, shape), np.zeros_like(keys.tp))
     local = BF16_BYTES * keys.tokens * key_value
     exchanged = np.where(parts.heads > 1, BF16_BYTES * keys.tokens * query / 2, 0.0)
     ring = np.where(parts.ring > 1, 2.0 * local, 0.0)
-    gathered = 2.0 * (keys.cp - 1) * local if parts.gathered else 0.0 * local
-    return exchanged, ring + gathered
+    others = (keys.cp - 1) * local if parts.gathered else 0.0 * local
+    if ctx.preset.keeps_gathered_keys:
+        return exchanged + others, ring + others
+    return exchanged, ring + 2.0 * others
 
 
 def exposed_s(comm: CommContext, shape: LayerShape, core: Work) -> tuple[FloatArray, FloatArray]:
@@ -149,10 +159,11 @@ def _ring_s(comm: CommContext, parts: Division, core: Work) -> tuple[FloatArray,
 
 
 def _gather_s(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
-    """Gathered keys and values: one gather forward, a gather and a scatter backward, exposed."""
-    size = gathered_bytes(comm, shape)
-    gather = comm.topology.all_gather_s(size, comm.groups.cp)
-    return gather, gather + comm.topology.reduce_scatter_s(size, comm.groups.cp)
+    """Gathered keys and values: gathers forward, again backward unless they are kept, and scatters, all exposed."""
+    sizes, top, group = gathered_bytes(comm, shape), comm.topology, comm.groups.cp
+    gather = sum((top.all_gather_s(size, group) for size in sizes), np.zeros_like(sizes[0]))
+    scatter = sum((top.reduce_scatter_s(size, group) for size in sizes), np.zeros_like(sizes[0]))
+    return gather, scatter if comm.compute.preset.keeps_gathered_keys else gather + scatter
 
 
 def _exchange_s(comm: CommContext, parts: Division) -> tuple[FloatArray, FloatArray]:
@@ -182,10 +193,10 @@ def ring_bytes(comm: CommContext) -> FloatArray:
     return BF16_BYTES * comm.keys.tokens * head_widths(comm.compute, comm.keys)[1]
 
 
-def gathered_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
-    """Bytes of all ranks' keys and values, or of what stands for them, once gathered."""
-    width = gathered_width(comm.compute, comm.keys, shape)
-    return BF16_BYTES * comm.keys.tokens * comm.keys.cp * width
+def gathered_bytes(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, ...]:
+    """Bytes of all ranks' keys, and of their values, or of what stands for both, once gathered."""
+    tokens = comm.keys.tokens * comm.keys.cp
+    return tuple(BF16_BYTES * tokens * width for width in gathered_widths(comm.compute, comm.keys, shape))
 
 
 def passed_bytes(comm: CommContext) -> FloatArray:

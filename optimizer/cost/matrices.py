@@ -176,4 +176,5 @@ def _less(whole: Parameters, part: Parameters) -> Parameters:
         replicated=whole.replicated - part.replicated,
         expert=whole.expert - part.expert,
         key_value=whole.key_value - part.key_value,
+        expert_whole=whole.expert_whole - part.expert_whole,
     )

@@ -30,12 +30,17 @@ VOCAB_MULTIPLE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Numbers of parameters by how they are shared; ``key_value`` is the part of ``sharded`` that belongs to KV heads."""
+    """Numbers of parameters by how they are shared.
+
+    ``key_value`` is the part of ``sharded`` that belongs to KV heads, ``expert_whole`` that of ``expert`` which every
+    expert-tensor rank holds: biases that are added to its sums.
+    """
 
     sharded: float = 0.0
     replicated: float = 0.0
     expert: float = 0.0
     key_value: float = 0.0
+    expert_whole: float = 0.0
 
     def __add__(self, other: Parameters) -> Parameters:
         return Parameters(
@@ -43,6 +48,7 @@ class Parameters:
             replicated=self.replicated + other.replicated,
             expert=self.expert + other.expert,
             key_value=self.key_value + other.key_value,
+            expert_whole=self.expert_whole + other.expert_whole,
         )
 
     @property
@@ -140,7 +146,12 @@ def moe_parameters(model: ModelSpec) -> Parameters:
     shared = mlp_matrices(model) * model.hidden * moe.shared_ffn
     router = model.hidden * moe.experts + (moe.experts if moe.router_bias else 0)
     gate = model.hidden if moe.shared_gate else 0
-    return Parameters(sharded=shared, replicated=router + gate, expert=moe.experts * expert_parameters(model))
+    return Parameters(
+        sharded=shared,
+        replicated=router + gate,
+        expert=moe.experts * expert_parameters(model),
+        expert_whole=moe.experts * model.hidden if moe.expert_bias else 0,
+    )
 
 
 def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:

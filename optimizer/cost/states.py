@@ -47,7 +47,8 @@ def on_rank(model: ModelSpec, counts: Parameters, batch: LayoutBatch) -> RankPar
     tp = batch.tp.astype(np.float64)
     repeated = np.maximum(tp / max(model.kv_heads, 1), 1.0) if model.mla is None else 1.0
     dense = (counts.sharded - counts.key_value) / tp + counts.key_value / tp * repeated + counts.replicated
-    return RankParameters(dense, counts.expert / (batch.ep * batch.etp))
+    expert = (counts.expert - counts.expert_whole) / batch.etp + counts.expert_whole
+    return RankParameters(dense, expert / batch.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

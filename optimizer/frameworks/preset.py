@@ -64,9 +64,11 @@ class FrameworkPreset:
     ``norm_bytes`` per element are what an RMSNorm keeps beside its output, ``casts_inputs``: every linear layer keeps a
     16-bit copy of its input of its own (autocast), ``fused_function`` False: a gated MLP keeps the activation function's
     output beside its product. ``copies_values`` False: values of latent attention stay with the keys that they were
-    multiplied with. ``fused_sinks`` False: attention's output is kept before its sinks too. ``router_input_bytes`` per
-    element are what a router with biases keeps of its input beside the 16-bit one, ``routed_output_bytes`` what is kept
-    of routed experts' output where it is multiplied with the probabilities.
+    multiplied with. ``keeps_gathered_keys``: keys and values that context parallelism gathered are kept for the
+    backward pass. ``gathers_tokens``: expert-tensor ranks gather tokens before they are routed, not their routed copies.
+    ``fused_sinks`` False: attention's output is kept before its sinks too. ``router_input_bytes`` per element are what a
+    router with biases keeps of its input beside the 16-bit one, ``routed_output_bytes`` what is kept of routed experts'
+    output where it is multiplied with the probabilities.
     ``loss_chunks``: parts of the tokens whose logits exist one after another.
     ``optimizer`` is the run's. ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
@@ -115,6 +117,8 @@ class FrameworkPreset:
     casts_inputs: bool
     fused_function: bool
     copies_values: bool
+    keeps_gathered_keys: bool
+    gathers_tokens: bool
     fused_sinks: bool
     router_input_bytes: float
     routed_output_bytes: float

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checks import bridge
 from checks.agreement import TRAINERS, Trainer
 from checks.launches import BUILTIN_MODELS, Launch, builtin_launches, random_launches
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.loading import load_cluster
 
-RECORD = json.loads((Path(__file__).parents[1] / "data" / "referees" / "megatron_flags.json").read_text())
+FOLDER = Path(__file__).parents[1] / "data" / "referees"
+RECORD = json.loads((FOLDER / "megatron_flags.json").read_text())
+BRIDGE = json.loads((FOLDER / "bridge_keys.json").read_text())
 CLUSTER = "h100x256"
 
 
@@ -40,3 +43,11 @@ def test_flags_of_valid_launches_are_known(release: str) -> None:
     valid = [launch for launch in launches if not launch.broken]
     assert len(valid) >= 15
     assert [found for launch in valid if (found := unknown(launch, release))] == []
+
+
+@pytest.mark.parametrize("release", BRIDGE)
+def test_megatron_bridge_knows_what_is_written_for_it(release: str) -> None:
+    """Recipes, options of its script and keys of its configuration, of random layouts and every built-in model."""
+    launches = bridge.launches(release, 8, 7)  # of those that were recorded
+    assert len(launches) >= 20
+    assert [keys for one in launches if (keys := bridge.keys_of(one) - set(BRIDGE[release]))] == []

@@ -308,6 +308,7 @@ def test_rules_know_what_only_one_side_knew(
     ("framework", "cluster", "model"),
     [
         (F.MEGATRON_DEEPSPEED, "h100-256", "llama3-70b"),
+        (F.MEGATRON_DEEPSPEED, "a100-512", "gpt3-175b"),
         (F.NANOTRON, "h100x64", "llama3-8b"),
         (F.ACCELERATE, "h100x16", "llama3-8b"),
         (F.TORCHTITAN, "h100x64", "llama3-70b"),

@@ -9,7 +9,7 @@ from layoutopt.optimizer.ask.load import load_cluster
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage
-from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run, TrainingSpec
+from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
@@ -21,8 +21,12 @@ Calls = list[list[Any]]
 """Rows of axis, kind, members, bytes and count, sorted."""
 
 SIZES = {"hidden": 64, "heads": 8, "kv_heads": 4, "ffn": 128, "vocab": 256, "sequence": 48}
+SPARSE = {"experts": 8, "top_k": 2, "expert_ffn": 96}
 OPEN = {
     "tp": 1,
+    "cp": 1,
+    "ep": 1,
+    "experts": 0,
     "pp": 1,
     "dp": 1,
     "vp": 1,
@@ -38,7 +42,7 @@ def job(**own: Any) -> Job:
     made = {"backend": "gloo", **SIZES, **OPEN, **own}
     made.setdefault("shard", made["dp"] if made["zero"] else 1)
     made.setdefault("layers", [1] * made["pp"] * made["vp"] if made["pp"] > 1 else [3])
-    made["world"] = made["tp"] * made["pp"] * made["dp"]
+    made["world"] = made["tp"] * made["cp"] * made["pp"] * made["dp"]
     return made
 
 
@@ -62,6 +66,17 @@ JOBS = (
     job(tp=2, pp=2, dp=2, schedule="1f1b", micro_batches=4, layers=[2, 1]),
     job(tp=2, pp=2, vp=2, dp=2, schedule="interleaved", micro_batches=4, zero=2),
     job(pp=2, vp=2, dp=2, schedule="zb-v", micro_batches=4),
+    job(cp=2, dp=2),
+    job(cp=4, dp=2),
+    job(cp=2, tp=2, dp=2, micro_batches=1),
+    job(cp=2, pp=2, dp=2, schedule="1f1b", micro_batches=4),
+    job(**SPARSE, ep=2, dp=2),
+    job(**SPARSE, ep=2, dp=4),
+    job(**SPARSE, ep=4, dp=8, zero=2),
+    job(**SPARSE, ep=4, cp=2, dp=2),
+    job(**SPARSE, ep=2, pp=2, dp=4, schedule="1f1b", micro_batches=4),
+    job(backend="fake", cp=4, dp=8, hidden=256, heads=16, kv_heads=8, ffn=512),
+    job(backend="fake", **{**SPARSE, "experts": 32}, ep=8, cp=2, dp=16, sequence=128),
     job(backend="fake", tp=8, dp=8, hidden=256, heads=16, kv_heads=8, ffn=512),
     job(backend="fake", tp=2, dp=16, shard=4, micro_batches=2),
     job(backend="fake", pp=8, dp=8, schedule="1f1b", micro_batches=8),
@@ -72,7 +87,9 @@ JOBS = (
 
 def workload_of(one: Job) -> Workload:
     """The job's model and batch."""
-    layer = LayerShape(ffn=one["ffn"])
+    sparse = bool(one["experts"])
+    layer = LayerShape(mlp=Mlp.MOE) if sparse else LayerShape(ffn=one["ffn"])
+    moe = MoeSpec(experts=one["experts"], top_k=one["top_k"], ffn=one["expert_ffn"]) if sparse else None
     model = ModelSpec(
         name="tiny",
         hidden=one["hidden"],
@@ -80,10 +97,13 @@ def workload_of(one: Job) -> Workload:
         kv_heads=one["kv_heads"],
         head_dim=one["hidden"] // one["heads"],
         vocab=one["vocab"],
+        moe=moe,
         runs=(Run(name="dense", block=(layer,), count=sum(one["layers"])),),
     )
     batch = one["dp"] * one["micro_batch"] * one["micro_batches"]
-    training = TrainingSpec(sequence_length=one["sequence"], global_batch=batch, precision=Precision.BF16)
+    training = TrainingSpec(
+        sequence_length=one["sequence"], global_batch=batch, precision=Precision.BF16, moe_imbalance=1.0
+    )
     return Workload(model=model, training=training)
 
 
@@ -100,6 +120,8 @@ def layout_of(one: Job) -> Layout:
     return Layout(
         tp=one["tp"],
         sp=one["tp"] > 1,
+        cp=one["cp"],
+        ep=one["ep"],
         pp=pp,
         vp=vp,
         dp=one["dp"],

@@ -23,12 +23,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import (
+    flex_cp_allgather,
+    flex_cp_allgather_backward,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -46,6 +51,8 @@ KINDS = {
     "reduce_scatter_tensor": "reduce_scatter",
     "_reduce_scatter_base_": "reduce_scatter",
     "allreduce_": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "alltoall_base_": "all_to_all",
 }
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
@@ -53,6 +60,21 @@ SCHEDULES = {
     "interleaved": ScheduleInterleaved1F1B,
     "zb-v": ScheduleZBVZeroBubble,
 }
+
+
+class Gathered(torch.autograd.Function):
+    """Keys and values of all context-parallel ranks: the bodies of torch's operators, whose calls are seen one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, k: torch.Tensor, v: torch.Tensor, group: str) -> Any:
+        """Gather along the sequence."""
+        ctx.group = group
+        return tuple(flex_cp_allgather._init_fn(k, v, 2, group))  # noqa: SLF001
+
+    @staticmethod
+    def backward(ctx: Any, grad_k: torch.Tensor, grad_v: torch.Tensor) -> Any:
+        """Scatter what the ranks' gradients add up to."""
+        return *flex_cp_allgather_backward._init_fn(grad_k, grad_v, 2, ctx.group), None  # noqa: SLF001
 
 
 class Attention(nn.Module):
@@ -65,6 +87,7 @@ class Attention(nn.Module):
         self.wk = nn.Linear(job["hidden"], job["kv_heads"] * self.head_dim, bias=False)
         self.wv = nn.Linear(job["hidden"], job["kv_heads"] * self.head_dim, bias=False)
         self.wo = nn.Linear(job["hidden"], job["hidden"], bias=False)
+        self.cp: str | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attend within each sequence."""
@@ -72,6 +95,8 @@ class Attention(nn.Module):
             matrix(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for matrix in (self.wq, self.wk, self.wv)
         ]
+        if self.cp is not None:  # as torchtitan's flex attention
+            parts[1:] = Gathered.apply(parts[1].contiguous(), parts[2].contiguous(), self.cp)
         repeats = parts[0].shape[1] // parts[1].shape[1]
         q, k, v = parts[0], *(part.repeat_interleave(repeats, dim=1) for part in parts[1:])
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -92,15 +117,71 @@ class Mlp(nn.Module):
         return self.w2(functional.silu(self.w1(x)) * self.w3(x))
 
 
+class Experts(nn.Module):
+    """Gated MLPs of this rank's experts, each for as many rows as the others."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__()
+        count, width = job["experts"] // job["ep"], job["expert_ffn"]
+        self.w1 = nn.Parameter(torch.randn(count, job["hidden"], width) * 0.02)
+        self.w2 = nn.Parameter(torch.randn(count, width, job["hidden"]) * 0.02)
+        self.w3 = nn.Parameter(torch.randn(count, job["hidden"], width) * 0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows that are sorted by expert."""
+        rows = x.unflatten(0, (self.w1.shape[0], -1))
+        return ((functional.silu(rows @ self.w1) * (rows @ self.w3)) @ self.w2).flatten(0, 1)
+
+
+class MoE(nn.Module):
+    """Experts over expert-parallel ranks as torchtitan's all-to-all dispatcher shares them; tokens go round."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__()
+        self.gate = nn.Linear(job["hidden"], job["experts"], bias=False)
+        self.experts = Experts(job)
+        self.top_k = job["top_k"]
+        self.ep: dist.ProcessGroup | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Send every token to its experts and add what comes back, weighted."""
+        flat = x.flatten(0, 1)
+        scores = functional.softmax(self.gate(flat).float(), dim=-1)
+        chosen = torch.arange(len(flat) * self.top_k).reshape(-1, self.top_k) % scores.shape[1]
+        order = torch.argsort(chosen.flatten(), stable=True)
+        rows, weights = flat[order // self.top_k], scores.gather(1, chosen).flatten()[order]
+        done = self.exchange(self.experts(self.sorted(self.exchange(rows))), back=True)
+        out = torch.zeros_like(flat).index_add(
+            0, order // self.top_k, (done * weights[:, None]).to(flat.dtype)
+        )
+        return out.view_as(x)
+
+    def exchange(self, rows: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+        """One all-to-all of equal shares; ``back``: of rows that are sorted by expert."""
+        if self.ep is None:
+            return rows
+        ranks = self.ep.size()
+        if back:
+            rows = rows.unflatten(0, (self.experts.w1.shape[0], ranks, -1)).transpose(0, 1).flatten(0, 2)
+        shares = [len(rows) // ranks] * ranks
+        return funcol.all_to_all_single_autograd(rows.contiguous(), shares, shares, self.ep)
+
+    def sorted(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of all ranks by expert."""
+        if self.ep is None:
+            return rows
+        return rows.unflatten(0, (self.ep.size(), self.experts.w1.shape[0], -1)).transpose(0, 1).flatten(0, 2)
+
+
 class Block(nn.Module):
-    """Norm, attention, norm, MLP."""
+    """Norm, attention, norm, MLP or experts."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(job["hidden"])
         self.attention = Attention(job)
         self.mlp_norm = nn.RMSNorm(job["hidden"])
-        self.mlp = Mlp(job)
+        self.mlp = MoE(job) if job["experts"] else Mlp(job)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add both branches to the residual."""
@@ -156,14 +237,16 @@ def tensor_parallel(part: Part, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, plan)
 
 
-def shard(part: Part, mesh: DeviceMesh, job: dict[str, Any]) -> None:
-    """FSDP2 as torchtitan applies it: embedding, every block, final norm with the head, and the rest."""
+def shard(part: Part, mesh: DeviceMesh, experts: DeviceMesh | None, job: dict[str, Any]) -> None:
+    """FSDP2 as torchtitan applies it: embedding, every block and its experts, final norm with the head, and the rest."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     again = job["zero"] == 3 and job["pp"] == 1
     if part.embedding is not None:
         fully_shard(part.embedding, **options, reshard_after_forward=again)
     for block in part.blocks:
+        if experts is not None:
+            fully_shard(block.mlp.experts, mesh=experts, mp_policy=policy, reshard_after_forward=again)
         fully_shard(block, **options, reshard_after_forward=again)
     if part.head is not None:
         fully_shard([part.norm, part.head], **options, reshard_after_forward=False)
@@ -192,8 +275,9 @@ class Calls(TorchDispatchMode):
         return result
 
     def note(self, group: str, kind: str, size_bytes: int) -> None:
-        """Count one call."""
-        self.found[(*self.axes[group], kind, size_bytes)] += 1
+        """Count one call; groups of the same ranks are one to torch, but only experts exchange all to all."""
+        axis, ranks = self.axes[group]
+        self.found[("ep" if kind == "all_to_all" else axis, ranks, kind, size_bytes)] += 1
 
     def functional(self, name: str, args: Any, result: Any) -> None:
         """A functional collective; its group's name is its last argument."""
@@ -225,11 +309,10 @@ def size(value: Any) -> int:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Build this rank's parts, train two steps, and count the second's collectives."""
     torch.manual_seed(0)
-    names = ("pp", "replicas", "shard", "tp")
-    degrees = (job["pp"], job["dp"] // job["shard"], job["shard"], job["tp"])
-    mesh = init_device_mesh("cpu", degrees, mesh_dim_names=names)
-    groups = {name: mesh.get_group(name) for name in names}
-    axes = {group.group_name: (name, group.size()) for name, group in groups.items()}
+    mesh, sparse = meshes(job)
+    both = (mesh, sparse) if job["experts"] else (mesh,)
+    groups = {name: one.get_group(name) for one in both for name in one.mesh_dim_names}
+    axes = {group.group_name: (name, group.size()) for name, group in groups.items() if group.size() > 1}
     rank, vp = mesh.get_local_rank("pp"), job["vp"]
     stages = job["pp"] * vp
     parts = {}
@@ -239,8 +322,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         parts[stage] = Part(job, job["layers"][entry], stage == 0, stage == stages - 1)
         if job["tp"] > 1:
             tensor_parallel(parts[stage], mesh["tp"])
-        if job["dp"] > 1:
-            shard(parts[stage], mesh["replicas", "shard"] if job["dp"] > job["shard"] else mesh["shard"], job)
+        for module in parts[stage].modules():
+            if isinstance(module, Attention) and job["cp"] > 1:
+                module.cp = groups["cp"].group_name
+            if isinstance(module, MoE) and job["ep"] > 1:
+                module.ep = groups["ep"]
+        if job["dp"] * job["cp"] > 1:
+            whole = job["dp"] == job["shard"]
+            dense = mesh["shard", "cp"]._flatten("fsdp") if job["cp"] > 1 else mesh["shard"]  # noqa: SLF001
+            axes[dense.get_group().group_name] = ("shard", dense.size())
+            grid = dense if whole else mesh["replicas", "shard"]
+            shard(parts[stage], grid, sparse["edp"] if job["experts"] else None, job)
         else:
             parts[stage].to(torch.bfloat16)
     optimizer = torch.optim.AdamW([p for part in parts.values() for p in part.parameters()], foreach=False)
@@ -258,6 +350,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         for key, n in calls.found.items()
     ]
     return {"calls": sorted(listed, key=str), "state": state, "rank": dist.get_rank()}
+
+
+def meshes(job: dict[str, Any]) -> tuple[DeviceMesh, DeviceMesh]:
+    """Ranks by what they share, and those of a stage once more by what experts share."""
+    degrees = (job["pp"], job["dp"] // job["shard"], job["shard"], job["cp"], job["tp"])
+    mesh = init_device_mesh("cpu", degrees, mesh_dim_names=("pp", "replicas", "shard", "cp", "tp"))
+    ranks = job["world"] // job["pp"]
+    sparse = (job["pp"], ranks // job["ep"], job["ep"])
+    return mesh, init_device_mesh("cpu", sparse, mesh_dim_names=("stage", "edp", "ep"))
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> dict[str, int]:
@@ -282,7 +383,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def tokens(job: dict[str, Any], sequences: int) -> torch.Tensor:
     """Some tokens."""
-    return torch.randint(0, job["vocab"], (sequences, job["sequence"]))
+    return torch.randint(0, job["vocab"], (sequences, job["sequence"] // job["cp"]))
 
 
 def accumulate(job: dict[str, Any], part: Part) -> Any:
@@ -300,8 +401,9 @@ def boundaries(job: dict[str, Any], part: Part) -> dict[str, Any]:
     if job["backend"] != "fake":
         return {}
     here = {"dtype": torch.bfloat16, "requires_grad": True}
-    hidden = torch.zeros(job["micro_batch"], job["sequence"], job["hidden"], **here)
-    logits = torch.zeros(job["micro_batch"], job["sequence"], job["vocab"], **here)
+    length = job["sequence"] // job["cp"]
+    hidden = torch.zeros(job["micro_batch"], length, job["hidden"], **here)
+    logits = torch.zeros(job["micro_batch"], length, job["vocab"], **here)
     first = tokens(job, job["micro_batch"])
     inputs, outputs = first if part.embedding else hidden, logits if part.head else hidden
     return {"input_args": inputs, "output_args": outputs}

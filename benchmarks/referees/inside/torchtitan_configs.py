@@ -70,7 +70,7 @@ def sizes(config: Any, world: int) -> tuple[Any, dict[str, Any]]:
 def built(config: Any, dims: Any) -> tuple[int, int]:
     """Parameters of this rank after the model's own checks and all parallelisms: before FSDP shards them, and its shards.
 
-    A router's biases, which are buffers here, count among the first, as they do in checkpoints.
+    Routers' biases, which are buffers here, count among the first where they do in checkpoints.
     """
     import torch
 
@@ -97,8 +97,16 @@ def built(config: Any, dims: Any) -> tuple[int, int]:
     else:
         parts = [spec.parallelize_fn(model, **common)]
     every = [p for part in parts for p in part.parameters()]
-    biases = [b for part in parts for name, b in part.named_buffers() if name.endswith("expert_bias_E")]
-    return sum(map(unsharded, [*every, *biases])), sum(local(p).numel() for p in every)
+    held = [
+        *every,
+        *(b for part in parts for name, b in part.named_buffers() if in_checkpoints(spec.name, name)),
+    ]
+    return sum(map(unsharded, held)), sum(local(p).numel() for p in every)
+
+
+def in_checkpoints(family: str, buffer: str) -> bool:
+    """DeepSeek-V3 is published with its routers' biases, other models with experts have none of these."""
+    return family.startswith("deepseek") and buffer.endswith("expert_bias_E")
 
 
 def unsharded(value: Any) -> int:

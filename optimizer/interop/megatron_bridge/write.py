@@ -24,7 +24,7 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     sinks,
     window_marks,
 )
-from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES
+from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES, SHORT_FLAGS
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.model import Mlp, Norm
@@ -52,6 +52,10 @@ RECIPE_OF = {
 }
 """Recipes of megatron.bridge.recipes by built-in model; other models override the nearest one's sizes."""
 
+WITH_DATASETS, WITH_OPTIONS = (0, 17), (0, 19)
+"""Megatron-core of Bridge 0.4, whose ``run_recipe.py`` knows data sets (and has a recipe of GPT-3), and of 0.6, which has
+options for degrees and batch (scripts/training/run_recipe.py at the tags)."""
+
 MIXED_PRECISION = {
     Precision.BF16: "bf16_mixed",
     Precision.FP16: "fp16_mixed",
@@ -65,24 +69,10 @@ FP8_MIXED = {settings["fp8_recipe"]: name for name, settings in PRECISION_NAMES.
 def export(target: Target) -> ExportedJob:
     """Write ``launch.sh``."""
     notes: list[str] = []
-    recipe = recipe_of(target.model, notes)
+    options, sizes = run_words(target, recipe_of(target, notes))
     notes += routing_notes(target)
-    layout = target.layout
-    short = [
-        ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock"],
-        ["-tp", str(layout.tp), "-pp", str(layout.pp), *(["-vp", str(layout.vp)] if layout.vp > 1 else [])],
-        ["-cp", str(layout.cp), "-ep", str(layout.ep), "-etp", str(layout.etp)],
-        [
-            "-mb",
-            str(layout.micro_batch),
-            "-gb",
-            str(target.global_batch),
-            "-sl",
-            str(target.training.sequence_length),
-        ],
-        ["--max_steps", str(target.steps or 1000)],
-    ]
     sections = [
+        sizes,
         model_overrides(target, notes),
         layout_overrides(target),
         state_overrides(target),
@@ -90,7 +80,7 @@ def export(target: Target) -> ExportedJob:
         precision_overrides(target, notes),
         checkpoint_overrides(target),
     ]
-    words = [short, *([[quote(f"{key}={text(value)}")] for key, value in section] for section in sections)]
+    words = [options, *([[quote(f"{key}={text(value)}")] for key, value in section] for section in sections)]
     script = (
         "#!/bin/bash\n" + header(target, f"Megatron-Bridge {target.version}") + environment(target, notes)
     )
@@ -101,9 +91,31 @@ def export(target: Target) -> ExportedJob:
         files={"launch.sh": script},
         command="bash launch.sh",
         memory_check="none in Megatron-Bridge; export to megatron-lm for its --fake-process-group",
-        layout=layout,
+        layout=target.layout,
         notes=tuple(notes),
     )
+
+
+def run_words(target: Target, recipe: str) -> tuple[list[list[str]], Overrides]:
+    """Options of ``run_recipe.py``, and what they do not say: its options for degrees and batch came with 0.6."""
+    layout, length, steps = target.layout, target.training.sequence_length, target.steps or 1000
+    numbers = {
+        "-tp": layout.tp,
+        "-pp": layout.pp,
+        "-vp": layout.vp if layout.vp > 1 else None,
+        "-cp": layout.cp,
+    }
+    numbers |= {"-ep": layout.ep, "-etp": layout.etp, "-mb": layout.micro_batch, "-gb": target.global_batch}
+    if target.release >= WITH_OPTIONS:
+        numbers |= {"-sl": length, "--max_steps": steps}
+        return [
+            ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock"],
+            [word for option, n in numbers.items() if n is not None for word in (option, str(n))],
+        ], []
+    mock = ["--dataset", "llm-pretrain-mock"] if target.release >= WITH_DATASETS else ["--mode", "pretrain"]
+    keys: Overrides = [(SHORT_FLAGS[option], n) for option, n in numbers.items() if option != "-vp"]
+    keys += [("model.seq_length", length), (SHORT_FLAGS["-sl"], length), ("train.train_iters", steps)]
+    return [["--recipe", recipe, *mock]], keys
 
 
 def text(value: Any) -> str:
@@ -117,9 +129,10 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def recipe_of(model: ModelSpec, notes: list[str]) -> str:
+def recipe_of(target: Target, notes: list[str]) -> str:
     """Return the model's recipe, or the one whose family comes nearest."""
-    if model.name in RECIPE_OF:
+    model = target.model
+    if model.name in RECIPE_OF and (model.name != "gpt3-175b" or target.release >= WITH_DATASETS):
         return RECIPE_OF[model.name]
     family = "deepseek-v3" if model.mla else "qwen3-30b-a3b" if model.moe else "llama3-8b"
     notes.append(
