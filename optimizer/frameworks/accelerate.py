@@ -44,6 +44,7 @@ RECORD = FrameworkRecord(
         Optimizer.SGD: "sgd",
         Optimizer.ADAFACTOR: "adafactor",
     },
+    loads_models=True,
     exports="1.15",
     imports=(
         LaunchFormat(

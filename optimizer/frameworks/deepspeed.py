@@ -60,6 +60,7 @@ RECORD = FrameworkRecord(
         Optimizer.LION: "Lion",
         Optimizer.MUON: "Muon",
     },
+    loads_models=True,
     exports="0.19.6",
     imports=(
         LaunchFormat(

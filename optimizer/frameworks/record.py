@@ -100,6 +100,7 @@ class FrameworkRecord:
     ``exports`` is the release that its exporter writes for when none is asked for, the newest one checked; None: it has
     no exporter in ``interop``. ``imports`` are the launch files that its importer there reads.
     ``fp8_recipes`` are its words for the ways to choose FP8 scales, ``optimizers`` those for optimizers.
+    ``loads_models``: it loads the Hugging Face model, whatever its layers are, and its launch files describe none.
     """
 
     name: str
@@ -114,6 +115,7 @@ class FrameworkRecord:
     unstated: Unstated = field(default_factory=Unstated)
     fp8_recipes: Mapping[Fp8Recipe, str] = field(default_factory=dict)
     optimizers: Mapping[Optimizer, str] = field(default_factory=dict)
+    loads_models: bool = False
 
     @property
     def folder(self) -> str:

@@ -24,6 +24,7 @@ from layoutopt.optimizer.space.effective import effective
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.canonical import to_plain
 from layoutopt.optimizer.specs.document import Document
+from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute
 from layoutopt.optimizer.specs.layout_file import read_layout
 from layoutopt.optimizer.specs.loading import load_cluster
@@ -348,7 +349,10 @@ def random_question(rng: np.random.Generator, trainer: Trainer) -> Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What came of a question: ``fault`` is empty where everything agrees; ``solved`` is False where nothing fits."""
+    """What came of a question: ``fault`` is empty where everything agrees; ``solved`` is False where nothing fits.
+
+    A model that no launch file describes is refused by export in a line, and evaluated all the same.
+    """
 
     solved: bool
     fault: str = ""
@@ -374,7 +378,12 @@ def answer(question: Question) -> Answered:
 def _export_fault(question: Question, layout: Layout, step_time_s: float) -> str:
     """The exported plan is the solved layout, reads back as it, and has its price."""
     trainer, workload, cluster = question.trainer, question.workload, question.cluster
-    job = export(layout, workload, cluster, trainer.framework.value, version=trainer.release)
+    try:
+        job = export(layout, workload, cluster, trainer.framework.value, version=trainer.release)
+    except NotExpressible as error:
+        return f"export refuses: {error}"
+    except InputError as error:
+        return "" if [problem.key for problem in error.problems] == ["model"] else f"export refuses: {error}"
     ctx = context_of(layout, workload, cluster, trainer.framework, trainer.release)
     if replace(job.layout, stages=()) != replace(effective(layout, ctx), stages=()):
         return f"export writes {job.layout} for {layout}"

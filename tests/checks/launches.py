@@ -85,7 +85,8 @@ class Launch:
 def written(target: Target) -> ExportedJob:
     """The file that the trainer's writer writes, whatever the rules say."""
     module = importlib.import_module(f"layoutopt.optimizer.interop.{target.framework.record.folder}.write")
-    getattr(module, "require_model", require_gpt)(target.model)
+    if not target.framework.record.loads_models:
+        require_gpt(target.model)
     job: ExportedJob = module.export(target)
     return job
 

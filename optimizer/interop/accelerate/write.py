@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.optimizers import optimizer_word
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, yaml_text
-from layoutopt.optimizer.interop.megatron.write_model import require_decoder
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.torchtitan.write import degrees
 from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Optimizer
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
-
-
-require_model = require_decoder
-"""The trainer loads the Hugging Face model: whatever its layers have, it builds."""
 
 
 def export(target: Target) -> ExportedJob:

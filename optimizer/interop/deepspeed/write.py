@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.optimizers import optimizer_word
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words
-from layoutopt.optimizer.interop.megatron.write_model import require_decoder
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer, Precision, Saver
 
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
 Flags = list[tuple[str, Any]]
 
 NO_CHECK = "none: DeepSpeed has no single-GPU mode with fake communication"
-
-
-require_model = require_decoder
-"""The trainer loads the Hugging Face model: whatever its layers have, it builds."""
 
 
 def deepspeed_config(target: Target) -> dict[str, Any]:

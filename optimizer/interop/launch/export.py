@@ -1,7 +1,7 @@
 """Export a layout: one function for all frameworks.
 
 The writer of a framework is ``export`` in ``interop/FOLDER/write.py``; what it can't launch is for the rules to say,
-and what a writer has no words for, ``require_model`` there refuses.
+and models that no writer has words for are refused, unless the trainer loads them from Hugging Face.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 SAY_ATTENTION = (Framework.MEGATRON, Framework.MEGATRON_BRIDGE, Framework.MEGATRON_DEEPSPEED)
 """Trainers whose launch says whether the attention scores are kept."""
-
-
-LOAD_MODELS = (Framework.DEEPSPEED, Framework.ACCELERATE)
-"""Trainers that load the Hugging Face model, whatever its layers are."""
 
 
 class NotExpressible(InputError):
@@ -87,9 +83,10 @@ def export(
     """
     target = make_target(layout, workload, cluster, to, version=version, checkpoint=plan)
     ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
-    folder = launched_by(target.layout, ctx).framework.record.folder
-    module = importlib.import_module(f"layoutopt.optimizer.interop.{folder}.write")
-    getattr(module, "require_model", require_gpt)(target.model)
+    record = launched_by(target.layout, ctx).framework.record
+    module = importlib.import_module(f"layoutopt.optimizer.interop.{record.folder}.write")
+    if not record.loads_models:
+        require_gpt(target.model)
     reasons, nearest = nearest_launchable(target.layout, ctx)
     if reasons:
         offered = fitting(nearest, ctx, target.version) if nearest else None
@@ -112,7 +109,7 @@ def _unwritten(target: Target) -> list[str]:
         and (not megatron or framework is Framework.MEGATRON_DEEPSPEED),
         f"fp8 scales by the recipe {recipe}": recipe is not None
         and recipe not in framework.record.fp8_recipes,
-        "the norm after the embedding": target.model.embedding_norm and framework not in LOAD_MODELS,
+        "the norm after the embedding": target.model.embedding_norm and not framework.record.loads_models,
     }
     return [name for name, there in lacking.items() if there]
 

@@ -35,8 +35,12 @@ def dense_width(model: ModelSpec) -> int:
 
 def require_gpt(model: ModelSpec) -> None:
     """Refuse what Megatron's GPT classes and those that follow them cannot build."""
-    require_decoder(model)
+    shapes = layer_list(model)
     lacking = {
+        "Mamba or attention-free layers": any(
+            shape.mixer is not Mixer.ATTENTION or shape.mlp is Mlp.NONE for shape in shapes
+        ),
+        "encoder layers": any(shape.bidirectional for shape in shapes),
         f"layers with {model.layer_norms} norms": model.layer_norms != 2,
         "query and key norms over all heads": model.qk_norm_all,
         "learned numbers in the activation": model.activation_scalars > 0,
@@ -48,21 +52,6 @@ def require_gpt(model: ModelSpec) -> None:
         if there:
             what = f"{model.name} has {name}, which this exporter does not write"
             raise input_error(what, "accelerate or deepspeed, which load the Hugging Face model", key="model")
-
-
-def require_decoder(model: ModelSpec) -> None:
-    """Refuse stacks that are not plain causal decoders of attention and MLP."""
-    shapes = layer_list(model)
-    if any(shape.mixer is not Mixer.ATTENTION or shape.mlp is Mlp.NONE for shape in shapes):
-        raise input_error(
-            f"{model.name} has Mamba or attention-free layers, which no exporter writes",
-            "a GPT model",
-            key="model",
-        )
-    if any(shape.bidirectional for shape in shapes):
-        raise input_error(
-            f"{model.name} has encoder layers, which no exporter writes", "a GPT model", key="model"
-        )
 
 
 def pattern_text(marks: Sequence[bool]) -> str:
