@@ -44,9 +44,9 @@ def command(
     """Read a file of another tool and print it in this tool's terms, as YAML.
 
     Hugging Face config.json, launch files of Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, nanotron, accelerate,
-    verl, slime, ms-swift, NeMo, Primus, LLaMA-Factory, axolotl and Hugging Face's trainer, their logs, torch's out-of-memory messages, Slurm and PBS
-    node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and node-link graphs. Models and layouts come out as files
-    that MODEL and --layout read.
+    verl, slime, ms-swift, NeMo, Primus, LLaMA-Factory, axolotl and Hugging Face's trainer, their logs, torch's
+    out-of-memory messages, Slurm and PBS node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and node-link graphs.
+    Models and layouts come out as files that MODEL and --layout read.
     """
     from layoutopt.optimizer.ask.load import import_given
     from layoutopt.optimizer.interop.files import notes_of
