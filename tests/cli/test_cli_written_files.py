@@ -1,0 +1,131 @@
+"""Every option that writes a file goes through the one writer: links, pipes, devices and folders are what they are."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+QUESTION = ("llama3-8b", "h100x8", "--batch", "64", "-q")
+WRITERS = {
+    "solve -o": ("solve", *QUESTION, "-o", "FILE"),
+    "solve --report": ("solve", *QUESTION, "--report", "FILE"),
+    "solve --plot": ("solve", *QUESTION, "--plot", "FILE"),
+    "simulate --trace": ("simulate", "PLAN", "-q", "--trace", "FILE"),
+    "sweep export -o": ("sweep", "export", "--store", "STORE", "-o", "FILE", "--format", "csv"),
+    "topology --graph": ("topology", "show", "h100x8", "--graph", "FILE"),
+}
+ENDINGS = {"solve --report": ".html", "solve --plot": ".svg"}
+START = {
+    "solve -o": b"{",
+    "solve --report": b"<!",
+    "solve --plot": b"<",
+    "simulate --trace": b"{",
+    "sweep export -o": b"key,",
+    "topology --graph": b"<graphml",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A plan and a sweep's store."""
+    from click.testing import CliRunner
+
+    from layoutopt.cli import main
+
+    folder = tmp_path_factory.mktemp("made")
+    plan, store = folder / "plan.json", folder / "s.db"
+    for words in (
+        ["solve", *QUESTION, "-o", str(plan)],
+        ["sweep", "llama3-8b", "h100x8", "--batch", "64", "--store", str(store), "-q"],
+    ):
+        assert CliRunner().invoke(main, words).exit_code == 0
+    return {"PLAN": str(plan), "STORE": str(store)}
+
+
+def words_for(name: str, file: Path, made: dict[str, str]) -> list[str]:
+    """Return a command's words with its files in place."""
+    places = {**made, "FILE": str(file)}
+    return [places.get(word, word) for word in WRITERS[name]]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_links_and_pipes_are_written_through(
+    name: str, run: Callable[..., Result], made: dict[str, str], tmp_path: Path
+) -> None:
+    """A link stays one and its target is new; the reader of a pipe gets the whole file, and the pipe stays."""
+    suffix = ENDINGS.get(name, ".x")
+    link, target, pipe = tmp_path / f"link{suffix}", tmp_path / "target", tmp_path / f"pipe{suffix}"
+    target.write_text("old")
+    link.symlink_to(target)
+    done = run(*words_for(name, link, made))
+    assert done.exit_code == 0, done.stderr
+    assert link.is_symlink()
+    assert target.read_bytes().startswith(START[name])
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    done = run(*words_for(name, pipe, made))
+    reader.join(timeout=60)
+    assert done.exit_code == 0, done.stderr
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert got and got[0].startswith(START[name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((link.name, "target", pipe.name))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_cannot_be_written_is_one_line(
+    name: str, run: Callable[..., Result], made: dict[str, str], tmp_path: Path
+) -> None:
+    """A folder that is not there, one in a file's place, and links in a circle: exit 2, before any work."""
+    suffix = ENDINGS.get(name, ".x")
+    circle, other, folder = (tmp_path / f"{word}{suffix}" for word in ("circle", "other", "folder"))
+    circle.symlink_to(other)
+    other.symlink_to(circle)
+    folder.mkdir()
+    for file in (tmp_path / "no" / f"x{suffix}", folder, circle):
+        done = run(*words_for(name, file, made))
+        assert done.exit_code == 2, file
+        assert not done.stdout
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        assert "Traceback" not in done.stderr
+        assert any(file.name in line for line in lines)
+
+
+def test_devices_are_written(run: Callable[..., Result], made: dict[str, str]) -> None:
+    """The null device takes every file that needs no ending and stays one; a full one is said."""
+    for name in WRITERS.keys() - ENDINGS.keys():
+        assert run(*words_for(name, Path(os.devnull), made)).exit_code == 0, name
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    if not os.path.exists("/dev/full"):
+        return
+    for name in ("solve -o", "simulate --trace", "sweep export -o"):
+        done = run(*words_for(name, Path("/dev/full"), made))
+        assert done.exit_code == 2
+        assert "No space left" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdin"), reason="no /dev/stdin here")
+def test_standard_input_by_its_name() -> None:
+    """``cat model.yaml | layoutopt solve /dev/stdin h100x8``."""
+    from importlib.resources import files
+
+    text = (files("layoutopt") / "models" / "llama3-8b.yaml").read_text()
+    words = ["solve", "/dev/stdin", "h100x8", "--batch", "64", "-q", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "layoutopt", *words], input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"status": "optimal"' in done.stdout
