@@ -21,7 +21,7 @@ from layoutopt.optimizer.space.check import find_faults
 from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layer_runs import runs_of
-from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.layout import Layout, VirtualStage
 from layoutopt.optimizer.specs.loading import load_workload, model_names
 from layoutopt.optimizer.specs.model import (
     LayerShape,
@@ -34,7 +34,8 @@ from layoutopt.optimizer.specs.model import (
     Run,
     TrainingSpec,
 )
-from layoutopt.optimizer.specs.vocabulary import Precision
+from layoutopt.optimizer.specs.stage_split import build_stages
+from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -115,13 +116,32 @@ class Trip:
     file: Path
 
 
-def exported(name: str, to: str, version: str | None, cp: int, folder: Path, file: str) -> Trip | None:
+def staged(model: ModelSpec, pp: int, vp: int) -> tuple[VirtualStage, ...]:
+    """Virtual stages of which no neighbours are alike: the first holds least, the last one as well where there are many."""
+    slots = pp * vp
+    if slots == 1:
+        return ()
+    counts = [model.layers // slots] * slots
+    for place in range(model.layers % slots):
+        counts[1 + place % (slots - 1)] += 1
+    if counts[0] > 1:
+        counts[0], counts[1] = counts[0] - 1, counts[1] + 1
+    schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
+    return build_stages(model, counts, pp, schedule, 0)
+
+
+def exported(
+    name: str, to: str, version: str | None, cp: int, folder: Path, file: str, pp: int = 1, vp: int = 1
+) -> Trip | None:
     """Write a model's launch; None where the trainer can't run it."""
     asked, cluster = workload(name), load_cluster(CLUSTER)
     model = asked.model
+    if model.layers < 2 * pp * vp:
+        return None
+    schedule = Schedule.NONE if pp == 1 else Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
     layout = Layout(
-        tp=2, sp=True, cp=cp, dp=GPUS // (2 * cp), zero=1, ep=2 if model.is_moe else 1, micro_batch=1,
-        micro_batches=2 * cp, precision=asked.training.precision,
+        tp=2, sp=True, cp=cp, pp=pp, vp=vp, dp=GPUS // (2 * cp * pp), zero=1, ep=2 if model.is_moe else 1, micro_batch=1,
+        micro_batches=2 * cp * pp, precision=asked.training.precision, schedule=schedule, stages=staged(model, pp, vp),
     )  # fmt: skip
     try:
         near = nearest_layout(layout, asked, cluster, to, version=version)
@@ -129,7 +149,7 @@ def exported(name: str, to: str, version: str | None, cp: int, folder: Path, fil
     except InputError as error:
         assert isinstance(error, NotExpressible) or "model" in str(error)
         return None
-    path = folder / file
+    path = folder / (file if file in job.files and "launch.sh" not in job.files else "launch.sh")
     for own, text in job.files.items():
         (folder / own).write_text(text)
     (folder / "model.yaml").write_text(
@@ -269,3 +289,44 @@ def test_what_comes_back_is_the_plan(
         assert trip is not None or to not in BUILD_ALL or without_words(name)
         if trip is not None:
             assert_same_plan(trip, to, version)
+
+
+STAGED = ("llama3-8b", "qwen3-30b-a3b", "windows-between", "latent")
+"""Models of the plain run; ``--long`` takes all."""
+
+
+def has_stages(name: str, to: str, version: str | None, file: str, folder: Path, pp: int, vp: int) -> None:
+    """Write and read back one pipeline of unequal stages."""
+    trip = exported(name, to, version, 1, folder, file, pp, vp)
+    if trip is not None:
+        # DeepSpeed's stages are made by a model's code: Megatron-DeepSpeed's is written
+        assert_same_plan(trip, "megatron-deepspeed" if to == "deepspeed" and trip.layout.pp > 1 else to, version)
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(4, 1), (4, 2)])
+@pytest.mark.parametrize(("to", "version", "file"), TARGETS)
+@pytest.mark.parametrize("name", STAGED)
+def test_unequal_stages_come_back(
+    name: str, to: str, version: str | None, file: str, pp: int, vp: int, tmp_path: Path
+) -> None:
+    """Stages, chunks and price of a pipeline whose stages differ, through every trainer's words for them."""
+    has_stages(name, to, version, file, tmp_path, pp, vp)
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(4, 1), (4, 2), (8, 1), (2, 3)])
+@pytest.mark.parametrize(("to", "version", "file"), TARGETS)
+@pytest.mark.parametrize("name", [*model_names(), *ADDED])
+def test_unequal_stages_of_every_model_come_back(
+    name: str, to: str, version: str | None, file: str, pp: int, vp: int, tmp_path: Path
+) -> None:
+    """All models, four shapes of pipelines."""
+    has_stages(name, to, version, file, tmp_path, pp, vp)
+
+
+def test_pipelines_are_not_left_out(tmp_path: Path) -> None:
+    """The trainers with pipelines write the unequal stages that are asked for, chunks where they have them."""
+    for to, version, file in TARGETS[:4]:
+        trip = exported("llama3-8b", to, version, 1, tmp_path, file, 4, 2)
+        assert trip is not None
+        assert (trip.layout.pp, trip.layout.vp) == (4, 2)
+        assert len({stage.layers for stage in trip.layout.stages}) > 1, to

@@ -47,9 +47,10 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
     micro_batch, accumulation, batch, dp = _batch(fields)
     tp = fields.section("tensor_parallel").count("autotp_size")
     cp = fields.count("sequence_parallel_size")
-    if dp is None and gpus is not None and gpus % (tp * cp) == 0:
-        dp = gpus // (tp * cp)
     zero, shard = _zero(fields, notes)
+    stages = _stages(fields, zero, notes)
+    if dp is None and gpus is not None and stages is not None and gpus % (tp * cp * stages) == 0:
+        dp = gpus // (tp * cp * stages)
     device = fields.section("zero_optimization").section("offload_param").text("device")
     if device in {"cpu", "nvme"}:
         notes.append(
@@ -59,8 +60,7 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         tp=tp,
         sp=False,
         cp=cp,
-        # pipeline stages are in the model's code; ZeRO-2 and 3 exclude them
-        pp=1 if zero >= 2 or "pipeline" not in fields else None,
+        pp=stages,
         vp=1,
         ep=_experts(fields),
         etp=1,
@@ -71,7 +71,7 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         micro_batches=accumulation,
         mesh_order=DEFAULT_MESH_ORDER,
     )
-    world = gpus if gpus is not None else dp * tp * cp if dp is not None and layout.pp == 1 else None
+    world = gpus if gpus is not None else dp * tp * cp * stages if dp is not None and stages else None
     return ImportedJob(
         framework=Framework.DEEPSPEED,
         layout=layout,
@@ -116,6 +116,16 @@ def _zero(fields: Fields, notes: list[str]) -> tuple[int, int | None]:
     if secondary > 1:
         notes.append(f"zero_hpz_partition_size {secondary}: the second weight shard is not modelled")
     return stage, shard if stage == 3 and shard is not None and shard > 0 else None
+
+
+def _stages(fields: Fields, zero: int, notes: list[str]) -> int | None:
+    """Return the pipeline's stages: in the model's code unless the file says how many; ZeRO-2 and 3 exclude them."""
+    if zero >= 2 or "pipeline" not in fields:
+        if zero < 2:
+            notes.append("assumed: one stage, the file has no pipeline section; stages are in the model's code")
+        return 1
+    stated = fields.section("pipeline").raw("stages")
+    return stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else None
 
 
 def _experts(fields: Fields) -> int:
