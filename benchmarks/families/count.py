@@ -74,11 +74,25 @@ FAMILIES = (
         "solar_open",
     ),
     "starcoder2",
+    *("afmoe", "apertus1p5_text", "cohere", "cohere2_moe", "exaone", "flex_olmo", "glm"),
+    *(
+        "granite_swa",
+        "granitemoe_swa",
+        "hunyuan_v1_dense",
+        "hyperclovax",
+        "iquestcoder",
+        "jais2",
+        "mellum",
+        "kolibri1",
+    ),
+    *("minicpm3", "ministral", "sarvam_mla", "sarvam_moe", "stablelm", "vaultgemma", "youtu"),
 )
 EXTRA: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 64},
     "helium": {"head_dim": 64},  # its output projection is as wide as the hidden size
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"head_dim": 96},
+    "ministral": {"head_dim": 96},
     "dots1": {
         "n_routed_experts": 16,
         "n_shared_experts": 2,

@@ -300,7 +300,9 @@ def has_stages(name: str, to: str, version: str | None, file: str, folder: Path,
     trip = exported(name, to, version, 1, folder, file, pp, vp)
     if trip is not None:
         # DeepSpeed's stages are made by a model's code: Megatron-DeepSpeed's is written
-        assert_same_plan(trip, "megatron-deepspeed" if to == "deepspeed" and trip.layout.pp > 1 else to, version)
+        assert_same_plan(
+            trip, "megatron-deepspeed" if to == "deepspeed" and trip.layout.pp > 1 else to, version
+        )
 
 
 @pytest.mark.parametrize(("pp", "vp"), [(4, 1), (4, 2)])

@@ -10,6 +10,7 @@ import yaml
 
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.interop.huggingface.config import import_config
+from layoutopt.optimizer.interop.huggingface.family import find_family
 from layoutopt.optimizer.specs.errors import InputError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -24,6 +25,36 @@ def test_parameters_are_those_of_the_instantiated_model(name: str) -> None:
     model = import_config(json.dumps(counted["config"]), "config.json").model
     corrections = counted["corrections"] if model.moe is not None and model.moe.router_bias else 0
     assert model_parameters(model) == counted["parameters"] + corrections
+
+
+CAUSAL = [
+    line
+    for line in (DATA / "causal_models.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_causal_model_of_transformers_is_known_or_refused_by_name(name: str) -> None:
+    """None is answered by a near name: its sizes are asked for, or what it has that the model cannot hold is said."""
+    try:
+        find_family(name)
+    except InputError as error:
+        wrapper = "gemma4" in name or name in WRAPPERS
+        assert f"architecture {name} is not supported: " in str(error) or wrapper
+
+
+WRAPPERS = (
+    "dots3_note",
+    "emu3",
+    "mllama",
+    "got_ocr2",
+    "moss_transcribe_diarize",
+    "gpt-sw3",
+    "qwen3_5",
+    "llama4",
+)
+"""Files of these nest their language part or state another type: the type inside is what is asked."""
 
 
 def test_at_least_forty_families_are_counted() -> None:

@@ -122,7 +122,9 @@ def _stages(fields: Fields, zero: int, notes: list[str]) -> int | None:
     """Return the pipeline's stages: in the model's code unless the file says how many; ZeRO-2 and 3 exclude them."""
     if zero >= 2 or "pipeline" not in fields:
         if zero < 2:
-            notes.append("assumed: one stage, the file has no pipeline section; stages are in the model's code")
+            notes.append(
+                "assumed: one stage, the file has no pipeline section; stages are in the model's code"
+            )
         return 1
     stated = fields.section("pipeline").raw("stages")
     return stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else None

@@ -168,7 +168,7 @@ def _after_first_dense(reader: ConfigReader, layers: int) -> list[bool]:
     kinds = reader.fields.words("mlp_layer_types")
     if kinds is not None:
         return _exact([kind == "sparse" for kind in kinds], reader, "mlp_layer_types", layers)
-    first = reader.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
+    first = reader.size("first_k_dense_replace", "num_dense_layers", least=0, most=MAX_LAYERS)
     step = reader.fields.integer("moe_layer_freq", least=1, most=MAX_LAYERS) or 1
     return [index >= first and index % step == 0 for index in range(layers)]
 
@@ -279,7 +279,7 @@ def _by_period(reader: ConfigReader, layers: int) -> list[bool]:
     if isinstance(stated, str) and stated and set(stated) <= {"L", "G"}:
         local = [stated[index % len(stated)] == "L" for index in range(layers)]
         return [*local[:-1], False]
-    period = reader.size("sliding_window_pattern", most=MAX_LAYERS)
+    period = reader.size("sliding_window_pattern", "global_attn_every_n_layers", most=MAX_LAYERS)
     return [(index + 1) % period != 0 for index in range(layers)]
 
 
