@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.specs.layout import Switches
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -16,6 +18,26 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
     IntArray = NDArray[np.int64]
+    Format = tuple[Precision, tuple[Saver, ...], Switches]
+
+NOTHING_STATED = Switches()
+
+TOGETHER = (
+    "ep_overlap",
+    "delay_wgrad",
+    "shared_expert_overlap",
+    "dispatcher",
+    "tp_overlap",
+    "cuda_graph",
+    "loss_chunks",
+)
+"""Switches in which rows priced together may differ; the others are fields of their one preset."""
+
+
+def priced_apart(switches: Switches) -> Switches:
+    """Return what rows priced together have to share of their switches."""
+    return replace(switches, **dict.fromkeys(TOGETHER)) if switches else switches
+
 
 DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches")
 CODES = ("sp", "zero", "hsdp_shard", "recompute", "order", "schedule", "precision")
@@ -27,7 +49,8 @@ class Codebook:
 
     A recompute entry with granularity ``full`` means: whole layers, any number of them per stage,
     none included. ``orders`` are mesh orders, innermost axis first. A precision code also says which memory savers
-    are in use: ``savers`` has an entry for each of ``precisions``, or none at all where nothing is saved.
+    and launch switches are in use: ``savers`` and ``switches`` have an entry for each of ``precisions``, or none at all
+    where nothing is saved or stated.
     """
 
     recomputes: tuple[Recompute, ...]
@@ -35,11 +58,31 @@ class Codebook:
     schedules: tuple[Schedule, ...]
     precisions: tuple[Precision, ...]
     savers: tuple[tuple[Saver, ...], ...] = ()
+    switches: tuple[Switches, ...] = ()
 
     @property
-    def formats(self) -> tuple[tuple[Precision, tuple[Saver, ...]], ...]:
+    def formats(self) -> tuple[Format, ...]:
         """What each precision code stands for."""
-        return tuple((precision, self.savers_of(code)) for code, precision in enumerate(self.precisions))
+        return tuple(
+            (precision, self.savers_of(code), self.switches_of(code))
+            for code, precision in enumerate(self.precisions)
+        )
+
+    @property
+    def groups(self) -> IntArray:
+        """Number codes (P,) so that those that differ only in switches ``TOGETHER`` have one number."""
+        shared = [(*entry[:2], priced_apart(entry[2])) for entry in self.formats]
+        distinct = _distinct(shared)
+        return np.array([distinct.index(entry) for entry in shared], dtype=np.int64)
+
+    def alike(self, code: int) -> tuple[int, ...]:
+        """Return the precision codes of the same group as one, itself among them."""
+        groups = self.groups
+        return tuple(np.flatnonzero(groups == groups[code]).tolist())
+
+    def switches_of(self, precision: int) -> Switches:
+        """Return the launch switches behind a precision code."""
+        return self.switches[precision] if self.switches else NOTHING_STATED
 
     def savers_of(self, precision: int) -> tuple[Saver, ...]:
         """Return the memory savers behind a precision code."""
@@ -120,13 +163,15 @@ SAME = (*DEGREES, "zero")
 
 def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
     """Turn layouts into one batch with a codebook of their choices."""
-    formats = _distinct((layout.precision, layout.savers) for layout in layouts)
+    formats = _distinct((layout.precision, layout.savers, layout.switches) for layout in layouts)
     books = {name: _distinct(getattr(layout, name) for layout in layouts) for name in _BOOKS.values()}
     codes = {
         code: [books[name].index(getattr(layout, name)) for layout in layouts]
         for code, name in _BOOKS.items()
     }
-    codes["precision"] = [formats.index((layout.precision, layout.savers)) for layout in layouts]
+    codes["precision"] = [
+        formats.index((layout.precision, layout.savers, layout.switches)) for layout in layouts
+    ]
     codes["sp"] = [int(layout.sp) for layout in layouts]
     codes["hsdp_shard"] = [layout.hsdp_shard or 0 for layout in layouts]
     values = {name: [getattr(layout, name) for layout in layouts] for name in SAME}
@@ -135,8 +180,9 @@ def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
             recomputes=books["recompute"],
             orders=books["mesh_order"],
             schedules=books["schedule"],
-            precisions=tuple(precision for precision, _ in formats),
-            savers=tuple(savers for _, savers in formats),
+            precisions=tuple(precision for precision, _, _ in formats),
+            savers=tuple(savers for _, savers, _ in formats),
+            switches=tuple(switches for _, _, switches in formats),
         ),
         **{name: np.array(column, dtype=np.int64) for name, column in (values | codes).items()},
     )

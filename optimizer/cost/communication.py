@@ -16,7 +16,7 @@ from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
 from layoutopt.optimizer.cost.formats import NARROW_BYTES
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import Precision
+from layoutopt.optimizer.specs.vocabulary import Dispatcher, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,20 +57,11 @@ class CommContext:
     paired: bool = False
 
     @property
-    def ep_overlap(self) -> EpOverlap:
-        """What hides expert traffic: the schedule's pairs, or what the framework does in any schedule."""
-        overlap = self.compute.preset.ep_overlap
-        if self.paired:
-            return EpOverlap.DUALPIPE
-        return EpOverlap.NONE if overlap is EpOverlap.DUALPIPE else overlap
-
-    @property
-    def tp_share(self) -> float:
+    def tp_share(self) -> FloatArray:
         """Share of the blocking tensor-parallel collectives that stays exposed."""
         ctx = self.compute
-        return (
-            ctx.constants["tp_exposed_overlapped"] if ctx.preset.tp_overlap and not ctx.rates.ideal else 1.0
-        )
+        hides = ctx.switches.tp_overlap & (not ctx.rates.ideal)
+        return np.where(hides, ctx.constants["tp_exposed_overlapped"], 1.0)
 
     def nothing(self) -> Exposed:
         """Return no traffic."""
@@ -144,12 +135,17 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     """Price dispatch and combine of a mixture-of-experts layer and what the framework hides of them."""
     if shape.mlp is not Mlp.MOE:
         return comm.nothing()
-    dispatch, combine = (_all_to_all_s(comm, sent) for sent in all_to_all_bytes(comm))
+    dispatch, combine = (_exchange_s(comm, sent) for sent in all_to_all_bytes(comm))
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine
-    hidden_f, hidden_b = _hidden_ep(comm, work, forward, backward)
-    alone = (hidden_f, hidden_b) if comm.paired else (0.0, 0.0)
-    return Exposed(forward - hidden_f + inner, backward - hidden_b + inner, forward + inner, *alone)
+    hidden = _hidden(comm, work, dispatch, combine)
+    beside = comm.paired or comm.compute.switches.overlap[EpOverlap.BATCH].any()
+    return Exposed(
+        forward - hidden.forward_s + inner,
+        backward - hidden.backward_s + inner,
+        forward + inner,
+        *((hidden.other_forward_s, hidden.other_backward_s) if beside else (0.0, 0.0)),
+    )
 
 
 def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
@@ -161,17 +157,32 @@ def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
     return (NARROW_BYTES[Precision.FP8] if narrow else BF16_BYTES) * copies, BF16_BYTES * copies
 
 
-def _all_to_all_s(comm: CommContext, sent: FloatArray) -> FloatArray:
-    """One all-to-all of routed tokens.
+def _exchange_s(comm: CommContext, sent: FloatArray) -> FloatArray:
+    """One dispatch or combine of routed tokens, ``sent`` bytes with each copy of a token counted."""
+    prices = {
+        Dispatcher.ALLTOALL: lambda: comm.topology.all_to_all_s(sent, comm.groups.ep),
+        Dispatcher.ALLGATHER: lambda: _gathered_s(comm, sent),
+    }
+    return comm.compute.switches.per_dispatcher(
+        lambda dispatcher: prices.get(dispatcher, lambda: _deduplicated_s(comm, sent))()
+    )
 
-    Deduplicated dispatch sends a token once to every NVLink domain it reaches, and inside it once to every rank
-    (deepseek-ai/DeepEP csrc/kernels, is_token_in_rank).
+
+def _gathered_s(comm: CommContext, sent: FloatArray) -> FloatArray:
+    """One gather of all tokens of an expert group, which every rank picks its own from."""
+    moe = comm.compute.model.moe
+    assert moe is not None
+    return comm.topology.all_gather_s(sent / moe.top_k * comm.keys.ep, comm.groups.ep)
+
+
+def _deduplicated_s(comm: CommContext, sent: FloatArray) -> FloatArray:
+    """Exchange in which a token goes once to every NVLink domain it reaches, and inside it once to every rank.
+
+    deepseek-ai/DeepEP csrc/kernels, is_token_in_rank.
     """
     keys, group = comm.keys, comm.groups.ep
     moe = comm.compute.model.moe
     assert moe is not None
-    if not comm.compute.preset.dispatch_dedup:
-        return comm.topology.all_to_all_s(sent, group)
     near = group.members_within(comm.topology.nvlink_domain)
     domains = np.maximum(keys.ep / near, 1.0)
     reached = domains * (1 - (1 - 1 / domains) ** moe.top_k)
@@ -180,6 +191,17 @@ def _all_to_all_s(comm: CommContext, sent: FloatArray) -> FloatArray:
     remote = sent / moe.top_k * reached * (1 - 1 / domains)
     ranks = keys.ep * (1 - (1 - 1 / keys.ep) ** moe.top_k)
     return comm.topology.all_to_all_split_s(sent / moe.top_k * ranks * (1 - 1 / near), remote, group)
+
+
+def counts_awaited_s(comm: CommContext, shape: LayerShape) -> FloatArray:
+    """Time the host waits for token counts of other ranks before a dispatch by DeepEP; others wait for their own alone."""
+    zero, constants = np.zeros_like(comm.keys.tp), comm.compute.constants
+    if shape.mlp is not Mlp.MOE or comm.compute.rates.ideal:
+        return zero
+    waited = constants["dispatch_rounds"] * comm.topology.all_to_all_s(zero, comm.groups.ep)
+    return comm.compute.switches.per_dispatcher(
+        lambda dispatcher: waited if dispatcher is Dispatcher.DEEPEP else zero
+    )
 
 
 def routed_bytes(comm: CommContext) -> FloatArray:
@@ -196,23 +218,107 @@ def _expert_tensor_parallel(comm: CommContext) -> FloatArray:
     return topology.all_gather_s(size, group) + topology.reduce_scatter_s(size, group)
 
 
-def _hidden_ep(
-    comm: CommContext, work: dict[str, Work], forward: FloatArray, backward: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hidden:
+    """Seconds of expert traffic hidden forward and backward, and of these what only another micro-batch hides."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    other_forward_s: FloatArray
+    other_backward_s: FloatArray
+
+
+ATTENTION_SIDE = ("qkv", "rotary", "mla_up_proj", "indexer", "core_attn", "proj", "router")
+"""Work of a layer in front of its experts."""
+
+
+def _hidden(comm: CommContext, work: dict[str, Work], dispatch: FloatArray, combine: FloatArray) -> _Hidden:
     """Seconds of expert traffic hidden forward and backward."""
-    overlap, zero = comm.ep_overlap, np.zeros_like(forward)
-    if overlap is EpOverlap.NONE or comm.compute.rates.ideal:
-        return zero, zero
-    if overlap is EpOverlap.SHARED:
-        shared = work.get("shared_experts")
-        if shared is None:
-            return zero, zero
-        return np.minimum(forward, shared.forward_s), np.minimum(backward, shared.dgrad_s + shared.wgrad_s)
-    if overlap is EpOverlap.BATCH:
-        share = comm.compute.constants["ep_hidden"]
-        return share * forward, share * backward
-    # DualPipe runs a forward and a backward together: traffic of both hides under the compute of both.
-    cover = sum((part.forward_s + part.dgrad_s + part.wgrad_s for part in work.values()), zero)
-    covered = comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12)
-    hidden = np.minimum(covered, 1.0)
-    return hidden * forward, hidden * backward
+    zero, ways = np.zeros_like(dispatch), comm.compute.switches.overlap
+    if comm.compute.rates.ideal:
+        return _Hidden(forward_s=zero, backward_s=zero, other_forward_s=zero, other_backward_s=zero)
+    forward, backward = dispatch + combine, 2 * combine
+    if comm.paired:
+        # A forward and a backward run together: traffic of both hides under the compute of both.
+        cover = sum((part.forward_s + part.dgrad_s + part.wgrad_s for part in work.values()), zero)
+        covered = comm.compute.constants["dp_hidden"] * cover / np.maximum(forward + backward, 1e-12)
+        share = np.minimum(covered, 1.0)
+        pair = share * forward, share * backward
+        return _Hidden(
+            forward_s=pair[0], backward_s=pair[1], other_forward_s=pair[0], other_backward_s=pair[1]
+        )
+    shared = _beside_shared_expert(work, forward, backward)
+    merged = _beside_other_passes(comm, work, dispatch, combine)
+    best = [
+        np.maximum(ways[EpOverlap.SHARED] * one, ways[EpOverlap.BATCH] * other)
+        for one, other in zip(shared, merged, strict=True)
+    ]
+    others = [ways[EpOverlap.BATCH] * other for other in merged]
+    return _Hidden(
+        forward_s=best[0], backward_s=best[1], other_forward_s=others[0], other_backward_s=others[1]
+    )
+
+
+def _beside_shared_expert(
+    work: dict[str, Work], forward: FloatArray, backward: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of traffic that the shared expert's own work hides."""
+    shared = work.get("shared_experts")
+    if shared is None:
+        return 0.0 * forward, 0.0 * backward
+    return np.minimum(forward, shared.forward_s), np.minimum(backward, shared.dgrad_s + shared.wgrad_s)
+
+
+def _beside_other_passes(
+    comm: CommContext, work: dict[str, Work], dispatch: FloatArray, combine: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of traffic hidden where a forward of one micro-batch runs beside a backward of another.
+
+    Each exchange has its own piece of the other pass beside it (NVIDIA/Megatron-LM pipeline_parallel/combined_1f1b.py):
+    dispatch the experts' backward, combine the attention's, and backward the exchange of the combine's gradient the
+    attention's forward, that of the dispatch's the experts' forward. Weight gradients of the experts run with their
+    backward, or delayed beside the dispatch's gradient.
+    """
+    constants, late = comm.compute.constants, comm.compute.switches.delay_wgrad
+    zero = np.zeros_like(dispatch)
+
+    def total(time: str, *, attention: bool) -> FloatArray:
+        parts = (part for name, part in work.items() if (name in ATTENTION_SIDE) is attention)
+        return sum((getattr(part, time) for part in parts), zero)
+
+    weights = total("wgrad_s", attention=False)
+    either = comm.compute.switches.cheapest
+    before, behind = np.where(late & (not either), 0.0, weights), np.where(late, weights, 0.0)
+    under = {
+        "dispatch": total("dgrad_s", attention=False) + before,
+        "combine": total("dgrad_s", attention=True) + total("wgrad_s", attention=True),
+        "combine_gradient": total("forward_s", attention=True),
+        "dispatch_gradient": total("forward_s", attention=False) + behind,
+    }
+    share = constants["ep_hidden"] * _beside_kernels(comm)
+    forward = np.minimum(dispatch, under["dispatch"]) + np.minimum(combine, under["combine"])
+    backward = np.minimum(combine, under["combine_gradient"]) + np.minimum(
+        combine, under["dispatch_gradient"]
+    )
+    return share * forward, share * backward
+
+
+def _beside_kernels(comm: CommContext) -> FloatArray:
+    """Share of a hidden exchange's time that is won over that with DeepEP's kernels on Hopper.
+
+    Meanwhile an exchange's kernels hold SMs that compute lacks.
+    """
+    constants = comm.compute.constants
+
+    def lost(dispatcher: Dispatcher, count: int) -> FloatArray:
+        held = min(constants[f"exchange_sms.{dispatcher.value}"] / count, 0.5)
+        return np.asarray(held / (1.0 - held))
+
+    reference = 1.0 - lost(Dispatcher.DEEPEP, HOPPER_SMS)
+    own = comm.compute.switches.per_dispatcher(lambda d: lost(d, comm.compute.rates.sm_count))
+    won: FloatArray = (1.0 - own) / reference
+    return won
+
+
+HOPPER_SMS = 132
+"""SMs of an H100 or H800."""

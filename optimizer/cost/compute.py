@@ -20,15 +20,15 @@ from layoutopt.optimizer.cost.mixers import (
     linear_inputs,
     linear_widths,
 )
-from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Fp8Recipe, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.constants import Constants
     from layoutopt.optimizer.cost.hardware import Rates
+    from layoutopt.optimizer.cost.launch_switches import RowSwitches
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
 
@@ -62,7 +62,7 @@ class Work:
     dgrad_s: FloatArray
     wgrad_s: FloatArray
 
-    def scaled(self, times: float) -> Work:
+    def scaled(self, times: FloatArray | float) -> Work:
         """Do the same work several times."""
         return Work(times * self.forward_s, times * self.dgrad_s, times * self.wgrad_s)
 
@@ -84,6 +84,7 @@ class ComputeContext:
     preset: FrameworkPreset
     constants: Constants
     rates: Rates
+    switches: RowSwitches
     nvlink_domain: int = 1
     host_slower: float = 1.0
 
@@ -93,14 +94,15 @@ class ComputeContext:
         return self.constants["fused_traffic"] if self.preset.compiled else 1.0
 
     @property
-    def expert_traffic(self) -> float:
+    def expert_traffic(self) -> FloatArray:
         """Memory traffic around expert multiplications over that of separate kernels.
 
         A graph of the whole iteration cannot ask the host how many tokens an expert got: from Blackwell on one kernel
         sizes itself, multiplies, activates and casts for all local experts (NVIDIA/Megatron-LM, CuTe DSL grouped MLP).
         """
-        fused = self.preset.cuda_graph is CudaGraph.FULL and self.rates.eight_bit and self.rates.sized_experts
-        return self.constants["fused_expert_traffic"] if fused else 1.0
+        sized = self.rates.eight_bit and self.rates.sized_experts
+        fused = self.switches.graphs[CudaGraph.FULL] & sized
+        return np.where(fused, self.constants["fused_expert_traffic"], 1.0)
 
 
 def make_keys(training: TrainingSpec, **degrees: FloatArray) -> Keys:
@@ -119,7 +121,7 @@ def linear(
     *,
     wide: bool = False,
     groups: FloatArray | float = 1.0,
-    cast_share: float = 1.0,
+    cast_share: FloatArray | float = 1.0,
 ) -> Work:
     """Time a linear layer of ``rows`` tokens; the weight gradient accumulates into the gradient buffer.
 
@@ -416,7 +418,12 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     h = np.full_like(keys.tp, float(model.hidden))
     rows = keys.local_tokens * moe.top_k * routed_share(ctx) * keys.etp
     scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
-    sorts = np.where((moe.experts > keys.ep) & (keys.ep > 1) & (not ctx.preset.dispatch_dedup), 2.0, 1.0)
+    sorted_again = (moe.experts > keys.ep) & (keys.ep > 1)
+    sorts = ctx.switches.per_dispatcher(
+        lambda dispatcher: np.where(
+            sorted_again & (dispatcher is Dispatcher.ALLTOALL), 2.0, _SORTED[dispatcher]
+        )
+    )
     permuted = 2 * rows * model.hidden * sorts * ctx.constants["permute_passes"] * ctx.expert_traffic
     small = np.full_like(h, _small_kernels_s(ctx))
     parts = {
@@ -430,6 +437,16 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     if moe.shared_ffn:
         parts["shared_experts"] = dense_mlp_work(ctx, keys, moe.shared_ffn)
     return parts
+
+
+_SORTED = {
+    Dispatcher.ALLTOALL: 1.0,
+    Dispatcher.ALLGATHER: 1.0,
+    Dispatcher.DEEPEP: 1.0,
+    Dispatcher.HYBRIDEP: 0.5,
+}
+"""Permutations of the routed tokens beside the exchange: HybridEP's kernels write them in the order of experts (dispatch)
+and sum them up as they come (combine), so that one way of each pair is left (NVIDIA/Megatron-LM fused_a2a.py)."""
 
 
 def _small_kernels_s(ctx: ComputeContext) -> float:

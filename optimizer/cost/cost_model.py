@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.activations import layer_activations
+from layoutopt.optimizer.cost.batch import priced_apart
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
@@ -16,6 +17,7 @@ from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
 from layoutopt.optimizer.cost.grouping import distinct_rows, homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
+from layoutopt.optimizer.cost.launch_switches import row_switches
 from layoutopt.optimizer.cost.layer_units import (
     block_unit,
     layer_unit,
@@ -33,10 +35,12 @@ from layoutopt.optimizer.cost.pipeline import (
     MeanStage,
     bubble,
     hop_overlap,
+    lone_share,
     paired_rows,
     precision_of,
     savers_of,
     schedule_of,
+    switches_of,
     transfers_s,
 )
 from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
@@ -46,8 +50,8 @@ from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_param
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
-from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
-from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+from layoutopt.optimizer.frameworks.preset import EpOverlap
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Granularity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.cost.launch_switches import RowSwitches
     from layoutopt.optimizer.cost.term_parts import Times
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
@@ -82,13 +87,15 @@ class View:
 
     ``closest`` places every axis innermost, whatever the mesh order; without ``data_parallel`` its traffic and buffers
     are left out; ``least`` takes bubbles that any longer communication and recomputation leave at least;
-    ``any_set`` keeps of MTP layers only what the leanest selective recomputation keeps.
+    ``any_set`` keeps of MTP layers only what the leanest selective recomputation keeps. ``any_switches`` prices every
+    row as if it had all launch switches of its group of codes at once, each where it is cheapest.
     """
 
     closest: bool = False
     data_parallel: bool = True
     least: bool = False
     any_set: bool = False
+    any_switches: bool = False
 
 
 EXACT = View()
@@ -120,8 +127,8 @@ class CostModel:
         return scatter_terms(len(batch), [(rows, parts.terms()) for rows, parts in self.parts(batch)])
 
     def closest_terms(self, batch: LayoutBatch) -> StageTerms:
-        """Return terms with every axis placed innermost, whatever the rows' mesh orders."""
-        return self.terms_in(batch, View(closest=True, least=True))
+        """Return terms with every axis placed innermost and the cheapest switches, whatever the rows have of both."""
+        return self.terms_in(batch, View(closest=True, least=True, any_switches=True))
 
     def terms_in(self, batch: LayoutBatch, view: View) -> StageTerms:
         """Return the stage terms of every row as optimistic as ``view`` says."""
@@ -129,7 +136,8 @@ class CostModel:
 
     def parts(self, batch: LayoutBatch, view: View = EXACT) -> Iterator[tuple[IntArray, TermParts]]:
         """Yield (row index, components) for each mesh order, schedule, precision and set of savers in the batch."""
-        for rows, same in homogeneous(batch, [batch.order, batch.precision, paired_rows(batch)]):
+        group = batch.codebook.groups[batch.precision]
+        for rows, same in homogeneous(batch, [batch.order, group, paired_rows(batch)]):
             for index, parts in self.saving(same).alike_parts(same, view):
                 yield rows[index], parts
 
@@ -142,9 +150,11 @@ class CostModel:
             yield index, parts.slower(self.constants["time_scale"])
 
     def saving(self, batch: LayoutBatch) -> CostModel:
-        """Return the model with the memory savers of the batch's first row in its preset."""
-        savers = savers_of(batch)
-        return replace(self, preset=self.preset.saving(savers)) if savers else self
+        """Return the model with the memory savers of the batch's first row in its preset, and switches priced apart."""
+        savers, switches = savers_of(batch), priced_apart(switches_of(batch))
+        if not savers and not switches:
+            return self
+        return replace(self, preset=self.preset.saving(savers).switched(switches))
 
     def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
         """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries.
@@ -227,8 +237,8 @@ class CostModel:
             return np.zeros(len(batch))
         return self.topology.p2p_s(self.boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
 
-    def compute_context(self, batch: LayoutBatch) -> ComputeContext:
-        """Rates and switches at the precision and schedule of the batch's first row."""
+    def compute_context(self, batch: LayoutBatch, view: View = EXACT) -> ComputeContext:
+        """Rates at the precision and schedule of the batch's first row, and the rows' launch switches."""
         # Kernels of the expert exchange hold SMs for themselves where they run beside another micro-batch.
         busy = self.model.is_moe and schedule_of(batch).pairs and not self.ideal
         rates = sustained_rates(
@@ -247,6 +257,7 @@ class CostModel:
             rates=rates,
             nvlink_domain=self.topology.nvlink_domain,
             host_slower=self._host_slower,
+            switches=row_switches(self.preset, batch, cheapest=view.any_switches),
         )
 
     @property
@@ -254,23 +265,19 @@ class CostModel:
         """Host time over that of the CPUs that presets' host times are of."""
         return self.constants["host_slower.grace" if self.cluster.gpu.grace else "host_slower.x86"]
 
-    @property
-    def _host_step_s(self) -> float:
+    def _host_step_s(self, switches: RowSwitches) -> FloatArray:
         """Host time of a step outside its layers; a graph of the whole iteration replays that too."""
-        graph = self.preset.cuda_graph is CudaGraph.FULL
-        return (
-            self.preset.host_step_s
-            * self._host_slower
-            * (self.constants["host_full_graph"] if graph else 1.0)
-        )
+        replayed = np.where(switches.graphs[CudaGraph.FULL], self.constants["host_full_graph"], 1.0)
+        return np.asarray(self.preset.host_step_s * self._host_slower * replayed)
 
     def _units(self, batch: LayoutBatch, order: str, view: View) -> Units:
         """Price one block of each kind and the ends, once per distinct combination of the degrees they depend on."""
         columns = [getattr(batch, name) for name in (*KEY_COLUMNS, "recompute")]
         columns += [getattr(batch, axis) for axis in inner_axes(order, self.model.is_moe)]
+        columns += [batch.precision] if batch.codebook.switches and not view.any_switches else []
         first, inverse = distinct_rows(columns)
         rows = batch.take(first)
-        comm = self.comm_context(rows, order)
+        comm = self.comm_context(rows, order, view)
         members = recompute_members(batch.codebook.recomputes)
         blocks = [block_unit(comm, run, rows.recompute, members) for run in self.model.runs]
         mtp = None
@@ -283,10 +290,10 @@ class CostModel:
         head = head_unit(comm, passes=1 + self.model.mtp_layers)
         return Units(blocks=blocks, embedding=embedding_unit(comm), head=head, mtp=mtp, inverse=inverse)
 
-    def comm_context(self, rows: LayoutBatch, order: str) -> CommContext:
+    def comm_context(self, rows: LayoutBatch, order: str, view: View = EXACT) -> CommContext:
         """Return what communication inside layers is priced with, of rows that share order, schedule and precision."""
         return CommContext(
-            compute=self.compute_context(rows),
+            compute=self.compute_context(rows, view),
             keys=_keys(self.training, rows),
             topology=self.topology,
             groups=groups_of(order, rows),
@@ -298,8 +305,12 @@ class CostModel:
     ) -> TermParts:
         """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
         schedule = schedule_of(batch)
+        switches = row_switches(self.preset, batch, cheapest=view.any_switches)
         held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
         layer_s, exposed = units.parts_of("parts_s"), []
+        if self.model.is_moe and switches.overlap[EpOverlap.BATCH].any():
+            exposed.append(self._alone_s(batch, units, view))
+            layer_s[Component.EP] = layer_s[Component.EP] + np.add(*exposed[-1])
         if dp is not None:
             exposed.append(fsdp_s(dp, units, held))
             layer_s[Component.FSDP] = np.add(*exposed[-1])
@@ -307,7 +318,9 @@ class CostModel:
             exposed.append(self._host.block_s(*map(units.blocks_of, OFFLOADED)))
             layer_s[Component.OFFLOAD] = np.add(*exposed[-1])
         left = self._left_bytes(batch, units, held, whole=not view.any_set)
-        memory = memory_parts(self._memory_context(batch, units, held, left), working_set=dp is not None)
+        memory = memory_parts(
+            self._memory_context(batch, units, held, left, switches), working_set=dp is not None
+        )
         stage = units.mean_stage(self.counts / batch.pp[:, None])
         weight, lone_s = bubble(batch, stage, least=view.least)
         embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
@@ -325,12 +338,23 @@ class CostModel:
             recompute_s=_scaled(units.parts_of("recompute_parts_s"), share),
             first_s=_scaled(first_s, share),
             last_s=_scaled(last_s, share),
-            fixed_s=self._fixed(batch, dp, groups, held, stage) | {Component.BUBBLE: lone_s},
+            fixed_s=self._fixed(batch, dp, groups, held, stage, switches) | {Component.BUBBLE: lone_s},
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
             operations=self._operations(batch, units, exposed, groups),
             **memory,
         )
+
+    def _alone_s(self, batch: LayoutBatch, units: Units, view: View) -> tuple[FloatArray, FloatArray]:
+        """Exposed expert traffic of a block, forward and backward (n, K), of micro-batches that run beside no other.
+
+        A pass that fills or drains the pipeline has none to run beside.
+        """
+        forward, backward = units.blocks_of("hidden_forward_s"), units.blocks_of("hidden_backward_s")
+        if schedule_of(batch).pairs or view.least or view.any_switches:
+            return 0.0 * forward, 0.0 * backward
+        share = lone_share(batch)[:, None]
+        return share * forward, share * backward
 
     def _operations(
         self,
@@ -390,12 +414,17 @@ class CostModel:
         return self._host.left_bytes(batch, owned, kept, self.counts)
 
     def _memory_context(
-        self, batch: LayoutBatch, units: Units, held: list[RankParameters], left: FloatArray
+        self,
+        batch: LayoutBatch,
+        units: Units,
+        held: list[RankParameters],
+        left: FloatArray,
+        switches: RowSwitches,
     ) -> MemoryContext:
         schedule = schedule_of(batch)
         copies, name = schedule.parameter_copies, schedule.schedule
-        ahead = self.model.is_moe and self.preset.ep_overlap is EpOverlap.BATCH
-        extra = int(ahead and name is Schedule.INTERLEAVED)
+        ahead = self.model.is_moe and name is Schedule.INTERLEAVED and not switches.cheapest
+        extra = np.asarray(switches.overlap[EpOverlap.BATCH] & ahead, dtype=np.int64)
         flight = in_flight(name, batch.pp, batch.vp, batch.micro_batches, extra_chunks=extra)
         ranks = -(-flight.shape[1] // copies)
         mtp = np.zeros(len(batch))
@@ -422,8 +451,15 @@ class CostModel:
             copies=copies,
             folded=schedule.folded,
             boundary_bytes=self.boundary_bytes(batch),
+            graphs=self._graph_bytes(batch, switches),
             ideal=self.ideal,
         )
+
+    def _graph_bytes(self, batch: LayoutBatch, switches: RowSwitches) -> FloatArray:
+        """Memory of CUDA graphs on every rank."""
+        kinds = () if switches.cheapest else (CudaGraph.PARTIAL, CudaGraph.FULL)
+        held = (switches.graphs[kind] * self.constants[f"graph_bytes.{kind.value}"] for kind in kinds)
+        return np.asarray(sum(held, np.zeros(len(batch))))
 
     def boundary_bytes(self, batch: LayoutBatch) -> FloatArray:
         """Bytes of one stage boundary's tensor on a rank: its share where sequences are sharded or sends are."""
@@ -438,6 +474,7 @@ class CostModel:
         groups: MeshGroups,
         held: list[RankParameters],
         stage: MeanStage,
+        switches: RowSwitches,
     ) -> dict[Component, FloatArray]:
         """Seconds per step outside the stages: pipeline transfers, data parallelism, optimizer, host."""
         mean = mean_parameters(self.model, self.preset, batch, held)
@@ -445,7 +482,7 @@ class CostModel:
         parts = {
             Component.PP: transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
             Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, groups, mean.fullest),
-            Component.STEP: np.full(len(batch), 0.0 if self.ideal else self._host_step_s),
+            Component.STEP: zero if self.ideal else zero + self._host_step_s(switches),
             Component.SYNC: zero if self.ideal else self._sync_s(batch, stage),
         }
         if dp is not None:

@@ -92,7 +92,7 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     """Final norm, logits and cross-entropy; ``passes`` counts the logits of MTP too."""
     ctx, keys = comm.compute, comm.keys
     rows = vocabulary_rows(comm)
-    chunks = float(ctx.preset.loss_chunks)
+    chunks = ctx.switches.loss_chunks
     width = np.full_like(rows, float(ctx.model.hidden))
     logits = linear(ctx, keys.tokens / chunks, rows, width, wide=True).scaled(chunks)
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
@@ -110,7 +110,7 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     }
     per_logit_kept = 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes
     # With several chunks the head runs its backward at once: what waits is the gradient of its input, in 16 bits.
-    waiting = BF16_BYTES * keys.tokens * ctx.model.hidden if chunks > 1 else 0.0
+    waiting = np.where(chunks > 1, BF16_BYTES * keys.tokens * ctx.model.hidden, 0.0)
     kept = per_logit_kept * keys.tokens * rows / chunks + waiting + 4.0 * keys.local_tokens * ctx.model.hidden
     return EndUnit(
         parts_s=parts,

@@ -11,14 +11,15 @@ from layoutopt.optimizer.cost.activations import LayerActivations, layer_activat
 from layoutopt.optimizer.cost.communication import (
     Exposed,
     context_parallel,
+    counts_awaited_s,
     expert_parallel,
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import Work, gaps_work, mixer_work, mlp_work
-from layoutopt.optimizer.frameworks.preset import CudaGraph
+from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mlp
-from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, Granularity
+from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, CudaGraph, Granularity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -209,13 +210,16 @@ def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
 
     A graph replays what it holds in one launch: all of the layer, or all but what follows the router.
     """
-    constants, graph = comm.compute.constants, comm.compute.preset.cuda_graph
+    constants, switches = comm.compute.constants, comm.compute.switches
     dense = np.where(comm.keys.tp > 1, constants["host_tp"], 1.0)
     experts = _host_of_experts(comm, shape)
-    if graph is not CudaGraph.NONE:
-        dense = dense * constants["host_full_graph"]
-        experts = experts * constants["host_full_graph" if graph is CudaGraph.FULL else "host_partial_graph"]
-    return _host_layer_s(comm) * (dense + experts)
+    dense = dense * np.where(switches.graph, constants["host_full_graph"], 1.0)
+    partial = np.where(switches.graphs[CudaGraph.PARTIAL], constants["host_partial_graph"], 1.0)
+    experts = experts * np.where(switches.graphs[CudaGraph.FULL], constants["host_full_graph"], partial)
+    merged: FloatArray | float = 1.0
+    if shape.mlp is Mlp.MOE and not switches.cheapest:
+        merged = np.where(switches.overlap[EpOverlap.BATCH], 1.0 + constants["host_overlap"], 1.0)
+    return _host_layer_s(comm) * (dense + experts) * merged + counts_awaited_s(comm, shape)
 
 
 def _host_layer_s(comm: CommContext) -> float:
@@ -235,6 +239,12 @@ def _host_of_experts(comm: CommContext, shape: LayerShape) -> FloatArray:
         return zero + exchange
     launches = ctx.constants["host_expert"] * (2.0 if ctx.rates.eight_bit else 1.0)
     return exchange + launches * ctx.model.moe.experts / comm.keys.ep
+
+
+def _graph_ends_bytes(ctx: ComputeContext, activations: LayerActivations) -> FloatArray:
+    """Bytes of the input and the output that a layer's own graph of each micro-batch in flight holds in place."""
+    graphs = ctx.switches.graphs[CudaGraph.PARTIAL] & (not ctx.switches.cheapest)
+    return np.where(graphs, 2.0 * activations.checkpoint_bytes, 0.0)
 
 
 def _waiting_s(host_s: FloatArray, device_s: FloatArray) -> FloatArray:
@@ -264,7 +274,7 @@ def _assemble(
     repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(comm, shape)
     host_once_b = host_f * ctx.constants["host_backward"]
-    launched = ctx.constants["host_full_graph"] if ctx.preset.cuda_graph is CudaGraph.FULL else 1.0
+    launched = np.where(ctx.switches.graphs[CudaGraph.FULL], ctx.constants["host_full_graph"], 1.0)
     host_b = host_once_b + repeated * _host_layer_s(comm) * ctx.constants["host_recompute"] * launched
     idle_f, idle_b = _waiting_s(host_f, device_f), _waiting_s(host_b, device_b)
     idle_again = _waiting_s(host_f, repeat)
@@ -288,7 +298,9 @@ def _assemble(
         cover_backward_s=device_b
         if ctx.rates.ideal
         else np.maximum(work.dgrad_s + work.wgrad_s, host_once_b),
-        kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
+        kept_bytes=activations.kept_bytes
+        - _saved(activations, recompute, members)
+        + _graph_ends_bytes(ctx, activations),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,
     )

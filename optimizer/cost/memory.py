@@ -30,7 +30,7 @@ class MemoryContext:
 
     ``others`` are those of the held parameters in no matrix, ``weight_bytes`` those of a parameter in a block, ``copies`` of
     every stage are held by as many ranks; ``left`` is what offloading leaves on the GPU;
-    ``mtp_activation`` is of all micro-batches in flight.
+    ``mtp_activation`` is of all micro-batches in flight, ``graphs`` what CUDA graphs take.
     """
 
     model: ModelSpec
@@ -50,6 +50,7 @@ class MemoryContext:
     copies: int
     folded: bool
     boundary_bytes: FloatArray
+    graphs: FloatArray
     ideal: bool
 
 
@@ -109,6 +110,8 @@ def _common(
     if ctx.ideal:
         return {}
     parts = {"transient": ctx.transient, "receive": np.where(ctx.batch.pp > 1, 2.0 * ctx.boundary_bytes, 0.0)}
+    if ctx.graphs.any():
+        parts["graphs"] = ctx.graphs
     if ctx.left.any():
         parts["left"] = ctx.left
     if working_set:

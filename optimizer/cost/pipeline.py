@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.schedules import ScheduleModel
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.specs.layout import Switches
     from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
 
     FloatArray = NDArray[np.float64]
@@ -60,10 +61,27 @@ def savers_of(batch: LayoutBatch) -> tuple[Saver, ...]:
     return batch.codebook.savers_of(int(batch.precision[0]))
 
 
+def switches_of(batch: LayoutBatch) -> Switches:
+    """Return the launch switches of a batch's first row."""
+    return batch.codebook.switches_of(int(batch.precision[0]))
+
+
 def paired_rows(batch: LayoutBatch) -> IntArray:
     """Tell in which rows the schedule runs a forward and a backward together, 1 or 0."""
     paired = [int(SCHEDULES[schedule].pairs) for schedule in batch.codebook.schedules]
     return np.array(paired, dtype=np.int64)[batch.schedule]
+
+
+def lone_share(batch: LayoutBatch) -> FloatArray:
+    """Share of the passes through a rank's layers that no pass of another micro-batch runs beside, on the mean rank.
+
+    Forward passes that fill the pipeline, and as many backward passes that drain it: of rank s 2 (pp - 1 - s) +
+    (vp - 1) pp chunks of m vp (NVIDIA/Megatron-LM pipeline_parallel/schedules.py); without a pipeline the first and the
+    last micro-batch.
+    """
+    fill = np.where(batch.pp > 1, (batch.pp - 1) + (batch.vp - 1) * batch.pp, 1)
+    share: FloatArray = np.minimum(fill / (batch.micro_batches * batch.vp), 1.0)
+    return share
 
 
 def bubble(batch: LayoutBatch, stage: MeanStage, *, least: bool) -> tuple[FloatArray, FloatArray]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.batch import priced_apart
 from layoutopt.optimizer.cost.cost_model import View
 from layoutopt.optimizer.specs.vocabulary import Granularity, Saver
 
@@ -56,16 +57,23 @@ def relaxed_terms(
 
 
 def _telling(book: Codebook, codes: tuple[int, ...]) -> tuple[int, ...]:
-    """Drop the precision codes of memory savers between two others: one larger set, and one that offloads nothing.
+    """Drop precision codes that differ in launch switches alone, which are priced at once, and those of memory savers
+    between two others: one larger set, and one that offloads nothing.
 
     Of sets at one precision the largest is the leanest in memory but for what hosts have no room for; the one
     without offloading, with short moments where there are any, takes the least time.
     """
+    groups = book.groups
+    codes = tuple({int(groups[code]): code for code in reversed(codes)}.values())[::-1]
     kept = []
     for code in codes:
         own = set(book.savers_of(code))
         others = [
-            set(book.savers_of(c)) for c in codes if book.precisions[c] is book.precisions[code] and c != code
+            set(book.savers_of(c))
+            for c in codes
+            if book.precisions[c] is book.precisions[code]
+            and c != code
+            and priced_apart(book.switches_of(c)) == priced_apart(book.switches_of(code))
         ]
         larger = any(own < other for other in others)
         quicker = any(not OFFLOADS & other and own - OFFLOADS <= other for other in others)
@@ -98,7 +106,7 @@ def _optimistic(
     whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
     cheapest = whole[:1] or recomputes
     columns = [replace(batch, recompute=_all(code, len(batch))) for code in cheapest]
-    view = View(closest=closest, data_parallel=traffic, least=True, any_set=True)
+    view = View(closest=closest, data_parallel=traffic, least=True, any_set=True, any_switches=True)
     terms = elementwise_best([cost.terms_in(column, view) for column in columns])
     least = cost.least_kept_bytes(batch, recomputes)
     return replace(
@@ -114,7 +122,33 @@ def elementwise_best(variants: list[StageTerms]) -> StageTerms:
     for other in others:
         merged: dict[str, Any] = {}
         for field in fields(best):
-            pick = np.maximum if field.name in ("capacity_bytes", "may_recompute") else np.minimum
+            pick = np.maximum if field.name in _LARGER else np.minimum
             merged[field.name] = pick(getattr(best, field.name), getattr(other, field.name))
         best = replace(best, **merged)
     return best
+
+
+def undominated(terms: StageTerms, owner: IntArray) -> IntArray:
+    """Return the positions of rows that no other row of the same owner equals or beats in every term.
+
+    Of equal rows the first is kept. Whatever stages a dominated row has, the other is as fast and as small with them.
+    """
+    if not len(terms):
+        return np.zeros(0, dtype=np.int64)
+    lower = [
+        getattr(terms, field.name).reshape(len(terms), -1).astype(np.float64)
+        for field in fields(terms)
+        if field.name not in _LARGER
+    ]
+    table = np.concatenate([*lower, *(-1.0 * getattr(terms, name)[:, None] for name in _LARGER)], axis=1)
+    kept = np.ones(len(terms), dtype=bool)
+    for one in np.unique(owner):
+        rows = np.flatnonzero(owner == one)
+        as_good = (table[rows][:, None] <= table[rows][None]).all(axis=2)
+        earlier = np.arange(len(rows))[:, None] < np.arange(len(rows))
+        kept[rows] = ~(as_good & (~as_good.T | earlier)).any(axis=0)
+    return np.flatnonzero(kept)
+
+
+_LARGER = ("capacity_bytes", "may_recompute")
+"""Terms of which more is better."""

@@ -104,7 +104,7 @@ def in_flight(
     *,
     group: IntArray | None = None,
     ranks: int | None = None,
-    extra_chunks: int = 0,
+    extra_chunks: IntArray | int = 0,
 ) -> FloatArray:
     """Return the micro-batches whose activations each rank holds at its peak, (n, P).
 
@@ -115,8 +115,9 @@ def in_flight(
     pipelines = _pipelines(pp, vp, micro_batches, group)
     columns = np.arange(int(pp.max(initial=1)) if ranks is None else ranks)
     held = SCHEDULES[schedule].in_flight(pipelines, columns)
-    if extra_chunks:
-        held = np.minimum(held + extra_chunks / vp[:, None], np.maximum(held, micro_batches[:, None]))
+    if np.any(extra_chunks):
+        more = held + (extra_chunks / vp)[:, None]
+        held = np.minimum(more, np.maximum(held, micro_batches[:, None]))
     return np.where(columns < pp[:, None], held, 0.0)
 
 

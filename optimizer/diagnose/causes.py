@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.causes_of_ranks import slowest_experts, slowest_rank
 from layoutopt.optimizer.diagnose.parts import MEMORY_BOUND, Activity, Phase
-from layoutopt.optimizer.frameworks.preset import CudaGraph
 from layoutopt.optimizer.specs.units import format_rate, format_seconds
-from layoutopt.optimizer.specs.vocabulary import Axis
+from layoutopt.optimizer.specs.vocabulary import Axis, CudaGraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -327,7 +326,8 @@ def _host(found: Findings) -> Iterator[Cause]:
     evidence = (
         f"{launches:,.0f} launches a step and rank, the device waits {format_seconds(each)} for each in the mean",
     )
-    planned = found.expected.cost.preset.cuda_graph is not CudaGraph.NONE
+    preset = found.expected.cost.preset.switched(found.expected.layout.switches)
+    planned = preset.cuda_graph is not CudaGraph.NONE
     if planned and not any(terms.graphs for terms in found.ranks):
         yield Cause(
             kind=CauseKind.NO_CUDA_GRAPH,

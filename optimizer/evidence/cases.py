@@ -21,11 +21,11 @@ from layoutopt.optimizer.evidence.nearest import (
 )
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.recipes import with_recipe
-from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
+from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
-from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, NetworkFabric, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,6 +140,8 @@ METHODS = ("pretrain", "sft")
 OFFLOADS = {"activations": "offload_activations", "optimizer": "offload_optimizer"}
 """What a row may keep on the host, by the preset's switch. How much of it a source leaves open, so that is assumed: all."""
 
+_DISPATCHERS = {True: Dispatcher.DEEPEP, False: Dispatcher.ALLTOALL}
+
 _FACTS = ("compiled", "fp8_attention", "fused_loss", "flash_attention_2")
 """Facts in the notes that are switches of the preset under the same name."""
 
@@ -162,7 +164,7 @@ def switches_of(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dic
         **_dtypes(run, facts, framework),
         **({OFFLOADS[run.offload]: True} if run.offload else {}),
         **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
-        **({} if facts.deduplicates is None else {"dispatch_dedup": facts.deduplicates}),
+        **({} if facts.deduplicates is None else {"dispatcher": _DISPATCHERS[facts.deduplicates]}),
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.stage_rule import FREE, StageRule
+from layoutopt.optimizer.frameworks.switches import SWITCHES
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
     OP_MODULE,
@@ -18,7 +19,9 @@ from layoutopt.optimizer.specs.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from layoutopt.optimizer.frameworks.switches import Value
 
 PP_BEFORE_DP = "tp-cp-ep-pp-dp"
 MEGATRON_ORDERS = (DEFAULT_MESH_ORDER, PP_BEFORE_DP)
@@ -46,7 +49,8 @@ class Abilities:
     ``schedules`` are its pipeline schedules. ``fixed_axes`` can't exceed 1. ``hsdp_zero`` lists the ZeRO stages
     that can shard inside groups. ``modules`` are the selective-recompute modules it knows, ``sp`` whether it
     shards norms and dropout along the sequence. ``expert_savers`` are the memory savers that it has for models
-    with experts alone, ``optimizers`` those that update the weights.
+    with experts alone, ``optimizers`` those that update the weights. ``switches`` are the values that it has of launch
+    switches, by name.
     """
 
     schedules: tuple[Schedule, ...]
@@ -61,6 +65,7 @@ class Abilities:
     savers: tuple[Saver, ...] = ()
     expert_savers: tuple[Saver, ...] = ()
     optimizers: tuple[Optimizer, ...] = (Optimizer.ADAMW,)
+    switches: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     sp: bool = True
     etp: bool = True
 
@@ -80,5 +85,6 @@ FREEST = Abilities(
     modules=(*MODULES, OP_MODULE),
     savers=tuple(Saver),
     optimizers=tuple(Optimizer),
+    switches={switch.name: switch.values for switch in SWITCHES if switch.name != "loss_chunks"},
 )
 """Whatever some trainer can launch."""

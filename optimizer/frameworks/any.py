@@ -11,7 +11,9 @@ from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Schedule
 _SCHEDULES = tuple(Schedule)
 
 # Newest first: what could not be had before each month.
-_2025 = replace(FREEST, modules=("core_attn", OP_MODULE))  # --recompute-modules: megatron-core 0.12
+_2025 = replace(
+    FREEST, modules=("core_attn", OP_MODULE), switches={}
+)  # --recompute-modules: megatron-core 0.12
 # DeepSeek-V3's DualPipe (arXiv:2412.19437) and its cut-in-half V shape (deepseek-ai/DualPipe, 2025-02).
 _2024 = replace(
     _2025, schedules=tuple(s for s in _SCHEDULES if s not in (Schedule.DUALPIPE, Schedule.DUALPIPE_V))

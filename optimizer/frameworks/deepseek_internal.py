@@ -20,7 +20,11 @@ _SCHEDULES = (
 RECORD = FrameworkRecord(
     name="deepseek-internal",
     family=TrainerFamily.FREEST,
-    releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES)),),
+    releases=(
+        PublishedRelease(
+            number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES, switches={})
+        ),
+    ),
     exports=None,
     imports=(),
 )

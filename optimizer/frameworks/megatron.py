@@ -20,14 +20,32 @@ from layoutopt.optimizer.frameworks.record import (
     Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import MEGATRON, Recomputation, Split
+from layoutopt.optimizer.frameworks.switches import OFF_ON, Value
 from layoutopt.optimizer.specs.vocabulary import (
     DEFAULT_MESH_ORDER,
+    CpComm,
+    CudaGraph,
+    Dispatcher,
     Fp8Recipe,
     Optimizer,
     Precision,
     Saver,
     Schedule,
 )
+
+# As docs of flags by release have them (arguments.py and transformer_config.py of the tags).
+_SWITCHES_4: dict[str, tuple[Value, ...]] = {
+    "tp_overlap": OFF_ON,
+    "dp_overlap": OFF_ON,
+    "param_overlap": OFF_ON,
+}
+_SWITCHES_6 = _SWITCHES_4 | {"dispatcher": (Dispatcher.ALLTOALL, Dispatcher.ALLGATHER)}
+_SWITCHES_9 = _SWITCHES_6 | {"fp8_param_gather": OFF_ON}
+_SWITCHES_10 = _SWITCHES_9 | {"cp_kind": tuple(CpComm), "shared_expert_overlap": OFF_ON}
+_SWITCHES_12 = _SWITCHES_10 | {"dispatcher": (*_SWITCHES_10["dispatcher"], Dispatcher.DEEPEP)}
+_SWITCHES_14 = _SWITCHES_12 | {"ep_overlap": OFF_ON, "delay_wgrad": OFF_ON}
+_SWITCHES_15 = _SWITCHES_14 | {"cuda_graph": tuple(CudaGraph)}
+_SWITCHES_16 = _SWITCHES_15 | {"dispatcher": tuple(Dispatcher)}
 
 # Newest first: what each release lacks that the one behind it has. Flags were searched in the argument and
 # configuration files of the tags v1.0 to core_v0.19.0 and of main where a tag is years away.
@@ -39,13 +57,21 @@ _CORE_16 = Abilities(
     savers=(Saver.BF16_MOMENTS, Saver.OFFLOAD_OPTIMIZER),
     optimizers=(Optimizer.ADAMW, Optimizer.SGD, Optimizer.MUON),
     expert_savers=(Saver.OFFLOAD_ACTIVATIONS,),  # --offload-modules name none of a dense MLP
+    switches=_SWITCHES_16,
     stage_rule=MEGATRON,
 )
 _CORE_17 = replace(_CORE_16, optimizers=(*_CORE_16.optimizers, Optimizer.LION))  # --optimizer lion
 # No --fine-grained-activation-offloading, no --optimizer muon and dist_muon.
-_CORE_15 = replace(_CORE_16, hsdp_zero=(1,), expert_savers=(), optimizers=_CORE_16.optimizers[:-1])
-_CORE_14 = replace(_CORE_15, precisions=(*SIXTEEN_BIT, Precision.FP8, Precision.MXFP8))  # no --fp4-format
-_CORE_13 = replace(_CORE_14, modules=_CORE_14.modules[:-1])
+_CORE_15 = replace(
+    _CORE_16,
+    hsdp_zero=(1,),
+    expert_savers=(),
+    optimizers=_CORE_16.optimizers[:-1],
+    switches=_SWITCHES_15,
+)
+# No --fp4-format.
+_CORE_14 = replace(_CORE_15, precisions=(*SIXTEEN_BIT, Precision.FP8, Precision.MXFP8), switches=_SWITCHES_14)
+_CORE_13 = replace(_CORE_14, modules=_CORE_14.modules[:-1], switches=_SWITCHES_12)
 # No layout string, which takes any list: --decoder-first-pipeline-num-layers, or --account-for-*-in-pipeline-split.
 # --exp-avg-dtype takes fp32, fp16 and fp8.
 _CORE_12 = replace(
@@ -55,15 +81,21 @@ _CORE_12 = replace(
 )
 # No Megatron-FSDP (then "custom FSDP"), no --fp8-recipe, selective recomputation of core attention alone.
 _CORE_11 = replace(
-    _CORE_12, zero=(0, 1), modules=("core_attn",), savers=(), precisions=(*SIXTEEN_BIT, Precision.FP8)
+    _CORE_12,
+    zero=(0, 1),
+    modules=("core_attn",),
+    savers=(),
+    precisions=(*SIXTEEN_BIT, Precision.FP8),
+    switches=_SWITCHES_10,
 )
 # The first and the last rank differ without chunks only; no --account-for-*.
 _CORE_10 = replace(_CORE_11, stage_rule=replace(_CORE_11.stage_rule, split=Split.EQUAL_MIDDLE_UNCHUNKED))
-_CORE_9 = replace(_CORE_10, hsdp_zero=())  # no --num-distributed-optimizer-instances
+_CORE_9 = replace(_CORE_10, hsdp_zero=(), switches=_SWITCHES_9)  # no --num-distributed-optimizer-instances
 # No --decoder-first-pipeline-num-layers.
-_CORE_7 = replace(_CORE_9, stage_rule=replace(_CORE_9.stage_rule, split=Split.EQUAL))
-_CORE_4 = replace(_CORE_7, orders=(DEFAULT_MESH_ORDER,))  # no --use-tp-pp-dp-mapping
-_V23 = replace(_CORE_4, fixed_axes=("cp", "ep", "etp"), precisions=(*SIXTEEN_BIT, Precision.FP8))
+_CORE_7 = replace(_CORE_9, stage_rule=replace(_CORE_9.stage_rule, split=Split.EQUAL), switches=_SWITCHES_6)
+_CORE_6 = replace(_CORE_7, orders=(DEFAULT_MESH_ORDER,))  # no --use-tp-pp-dp-mapping
+_CORE_4 = replace(_CORE_6, switches=_SWITCHES_4)  # no --moe-token-dispatcher-type
+_V23 = replace(_CORE_4, fixed_axes=("cp", "ep", "etp"), precisions=(*SIXTEEN_BIT, Precision.FP8), switches={})
 _V3 = replace(_V23, precisions=SIXTEEN_BIT)  # Transformer Engine came to main on 2022-12-21
 # No --sequence-parallel, --recompute-granularity selective, --use-distributed-optimizer (2022-02-10 to 05-16).
 _V2_6 = replace(_V3, sp=False, zero=(0,), modules=(), granularities=WHOLE_LAYERS)
@@ -84,7 +116,7 @@ RELEASES = tuple(
         ((0, 0, 23, 4), "2023-04", _V23),
         ((0, 4), "2023-12", _CORE_4),
         ((0, 5), "2024-02", _CORE_4),
-        ((0, 6), "2024-04", _CORE_4),
+        ((0, 6), "2024-04", _CORE_6),
         ((0, 7), "2024-05", _CORE_7),
         ((0, 8), "2024-08", _CORE_7),
         ((0, 9), "2024-10", _CORE_9),

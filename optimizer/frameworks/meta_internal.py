@@ -20,7 +20,11 @@ _SCHEDULES = (Schedule.NONE, Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTE
 RECORD = FrameworkRecord(
     name="meta-internal",
     family=TrainerFamily.FREEST,
-    releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES)),),
+    releases=(
+        PublishedRelease(
+            number=NEWEST, date="", abilities=replace(FREEST, schedules=_SCHEDULES, switches={})
+        ),
+    ),
     unstated=Unstated(mesh_order=PP_BEFORE_DP),  # section 3.3.2: [TP, CP, PP, DP], innermost first
     exports=None,
     imports=(),

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import framework_named, parse_release
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import ADAMW
-from layoutopt.optimizer.specs.vocabulary import CpComm, Saver
+from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from layoutopt.optimizer.frameworks.registry import Framework
+    from layoutopt.optimizer.specs.layout import Switches
     from layoutopt.optimizer.specs.model import OptimizerSpec, TrainingSpec
 
 
@@ -39,14 +40,6 @@ class EpOverlap(StrEnum):
     SHARED = "shared"
     BATCH = "batch"
     DUALPIPE = "dualpipe"
-
-
-class CudaGraph(StrEnum):
-    """How much of the step is replayed from CUDA graphs."""
-
-    NONE = "none"
-    PARTIAL = "partial"
-    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +125,14 @@ class FrameworkPreset:
     pp_overlap: bool
     pp_fill_overlap: bool
     ep_overlap: EpOverlap
+    delay_wgrad: bool
     cp_comm: CpComm
     reduce_each_micro_batch: bool
     holds_back_traffic: bool
     keep_gathered_with_pp: bool
     zero1_all_reduce: bool
     dispatch_fp8: bool
-    dispatch_dedup: bool
+    dispatcher: Dispatcher
     cuda_graph: CudaGraph
     host_layer_s: float
     host_step_s: float
@@ -194,6 +188,40 @@ class FrameworkPreset:
             own["moment_bytes"] = min(self.moment_bytes, 2)
         return replace(self, **own)
 
+    def switched(self, switches: Switches) -> FrameworkPreset:
+        """Apply the launch switches that a layout states."""
+        if not switches:
+            return self
+        own: dict[str, Any] = {
+            _FIELDS.get(name, name): value for name, value in switches.stated().items() if name not in _MERGED
+        }
+        overlap = _expert_overlap(switches, self.ep_overlap)
+        own |= {"ep_overlap": overlap, "narrow_weights": _narrow_weights(switches, self.narrow_weights)}
+        return replace(self, **own)
+
+
+_FIELDS = {"cp_kind": "cp_comm"}
+"""Switches whose field of a preset has another name."""
+
+_MERGED = ("ep_overlap", "shared_expert_overlap", "fp8_param_gather")
+"""Switches that one field of a preset holds together with others or in other words."""
+
+
+def _expert_overlap(switches: Switches, own: EpOverlap) -> EpOverlap:
+    """Return what hides expert traffic: what is switched on, nothing where what a preset has is switched off."""
+    if switches.ep_overlap:
+        return EpOverlap.BATCH
+    if switches.shared_expert_overlap:
+        return EpOverlap.SHARED
+    stated = {EpOverlap.BATCH: switches.ep_overlap, EpOverlap.SHARED: switches.shared_expert_overlap}
+    return own if stated.get(own) is None else EpOverlap.NONE
+
+
+def _narrow_weights(switches: Switches, own: NarrowWeights) -> NarrowWeights:
+    if switches.fp8_param_gather is None:
+        return own
+    return NarrowWeights.ALONE if switches.fp8_param_gather else NarrowWeights.COPIES
+
 
 _OF_TRAINING = ("grad_bytes", "moment_bytes", "master_bytes", "pad_vocab", "fused_loss", "loss_chunks")
 """Fields that the training spec may state."""
@@ -225,6 +253,7 @@ _ENUMS: Mapping[str, Callable[[Any], Any]] = {
     "ep_overlap": EpOverlap,
     "cp_comm": CpComm,
     "cuda_graph": CudaGraph,
+    "dispatcher": Dispatcher,
     "narrow_weights": NarrowWeights,
 }
 

@@ -169,7 +169,7 @@ def _traffic(
     cost: CostModel, layout: Layout, estimate: Estimate
 ) -> Iterator[tuple[str, tuple[str, ...], float]]:
     """Yield each axis, its collectives, and the bytes of one of the layout's own messages."""
-    preset, model = cost.preset, cost.model
+    preset, model = cost.preset.switched(layout.switches), cost.model
     tokens = layout.micro_batch * cost.training.sequence_length / layout.cp
     hidden = 2.0 * tokens * model.hidden
     yield "tp", ("all_gather", "reduce_scatter") if layout.sp else ("all_reduce",), hidden

@@ -318,6 +318,7 @@ def layout_of(source: CostedSpace, found: Found) -> Layout:
         mesh_order=codes.orders[int(row.order[0])],
         precision=codes.precisions[int(row.precision[0])],
         savers=codes.savers_of(int(row.precision[0])),
+        switches=codes.switches_of(int(row.precision[0])),
         stages=stages,
         **value,
     )

@@ -251,6 +251,7 @@ def _header(space: CountedSpace) -> dict[str, object]:
         "schedules": list(book.schedules),
         "precisions": list(book.precisions),
         **({"savers": [list(entry) for entry in book.savers]} if any(book.savers) else {}),
+        **({"switches": [entry.stated() for entry in book.switches]} if any(book.switches) else {}),
     }
 
 

@@ -129,7 +129,7 @@ def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:
     same &= batch.hsdp_shard == (layout.hsdp_shard or 0)
     same &= np.array([order == layout.mesh_order for order in book.orders])[batch.order]
     same &= np.array([schedule is layout.schedule for schedule in book.schedules])[batch.schedule]
-    own = (layout.precision, layout.savers)
+    own = (layout.precision, layout.savers, layout.switches)
     same &= np.array([entry == own for entry in book.formats])[batch.precision]
     nothing = layout.recompute.granularity is Granularity.NONE
     alike = [

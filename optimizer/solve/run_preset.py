@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.factory import pricing_preset
 from layoutopt.optimizer.frameworks.preset import EpOverlap, calibrated, load_preset
+from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
-
-DEDUPLICATING = ("flex", "deepep", "hybridep", "ncclep")
-"""Token dispatchers that send a token once to every NVLink domain it reaches."""
 
 
 def preset_of_run(
@@ -42,7 +40,7 @@ def _stated(run: RunOptions) -> dict[str, Any]:
     if run.tp_comm_overlap is not None:
         fields["tp_overlap"] = run.tp_comm_overlap
     if run.dispatcher is not None:
-        fields["dispatch_dedup"] = run.dispatcher in DEDUPLICATING
+        fields["dispatcher"] = named_dispatcher(run.dispatcher)
     if run.overlap_moe_expert_parallel_comm:
         fields["ep_overlap"] = EpOverlap.BATCH
     elif run.shared_expert_overlap:
@@ -50,3 +48,10 @@ def _stated(run: RunOptions) -> dict[str, Any]:
     elif run.overlap_moe_expert_parallel_comm is False or run.shared_expert_overlap is False:
         fields["ep_overlap"] = EpOverlap.NONE
     return fields
+
+
+def named_dispatcher(name: str) -> Dispatcher:
+    """Return the dispatcher of a trainer's word for it; flex without a backend is DeepEP, NCCL EP sends as it does."""
+    if name in ("flex", "ncclep"):
+        return Dispatcher.DEEPEP
+    return Dispatcher(name) if name in tuple(Dispatcher) else Dispatcher.ALLTOALL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
 from layoutopt.optimizer.space.savers import saver_sets
+from layoutopt.optimizer.space.switch_sets import declared_switches, switch_sets
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.vocabulary import (
@@ -24,11 +25,13 @@ from layoutopt.optimizer.specs.vocabulary import (
 from layoutopt.optimizer.topology.mesh import dense_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from layoutopt.optimizer.frameworks.abilities import Abilities
+    from layoutopt.optimizer.frameworks.switches import Value as SwitchValue
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.options import SpaceOptions, Value
+    from layoutopt.optimizer.specs.layout import Switches
     from layoutopt.optimizer.specs.vocabulary import Saver
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -60,7 +63,8 @@ class Axes:
     """Declared ranges.
 
     ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs. ``savers`` are the sets
-    of memory savers; every one is tried with every precision.
+    of memory savers; every one is tried with every precision. So is every set of launch ``switches``; ``switch_values`` are
+    the values of each.
     """
 
     ctx: Context
@@ -78,6 +82,8 @@ class Axes:
     schedules: tuple[Schedule, ...]
     precisions: tuple[Precision, ...]
     savers: tuple[tuple[Saver, ...], ...]
+    switches: tuple[Switches, ...] = ()
+    switch_values: Mapping[str, tuple[SwitchValue, ...]] = field(default_factory=dict)
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -144,6 +150,8 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
         schedules=_schedules(ctx, options),
         precisions=_precisions(ctx, options),
         savers=saver_sets(ctx, options),
+        switches=switch_sets(ctx, options),
+        switch_values=declared_switches(ctx, options),
     )
 
 

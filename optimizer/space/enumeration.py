@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import exp, lgamma, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from layoutopt.optimizer.cost.quantities import RunFacts
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
+from layoutopt.optimizer.frameworks.switches import BY_NAME, switch_text
 from layoutopt.optimizer.space.axes import declare_axes
 from layoutopt.optimizer.space.builder import SpaceBuilder
 from layoutopt.optimizer.space.context import make_context
@@ -59,6 +61,10 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
     total = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     sets = [savers_text(chosen) for chosen in axes.savers]
     savers = [_row("savers", sets, "memory savers")] if any(axes.savers) else []
+    switches = [
+        _row(name, map(switch_text, values), BY_NAME[name].meaning)
+        for name, values in axes.switch_values.items()
+    ]
     recomputes = [recompute_text(recompute) for recompute in axes.recomputes]
     return (
         _row("tp", axes.tp, f"{joins} of {domain}"),
@@ -80,6 +86,7 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
         _row("schedule", [schedule.value for schedule in axes.schedules], "as pp and vp allow"),
         _row("precision", [precision.value for precision in axes.precisions], ""),
         *savers,
+        *switches,
     )
 
 
@@ -194,6 +201,16 @@ class Space:
         }
 
 
+def _codes(axes: Axes) -> dict[str, Any]:
+    """List what precision codes stand for: every precision with every set of savers and of switches."""
+    codes = list(product(axes.precisions, axes.savers, axes.switches))
+    return {
+        "precisions": tuple(code[0] for code in codes),
+        "savers": tuple(code[1] for code in codes) if any(axes.savers) else (),
+        "switches": tuple(code[2] for code in codes) if any(axes.switches) else (),
+    }
+
+
 def build_space(
     model: ModelSpec,
     training: TrainingSpec,
@@ -229,8 +246,7 @@ def build_space(
         recomputes=axes.recomputes,
         orders=axes.orders,
         schedules=axes.schedules,
-        precisions=tuple(precision for precision in axes.precisions for _ in axes.savers),
-        savers=axes.savers * len(axes.precisions) if any(axes.savers) else (),
+        **_codes(axes),
         rules=tuple(rule for rule in rules if rule.reads & MODIFIER_COLUMNS),
     )
     on_degrees = tuple(rule for rule in rules if not rule.reads & MODIFIER_COLUMNS)

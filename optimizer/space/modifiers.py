@@ -11,6 +11,8 @@ from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.space.orders import first_orders
 from layoutopt.optimizer.space.rules.experts import expert_dp
+from layoutopt.optimizer.space.rules.switches import OnlyWhere
+from layoutopt.optimizer.space.switch_sets import first_switches
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -20,13 +22,16 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.axes import ZeroChoice
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import Rule
-    from layoutopt.optimizer.specs.layout import Recompute
+    from layoutopt.optimizer.specs.layout import Recompute, Switches
     from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
     BoolArray = NDArray[np.bool_]
     Masks = list[tuple[str, BoolArray]]
 
 ALL_MODIFIERS = ("zero", "order", "schedule", "precision", "recompute")
+ANY_SWITCHES, SWITCHES = "any_switches", "switches"
+"""Choosing a precision in two steps: with any launch switches, then the switches of rows that have all else."""
+
 EQUIVALENT = "equivalent"
 """The rule under which choices are counted that give the same layout as an earlier choice."""
 
@@ -34,7 +39,7 @@ _COLUMNS = {
     "zero": frozenset({"zero", "hsdp_shard"}),
     "order": frozenset({"order"}),
     "schedule": frozenset({"schedule"}),
-    "precision": frozenset({"precision"}),
+    "precision": frozenset({"precision", "switches"}),
     "recompute": frozenset({"recompute"}),
 }
 MODIFIER_COLUMNS = frozenset[str]().union(*_COLUMNS.values())
@@ -54,7 +59,8 @@ class Modifiers:
 
     A mask has one row per layout and one column per choice, in the order of the choice lists. The masks of
     different modifiers are independent of each other, except that recomputation and precision share one (R,
-    P) table. ``precisions`` and ``savers`` are as in a codebook: a precision code also chooses memory savers.
+    P) table. ``precisions``, ``savers`` and ``switches`` are as in a codebook: a precision code also chooses memory savers
+    and launch switches.
     """
 
     ctx: Context
@@ -64,6 +70,7 @@ class Modifiers:
     schedules: tuple[Schedule, ...]
     precisions: tuple[Precision, ...]
     savers: tuple[tuple[Saver, ...], ...]
+    switches: tuple[Switches, ...]
     rules: tuple[Rule, ...]
 
     @property
@@ -75,6 +82,7 @@ class Modifiers:
             schedules=self.schedules,
             precisions=self.precisions,
             savers=self.savers,
+            switches=self.switches,
         )
 
     @property
@@ -95,13 +103,31 @@ class Modifiers:
         choices = [self._with_choice(modifier, rows, column) for column in range(valid.shape[1])]
         steps = []
         for rule in self._rules_on(modifier):
-            valid = valid & np.stack([self._holds(rule, choice) for choice in choices], axis=1)
+            valid = valid & self._columns(rule, modifier, rows, choices)
             steps.append((rule.name, valid))
         if modifier == "zero":
             steps.append((EQUIVALENT, self._first_zero(rows, valid)))
         if modifier == "order":
             steps.append((EQUIVALENT, first_orders(rows, valid)))
+        if modifier == "precision" and self.switches:
+            steps.append((EQUIVALENT, first_switches(rows, valid)))
         return steps or [("", valid)]
+
+    def _columns(self, rule: Rule, modifier: str, rows: LayoutBatch, choices: list[LayoutBatch]) -> BoolArray:
+        """Apply a rule to every choice of a modifier, (n, choices); what tells no codes apart is asked once."""
+        if modifier != "precision" or not self.switches:
+            return _by_column([self._holds(rule, choice) for choice in choices])
+        if isinstance(rule.holds, OnlyWhere):
+            used = rule.holds.of_codes(self.codebook, self.ctx)
+            if not used.any():
+                return np.broadcast_to(True, (len(rows), len(choices)))
+            legal = rule.holds.legal(rows, self.ctx)
+            return (~used[:, None] | legal[None, :]).T
+        if "switches" in rule.reads:
+            return _by_column([self._holds(rule, choice) for choice in choices])
+        formats = [entry[:2] for entry in self.codebook.formats]
+        asked = {entry: self._holds(rule, choices[formats.index(entry)]) for entry in dict.fromkeys(formats)}
+        return _by_column([asked[entry] for entry in formats])
 
     def _holds(self, rule: Rule, rows: LayoutBatch) -> BoolArray:
         """Apply a rule to rows of one modifier choice; what reads no degree is asked once."""
@@ -155,18 +181,23 @@ class Modifiers:
     ) -> tuple[LayoutBatch, IntArray]:
         """Return each row's valid combinations of the named modifiers, and the row each came from.
 
-        Modifiers that aren't named keep the row's own value. Memory grows with rows times choices: pass
-        survivors, or slices.
+        Modifiers that aren't named keep the row's own value. With ``ANY_SWITCHES`` a precision's code stands for every
+        code of its group that the row may have, which ``SWITCHES`` chooses among. Memory grows with rows times choices:
+        pass survivors, or slices.
         """
         index = np.arange(len(rows), dtype=np.int64)
         codes: dict[str, IntArray] = {}
-        for name in (name for name in ALL_MODIFIERS if name in over):
+        for name in (name for name in (*ALL_MODIFIERS, SWITCHES) if name in over):
             if name == "recompute":
                 precision = codes["precision"] if "precision" in codes else rows.precision[index]
-                mask = self.recompute_masks()[-1][1].T[precision]
+                mask = self._recompute_table(any_switches=ANY_SWITCHES in over).T[precision]
+            elif name == SWITCHES:
+                mask = self._switches_of(rows)[index]
             else:
                 mask = self.valid(name, rows)[index]
+                mask = self._leaders(mask) if name == "precision" and ANY_SWITCHES in over else mask
             row, choice = np.nonzero(mask)
+            name = "precision" if name == SWITCHES else name
             index, codes = index[row], {key: values[row] for key, values in codes.items()} | {name: choice}
         changed: dict[str, Any] = codes
         if "zero" in codes:
@@ -174,6 +205,39 @@ class Modifiers:
             shards = self.shards(rows)[index, codes["zero"]]
             changed = codes | {"zero": stages[codes["zero"]], "hsdp_shard": shards}
         return replace(rows.take(index), **changed), index
+
+    def _recompute_table(self, *, any_switches: bool) -> BoolArray:
+        """Return the final (R, P) table; with ``any_switches`` what some code of a code's group may have."""
+        table = self.recompute_masks()[-1][1]
+        if not (any_switches and self.switches):
+            return table
+        groups = self.codebook.groups
+        return np.stack([table[:, groups == group].any(axis=1) for group in groups], axis=1)
+
+    def _leaders(self, mask: BoolArray) -> BoolArray:
+        """Leave the first valid code of each group of codes that differ in switches alone."""
+        groups = self.codebook.groups
+        first = np.zeros_like(mask)
+        for group in np.unique(groups):
+            own = np.flatnonzero(groups == group)
+            some = mask[:, own].any(axis=1)
+            first[some, own[mask[:, own].argmax(axis=1)[some]]] = True
+        return first
+
+    def _switches_of(self, rows: LayoutBatch) -> BoolArray:
+        """Tell which codes of each row's group (n, P) are valid with all else that the row has."""
+        groups = self.codebook.groups
+        alike = groups[None, :] == groups[rows.precision][:, None]
+        own: BoolArray = (
+            alike & self.valid("precision", rows) & self._recompute_table(any_switches=False)[rows.recompute]
+        )
+        return own
+
+    def switch_choices(self, rows: LayoutBatch) -> IntArray:
+        """Count the switches that ``SWITCHES`` chooses among, (n,)."""
+        if not self.switches:
+            return np.ones(len(rows), dtype=np.int64)
+        return np.asarray(self._switches_of(rows).sum(axis=1))
 
     def _rules_on(self, modifier: str) -> list[Rule]:
         """Return the rules that read a modifier; those that also read recomputation belong to it."""
@@ -184,7 +248,7 @@ class Modifiers:
         if modifier == "schedule":
             return self.declared_schedules(rows.pp, rows.vp)
         choices = {"zero": self.zero, "order": self.orders, "precision": self.precisions}[modifier]
-        return np.ones((len(rows), len(choices)), dtype=bool)
+        return np.ones((len(choices), len(rows)), dtype=bool).T
 
     def _with_choice(self, modifier: str, rows: LayoutBatch, column: int) -> LayoutBatch:
         if modifier != "zero":
@@ -210,3 +274,8 @@ class Modifiers:
             for first in range(later):
                 kept[:, later] &= ~(valid[:, first] & (keys[:, first] == keys[:, later]))
         return kept
+
+
+def _by_column(columns: list[BoolArray]) -> BoolArray:
+    """Join columns into a mask (n, choices) that keeps each column together: masks are tall, and read by columns."""
+    return np.array(columns, dtype=bool).T

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.switches import BY_NAME, read_switch
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.space.requirement import parse_requirement
 from layoutopt.optimizer.specs.errors import InputError, Problem
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Recompute
 
 Value = int | str
+SWITCH_NAMES = tuple(BY_NAME)
 NUMERIC_AXES = (
     "tp", "sp", "cp", "pp", "vp", "dp", "ep", "etp", "zero", "hsdp_shard", "micro_batch", "micro_batches",
 )  # fmt: skip
-NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision", "savers")
+NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision", "savers", *SWITCH_NAMES)
 MAX_VALUE = 10_000_000
 """Clusters have no more GPUs, and tables are as long as the largest value."""
 _FROM_ZERO = ("sp", "zero", "hsdp_shard")
@@ -117,6 +119,12 @@ class SpaceOptions:
             for named in (*self.fix.get(name, ()), *self.forbid.get(name, ())):
                 if str(named) not in known:
                     yield _problem(name, f"no {name} {named!r}", f"one of {', '.join(known)}")
+        for name in SWITCH_NAMES:
+            for text in (*self.fix.get(name, ()), *self.forbid.get(name, ())):
+                try:
+                    read_switch(name, text)
+                except ValueError as error:
+                    yield _problem(name, str(error), "")
         savers = ["none", *(saver.value for saver in Saver)]
         for named in (*self.fix.get("savers", ()), *self.forbid.get("savers", ())):
             if not set(str(named).split("+")) <= set(savers):

@@ -111,7 +111,7 @@ class Rule:
 
 
 _BLAMED = {
-    "savers": "savers", "schedule": "schedule", "order": "mesh_order", "precision": "precision",
+    "switches": "switches", "savers": "savers", "schedule": "schedule", "order": "mesh_order", "precision": "precision",
     "recompute": "recompute", "hsdp_shard": "hsdp_shard", "zero": "zero", "etp": "etp", "ep": "ep", "vp": "vp",
     "cp": "cp", "sp": "sp", "tp": "tp", "pp": "pp", "micro_batch": "micro_batch", "micro_batches": "micro_batches",
     "dp": "dp",

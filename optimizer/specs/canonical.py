@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 from layoutopt.optimizer.specs.cluster import ClusterSpec
 from layoutopt.optimizer.specs.document import dotted
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.layout import Layout, Switches
 from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
 from layoutopt.optimizer.specs.stacks import MAX_LAYERS
@@ -38,7 +38,7 @@ _NAMES = {
     "TrainingSpec": TrainingSpec,
 }
 """Names that the spec modules import for type checkers only."""
-_OMITTED_IF_EMPTY = ("recomputed_kinds", "savers", "group")
+_OMITTED_IF_EMPTY = ("recomputed_kinds", "savers", "switches", "group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,8 @@ class _Encoder:
         return float(value) if self.typed and is_whole and float in (hint, *get_args(hint)) else value
 
     def _record(self, record: Any) -> dict[str, Any]:
+        if isinstance(record, Switches):
+            return {name: self.encode(value) for name, value in record.stated().items()}
         kind: type = type(record)
         form, hints = self.forms.get(form_name(kind), Form()), _hints(kind) if self.typed else {}
         kept = [item.name for item in fields(record) if item.name not in form.without]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    DEFAULT_MESH_ORDER,
+    CpComm,
+    CudaGraph,
+    Dispatcher,
+    Granularity,
+    Precision,
+    Saver,
+    Schedule,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +26,37 @@ class Recompute:
     granularity: Granularity = Granularity.NONE
     modules: tuple[str, ...] = ()
     group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """Launch switches that a layout states; None leaves one as the trainer's preset has it.
+
+    ``ep_overlap`` runs expert traffic of one micro-batch beside the compute of another, ``delay_wgrad`` moves weight
+    gradients to where they hide more of it, ``shared_expert_overlap`` runs it beside the shared experts. ``tp_overlap``,
+    ``dp_overlap`` and ``param_overlap`` run tensor-parallel traffic, gradient reductions and parameter gathers beside
+    compute. ``cp_kind`` is how context parallelism communicates. The records are in ``frameworks/switches.py``.
+    """
+
+    ep_overlap: bool | None = None
+    delay_wgrad: bool | None = None
+    shared_expert_overlap: bool | None = None
+    dispatcher: Dispatcher | None = None
+    tp_overlap: bool | None = None
+    dp_overlap: bool | None = None
+    param_overlap: bool | None = None
+    cp_kind: CpComm | None = None
+    cuda_graph: CudaGraph | None = None
+    loss_chunks: int | None = None
+    fp8_param_gather: bool | None = None
+
+    def stated(self) -> dict[str, bool | int | str]:
+        """Return what is stated, by name."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: value for name, value in values if value is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self.stated())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +105,7 @@ class Layout:
     mesh_order: str = DEFAULT_MESH_ORDER
     precision: Precision = Precision.BF16
     savers: tuple[Saver, ...] = ()
+    switches: Switches = field(default_factory=Switches)
     stages: tuple[VirtualStage, ...] = ()
 
     @property

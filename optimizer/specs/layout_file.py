@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.document import Document, plain_scalar
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.file_model import FileModel, validate
 from layoutopt.optimizer.specs.kinds import SWITCH, FieldKind, as_kind_error, unknown_word, whole, word
-from layoutopt.optimizer.specs.layout import Recompute, VirtualStage
+from layoutopt.optimizer.specs.layout import Recompute, Switches, VirtualStage
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.stacks import MAX_LAYERS
@@ -21,6 +21,9 @@ from layoutopt.optimizer.specs.vocabulary import (
     OP_MODULE,
     RECOMPUTE_MODULES,
     Axis,
+    CpComm,
+    CudaGraph,
+    Dispatcher,
     Granularity,
     Precision,
     Saver,
@@ -139,6 +142,48 @@ def _read_savers(value: Any) -> tuple[Saver, ...]:
 
 
 SAVERS = FieldKind(read=_read_savers, schema={"type": "array", "items": {"enum": list(SAVER_NAMES)}})
+
+
+class SwitchesFile(FileModel):
+    """Launch switches; those left out are as the trainer's preset has them."""
+
+    ep_overlap: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="expert traffic of one micro-batch beside the compute of another (1F1B)"
+    )
+    delay_wgrad: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="the experts' weight gradients beside the next exchange"
+    )
+    shared_expert_overlap: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="expert traffic beside the shared experts"
+    )
+    dispatcher: Annotated[Dispatcher | None, word(Dispatcher)] = Field(
+        default=None, description="how tokens reach their experts"
+    )
+    tp_overlap: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="tensor-parallel traffic beside compute (user buffers, asynchronous TP)"
+    )
+    dp_overlap: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="gradient reductions beside compute"
+    )
+    param_overlap: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="parameter gathers beside compute"
+    )
+    cp_kind: Annotated[CpComm | None, word(CpComm)] = Field(
+        default=None, description="how context parallelism communicates"
+    )
+    cuda_graph: Annotated[CudaGraph | None, word(CudaGraph)] = Field(
+        default=None, description="how much is replayed from CUDA graphs"
+    )
+    loss_chunks: Annotated[int | None, whole(most=100_000)] = Field(
+        default=None, description="parts of the tokens whose logits exist one after another"
+    )
+    fp8_param_gather: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="weights kept and gathered in 8 bits alone"
+    )
+
+    def spec(self) -> Switches:
+        """Convert to ``Switches``."""
+        return Switches(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 def _read_counts(value: Any) -> dict[str, int]:
@@ -279,6 +324,7 @@ class LayoutFile(FileModel):
     savers: Annotated[tuple[Saver, ...] | None, SAVERS] = Field(
         default=None, description="memory savers, a list or joined by +; default none"
     )
+    switches: SwitchesFile | None = Field(default=None, description="launch switches; default the preset's")
     idle_gpus: Annotated[int | None, whole(least=0, most=MAX_DEGREE)] = Field(
         default=None, description="GPUs of the cluster that the layout leaves out; default none"
     )
@@ -309,11 +355,12 @@ class LayoutFile(FileModel):
         stated = {
             name: getattr(self, name)
             for name in type(self).model_fields
-            if name not in ("recompute", "stages")
+            if name not in ("recompute", "stages", "switches")
         }
         return PartialLayout(
             recompute=recompute.spec() if recompute else None,
             recompute_layers=recompute.layers if recompute else None,
+            switches=self.switches.spec() if self.switches else None,
             **self._stages(),
             **stated,
         )
@@ -351,6 +398,11 @@ def read_layout_text(text: str) -> PartialLayout:
             problems.append(
                 Problem(what=f"{shown(item)} is not key=value", key="layout", allowed="tp=8,pp=16,zero=1")
             )
+        elif name in SwitchesFile.model_fields:
+            switches = data.setdefault("switches", {})
+            if name in switches:
+                problems.append(Problem(what="is given twice", key=name, allowed="one value"))
+            switches[name] = _text_value(name, value)
         elif name in data:
             problems.append(Problem(what="is given twice", key=name, allowed="one value"))
         else:
@@ -364,9 +416,13 @@ def read_layout_text(text: str) -> PartialLayout:
     return partial
 
 
+_ON_OFF = tuple(name for name in SwitchesFile.model_fields if name.endswith(("overlap", "wgrad", "gather")))
+"""Switches that are on or off."""
+
+
 def _text_value(name: str, value: str) -> Any:
     """Read a value of the command line, where 1 and 0 also mean on and off."""
-    if name == "sp" and value in ("0", "1"):
+    if (name == "sp" or name in _ON_OFF) and value in ("0", "1"):
         return value == "1"
     if name == "stages" and re.fullmatch(r"\d+(/\d+)*", value):
         return [int(part[:9]) for part in value.split("/")]

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
+from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches, VirtualStage
 from layoutopt.optimizer.specs.stage_split import build_stages, even_layers
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver, Schedule
 
@@ -45,6 +45,7 @@ class PartialLayout:
     mesh_order: str | None = None
     precision: Precision | None = None
     savers: tuple[Saver, ...] | None = None
+    switches: Switches | None = None
     idle_gpus: int | None = None
     split: tuple[StageItems, ...] | None = None
     stages: tuple[VirtualStage, ...] | None = None
@@ -93,6 +94,7 @@ class PartialLayout:
             mesh_order=self.mesh_order or DEFAULT_MESH_ORDER,
             precision=self.precision or workload.training.precision,
             savers=self.savers or (),
+            switches=self.switches or Switches(),
             stages=self._stages(workload.model, pp, vp, schedule),
         )
 

@@ -123,6 +123,28 @@ class CpComm(StrEnum):
     A2A_P2P = "a2a+p2p"
 
 
+class Dispatcher(StrEnum):
+    """How tokens reach their experts: gathered whole, every copy sent, or each token sent once to a rank or a domain."""
+
+    ALLTOALL = "alltoall"
+    ALLGATHER = "allgather"
+    DEEPEP = "deepep"
+    HYBRIDEP = "hybridep"
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether a token goes once to every NVLink domain that it reaches, however many experts it has there."""
+        return self in (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
+
+
+class CudaGraph(StrEnum):
+    """How much of the step is replayed from CUDA graphs."""
+
+    NONE = "none"
+    PARTIAL = "partial"
+    FULL = "full_iteration"
+
+
 class Verdict(StrEnum):
     """What ``evaluate`` says about a given layout."""
 

@@ -25,11 +25,12 @@ from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import expectation
 from layoutopt.optimizer.diagnose.terms import rank_terms
-from layoutopt.optimizer.frameworks.preset import CudaGraph, load_preset
+from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training, parse_layout
+from layoutopt.optimizer.specs.vocabulary import CudaGraph
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,6 +9,7 @@ from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.compute import ComputeContext, Keys, make_keys, mixer_work
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, sustained_rates
+from layoutopt.optimizer.cost.launch_switches import of_preset
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.cluster import GpuSpec
@@ -46,6 +47,7 @@ def context(model: ModelSpec, precision: Precision = Precision.BF16, **training:
         preset=load_preset(Framework.MEGATRON),
         constants=constants,
         rates=sustained_rates(H100, precision, constants, load_preset(Framework.MEGATRON)),
+        switches=of_preset(load_preset(Framework.MEGATRON)),
     )
 
 
@@ -105,6 +107,7 @@ def test_deepseek_layer_matches_the_published_tensor_list() -> None:
         preset=ctx.preset,
         constants=ctx.constants.with_values({"moe_memory_imbalance": 1.0}),
         rates=ctx.rates,
+        switches=ctx.switches,
     )
     kept = layer_activations(balanced, keys(balanced, ep=8), run.block[0]).kept_bytes
     scores = 4 * 256 * 4096  # the fp32 router scores, not in the published list

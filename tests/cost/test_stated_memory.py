@@ -14,6 +14,7 @@ from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.hardware import sustained_rates
+from layoutopt.optimizer.cost.launch_switches import of_preset
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
@@ -122,7 +123,14 @@ def test_eager_layers_keep_what_their_kernels_save(
     run = Run(name="dense", block=(LayerShape(mlp=Mlp.DENSE, ffn=int(ffn * HIDDEN)),), count=1)
     model = ModelSpec(name="m", hidden=HIDDEN, heads=32, kv_heads=32, head_dim=128, vocab=32_000, runs=(run,))
     rates = sustained_rates(gpu, Precision.BF16, constants, preset)
-    ctx = ComputeContext(model=model, training=_training(), preset=preset, constants=constants, rates=rates)
+    ctx = ComputeContext(
+        model=model,
+        training=_training(),
+        preset=preset,
+        constants=constants,
+        rates=rates,
+        switches=of_preset(preset),
+    )
     one = {name: np.ones(1) for name in ("tp", "cp", "micro_batch", "ep", "etp")}
     keys = make_keys(ctx.training, sp=np.zeros(1), **one)
     kept = layer_activations(ctx, keys, run.block[0]).kept_bytes[0]

@@ -9,10 +9,10 @@ import pytest
 from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip
 from layoutopt.optimizer.evidence.cases import build_case
 from layoutopt.optimizer.evidence.run import MeasuredRun, Sharding
-from layoutopt.optimizer.frameworks.preset import CudaGraph, EpOverlap
+from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.model import MlaSpec, Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Fp8Recipe, Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -183,7 +183,7 @@ def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
         np.add.at(blocks, ranks, kinds)
         repeated = blocks if recompute.granularity is Granularity.FULL else np.zeros_like(blocks)
         yield Layout(
-            **values,
+            **values,  # type: ignore[arg-type]  # degrees by name
             savers=(),
             sp=bool(batch.sp[row]),
             hsdp_shard=int(batch.hsdp_shard[row]) or None,

@@ -105,7 +105,10 @@ def test_lists_open_axes(declare: Callable[..., Space]) -> None:
     rows, _ = space.expand(space.degrees)
     used = {space.modifiers.schedules[code] for code in set(rows.schedule.tolist())}
     assert used == {Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.ZB_H1, Schedule.ZB_V}
-    assert set(rows.precision.tolist()) == {0, 1}
+    assert {rows.codebook.precisions[code] for code in set(rows.precision.tolist())} == {
+        Precision.BF16,
+        Precision.FP8,
+    }
     assert set(rows.vp[rows.schedule == space.modifiers.schedules.index(Schedule.ZB_V)].tolist()) == {2}
     assert declare(F.MEGATRON, schedules=(Schedule.ZB_H1,)).modifiers.schedules == (Schedule.NONE,)
 
@@ -115,7 +118,7 @@ def test_unsupported_precision_is_removed_by_a_rule(declare: Callable[..., Space
     space = declare(precisions=(Precision.BF16, Precision.NVFP4))
     assert "precision_hardware" in {count.rule for count in space.counts.removed}
     rows, _ = space.expand(space.degrees)
-    assert set(rows.precision.tolist()) == {0}
+    assert {rows.codebook.precisions[code] for code in set(rows.precision.tolist())} == {Precision.BF16}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,8 @@ def test_delayed_scaling_excludes_discarded_outputs(declare: Callable[..., Space
     rows, _ = space.expand(space.degrees)
     names = [recompute_text(r) for r in space.modifiers.recomputes]
     norm = names.index("layernorm")
-    assert set(rows.precision[rows.recompute == norm].tolist()) == {0}
+    kept = set(rows.precision[rows.recompute == norm].tolist())
+    assert {rows.codebook.precisions[code] for code in kept} == {Precision.BF16}
     assert "recompute_with_delayed_fp8" in {count.rule for count in space.counts.removed}
 
 

@@ -15,7 +15,7 @@ from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.space.modifiers import MODIFIER_COLUMNS
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rules import RULES
-from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
 from layoutopt.optimizer.specs.model import (
     IndexerSpec,
     LayerShape,
@@ -28,6 +28,8 @@ from layoutopt.optimizer.specs.model import (
 )
 from layoutopt.optimizer.specs.vocabulary import (
     CpComm,
+    CudaGraph,
+    Dispatcher,
     Fp8Recipe,
     Granularity,
     MuonSharing,
@@ -267,11 +269,22 @@ PRECISIONS = [
     Case("fp8_shapes", F.MEGATRON, {"precision": Precision.FP8, "tp": 4},
          {"precision": Precision.FP8, "tp": 8}, model={"ffn": 1024 + 64}),
 ]  # fmt: skip
+MERGED = Switches(ep_overlap=True, delay_wgrad=True)
 OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 FLAGS = [
     Case("moe_batch_overlap", F.MEGATRON, {"ep": 2}, {"ep": 2, "recompute": FULL}, model=MOE,
          options=OVERLAP),
-    Case("delay_wgrad_needs_overlap", F.MEGATRON, {}, {}, options={"delay_wgrad": True}),
+    Case("moe_batch_overlap", F.MEGATRON, PIPE | {"vp": 2, "ep": 2, "schedule": Schedule.INTERLEAVED, "switches": MERGED},
+         PIPE | {"ep": 2, "switches": MERGED}, model=MOE),
+    Case("switches_together", F.MEGATRON, {"ep": 2, "switches": MERGED},
+         {"ep": 2, "switches": Switches(delay_wgrad=True)}, model=MOE),
+    Case("switch_supported", F.MEGATRON, {"ep": 2, "switches": Switches(tp_overlap=True)},
+         {"ep": 2, "switches": MERGED}, "core 0.13", MOE),
+    Case("full_graph_shapes", F.MEGATRON,
+         {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL, dispatcher=Dispatcher.HYBRIDEP)},
+         {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL)}, model=MOE),
+    Case("partial_graph_recompute", F.MEGATRON, {"switches": Switches(cuda_graph=CudaGraph.PARTIAL)},
+         {"recompute": FULL, "switches": Switches(cuda_graph=CudaGraph.PARTIAL)}),
     Case("shared_overlap_recompute", F.MEGATRON, {"recompute": selective("moe_act")},
          {"recompute": selective("shared_experts")}, model={"experts": 8, "moe": SHARED},
          options={"shared_expert_overlap": True}),
@@ -311,7 +324,6 @@ OTHER_QUESTION: dict[str, dict[str, Any]] = {
     "model_supported-nanotron-newest": {"model": {}},
     "model_supported-megatron-core 0.11": {"model": {}},
     "model_supported-megatron-deepspeed-newest": {"model": {}},
-    "delay_wgrad_needs_overlap-megatron-newest": {"options": OVERLAP | {"delay_wgrad": True}},
     "optimizer_offload_precision_aware-megatron-newest": {
         "options": {"optimizer_offload": True, "precision_aware_optimizer": True}
     },
@@ -447,7 +459,7 @@ def test_search_rules_can_be_applied_apart() -> None:
             continue
         modifiers = rule.reads & MODIFIER_COLUMNS
         if "recompute" in modifiers:
-            assert rule.reads <= {"recompute", "precision"}, rule.name
+            assert rule.reads <= {"recompute", "precision", "switches"}, rule.name
         elif modifiers & {"zero", "hsdp_shard"}:
             assert modifiers <= {"zero", "hsdp_shard"}, rule.name
         else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.frameworks.switches import switch_text
 from layoutopt.optimizer.interop.launch.target import context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
 from layoutopt.optimizer.space.check import find_faults, launched_by
@@ -180,6 +181,7 @@ def describe(layout: Layout) -> str:
         parts.append(f"order={layout.mesh_order}")
     if layout.savers:
         parts.append("savers=" + "+".join(layout.savers))
+    parts += [f"{name}={switch_text(value)}" for name, value in layout.switches.stated().items()]
     return " ".join([*parts, layout.precision.value])
 
 

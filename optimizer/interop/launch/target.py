@@ -114,6 +114,6 @@ def make_target(
         model=model,
         training=training,
         cluster=cluster,
-        preset=load_preset(framework, stated).with_training(training),
+        preset=load_preset(framework, stated).with_training(training).switched(layout.switches),
         checkpoint=checkpoint,
     )

@@ -199,7 +199,7 @@ def recompute_flags(target: Target) -> Flags:
 def dispatch_flags(target: Target) -> Flags:
     """Expert kernels and the token dispatcher that the preset assumes."""
     flags: Flags = [("--moe-grouped-gemm", True)]
-    if not target.preset.dispatch_dedup or target.layout.ep == 1:
+    if not target.preset.dispatcher.deduplicates or target.layout.ep == 1:
         return [*flags, ("--moe-token-dispatcher-type", "alltoall")]
     flags += [("--moe-token-dispatcher-type", "flex")]
     named = target.release >= (0, 16)

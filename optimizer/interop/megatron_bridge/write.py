@@ -200,7 +200,7 @@ def moe_overrides(target: Target) -> Overrides:
         return [("num_moe_experts", None)]
     sparse = [int(shape.mlp is Mlp.MOE) for shape in layer_list(model)]
     groups = expert_groups(target)
-    dispatcher = "flex" if target.preset.dispatch_dedup and target.layout.ep > 1 else "alltoall"
+    dispatcher = "flex" if target.preset.dispatcher.deduplicates and target.layout.ep > 1 else "alltoall"
     return [
         ("num_moe_experts", moe.experts),
         ("moe_layer_freq", 1 if all(sparse) else sparse),

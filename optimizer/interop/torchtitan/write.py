@@ -267,7 +267,7 @@ def _registry_arguments(target: Target, family: str, flavor: str) -> str:
     layout = target.layout
     arguments = [python_text(flavor), 'attn_backend="flex"']
     if target.model.is_moe and family == "deepseek_v3":
-        backend = "deepep" if target.preset.dispatch_dedup and layout.ep > 1 else "standard"
+        backend = "deepep" if target.preset.dispatcher.deduplicates and layout.ep > 1 else "standard"
         arguments += [f"moe_comm_backend={python_text(backend)}", f"num_mtp_layers={target.model.mtp_layers}"]
     converter = _converter(target)
     return ", ".join([*arguments, *([f"converters=[{converter}]"] if converter else [])])

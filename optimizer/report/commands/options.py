@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 _Record = TypeVar("_Record")
 AXES = (
     "tp, sp, cp, pp, vp, dp, ep, etp, zero, hsdp_shard, micro_batch, "
-    "micro_batches, recompute, mesh_order, schedule, precision, savers"
+    "micro_batches, recompute, mesh_order, schedule, precision, savers, ep_overlap, delay_wgrad, "
+    "shared_expert_overlap, dispatcher, tp_overlap, dp_overlap, param_overlap, cp_kind, cuda_graph, loss_chunks, "
+    "fp8_param_gather"
 )
 """Names that restrictions take, as ``--help`` lists them; a test compares them with what is taken."""
 

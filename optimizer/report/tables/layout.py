@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.switches import switch_text
 from layoutopt.optimizer.report.tables.console import grid
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
@@ -32,6 +33,7 @@ def layout_text(layout: Layout) -> str:
         "precision": layout.precision.value,
     }
     named |= {"savers": "+".join(layout.savers)} if layout.savers else {}
+    named |= {name: switch_text(value) for name, value in layout.switches.stated().items()}
     return " ".join(f"{name}={value}" for name, value in (words | named).items())
 
 

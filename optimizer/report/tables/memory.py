@@ -45,6 +45,7 @@ WORDS = {
     "receive": "pipeline receive buffers",
     "gathered": "gathered weights and gradients of ZeRO",
     "scratch_gradients": "scratch weight gradients",
+    "graphs": "CUDA graphs",
     "left": "activations moving to the host, and what it has no room for",
 }
 """The components of memory in words."""
@@ -117,7 +118,7 @@ def divisors(
     ``state_bytes``.
     """
     copies = SCHEDULES[layout.schedule].parameter_copies
-    preset = preset.saving(layout.savers)
+    preset = preset.saving(layout.savers).switched(layout.switches)
     moments = moment_bytes(preset)
     state = state_bytes(preset, batch_of_one(layout), moments, copies=copies, weight_bytes=weight_bytes)
     dense, expert = _shard_words(layout)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.frameworks.switches import switch_text
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.savers import savers_text
+from layoutopt.optimizer.space.switch_sets import switches_text
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ FOLLOWERS = {"tp": ("sp", "etp"), "pp": ("vp",), "zero": ("hsdp_shard",)}
 
 SHOWN = (
     "tp", "sp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches", "recompute",
-    "schedule", "mesh_order", "precision", "savers",
+    "schedule", "mesh_order", "precision", "savers", "switches",
 )  # fmt: skip
 DERIVED = ("dp", "micro_batches", "sp", "schedule")
 
@@ -33,7 +35,9 @@ def pinned(layout: Layout, options: SpaceOptions, free: tuple[str, ...] = ()) ->
     An expert-tensor degree that equals tp is read as following it (megatron-core's default).
     """
     loose = {*free, *(name for axis in free for name in FOLLOWERS.get(axis, ()))}
-    fix: dict[str, tuple[Value, ...]] = {"savers": (savers_text(layout.savers),)} | {
+    fix: dict[str, tuple[Value, ...]] = {"savers": (savers_text(layout.savers),)}
+    fix |= {name: (switch_text(value),) for name, value in layout.switches.stated().items()}
+    fix |= {
         name: (int(getattr(layout, name)),)
         for name in ("tp", "sp", "cp", "pp", "vp", "ep", "etp", "micro_batch", "zero")
         if name not in loose
@@ -65,6 +69,8 @@ def axis_value(layout: Layout, axis: str) -> str:
         return recompute_text(layout.recompute)
     if axis == "savers":
         return savers_text(layout.savers)
+    if axis == "switches":
+        return switches_text(layout.switches) or "preset's"
     value = getattr(layout, axis)
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CHOICES = (
     "tp", "sp", "cp", "pp", "vp", "ep", "etp", "micro_batch", "zero", "recompute", "mesh_order", "schedule", "precision",
+    "switches",
 )  # fmt: skip
 DEGREES = ("tp", "cp", "pp", "vp", "ep", "etp", "micro_batch", "zero")
 
@@ -61,7 +62,7 @@ class Lattice:
         columns["hsdp_shard"] = self._pick("zero", a.hsdp_shard or 0, b.hsdp_shard or 0)
         columns["recompute"] = self._pick("recompute", 0, 1)
         columns["order"] = self._pick("mesh_order", 0, 1)
-        columns["precision"] = self._pick("precision", 0, 1)
+        columns["precision"] = self._pick("precision", 0, 1) + self._pick("switches", 0, 2)
         own = [(x if x.tp > 1 else y).sp for x, y in ((a, b), (b, a))]
         columns["sp"] = np.where(columns["tp"] > 1, self._pick("sp", *map(int, own)), 0)
         columns["dp"] = b.gpus // (columns["tp"] * columns["cp"] * columns["pp"])
@@ -71,8 +72,9 @@ class Lattice:
             recomputes=(a.recompute, b.recompute),
             orders=(a.mesh_order, b.mesh_order),
             schedules=tuple(dict.fromkeys((*DEFAULT_SCHEDULES, a.schedule, b.schedule))),
-            precisions=(a.precision, b.precision),
-            savers=(a.savers, b.savers),
+            precisions=(a.precision, b.precision) * 2,
+            savers=(a.savers, b.savers) * 2,
+            switches=(a.switches, a.switches, b.switches, b.switches),
         )
         return LayoutBatch(
             codebook=book, schedule=self._schedule(book, columns["pp"], columns["vp"]), **columns

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.relaxed import Relaxation, relaxed_terms
+from layoutopt.optimizer.cost.cost_model import View
+from layoutopt.optimizer.cost.relaxed import Relaxation, relaxed_terms, undominated
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Demands
 from layoutopt.optimizer.solve.search.source import Refinement
 from layoutopt.optimizer.solve.search.space_size import stage_shape
-from layoutopt.optimizer.space.modifiers import ALL_MODIFIERS
+from layoutopt.optimizer.space.modifiers import ALL_MODIFIERS, ANY_SWITCHES, SWITCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,14 +104,39 @@ class CostedSpace:
 
     @property
     def refinements(self) -> tuple[Refinement, ...]:
-        """Choose ZeRO first: it decides data-parallel traffic and states. Choose among many mesh orders last."""
+        """Choose ZeRO first: it decides data-parallel traffic and states. Choose among many mesh orders and switches last.
+
+        Until switches are chosen every row has all of them, each where it is cheapest.
+        """
+        modifiers = self.space.modifiers
         sharding = Refinement(expand=self._expander("zero"), terms=self._terms_of_any_set)
         others = [name for name in ALL_MODIFIERS if name not in ("zero", "schedule")]
-        if len(self.space.modifiers.orders) <= FEW_ORDERS:
-            return (sharding, Refinement(expand=self._expander(*others), terms=self.terms))
-        others.remove("order")
-        close = Refinement(expand=self._expander(*others), terms=self.cost.closest_terms)
-        return (sharding, close, Refinement(expand=self._expander("order"), terms=self.terms))
+        several = [ANY_SWITCHES] if modifiers.switches else []
+        weigh = modifiers.switch_choices if several else None
+        priced = self._terms_of_any_switches if several else self.terms
+        steps = [sharding]
+        if len(modifiers.orders) > FEW_ORDERS:
+            others.remove("order")
+            steps.append(
+                Refinement(
+                    expand=self._expander(*others, *several), terms=self.cost.closest_terms, weigh=weigh
+                )
+            )
+            others = ["order"]
+        steps.append(Refinement(expand=self._expander(*others, *several), terms=priced, weigh=weigh))
+        if several:
+            steps.append(Refinement(expand=self._switched, terms=self.terms))
+        return tuple(steps)
+
+    def _terms_of_any_switches(self, rows: LayoutBatch) -> StageTerms:
+        """Terms that are optimistic over the switches of each row."""
+        return self._within_memory(rows, self.cost.terms_in(rows, View(any_switches=True)), exact=False)
+
+    def _switched(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
+        """Return the choices of switches of each row that no other beats in every term, and the row of each."""
+        batch, owner = self.space.modifiers.expand(rows, over=(SWITCHES,))
+        kept = undominated(self.cost.terms(batch), owner)
+        return batch.take(kept), owner[kept]
 
     def _expander(self, *over: str) -> Callable[[LayoutBatch], tuple[LayoutBatch, IntArray]]:
         return lambda rows: self.space.modifiers.expand(rows, over=over)

@@ -122,5 +122,4 @@ class RowBounds:
 def expanded(partial: Partial, step: Refinement) -> tuple[LayoutBatch, IntArray]:
     """Return every choice of a step, and how many tuples each stands for."""
     batch, owner = step.expand(partial.batch)
-    weight = partial.weight[owner] // np.bincount(owner, minlength=len(partial))[owner]
-    return batch, weight
+    return batch, step.weights(partial.weight, batch, owner)

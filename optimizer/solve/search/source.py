@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,11 +21,21 @@ class Refinement:
     """One step from degree rows towards tuples: more modifiers chosen, terms less optimistic.
 
     ``expand`` returns every choice of the step for the rows and the row each came from, ``terms`` prices them. All choices
-    of a row stand for equally many tuples. The terms of the last step are exact.
+    of a row stand for equally many tuples, unless ``weigh`` returns how many each stands for. The terms of the last step
+    are exact.
     """
 
     expand: Callable[[LayoutBatch], tuple[LayoutBatch, IntArray]]
     terms: Callable[[LayoutBatch], StageTerms]
+    weigh: Callable[[LayoutBatch], IntArray] | None = None
+
+    def weights(self, whole: IntArray, batch: LayoutBatch, owner: IntArray) -> IntArray:
+        """Return the tuples that each choice stands for, of the ``whole`` of the row that it came from."""
+        share = np.ones(len(batch), dtype=np.int64) if self.weigh is None else self.weigh(batch)
+        total = np.zeros(len(whole), dtype=np.int64)
+        np.add.at(total, owner, share)
+        weights: IntArray = whole[owner] * share // total[owner]
+        return weights
 
 
 class TermsSource(Protocol):

@@ -129,7 +129,7 @@ def _modifiers(batch: LayoutBatch, layout: Layout) -> list[_Modifier]:
         ("recompute", book.recomputes, recomputes),
         ("order", book.orders, [layout.mesh_order]),
         ("schedule", book.schedules, [layout.schedule]),
-        ("precision", book.formats, [(layout.precision, layout.savers)]),
+        ("precision", book.formats, [(layout.precision, layout.savers, layout.switches)]),
     ]
 
 

@@ -25,6 +25,7 @@ from layoutopt.optimizer.space.rules import (
     sequence,
     shard_groups,
     sharding,
+    switches,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     *recompute.RULES,
     *precision.RULES,
     *optimizers.RULES,
+    *switches.RULES,
     *flags.RULES,
     *_own_rules(),
 )

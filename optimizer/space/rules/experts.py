@@ -128,20 +128,6 @@ def _expert_width_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"expert width {width} % etp {layout.etp} = {rest}", {"moe_ffn": width, "etp": layout.etp}
 
 
-def _one_domain(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return (
-        mask(rows.ep <= ctx.cluster.nvlink_domain)
-        if ctx.options.dispatcher == "hybridep"
-        else everywhere(rows)
-    )
-
-
-def _one_domain_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    domain = ctx.cluster.nvlink_domain
-    text = f"ep {layout.ep} > NVLink domain {domain} with the hybridep dispatcher; others cross domains"
-    return text, {"ep": layout.ep, "nvlink_domain": domain}
-
-
 def _kernel_dispatch(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if ctx.options.dispatcher not in ("deepep", "hybridep"):
         return everywhere(rows)
@@ -304,18 +290,6 @@ RULES: tuple[Rule, ...] = (
         repair=lowered("etp"),
         valid=varying("etp"),
         frameworks=MEGATRONS,
-    ),
-    Rule(
-        name="ep_within_nvlink",
-        formula="hybridep => ep <= NVLink domain",
-        reason="the hybridep kernel needs the expert group inside one NVLink domain",
-        source="NVIDIA-NeMo/Megatron-Bridge#6043, #6020, #2883",
-        reads=frozenset({"ep"}),
-        holds=_one_domain,
-        detail=_one_domain_detail,
-        repair=lowered("ep"),
-        valid=varying("ep"),
-        flag="dispatcher",
     ),
     Rule(
         name="dispatch_kernel_tokens",

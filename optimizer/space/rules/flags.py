@@ -47,52 +47,6 @@ def _fixed(rows: LayoutBatch, holds: bool) -> BoolArray:
     return np.full(len(rows), holds)
 
 
-def _batch_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    options = ctx.options
-    flags = not options.shared_expert_overlap and options.dispatcher in (
-        None,
-        "alltoall",
-        "flex",
-        "deepep",
-        "hybridep",
-    )
-    plain = per_entry(lambda r, _: r.granularity is not Granularity.FULL and "moe" not in r.modules)(
-        rows, ctx
-    )
-    chunks = (rows.pp == 1) | (rows.vp > 1)
-    return mask((rows.ep > 1) & chunks & plain & (flags and ctx.model.mtp_layers <= 1))
-
-
-def _batch_overlap_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    broken = [
-        text
-        for text, bad in (
-            (f"ep {layout.ep} (needs > 1)", layout.ep == 1),
-            (f"vp {layout.vp} with pp {layout.pp} (needs vp > 1)", layout.pp > 1 and layout.vp == 1),
-            ("full recomputation", layout.recompute.granularity is Granularity.FULL),
-            ("recomputation of moe", "moe" in layout.recompute.modules),
-            ("shared-expert overlap", bool(ctx.options.shared_expert_overlap)),
-            (f"dispatcher {ctx.options.dispatcher}", ctx.options.dispatcher == "allgather"),
-            (f"{ctx.model.mtp_layers} prediction layers (at most 1)", ctx.model.mtp_layers > 1),
-        )
-        if bad
-    ]
-    text = f"overlap of expert all-to-all with {', '.join(broken)}"
-    return text, {"ep": layout.ep, "pp": layout.pp, "vp": layout.vp}
-
-
-def _delayed_weights(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return _fixed(rows, bool(ctx.options.overlap_moe_expert_parallel_comm))
-
-
-def _shared_overlap(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return per_entry(lambda recompute, _: "shared_experts" not in recompute.modules)(rows, ctx)
-
-
-def _sequence_parallel(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return mask(rows.sp == 1)
-
-
 def _no_sequence_parallel(rows: LayoutBatch, ctx: Context) -> BoolArray:
     return mask(rows.sp == 0)
 
@@ -159,39 +113,6 @@ def _stated(name: str, flag: str, holds: Callable[..., BoolArray], detail: Detai
 
 
 RULES: tuple[Rule, ...] = (
-    _stated(
-        "moe_batch_overlap",
-        "overlap_moe_expert_parallel_comm",
-        _when("overlap_moe_expert_parallel_comm", _batch_overlap),
-        _batch_overlap_detail,
-        formula="ep > 1; pp > 1 => vp > 1; no full recomputation, no moe; no shared-expert overlap; MTP <= 1",
-        reason="two micro-batches' passes are merged, which these would break",
-    ),
-    _stated(
-        "delay_wgrad_needs_overlap",
-        "delay_wgrad",
-        _when("delay_wgrad", _delayed_weights),
-        _says("delayed weight gradients need overlap_moe_expert_parallel_comm"),
-        formula="delay_wgrad => overlap_moe_expert_parallel_comm",
-        reason="weight gradients are delayed into the merged passes",
-    ),
-    _stated(
-        "shared_overlap_recompute",
-        "shared_expert_overlap",
-        _when("shared_expert_overlap", _shared_overlap),
-        _says("shared-expert overlap with recomputed shared experts"),
-        formula="shared-expert overlap => no shared_experts recomputation",
-        reason="the overlapped shared expert runs outside the recomputed region",
-    ),
-    _stated(
-        "tp_overlap_needs_sp",
-        "tp_comm_overlap",
-        _when("tp_comm_overlap", _sequence_parallel),
-        _says("tp_comm_overlap needs sequence parallelism", "sp", "tp"),
-        formula="tp_comm_overlap => sp",
-        reason="the overlapped collectives are those of sequence parallelism",
-        source=_ARGUMENTS,
-    ),
     _stated(
         "distributed_activations_without_sp",
         "distribute_saved_activations",

@@ -70,7 +70,7 @@ def _savers_need(least: int) -> Holds:
     """Build a predicate: a host or 16-bit optimizer of several replicas is a sharded one."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        uses = np.array([bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers in rows.codebook.formats])
+        uses = np.array([bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers, _ in rows.codebook.formats])
         return mask(~uses[rows.precision] | _sharded(rows, least))
 
     return holds
@@ -80,7 +80,7 @@ def _savers_open_need(least: int) -> Holds:
     """Build a predicate of the space: where such savers are among the choices, all its optimizers are sharded."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
-        opened = any(_OPTIMIZER_SAVERS & set(savers) for _, savers in rows.codebook.formats)
+        opened = any(_OPTIMIZER_SAVERS & set(savers) for _, savers, _ in rows.codebook.formats)
         return _sharded(rows, least) if opened else everywhere(rows)
 
     return holds

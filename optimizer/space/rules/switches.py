@@ -1,0 +1,290 @@
+"""Rules on launch switches, whether a layout states them, a launch file does, or the space declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
+from layoutopt.optimizer.frameworks.switches import BY_NAME, combination_fault, switch_text
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Granularity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+    from layoutopt.optimizer.space.context import Context, RunOptions
+    from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
+    from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
+
+_CONFIG = "NVIDIA/Megatron-LM core/transformer/transformer_config.py"
+_ARGUMENTS = "NVIDIA/Megatron-LM training/arguments.py"
+_SEARCHED = MEGATRONS | FREEST
+
+STATED = {
+    "ep_overlap": "overlap_moe_expert_parallel_comm",
+    "delay_wgrad": "delay_wgrad",
+    "shared_expert_overlap": "shared_expert_overlap",
+    "tp_overlap": "tp_comm_overlap",
+    "cp_kind": "cp_comm",
+}
+"""Switches and the flags of a launch that say the same."""
+
+
+def stated(switches: Switches, options: RunOptions) -> Switches:
+    """Return the switches of a layout, and where it states none those of the launch."""
+    own: dict[str, Any] = {
+        name: getattr(options, flag)
+        for name, flag in STATED.items()
+        if getattr(options, flag) is not None and getattr(switches, name) is None
+    }
+    if switches.dispatcher is None and options.dispatcher in tuple(Dispatcher):
+        own["dispatcher"] = Dispatcher(options.dispatcher)
+    return replace(switches, **own) if own else switches
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyWhere:
+    """A predicate of rows: ``legal`` where the switches are ``used`` so, else True.
+
+    What a launch states counts where a layout states nothing, unless the predicate is about a layout's ``own``.
+    """
+
+    used: Callable[[Switches, Context], bool]
+    legal: Callable[[LayoutBatch, Context], BoolArray]
+    own: bool = False
+
+    def of_codes(self, book: Codebook, ctx: Context) -> BoolArray:
+        """Tell which precision codes use the switches so."""
+        sets = [book.switches_of(code) for code in range(len(book.precisions))]
+        sets = sets if self.own else [stated(switches, ctx.options) for switches in sets]
+        return np.array([self.used(switches, ctx) for switches in sets], dtype=bool)
+
+    def __call__(self, rows: LayoutBatch, ctx: Context) -> BoolArray:
+        used = self.of_codes(rows.codebook, ctx)[rows.precision]
+        return ~used | self.legal(rows, ctx) if used.any() else everywhere(rows)
+
+
+def _never(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    return np.zeros(len(rows), dtype=bool)
+
+
+def _recomputes(used: Callable[[Switches, Context], bool], fits: Callable[[Recompute], bool]) -> OnlyWhere:
+    def legal(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        result: BoolArray = np.array([fits(entry) for entry in rows.codebook.recomputes])[rows.recompute]
+        return result
+
+    return OnlyWhere(used, legal)
+
+
+def _on(name: str) -> Callable[[Switches, Context], bool]:
+    return lambda switches, ctx: bool(getattr(switches, name))
+
+
+def _says(text: str, *axes: str) -> Callable[[Layout, Context], tuple[str, Factors]]:
+    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        factors = {axis: int(getattr(layout, axis)) for axis in axes}
+        values = ", ".join(f"{axis} {value}" for axis, value in factors.items())
+        return (f"{text}, but {values}" if values else text), factors
+
+    return detail
+
+
+def _lacking(switches: Switches, ctx: Context) -> list[str]:
+    """Name what a layout switches on that the release has not."""
+    has = abilities_of(ctx.framework, ctx.release).switches
+    return [
+        f"{name}={switch_text(value)}"
+        for name, value in switches.stated().items()
+        if value != BY_NAME[name].values[0]
+        and value not in has.get(name, ())
+        and not (name == "loss_chunks" and has.get(name))
+    ]
+
+
+def _supported_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    lacking = _lacking(layout.switches, ctx)
+    names = [text.partition("=")[0] for text in lacking]
+    has = abilities_of(ctx.framework, ctx.release).switches
+    offers = [f"{name}: {', '.join(map(switch_text, has.get(name, ()))) or 'not there'}" for name in names]
+    return f"this release can't have {', '.join(lacking)}; {'; '.join(offers)}", {
+        "switches": ", ".join(lacking)
+    }
+
+
+def _without_unsupported(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    names = [text.partition("=")[0] for text in _lacking(layout.switches, ctx)]
+    return replace(layout, switches=replace(layout.switches, **dict.fromkeys(names)))
+
+
+def _switched_off(*names: str) -> Callable[[Rule, Layout, Context], Layout]:
+    """Build a repair that leaves switches at their plain value."""
+
+    def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+        own: dict[str, Any] = {
+            name: BY_NAME[name].values[0] for name in names if getattr(layout.switches, name) is not None
+        }
+        return replace(layout, switches=replace(layout.switches, **own))
+
+    return repair
+
+
+def _together_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return combination_fault(stated(layout.switches, ctx.options)), {}
+
+
+def _merged_passes(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    chunks = (rows.pp == 1) | (rows.vp > 1)
+    result: BoolArray = (rows.ep > 1) & chunks & (ctx.model.mtp_layers <= 1)
+    return result
+
+
+def _merged_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    broken = [
+        text
+        for text, bad in (
+            (f"ep {layout.ep} (needs > 1)", layout.ep == 1),
+            (f"vp {layout.vp} with pp {layout.pp} (needs vp > 1)", layout.pp > 1 and layout.vp == 1),
+            (f"{ctx.model.mtp_layers} prediction layers (at most 1)", ctx.model.mtp_layers > 1),
+        )
+        if bad
+    ]
+    text = f"overlap of expert all-to-all with {', '.join(broken)}"
+    return text, {"ep": layout.ep, "pp": layout.pp, "vp": layout.vp}
+
+
+def _ends_whole(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    result: BoolArray = (rows.sp == 1) | (rows.tp == 1)
+    return result
+
+
+def _unsized(switches: Switches, ctx: Context) -> bool:
+    """Whether a graph of the whole iteration would hold kernels whose sizes the router decides.
+
+    Without experts, with a capacity and with HybridEP's own (core 0.18) sizes are known before the step.
+    """
+    if switches.cuda_graph is not CudaGraph.FULL or ctx.model.moe is None or ctx.model.moe.capacity_factor:
+        return False
+    sized = ctx.framework in FREEST or ctx.release >= (0, 18)
+    return not (sized and switches.dispatcher is Dispatcher.HYBRIDEP)
+
+
+def _rule(name: str, reads: set[str], holds: Holds, detail: Any, **more: Any) -> Rule:
+    """Build a rule of the trainers whose switches are searched."""
+    fields: dict[str, Any] = {"frameworks": _SEARCHED, "source": _CONFIG, "axis": "switches"}
+    return Rule(
+        name=name, reads=frozenset({"switches", *reads}), holds=holds, detail=detail, **(fields | more)
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="switch_supported",
+        formula="launch switches in the release's list",
+        reason="the release has no flag for it",
+        source="argument and configuration files of every release",
+        reads=frozenset({"switches"}),
+        holds=OnlyWhere(lambda switches, ctx: bool(_lacking(switches, ctx)), _never, own=True),
+        detail=_supported_detail,
+        repair=_without_unsupported,
+        axis="switches",
+    ),
+    _rule(
+        "switches_together",
+        set(),
+        OnlyWhere(lambda switches, ctx: bool(combination_fault(switches)), _never),
+        _together_detail,
+        formula="delay_wgrad => ep_overlap; not ep_overlap and shared_expert_overlap; neither with allgather",
+        reason="weight gradients are delayed into merged passes; one stream hides an exchange",
+        repair=_switched_off("delay_wgrad", "shared_expert_overlap"),
+    ),
+    _rule(
+        "moe_batch_overlap",
+        {"ep", "pp", "vp"},
+        OnlyWhere(_on("ep_overlap"), _merged_passes),
+        _merged_detail,
+        formula="ep > 1; pp > 1 => vp > 1; MTP <= 1",
+        reason="two micro-batches' passes are merged, which these would break",
+        repair=_switched_off("ep_overlap", "delay_wgrad"),
+        axis="",
+    ),
+    _rule(
+        "moe_batch_overlap",
+        {"recompute"},
+        _recomputes(
+            _on("ep_overlap"),
+            lambda r: r.granularity is not Granularity.FULL and "moe" not in r.modules,
+        ),
+        _says("overlap of expert all-to-all with full recomputation, or recomputation of moe"),
+        formula="no full recomputation, no recomputation of moe",
+        reason="two micro-batches' passes are merged, which these would break",
+        repair=_switched_off("ep_overlap", "delay_wgrad"),
+        axis="",
+    ),
+    _rule(
+        "shared_overlap_recompute",
+        {"recompute"},
+        _recomputes(
+            _on("shared_expert_overlap"),
+            lambda recompute: "shared_experts" not in recompute.modules,
+        ),
+        _says("shared-expert overlap with recomputed shared experts"),
+        formula="shared-expert overlap => no shared_experts recomputation",
+        reason="the overlapped shared expert runs outside the recomputed region",
+        repair=_switched_off("shared_expert_overlap"),
+        axis="",
+    ),
+    _rule(
+        "tp_overlap_needs_sp",
+        {"tp", "sp"},
+        OnlyWhere(_on("tp_overlap"), _ends_whole),
+        _says("tp_comm_overlap needs sequence parallelism", "sp", "tp"),
+        formula="tp_comm_overlap and tp > 1 => sp",
+        reason="the overlapped collectives are those of sequence parallelism",
+        source=_ARGUMENTS,
+        repair=_switched_off("tp_overlap"),
+        axis="",
+    ),
+    _rule(
+        "full_graph_shapes",
+        set(),
+        OnlyWhere(_unsized, _never),
+        _says("a graph of the whole iteration needs token counts that are known before it"),
+        formula="cuda_graph = full_iteration => no experts, a capacity, or dispatcher = hybridep (core 0.18)",
+        reason="a captured kernel can't be sized by what the router decides",
+        repair=_switched_off("cuda_graph"),
+    ),
+    _rule(
+        "partial_graph_recompute",
+        {"recompute"},
+        _recomputes(
+            lambda s, ctx: s.cuda_graph is CudaGraph.PARTIAL, lambda r: r.granularity is not Granularity.FULL
+        ),
+        _says("graphs of parts of a layer with recomputation of whole layers"),
+        formula="cuda_graph = partial => no full recomputation",
+        reason="full recomputation is captured with the whole iteration only",
+        repair=_switched_off("cuda_graph"),
+        axis="",
+    ),
+    _rule(
+        "ep_within_nvlink",
+        {"ep"},
+        OnlyWhere(
+            lambda switches, ctx: switches.dispatcher is Dispatcher.HYBRIDEP,
+            lambda rows, ctx: rows.ep <= ctx.cluster.nvlink_domain,
+        ),
+        lambda layout, ctx: (
+            f"ep {layout.ep} > NVLink domain {ctx.cluster.nvlink_domain} with the hybridep dispatcher;"
+            " others cross domains",
+            {"ep": layout.ep, "nvlink_domain": ctx.cluster.nvlink_domain},
+        ),
+        formula="hybridep => ep <= NVLink domain",
+        reason="the hybridep kernel needs the expert group inside one NVLink domain",
+        source="NVIDIA-NeMo/Megatron-Bridge#6043, #6020, #2883",
+        frameworks=frozenset(Framework),
+        axis="",
+    ),
+)

@@ -1,0 +1,135 @@
+"""Sets of launch switches: which of their values a question declares, and how they are written."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layoutopt.optimizer.frameworks.preset import EpOverlap, NarrowWeights, load_preset
+from layoutopt.optimizer.frameworks.registry import abilities_of
+from layoutopt.optimizer.frameworks.switches import (
+    SWITCHES,
+    combination_fault,
+    read_switch,
+    switch_text,
+)
+from layoutopt.optimizer.specs.layout import Switches
+from layoutopt.optimizer.specs.vocabulary import CudaGraph
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.frameworks.switches import Switch, Value
+    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.options import SpaceOptions
+
+
+def declared_switches(ctx: Context, options: SpaceOptions) -> dict[str, tuple[Value, ...]]:
+    """Return the values of every switch that the question declares; others stay as the preset has them."""
+    declared = {}
+    for switch in SWITCHES:
+        values = _declared(switch, ctx, options)
+        if values:
+            declared[switch.name] = values
+    return declared
+
+
+def switch_sets(ctx: Context, options: SpaceOptions) -> tuple[Switches, ...]:
+    """Return every combination of declared values that can be launched, the plainest first; one that states nothing
+    where none is declared."""
+    declared = declared_switches(ctx, options)
+    sets = [Switches(**_typed(declared, chosen)) for chosen in product(*declared.values())]
+    launchable = tuple(one for one in sets if not combination_fault(one))
+    return launchable or tuple(sets)
+
+
+def _typed(declared: dict[str, tuple[Value, ...]], chosen: tuple[Value, ...]) -> dict[str, Any]:
+    return dict(zip(declared, chosen, strict=True))
+
+
+def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Value, ...]:
+    has = abilities_of(ctx.framework, ctx.release).switches.get(switch.name, ())
+    if switch.name in options.fix:
+        return tuple(dict.fromkeys(read_switch(switch.name, text) for text in options.fix[switch.name]))
+    if switch.name == "cp_kind" and not options.limits(switch.name):
+        return ()
+    own = preset_value(load_preset(ctx.framework).with_training(ctx.training), switch)
+    limited = options.limits(switch.name)
+    if not has or (switch.changes_numbers and not limited) or not _may_act(switch, ctx):
+        return ()
+    refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
+    values = tuple(value for value in has if value not in refused)
+    if switch.name == "cuda_graph" and not limited and _sized_by_routing(ctx):
+        values = tuple(value for value in values if value is not CudaGraph.FULL)
+    if switch.never_slower and not limited:
+        values = values[-1:] if _legal_everywhere(switch, ctx, options) else values
+    return () if values == (own,) else values
+
+
+def preset_value(preset: FrameworkPreset, switch: Switch) -> Value:
+    """Return what a preset has where a layout states nothing."""
+    if switch.name == "ep_overlap":
+        return preset.ep_overlap is EpOverlap.BATCH
+    if switch.name == "shared_expert_overlap":
+        return preset.ep_overlap is EpOverlap.SHARED
+    if switch.name == "fp8_param_gather":
+        return preset.narrow_weights is NarrowWeights.ALONE
+    value: Value = getattr(preset, {"cp_kind": "cp_comm"}.get(switch.name, switch.name))
+    return value
+
+
+def _may_act(switch: Switch, ctx: Context) -> bool:
+    """Whether a switch can change anything for the model."""
+    if switch.name == "shared_expert_overlap":
+        return ctx.model.moe is not None and ctx.model.moe.shared_ffn > 0
+    if switch.name == "cp_kind":
+        return ctx.has_attention
+    return switch.acts_on != "ep" or ctx.experts > 0
+
+
+def _sized_by_routing(ctx: Context) -> bool:
+    """Whether experts get as many tokens as the router sends; a graph of all needs a size, which may drop some."""
+    return ctx.model.moe is not None and ctx.model.moe.capacity_factor is None
+
+
+def _legal_everywhere(switch: Switch, ctx: Context, options: SpaceOptions) -> bool:
+    """Whether a switch can be on in every layout where it acts: user buffers need sequence parallelism."""
+    if switch.name != "tp_overlap":
+        return True
+    return abilities_of(ctx.framework, ctx.release).sp and 0 not in options.fix.get("sp", ())
+
+
+def switches_text(switches: Switches) -> str:
+    """Write switches as ``name=value`` words, nothing where none is stated."""
+    return " ".join(f"{name}={switch_text(value)}" for name, value in switches.stated().items())
+
+
+def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Keep, among each row's valid precision codes, the first of every set whose switches act alike there.
+
+    ``valid`` has shape (n, precisions of the codebook). Switches on traffic do nothing where a group is a single rank.
+    """
+    kept, book = valid.copy(), rows.codebook
+    acting = {axis: getattr(rows, axis) > 1 for axis in ("ep", "cp", "tp")}
+    idle = [switch for switch in SWITCHES if switch.acts_on]
+    for off in product((False, True), repeat=len(acting)):
+        silent = dict(zip(acting, off, strict=True))
+        alike = [
+            (*entry[:2], *_heard(entry[2], [s.name for s in idle if silent[s.acts_on]]))
+            for entry in book.formats
+        ]
+        if len(set(alike)) == len(alike):
+            continue
+        where = np.flatnonzero(np.logical_and.reduce([acting[axis] != silent[axis] for axis in acting]))
+        for later in range(1, len(alike)):
+            for first in (place for place in range(later) if alike[place] == alike[later]):
+                kept[where, later] &= ~kept[where, first]
+    return kept
+
+
+def _heard(switches: Switches, silent: list[str]) -> tuple[tuple[str, Value], ...]:
+    return tuple((name, value) for name, value in switches.stated().items() if name not in silent)
