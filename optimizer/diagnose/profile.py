@@ -50,9 +50,9 @@ class Events:
 class Calls:
     """Collective calls of a rank in the order issued.
 
-    ``kind`` indexes ``RankProfile.kinds`` (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv), ``group``
-    ``RankProfile.groups`` (-1: unknown); ``bytes`` is the whole tensor, -1 where unknown. ``peer`` is the other rank of a send
-    or recv, else -1.
+    ``kind`` indexes ``RankProfile.kinds`` (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv),
+    ``group`` ``RankProfile.groups`` (-1: unknown); ``bytes`` is the whole tensor, -1 where unknown. ``peer`` is the other
+    rank of a send or recv, else -1.
     """
 
     kind: IntArray
