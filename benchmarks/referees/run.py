@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import bridge, collectives, configs, megatron, orders, saved  # noqa: E402
+from benchmarks.referees import bridge, collectives, configs, core, megatron, orders, saved  # noqa: E402
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -131,7 +131,10 @@ def main() -> int:
     parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument(
-        "--only", nargs="+", default=[], help="megatron, bridge, collectives, saved or a reader of configs.py"
+        "--only",
+        nargs="+",
+        default=[],
+        help="megatron, core, bridge, collectives, saved or a reader of configs.py",
     )
     parser.add_argument("--record", action="store_true", help="write tests/data/referees")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "layoutopt-referees")
@@ -146,6 +149,9 @@ def main() -> int:
         if python is not None:
             wrong += orders.referee(python, record=asked.record)
             wrong += collectives.referee(python, record=asked.record)
+    if not asked.only or "core" in asked.only:
+        python = had("megatron", asked.folder)
+        wrong += core.referee(python, record=asked.record) if python else 0
     if not asked.only or "bridge" in asked.only:
         wrong += of_bridge(asked)
     if not asked.only or "saved" in asked.only:
