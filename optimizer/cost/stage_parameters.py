@@ -44,6 +44,9 @@ def end_parameters(
     last = last + table.scaled(np.where(batch.pp > 1, float(own), 0.0))
     if model.mtp_layers:
         last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
+        if not preset.splits_mtp_projection:
+            others = 2.0 * model.hidden**2 * (1.0 - 1.0 / batch.tp)
+            last = last + RankParameters(others, np.zeros(len(batch))).scaled(model.mtp_layers)
     return first, last
 
 

@@ -59,6 +59,7 @@ class FrameworkPreset:
     output beside its product. ``copies_values`` False: values of latent attention stay with the keys that they were
     multiplied with. ``keeps_gathered_keys``: keys and values that context parallelism gathered are kept for the
     backward pass. ``gathers_tokens``: expert-tensor ranks gather tokens before they are routed, not their routed copies.
+    ``splits_mtp_projection`` False: tensor-parallel ranks all hold the projection in front of a prediction layer.
     ``fused_sinks`` False: attention's output is kept before its sinks too. ``router_input_bytes`` per element are what a
     router with biases keeps of its input beside the 16-bit one, ``routed_output_bytes`` what is kept of routed experts'
     output where it is multiplied with the probabilities.
@@ -112,6 +113,7 @@ class FrameworkPreset:
     copies_values: bool
     keeps_gathered_keys: bool
     gathers_tokens: bool
+    splits_mtp_projection: bool
     fused_sinks: bool
     router_input_bytes: float
     routed_output_bytes: float

@@ -3,9 +3,9 @@
 python megatron_core.py < questions.jsonl > findings.jsonl
 
 A question is ``{"held": {"pp", "vp", "m"}}``: the most chunks that every rank of its schedule holds at once, of
-``get_schedule_table`` and ``get_pp_rank_microbatches``; ``{"stages": {"string", "pp", "layers", "mtp"}}``: the layers of each
-virtual stage of a layout string, after ``validate_layer_layout``; or ``{"groups": {"order", "tp", "cp", "dp", "pp", "ep",
-"etp"}}``: the groups of the first rank, of ``RankGenerator``. A finding is the answer, or ``{"error": text}``.
+``get_schedule_table`` and ``get_pp_rank_microbatches``; ``{"stages": {"string", "pp", "layers", "mtp"}}``: the layers of
+every virtual stage of a layout string, after ``validate_layer_layout``; or ``{"groups": {"order", "tp", "cp", "dp", ...}}``:
+the groups of the first rank, of ``RankGenerator``. A finding is the answer, or ``{"error": text}``.
 """
 
 # mypy: disable-error-code="misc,no-any-return"
