@@ -135,6 +135,8 @@ class CostedSpace:
     def _switched(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
         """Return the choices of switches of each row that no other beats in every term, and the row of each."""
         batch, owner = self.space.modifiers.expand(rows, over=(SWITCHES,))
+        if not len(batch):
+            return batch, owner
         kept = undominated(self.cost.terms(batch), owner)
         return batch.take(kept), owner[kept]
 
