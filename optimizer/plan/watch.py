@@ -124,7 +124,7 @@ def watch_list(
         device_bytes=estimate.memory.device_bytes,
         headroom_bytes=estimate.memory.capacity_bytes - estimate.memory.peak_bytes,
         step_spread=STEP_SPREAD,
-        bandwidths=tuple(_bandwidths(cost, layout, estimate)),
+        bandwidths=tuple(expected_bandwidths(cost, layout, estimate)),
         slow_ranks=tuple(slow_rank(layout, estimate, slower) for slower in SLOWDOWNS),
     )
 
@@ -140,7 +140,10 @@ def slow_rank(layout: Layout, estimate: Estimate, slower: float) -> SlowRank:
     return SlowRank(slower=slower, step_slower=more / estimate.step_time_s)
 
 
-def _bandwidths(cost: CostModel, layout: Layout, estimate: Estimate) -> Iterator[ExpectedBandwidth]:
+def expected_bandwidths(
+    cost: CostModel, layout: Layout, estimate: Estimate
+) -> Iterator[ExpectedBandwidth]:
+    """Yield what nccl-tests should read for every collective of a layout, at its own message size and at round ones."""
     degrees = {name: np.array([getattr(layout, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
     groups = mesh_groups(layout.mesh_order, **degrees)
     # What nccl-tests has to show before the run starts, not what collectives reach beside training.

@@ -1,0 +1,293 @@
+"""What to measure next: the runs and benchmarks that would change the choice of a layout, and when none would.
+
+Step times of the best layouts are believed jointly normal in their logs: by the constants' posterior, and by what the cost
+model errs beside them (``discrepancy``). A probe is worth what it takes off the expected step time of the choice
+(``belief``); of probes that are worth about the same the cheapest is suggested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.evidence.belief import Belief, suggest
+from layoutopt.optimizer.evidence.discrepancy import discrepancy
+from layoutopt.optimizer.evidence.posterior import draw_posterior
+from layoutopt.optimizer.evidence.proxy import proxy_of
+from layoutopt.optimizer.plan.watch import ExpectedBandwidth, expected_bandwidths
+from layoutopt.optimizer.specs.units import HOUR_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.workload import Workload
+
+    FloatArray = NDArray[np.float64]
+
+SAMPLES = 32
+"""Sets of constants that the belief rests on."""
+
+STEPS = 20
+"""Steps of a run: ten until it is steady, ten to time."""
+
+BENCHMARK_S = 60.0
+"""A collective at three sizes with 20 repetitions each, start included."""
+
+LEAST_GAIN = 0.0005
+"""Share of the step below which a measurement is not worth a run: below what repeats of one layout differ by."""
+
+
+TRAFFIC_OF = {
+    "tp": Component.TP,
+    "cp": Component.CP,
+    "ep": Component.EP,
+    "pp": Component.PP,
+    "dp_cp": Component.DP,
+}
+"""What of a step the collectives of a group of ranks are."""
+
+
+class ProbeKind(StrEnum):
+    """What is measured."""
+
+    RUN = "run"
+    PROXY = "proxy"
+    BENCHMARK = "benchmark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Something that can be launched: a layout of a workload on GPUs."""
+
+    workload: Workload
+    cluster: ClusterSpec
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A measurement: of a layout, of its proxy (``job`` is what runs), or of a collective by itself.
+
+    ``layout`` is the place of the layout that it is of; ``expected_s`` seconds of one step, or of one call of the
+    collective.
+    """
+
+    kind: ProbeKind
+    layout: int
+    gpus: int
+    gpu_hours: float
+    expected_s: float
+    job: Job | None = None
+    benchmark: ExpectedBandwidth | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A reading, relative to what is expected, from which on another layout is the choice."""
+
+    ratio: float
+    layout: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuggestedRun:
+    """A probe, by what share it makes the choice faster in the mean, and which readings turn the choice."""
+
+    probe: Probe
+    gain: float
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRuns:
+    """The layouts to choose from, what is believed of them, and what to measure, in order.
+
+    ``chances`` of each to be the fastest; ``expected_loss`` of choosing the first without a measurement and
+    ``remaining_loss`` after the suggested ones, shares of the step. ``enough`` says that no further measurement would
+    change the choice by ``LEAST_GAIN``.
+    """
+
+    layouts: tuple[Layout, ...]
+    step_time_s: tuple[float, ...]
+    chosen: int
+    chances: tuple[float, ...]
+    expected_loss: float
+    remaining_loss: float
+    suggestions: tuple[SuggestedRun, ...]
+    enough: bool
+    samples: int
+    seed: int
+
+
+def next_runs(
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    *,
+    budget: int,
+    samples: int = SAMPLES,
+) -> NextRuns | None:
+    """Suggest at most ``budget`` measurements among a plan's answer and its alternatives; None without a layout."""
+    if plan.layout is None or plan.estimate is None:
+        return None
+    layouts = (plan.layout, *(one.layout for one in plan.alternatives))
+    estimates = (plan.estimate, *(one.estimate for one in plan.alternatives))
+    jobs = [Job(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
+    probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
+    draws = draw_posterior(cluster, samples=samples, seed=options.seed)
+    belief = _belief(probes, estimates, draws, options)
+    hours = np.array([probe.gpu_hours for probe in probes])
+    chosen = suggest(belief, hours, runs=budget, least=LEAST_GAIN)
+    loss, gain = belief.expected_loss(options.seed), belief.gain(chosen) if chosen else 0.0
+    return NextRuns(
+        layouts=layouts,
+        step_time_s=tuple(one.step_time_s for one in estimates),
+        chosen=belief.best,
+        chances=tuple(belief.chances(options.seed).tolist()),
+        expected_loss=loss,
+        remaining_loss=max(loss - gain, 0.0),
+        suggestions=tuple(_suggested(belief, probes, chosen)),
+        enough=len(chosen) < budget,
+        samples=samples,
+        seed=options.seed,
+    )
+
+
+def _suggested(belief: Belief, probes: Sequence[Probe], chosen: Sequence[int]) -> Iterator[SuggestedRun]:
+    """Yield the probes in order, each with what it adds to those before it, which read what was expected."""
+    before = 0.0
+    for place, item in enumerate(chosen):
+        worth = belief.gain(chosen[: place + 1])
+        after = belief
+        for earlier in chosen[:place]:
+            after = after.observed(earlier, None)
+        turns = tuple(
+            Turn(ratio=float(np.exp(log_s - after.mean[item])), layout=layout)
+            for log_s, layout in after.turns(item)
+        )
+        yield SuggestedRun(probe=probes[item], gain=max(worth - before, 0.0), turns=turns)
+        before = worth
+
+
+def _runs(jobs: Sequence[Job], estimates: Sequence[Estimate]) -> list[Probe]:
+    """Return the layouts themselves as probes, in order: what is chosen from."""
+    return [
+        Probe(
+            kind=ProbeKind.RUN,
+            layout=index,
+            gpus=job.layout.gpus,
+            gpu_hours=job.layout.gpus * STEPS * priced.step_time_s / HOUR_S,
+            expected_s=priced.step_time_s,
+            job=job,
+        )
+        for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True))
+    ]
+
+
+def _proxies(jobs: Sequence[Job], options: SolveOptions) -> list[Probe]:
+    """Return a smaller job of equal shapes for every layout that has one."""
+    found = []
+    for index, job in enumerate(jobs):
+        small = proxy_of(job.layout, job.workload, job.cluster, options)
+        if small is None:
+            continue
+        own = Job(workload=small[0], cluster=small[1], layout=small[2])
+        step_s = _price(own, {}, options).step_time_s
+        found.append(
+            Probe(
+                kind=ProbeKind.PROXY,
+                layout=index,
+                gpus=own.layout.gpus,
+                gpu_hours=own.layout.gpus * STEPS * step_s / HOUR_S,
+                expected_s=step_s,
+                job=own,
+            )
+        )
+    return found
+
+
+def _benchmarks(
+    jobs: Sequence[Job], estimates: Sequence[Estimate], options: SolveOptions
+) -> list[Probe]:
+    """Return the collectives of every traffic that a layout exposes, each size and group once."""
+    found: dict[tuple[str, int, float], Probe] = {}
+    for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True)):
+        for one in expected_bandwidths(_cost(job, {}, options), job.layout, priced):
+            if not one.own or priced.breakdown_s[TRAFFIC_OF[one.axis]] <= 0:
+                continue
+            probe = Probe(
+                kind=ProbeKind.BENCHMARK,
+                layout=index,
+                gpus=one.members,
+                gpu_hours=one.members * BENCHMARK_S / HOUR_S,
+                expected_s=one.seconds,
+                benchmark=one,
+            )
+            found.setdefault((one.collective, one.members, one.size_bytes), probe)
+    return list(found.values())
+
+
+def _belief(
+    probes: Sequence[Probe],
+    estimates: Sequence[Estimate],
+    draws: Sequence[Mapping[str, float]],
+    options: SolveOptions,
+) -> Belief:
+    """Return the joint distribution of all probes' log readings; benchmarks read the log of a collective's error."""
+    errors = discrepancy()
+    priced = [None if probe.job is None else _price(probe.job, {}, options) for probe in probes]
+    logs = np.array(
+        [
+            [0.0 if probe.job is None else np.log(_price(probe.job, values, options).step_time_s) for probe in probes]
+            for values in draws
+        ]
+    )
+    apart = (logs - logs.mean(axis=0)) / max(len(draws) - 1, 1) ** 0.5
+    loadings = np.stack(
+        [_loading(probe, one) for probe, one in zip(probes, priced, strict=True)]
+    )
+    own = np.array([0.0 if probe.job is None else errors.layout**2 for probe in probes])
+    return Belief(
+        layouts=len(estimates),
+        mean=np.array([0.0 if one is None else np.log(one.step_time_s) for one in priced]),
+        covariance=apart.T @ apart + loadings @ loadings.T + np.diag(own),
+        noise=errors.repeat,
+    )
+
+
+def _loading(probe: Probe, priced: Estimate | None) -> FloatArray:
+    errors = discrepancy()
+    if priced is not None:
+        return errors.loadings(priced.breakdown_s)
+    assert probe.benchmark is not None
+    return errors.reading(TRAFFIC_OF[probe.benchmark.axis])
+
+
+def _price(job: Job, values: Mapping[str, float], options: SolveOptions) -> Estimate:
+    return estimate(_cost(job, values, options), job.layout)
+
+
+def _cost(job: Job, values: Mapping[str, float], options: SolveOptions) -> CostModel:
+    own = replace(job.cluster, calibration={**values, **job.cluster.calibration})
+    return build_cost_model(
+        job.workload.model,
+        job.workload.training,
+        own,
+        framework=options.framework,
+        software=options.space.software,
+        kind=options.cost,
+    )
