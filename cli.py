@@ -56,6 +56,7 @@ COMMANDS: dict[str, Entry] = {
     "verify": Entry(f"{_HOME}.verify", "Check a plan's proof on an independent path."),
     "validate": Entry(f"{_HOME}.validate", "Say how far predictions are off measured runs."),
     "calibrate": Entry(f"{_HOME}.calibrate", "Fit the cost model to a cluster with a few own runs."),
+    "next-runs": Entry(f"{_HOME}.next_runs", "Say which measurements would change the choice of a layout."),
     "diagnose": Entry(f"{_HOME}.diagnose", "Hold a run against its plan, or a throughput against the peak."),
     "import": Entry(f"{_HOME}.import_file", "Read a file of another tool: model, launch file, log, network."),
     "export": Entry(f"{_HOME}.export", "Write a plan as the launch configuration of a trainer."),

@@ -62,8 +62,8 @@ MORE = 0.002
 HEAD = (
     "# Written by benchmarks/next_runs.py --renew. Standard deviations of log errors beside the constants': of a component\n"
     "# that the network does not take and of one that it takes, and of a layout by itself: most likely values over\n"
-    "# measured groups, publications left out of the fit. network: of a collective by itself (benchmarks/network_baseline.json);\n"
-    "# repeat: of a run repeated.\n"
+    "# measured groups, publications left out of the fit. network: of a collective by itself\n"
+    "# (benchmarks/network_baseline.json); repeat: of a run repeated.\n"
 )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-Z = np.linspace(-3.0, 3.0, 121)
+Z = np.linspace(-5.0, 5.0, 201)
 """Readings over which a mean is taken, in standard deviations from what is expected."""
 
 _WEIGHTS = np.exp(-(Z**2) / 2) / np.exp(-(Z**2) / 2).sum()
@@ -80,7 +80,8 @@ class Belief:
         own = np.array(items)
         readings = self.covariance[np.ix_(own, own)] + self.noise**2 * np.eye(len(own))
         return np.asarray(
-            np.linalg.solve(np.linalg.cholesky(readings), self.covariance[own, : self.layouts]), dtype=np.float64
+            np.linalg.solve(np.linalg.cholesky(readings), self.covariance[own, : self.layouts]),
+            dtype=np.float64,
         )
 
     def turns(self, item: int) -> tuple[tuple[float, int], ...]:

@@ -19,8 +19,10 @@ from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.evidence.belief import Belief, suggest
 from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.posterior import draw_posterior
+from layoutopt.optimizer.evidence.predict import price
 from layoutopt.optimizer.evidence.proxy import proxy_of
 from layoutopt.optimizer.plan.watch import ExpectedBandwidth, expected_bandwidths
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -140,8 +143,19 @@ def next_runs(
     *,
     budget: int,
     samples: int = SAMPLES,
+    measured: Sequence[Case] = (),
+    readings: Mapping[int, float] | None = None,
 ) -> NextRuns | None:
-    """Suggest at most ``budget`` measurements among a plan's answer and its alternatives; None without a layout."""
+    """Suggest at most ``budget`` measurements among a plan's answer and its alternatives; None without a layout.
+
+    ``measured`` are timed runs of this cluster's kind, of any layouts, ``readings`` seconds of layouts by their place in
+    what is returned: both condition what is believed.
+
+    Raises
+    ------
+    InputError
+        For a reading of a place that no layout has.
+    """
     if plan.layout is None or plan.estimate is None:
         return None
     layouts = (plan.layout, *(one.layout for one in plan.alternatives))
@@ -149,7 +163,13 @@ def next_runs(
     jobs = [Job(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
     probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
     draws = draw_posterior(cluster, samples=samples, seed=options.seed)
-    belief = _belief(probes, estimates, draws, options)
+    runs = [one for one in measured if one.measured_s is not None]
+    seconds = {len(probes) + place: run.measured_s or 0.0 for place, run in enumerate(runs)}
+    for place, read_s in (readings or {}).items():
+        if not 0 <= place < len(layouts):
+            raise input_error(f"there is no layout {place + 1}", f"1 to {len(layouts)}", key="--measured")
+        seconds[place] = read_s
+    belief = _conditioned(_belief(probes, runs, len(layouts), draws, options), seconds, len(probes))
     hours = np.array([probe.gpu_hours for probe in probes])
     chosen = suggest(belief, hours, runs=budget, least=LEAST_GAIN)
     loss, gain = belief.expected_loss(options.seed), belief.gain(chosen) if chosen else 0.0
@@ -220,9 +240,7 @@ def _proxies(jobs: Sequence[Job], options: SolveOptions) -> list[Probe]:
     return found
 
 
-def _benchmarks(
-    jobs: Sequence[Job], estimates: Sequence[Estimate], options: SolveOptions
-) -> list[Probe]:
+def _benchmarks(jobs: Sequence[Job], estimates: Sequence[Estimate], options: SolveOptions) -> list[Probe]:
     """Return the collectives of every traffic that a layout exposes, each size and group once."""
     found: dict[tuple[str, int, float], Probe] = {}
     for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True)):
@@ -243,38 +261,53 @@ def _benchmarks(
 
 def _belief(
     probes: Sequence[Probe],
-    estimates: Sequence[Estimate],
+    runs: Sequence[Case],
+    layouts: int,
     draws: Sequence[Mapping[str, float]],
     options: SolveOptions,
 ) -> Belief:
-    """Return the joint distribution of all probes' log readings; benchmarks read the log of a collective's error."""
+    """Return the joint distribution of the log readings of all probes and runs.
+
+    Benchmarks read the log of a collective's error.
+    """
     errors = discrepancy()
-    priced = [None if probe.job is None else _price(probe.job, {}, options) for probe in probes]
-    logs = np.array(
-        [
-            [0.0 if probe.job is None else np.log(_price(probe.job, values, options).step_time_s) for probe in probes]
-            for values in draws
-        ]
-    )
-    apart = (logs - logs.mean(axis=0)) / max(len(draws) - 1, 1) ** 0.5
-    loadings = np.stack(
-        [_loading(probe, one) for probe, one in zip(probes, priced, strict=True)]
-    )
-    own = np.array([0.0 if probe.job is None else errors.layout**2 for probe in probes])
+    priced = [
+        _price_all(probes, runs, {}, options),
+        *(_price_all(probes, runs, one, options) for one in draws),
+    ]
+    logs = np.array([[0.0 if one is None else np.log(one.step_time_s) for one in row] for row in priced])
+    apart = (logs[1:] - logs[1:].mean(axis=0)) / max(len(draws) - 1, 1) ** 0.5
+    parts = [probe.benchmark for probe in probes] + [None] * len(runs)
+    loadings = np.stack([_loading(*pair) for pair in zip(parts, priced[0], strict=True)])
+    own = np.array([0.0 if one is None else errors.layout**2 for one in priced[0]])
     return Belief(
-        layouts=len(estimates),
-        mean=np.array([0.0 if one is None else np.log(one.step_time_s) for one in priced]),
+        layouts=layouts,
+        mean=logs[0],
         covariance=apart.T @ apart + loadings @ loadings.T + np.diag(own),
         noise=errors.repeat,
     )
 
 
-def _loading(probe: Probe, priced: Estimate | None) -> FloatArray:
+def _conditioned(belief: Belief, seconds: Mapping[int, float], probes: int) -> Belief:
+    """Return the belief after some items were read, without those behind the probes."""
+    for item, read_s in seconds.items():
+        belief = belief.observed(item, float(np.log(read_s)))
+    return replace(belief, mean=belief.mean[:probes], covariance=belief.covariance[:probes, :probes])
+
+
+def _price_all(
+    probes: Sequence[Probe], runs: Sequence[Case], values: Mapping[str, float], options: SolveOptions
+) -> list[Estimate | None]:
+    jobs = [None if probe.job is None else _price(probe.job, values, options) for probe in probes]
+    return [*jobs, *(price(run, {**values, **run.cluster.calibration}) for run in runs)]
+
+
+def _loading(benchmark: ExpectedBandwidth | None, priced: Estimate | None) -> FloatArray:
     errors = discrepancy()
-    if priced is not None:
-        return errors.loadings(priced.breakdown_s)
-    assert probe.benchmark is not None
-    return errors.reading(TRAFFIC_OF[probe.benchmark.axis])
+    if benchmark is not None:
+        return errors.reading(TRAFFIC_OF[benchmark.axis])
+    assert priced is not None
+    return errors.loadings(priced.breakdown_s)
 
 
 def _price(job: Job, values: Mapping[str, float], options: SolveOptions) -> Estimate:

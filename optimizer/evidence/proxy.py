@@ -42,7 +42,11 @@ def proxy_of(
     if gpus > LARGEST_SHARE * layout.gpus:
         return None
     own = replace(
-        workload, model=model, training=replace(workload.training, global_batch=batch), phases=(), phase_names=()
+        workload,
+        model=model,
+        training=replace(workload.training, global_batch=batch),
+        phases=(),
+        phase_names=(),
     )
     machine = resized(cluster, gpus)
     small = _completed(layout, ranks, own, machine)
@@ -60,10 +64,16 @@ def _shallow(model: ModelSpec, layout: Layout) -> ModelSpec | None:
 
 
 def _possible(layout: Layout, cluster: ClusterSpec, dp: int) -> bool:
-    """Tell whether so many data-parallel ranks hold the experts and fill whole nodes."""
+    """Tell whether so many data-parallel ranks hold the experts, leave state to shard, and fill whole nodes."""
     gpus = layout.tp * layout.cp * layout.pp * dp
     whole = gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
-    return layout.dp % dp == 0 and whole and (layout.tp * layout.cp * dp) % (layout.ep * layout.etp) == 0
+    shards = layout.zero == 0 or layout.cp * dp > 1
+    return (
+        layout.dp % dp == 0
+        and whole
+        and shards
+        and (layout.tp * layout.cp * dp) % (layout.ep * layout.etp) == 0
+    )
 
 
 def _completed(layout: Layout, dp: int, workload: Workload, cluster: ClusterSpec) -> Layout | None:

@@ -140,9 +140,7 @@ def slow_rank(layout: Layout, estimate: Estimate, slower: float) -> SlowRank:
     return SlowRank(slower=slower, step_slower=more / estimate.step_time_s)
 
 
-def expected_bandwidths(
-    cost: CostModel, layout: Layout, estimate: Estimate
-) -> Iterator[ExpectedBandwidth]:
+def expected_bandwidths(cost: CostModel, layout: Layout, estimate: Estimate) -> Iterator[ExpectedBandwidth]:
     """Yield what nccl-tests should read for every collective of a layout, at its own message size and at round ones."""
     degrees = {name: np.array([getattr(layout, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
     groups = mesh_groups(layout.mesh_order, **degrees)

@@ -99,6 +99,14 @@ FORMS: Mapping[str, Form] = {
     ),
     "diagnose.difference:Row": Form(added={"ratio": "ratio", "gap_s": "gap_s"}),
     "diagnose.diagnosis:Overlap": Form(added={"hidden_share": "hidden_share"}),
+    "evidence.next_runs:Job": Form(
+        without=("workload", "cluster"),
+        added={
+            "model_layers": "workload.model.layers",
+            "global_batch": "workload.training.global_batch",
+            "gpus": "cluster.gpu_count",
+        },
+    ),
     "evidence.case:Skip": Form(without=("run",), added={"id": "run.id"}),
     "evidence.published:Reference": Form(
         without=("case",),

@@ -66,7 +66,7 @@ def command(
 
     What the trainer can't launch is refused with the nearest layout that it can, and what that costs.
     """
-    _require_folder(folder)
+    require_folder(folder)
     question, layout = read_plan(plan, rank)
     checkpoints = _checkpoints(question, layout, checkpoint_every)
     try:
@@ -176,7 +176,7 @@ def _with_cost(error: InputError, question: Question, layout: Layout) -> InputEr
     return InputError(*error.problems, price)
 
 
-def _require_folder(folder: Path | None) -> None:
+def require_folder(folder: Path | None) -> None:
     """Check before any work that the files can be written."""
     if folder is None:
         return

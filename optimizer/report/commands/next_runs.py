@@ -1,0 +1,187 @@
+"""``layoutopt next-runs``."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.export import require_folder
+from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
+from layoutopt.optimizer.report.commands.options import (
+    OUTPUT,
+    DemandChoices,
+    FrameworkOptions,
+    OutputOptions,
+    SearchChoices,
+    SpaceChoices,
+    SpaceCommand,
+    cluster_argument,
+    demand_options,
+    framework_options,
+    model_argument,
+    output_options,
+    search_options,
+    space_options,
+    workload_options,
+)
+from layoutopt.optimizer.report.commands.values import Whole
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.writing import write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.ask.records import RunChoices
+    from layoutopt.optimizer.evidence.case import Case
+    from layoutopt.optimizer.evidence.next_runs import NextRuns
+    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+LAYOUTS = 10
+"""Layouts that the choice is among, unless ``--top`` says otherwise."""
+
+
+@click.command(cls=SpaceCommand)
+@model_argument
+@cluster_argument
+@click.option(
+    "--budget", type=Whole(1, 20), default=3, show_default=True, help="Suggest at most so many measurements."
+)
+@click.option(
+    "--measured", multiple=True, metavar="N=SECONDS|RUNS.csv",
+    help="What layout N took per step, or a table of runs: the choice is made again with them.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
+    help="Write launch files, benchmark lines and what to expect of them there.",
+)  # fmt: skip
+@workload_options
+@framework_options
+@space_options
+@demand_options
+@search_options
+@output_options
+def command(
+    model: str,
+    cluster: str,
+    budget: int,
+    measured: tuple[str, ...],
+    folder: Path | None,
+    asked: RunChoices,
+    trainer: FrameworkOptions,
+    space: SpaceChoices,
+    demands: DemandChoices,
+    search: SearchChoices,
+    output: OutputOptions,
+) -> ExitCode:
+    """Say which runs or benchmarks would change the choice of a layout for MODEL on CLUSTER most.
+
+    The fastest layouts are solved, and what is known of the cost model's errors says how likely each is really the fastest.
+    Named is what takes most off the expected step time of the choice, of equals the cheapest; with --measured the choice is
+    made again, and nothing is named once nothing would change it.
+    """
+    from layoutopt.optimizer.evidence.next_runs import next_runs
+
+    require_folder(folder)
+    workload, machine = read_question(model, cluster, asked, output)
+    options = solve_options(space, search, trainer, asked.precision, demands=demands)
+    options = replace(options, top=LAYOUTS if search.top is None else options.top, near=None)
+    readings = {
+        place: seconds for one in measured if (reading := _reading(one)) for place, seconds in [reading]
+    }
+    runs = _cases([one for one in measured if _reading(one) is None], machine)
+    with named(allow="--allow"):
+        plan = _solve(workload, machine, options, output)
+    found = next_runs(plan, workload, machine, options, budget=budget, measured=runs, readings=readings)
+    if found is None:
+        return _print_none(plan, output)
+    if folder is not None:
+        _write(found, options, folder, output)
+    if output.json:
+        from layoutopt.optimizer.report.json_forms import to_plain
+
+        print_json(to_plain(found))
+    else:
+        from layoutopt.optimizer.report.tables.next_runs import next_runs_tables
+
+        print_tables(next_runs_tables(found, len(runs) + len(readings)))
+    return ExitCode.OK
+
+
+def _solve(workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions) -> Plan:
+    """Search with progress on stderr; Ctrl-C stops it."""
+    from layoutopt.optimizer.report.commands.interrupt import Interrupt
+    from layoutopt.optimizer.report.progress import progress_printer
+    from layoutopt.optimizer.solve.api import solve_layout
+
+    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
+    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+        return solve_layout(
+            workload, cluster, options, on_progress=printer.update, should_stop=interrupt.asked
+        )
+
+
+def _cases(tables: Sequence[str], cluster: ClusterSpec) -> list[Case]:
+    """Read timed runs of this cluster's GPU; raises ``InputError`` for others and for rows that cannot be priced."""
+    if not tables:
+        return []
+    from layoutopt.optimizer.evidence.cases import build_cases
+    from layoutopt.optimizer.report.commands.validate import read_tables
+
+    cases, skipped = build_cases(read_tables(tables))
+    if skipped:
+        run = skipped[0].run
+        raise input_error(f"run {run.id!r}: {skipped[0].reason}", key="--measured", file=run.file)
+    for case in cases:
+        if case.cluster.gpu.name != cluster.gpu.name:
+            what = f"run {case.run.id!r} ran on {case.cluster.gpu.name}"
+            raise input_error(what, f"runs on {cluster.gpu.name}", key="--measured", file=case.run.file)
+        if case.measured_s is None:
+            raise input_error(f"run {case.run.id!r} has no step time", key="--measured", file=case.run.file)
+    return cases
+
+
+def _reading(text: str) -> tuple[int, float] | None:
+    """Read ``N=SECONDS``, N from 1; None for anything that does not begin so, the name of a table."""
+    place, equals, seconds = text.partition("=")
+    if not equals or not re.fullmatch("[0-9]+", place):
+        return None
+    try:
+        value = float(seconds)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise input_error(
+            f"{seconds[:60]!r} is no step time", "seconds above 0, e.g. 1=7.9", key="--measured"
+        )
+    return int(place) - 1, value
+
+
+def _print_none(plan: Plan, output: OutputOptions) -> ExitCode:
+    why = plan.infeasibility.message if plan.infeasibility else "stopped before a layout was found"
+    if output.json:
+        print_json({"status": plan.status.value, "reasons": [why]})
+    else:
+        from rich.text import Text
+
+        print_tables(Text(why))
+    return ExitCode.REJECTED if plan.infeasibility else ExitCode.STOPPED
+
+
+def _write(found: NextRuns, options: SolveOptions, folder: Path, output: OutputOptions) -> None:
+    """Write every experiment into a folder of its own, and the page that says what to expect."""
+    from layoutopt.optimizer.report.experiment import experiment_files
+
+    for name, text in experiment_files(found, options).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, text.encode(), key=OUTPUT)
+    note(f"wrote {folder}", output)

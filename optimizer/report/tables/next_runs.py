@@ -1,0 +1,87 @@
+"""What to measure next, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from layoutopt.optimizer.evidence.next_runs import LEAST_GAIN, STEPS, ProbeKind
+from layoutopt.optimizer.report.tables.console import bullets, grid, section
+from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.specs.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.evidence.next_runs import NextRuns, Probe, SuggestedRun
+
+
+def next_runs_tables(found: NextRuns, runs: int) -> RenderableType:
+    """Show the layouts with their chances, what to measure, and what it would tell."""
+    return Group(Text(_headline(found, runs), style="bold"), _layouts(found), _measurements(found))
+
+
+def _headline(found: NextRuns, runs: int) -> str:
+    after = f"after {runs} run{'s' if runs > 1 else ''} " if runs else ""
+    return (
+        f"{after}layout {found.chosen + 1} is the choice: the fastest of {len(found.layouts)} with a chance of "
+        f"{found.chances[found.chosen]:.0%}; it loses {found.expected_loss:.1%} in the mean"
+    )
+
+
+def _layouts(found: NextRuns) -> RenderableType:
+    rows = [
+        (f"{place}", format_seconds(seconds), f"{chance:.0%}", layout_text(layout))
+        for place, (layout, seconds, chance) in enumerate(
+            zip(found.layouts, found.step_time_s, found.chances, strict=True), start=1
+        )
+    ]
+    return section("Layouts", grid(["", "step", "fastest", "layout"], rows, left=(3,)))
+
+
+def _measurements(found: NextRuns) -> RenderableType:
+    rows = [
+        (f"{place}", probe_words(one.probe), f"{one.probe.gpus:,}", f"{one.probe.gpu_hours:,.2g}", f"{one.gain:.2%}",
+         turn_words(one))
+        for place, one in enumerate(found.suggestions, start=1)
+    ]  # fmt: skip
+    columns = ["", "measure", "GPUs", "GPU-hours", "gains", "what it would tell"]
+    table = [section("Measure next", grid(columns, rows, left=(1, 5)))] if rows else []
+    return Group(*table, section("When to stop", bullets([stop_words(found)])))
+
+
+def probe_words(probe: Probe) -> str:
+    """Name a measurement."""
+    if probe.benchmark is not None:
+        one = probe.benchmark
+        return f"{one.program} at {format_bytes(one.size_bytes)} on {one.members} GPUs ({one.axis})"
+    if probe.kind is ProbeKind.PROXY and probe.job is not None:
+        layers = probe.job.workload.model.layers
+        return f"{STEPS} steps of layout {probe.layout + 1} with {layers} layers, dp {probe.job.layout.dp}"
+    return f"{STEPS} steps of layout {probe.layout + 1}"
+
+
+def turn_words(one: SuggestedRun) -> str:
+    """Say from which reading on another layout is the choice."""
+    expected = format_seconds(one.probe.expected_s)
+    turns = [
+        f"{'below' if turn.ratio < 1 else 'above'} {format_seconds(turn.ratio * one.probe.expected_s)}: layout "
+        f"{turn.layout + 1}"
+        for turn in one.turns
+    ]
+    return f"expected {expected}; {', '.join(turns) if turns else 'the others, once it is known'}"
+
+
+def stop_words(found: NextRuns) -> str:
+    """Say whether more measurements would change the choice."""
+    if found.enough and not found.suggestions:
+        return f"nothing that can be measured would change the choice by {LEAST_GAIN:.2%} of the step in the mean"
+    words = [
+        f"{one.probe.layout + 1}=SECONDS" for one in found.suggestions if one.probe.kind is ProbeKind.RUN
+    ]
+    left = f"about {found.remaining_loss:.1%} of the step is lost in the mean after these"
+    more = "and nothing else is worth a run" if found.enough else "and more runs would take more off"
+    again = f"; --measured {words[0]} makes the choice again" if words else ""
+    return f"{left}, {more}{again}"
