@@ -278,3 +278,13 @@ def test_files_beside_are_found_by_the_folder(tmp_path: Path) -> None:
     text = "deepspeed --num_gpus=8 " + CLM.format(more="--deepspeed ds.json")
     job = import_text(text, "x.sh", around=Around(folder=tmp_path)).value
     assert job.layout.zero == 1
+
+
+def test_nemo_1_values_from_outside_are_asked_for() -> None:
+    """Nodes that the environment states: open, with the option that gives them, and no private character shows."""
+    text = "python megatron_gpt_pretraining.py trainer.devices=8 trainer.num_nodes=$NODES model.micro_batch_size=1"
+    job = read(text, "nemo", "x.sh")
+    assert job.gpus is None
+    said = " ".join((*job.missing, *job.notes))
+    assert "trainer.num_nodes: comes from $NODES" in said and "--set NODES=" in said
+    assert "\ue000" not in said

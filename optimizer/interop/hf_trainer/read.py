@@ -33,6 +33,9 @@ LENGTHS = (
 )  # fmt: skip
 """What training scripts call the length of a sequence; none of them is the Trainer's."""
 
+ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_dim", "train_type", "tuner_type", "finetuning_type")
+"""What training scripts call a training of adapters alone."""
+
 BATCH = 8
 """per_device_train_batch_size where it is not stated."""
 
@@ -69,7 +72,7 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
     missing: list[str] = []
     name_unread(list(fields.data), KNOWN, notes)
-    if fields.raw("use_peft") or fields.raw("lora_r") or fields.raw("lora_dim"):
+    if any(fields.raw(key) not in (None, False, "full") for key in ADAPTERS):
         notes.append("adapters are not read from this file; priced as training of all parameters")
     stated = _stated_elsewhere(fields, beside, notes, missing)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar, split_flags
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.shell.scripts import ambiguous, read_commands, too_open
-from layoutopt.optimizer.interop.shell.values import has_hole, hole, holes
+from layoutopt.optimizer.interop.shell.values import has_hole, hole, holes, show
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LaunchCommand:
             return ""
         places = [f"${name} (line {self.script.missing.get(name, '?')})" for name in self.open_words]
         given = " ".join(f"--set {name}=..." for name in self.open_words)
-        beside = "".join(f"; {name} was not found" for name in self.script.unread)
+        beside = "".join(f"; {show(name)} was not found" for name in self.script.unread)
         return f"may be in {', '.join(places)}, not set here{beside}; give {given}"
 
     @property

@@ -101,7 +101,8 @@ def _of_command(command: LaunchCommand, file: str) -> ImportedJob:
 def _of_config(data: Mapping[str, Any], file: str, unsaid: str = "") -> ImportedJob:
     """Read the sections ``trainer`` and ``model`` of NeMo 1; ``unsaid`` tells where the rest of them is."""
     root = Fields(data, file=file)
-    trainer, model = root.section("trainer"), root.section("model")
+    model = root.section("model")
+    trainer = _ModelFields(root.section("trainer").data, file=file, prefix="trainer")
     if not model.data:
         raise input_error("no model section", "a configuration of NeMo 1", key="model", file=file)
     notes: list[str] = []
@@ -112,7 +113,10 @@ def _of_config(data: Mapping[str, Any], file: str, unsaid: str = "") -> Imported
     values |= _named(values, model, trainer, notes, whole=not unsaid)
     name_unread(list(model.data), KNOWN, notes)
     job = job_from_arguments(_ModelFields(values, file=file, unsaid=unsaid), gpus, command_line=False)
-    return replace(job, framework=Framework.MEGATRON_BRIDGE, notes=(*notes, *job.notes))
+    asked = tuple(f"{trainer.path(key)}: {why}" for key, why in trainer.left_open.items())
+    return replace(
+        job, framework=Framework.MEGATRON_BRIDGE, notes=(*notes, *job.notes), missing=(*job.missing, *asked)
+    )
 
 
 class _ModelFields(ArgFields):
@@ -120,7 +124,7 @@ class _ModelFields(ArgFields):
 
     def path(self, key: str) -> str:
         """Return the key as NeMo writes it."""
-        return f"model.{OWN_NAMES.get(key, key)}"
+        return f"{self.prefix or 'model'}.{OWN_NAMES.get(key, key)}"
 
     def flag(self, *keys: str) -> bool | None:
         """Read true or false."""
@@ -174,7 +178,12 @@ def _named(
 
 def _gpus(trainer: Fields, notes: list[str]) -> int | None:
     devices, nodes = trainer.raw("devices"), trainer.integer("num_nodes", least=1)
-    if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
+    if (
+        "num_nodes" in trainer.left_open
+        or not isinstance(devices, int)
+        or isinstance(devices, bool)
+        or devices < 1
+    ):
         return None
     if nodes is None:
         notes.append("assumed: one node, trainer.num_nodes is not stated")

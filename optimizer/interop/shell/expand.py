@@ -168,7 +168,7 @@ class Expander:
         if kind == "translated_string":
             return self._string(node.children[-1])
         if kind in ("simple_expansion", "expansion"):
-            return expand_parameter(text_of(node).strip(), self, quoted=quoted)
+            return expand_parameter(_without_blanks(text_of(node)), self, quoted=quoted)
         if kind == "command_substitution" and text_of(node).strip().startswith("$(("):
             return [[Piece(self._misread_arithmetic(node), quoted)]]
         if kind in ("command_substitution", "process_substitution"):
@@ -218,11 +218,11 @@ class Expander:
         if quoted and part.type == "string_content":
             return [[Piece(unescaped(text_of(part), _IN_STRINGS), True)]]
         text = text_of(part)
-        blank = text[: len(text) - len(text.lstrip())]
+        own = _without_blanks(text)
+        blank = unescaped(text[: len(text.rstrip()) - len(own)], _IN_STRINGS)
         found = self.fields(part, quoted=quoted)
-        if (
-            quoted and blank and part.type in _EXPANSIONS
-        ):  # blanks before an expansion in a string belong to the string
+        # blanks before an expansion in a string belong to the string
+        if quoted and blank and part.type in _EXPANSIONS:
             return [[Piece(blank, True), *found[0]], *found[1:]] if found else [[Piece(blank, True)]]
         return found
 
@@ -296,3 +296,8 @@ class Expander:
         if number < 0 and isinstance(value, dict):
             number += 1 + max((int(key) for key in value if key.isdecimal()), default=-1)
         return str(number)
+
+
+def _without_blanks(text: str) -> str:
+    """Return the source of an expansion without the blanks and line ends that the grammar counts to it."""
+    return re.sub(r"^(?:\s|\\\n)+", "", text).rstrip()
