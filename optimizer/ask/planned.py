@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from layoutopt.optimizer.ask.job import load_job
 from layoutopt.optimizer.ask.load import load_layout
 from layoutopt.optimizer.ask.records import AS_STATED, PYTHON, JobRequest, Names, RunChoices
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.frameworks.preset import calibrated
 from layoutopt.optimizer.solve.inputs import Question, question_from_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
@@ -21,6 +22,8 @@ from layoutopt.optimizer.specs.loading import MAX_PLAN_BYTES
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.frameworks.registry import Framework
@@ -38,6 +41,19 @@ class Planned:
     layout: Layout
     cost: CostModel
     notes: tuple[str, ...] = ()
+
+    def repriced(self, values: Mapping[str, float]) -> CostModel:
+        """Return the prices under other constants, named as a cluster's calibration names them."""
+        question, framework = self.question, self.question.options.framework
+        cluster = replace(question.cluster, calibration={**question.cluster.calibration, **values})
+        preset = calibrated(self.cost.preset, framework, values)
+        return build_cost_model(
+            question.workload.model,
+            question.workload.training,
+            cluster,
+            preset=preset,
+            kind=question.options.cost,
+        )
 
 
 def load_planned(

@@ -60,11 +60,11 @@ LEAST_SHARE = 0.015
 LEAST_RATIO = 1.08
 """Measured over predicted from which a kind of kernel, or a link, counts as slow where few runs tell what is usual."""
 
-LINK_RATIO = 1.25
-"""Measured over predicted time of collectives from which a link counts as slow: fabrics reach 0.49 to 0.86 of nominal."""
+LINK_RATIO = 1.1
+"""Measured over predicted time of collectives from which a link counts as slow."""
 
-HIDDEN = 0.5
-"""Share of an axis' traffic that kernels run beside below which it counts as not overlapped where it was to be."""
+LESS_HIDDEN = 0.25
+"""Share of an axis' traffic by which kernels hide less than predicted where it counts as not overlapped."""
 
 FLAGS = {
     Axis.DP: "--overlap-grad-reduce --overlap-param-gather (Megatron-LM)",
@@ -277,7 +277,7 @@ def _traffic(found: Findings) -> Iterator[Cause]:
                 evidence=rates,
                 remedy="nccl-tests over the same ranks; the links, NICs and switches between them",
             )
-        elif (hidden := _hidden_share(mine)) < HIDDEN and axis is not Axis.PP:
+        elif (hidden := _hidden_share(mine)) < _predicted_hidden(found, components, price_s) - LESS_HIDDEN:
             where = "after the last backward kernel" if axis is Axis.DP else "where layers wait for it"
             yield Cause(
                 kind=CauseKind.NO_OVERLAP,
@@ -292,6 +292,12 @@ def _traffic(found: Findings) -> Iterator[Cause]:
 def _hidden_share(traffic: Sequence[AxisTraffic]) -> float:
     busy = sum(one.busy_ns for one in traffic)
     return 1 - sum(one.exposed_ns for one in traffic) / busy if busy else 0.0
+
+
+def _predicted_hidden(found: Findings, components: Sequence[Component], price_s: float) -> float:
+    """Return what of an axis' traffic the plan reckons to be hidden."""
+    exposed_s = sum(found.predicted_s(part) for part in components)
+    return max(1 - exposed_s / price_s, 0.0) if price_s else 0.0
 
 
 def _price_s(expected: Expectation, traffic: AxisTraffic) -> float:

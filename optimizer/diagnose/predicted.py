@@ -89,13 +89,24 @@ class Expectation:
         """Return what one collective of a group of the layout takes; None of a kind without a price."""
         if kind not in _PRICES:
             return None
+        price = getattr(self.cost.topology, _PRICES[kind])
+        return float(np.ravel(price(size_bytes, self.group(axis)))[0])
+
+    def group(self, axis: Axis) -> GroupBatch:
+        """Return the ranks that communicate over an axis; over dp those that share dense state."""
         batch = batch_of_one(self.layout)
         groups = groups_of(order_of(batch, closest=False), batch)
-        by_axis: dict[Axis, GroupBatch] = {
+        by_axis = {
             Axis.TP: groups.tp, Axis.CP: groups.cp, Axis.EP: groups.ep, Axis.DP: groups.dp_cp, Axis.PP: groups.pp
         }  # fmt: skip
-        price = getattr(self.cost.topology, _PRICES[kind])
-        return float(np.ravel(price(size_bytes, by_axis[axis]))[0])
+        return by_axis[axis]
+
+
+def moved_in_domain(expected: Expectation, axis: Axis) -> bool:
+    """Tell whether an axis' traffic stays in an NVLink domain."""
+    group = expected.group(axis)
+    size = int(np.prod([np.ravel(digit.size)[0] for digit in group.digits]))
+    return int(np.ravel(group.members_within(expected.cost.topology.nvlink_domain))[0]) >= size
 
 
 def expectation(cost: CostModel, layout: Layout) -> Expectation:

@@ -125,7 +125,7 @@ def rank_terms(profile: RankProfile, matched: Matched, *, sharded: bool, staged:
     the layers. ``staged``: there are several pipeline stages, so that waiting in groups of no axis is the pipeline's.
     """
     low, high = int(profile.steps[0, 0]), int(profile.steps[-1, 1])
-    start, end, code = _stretches(profile, matched, sharded=sharded, staged=staged, low=low, high=high)
+    start, end, code = stretches(profile, matched, sharded=sharded, staged=staged, low=low, high=high)
     found = shares(start, end, code, low, high, len(LABELS))
     labels = {label: int(ns) for label, ns in zip(LABELS, found, strict=False) if ns}
     rest = int(found[-1])
@@ -161,7 +161,7 @@ def axis_of(profile: RankProfile, call: int) -> Axis | None:
     return profile.groups[group].axis if group >= 0 else None
 
 
-def _stretches(
+def stretches(
     profile: RankProfile, matched: Matched, *, sharded: bool, staged: bool, low: int, high: int
 ) -> Stretches:
     """Return everything that a moment can be attributed to: starts, ends and codes of labels."""

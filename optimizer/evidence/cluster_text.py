@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.specs.cluster_text import cluster_mapping, dump
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.evidence.calibration import Calibration
+    from collections.abc import Iterable, Mapping
+
+    from layoutopt.optimizer.evidence.calibration import Calibration, Sourced
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 
@@ -23,16 +25,18 @@ def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, n
     name
         The cluster's name in reports.
     """
+    return cluster_text(cluster, calibration.values, provenance_lines(calibration), name=name)
+
+
+def cluster_text(
+    cluster: ClusterSpec, values: Mapping[str, Sourced], lines: Iterable[str], *, name: str
+) -> str:
+    """Write a cluster file with constants and, in comments, what they rest on."""
     data = {"name": name, **cluster_mapping(cluster)}
-    kept = {key: value for key, value in cluster.calibration.items() if key not in calibration.values}
-    data["calibration"] = {
-        **kept,
-        **{
-            key: {"value": entry.value, "source": entry.source}
-            for key, entry in sorted(calibration.values.items())
-        },
-    }
-    return "\n".join([*(f"# {line}" for line in provenance_lines(calibration)), dump(data)])
+    kept = {key: value for key, value in cluster.calibration.items() if key not in values}
+    stated = {key: {"value": entry.value, "source": entry.source} for key, entry in sorted(values.items())}
+    data["calibration"] = {**kept, **stated}
+    return "\n".join([*(f"# {line}" for line in lines), dump(data)])
 
 
 def provenance_lines(calibration: Calibration) -> list[str]:

@@ -12,7 +12,9 @@ from layoutopt.optimizer.specs.canonical import Form, encode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.outlook import Outlook
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.evidence.published import Distance, Reference
@@ -317,6 +319,12 @@ def diagnosis_to_plain(found: Diagnosis) -> Plain:
         }
     )
     return plain
+
+
+def term_calibration_to_plain(found: TermCalibration, ahead: Outlook) -> Plain:
+    """Write constants that a profile told, and the optimum that follows."""
+    outlook = to_plain(ahead) | {"saving": ahead.saving, "worth_it": ahead.worth_it}
+    return {"calibration": to_plain(found) | {"values": to_plain(found.values)}, "outlook": outlook}
 
 
 def _rank_terms(terms: RankTerms) -> Plain:

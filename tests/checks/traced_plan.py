@@ -75,8 +75,7 @@ def _total(passed: PassTimes) -> float:
 
 def _items(expected: Expectation, passed: PassTimes, layers: int) -> tuple[Item, ...]:
     """Divide a pass among layers, a layer's times among its kernels and calls."""
-    if not layers:
-        return ()
+    layers = max(layers, 1)  # a stage may hold the head alone
     share = US / layers
     present = [kind for kind in ORDER if passed.kernels_s.get(kind, 0.0) * share >= 1.0]
     gap = round(passed.kernels_s.get("gap", 0.0) * share / max(len(present), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,18 @@ from layoutopt.optimizer.report.commands.options import (
 )
 from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
 from layoutopt.optimizer.report.commands.speed_options import SpeedChoices, speed_options
-from layoutopt.optimizer.report.terminal import notes, print_json, print_tables
+from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.ask.planned import Planned
     from layoutopt.optimizer.ask.records import RunChoices
+    from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.outlook import Outlook
+
+CALIBRATE, TRACE, REPORT = "--calibrate", "--trace", "--report"
 
 
 @click.command()
@@ -33,6 +39,24 @@ if TYPE_CHECKING:
 @profile_options
 @click.option(
     "--cluster", metavar="CLUSTER", shell_complete=complete_cluster, help="Where a launch file ran."
+)
+@click.option(
+    CALIBRATE,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.yaml",
+    help="Turn measured terms into the cluster's constants, write the cluster with them, and say what the optimum becomes.",
+)
+@click.option(
+    TRACE,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="Write measured and predicted step as one Chrome trace, which Perfetto opens.",
+)
+@click.option(
+    REPORT,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write a page with charts, complete in one file.",
 )
 @speed_options
 @workload_options
@@ -43,6 +67,9 @@ def command(
     profiles: tuple[Path, ...],
     choices: ProfileChoices,
     cluster: str | None,
+    calibrate: Path | None,
+    trace: Path | None,
+    report: Path | None,
     speed: SpeedChoices,
     asked: RunChoices,
     trainer: FrameworkOptions,
@@ -61,11 +88,24 @@ def command(
             allowed = "profiles of the run, or its speed: --tokens-per-s, --tflops or --step"
             raise input_error("nothing to diagnose", allowed, key="PROFILE")
         return _from_a_number(subject, speed, asked, output)
+    for file, key in ((calibrate, CALIBRATE), (trace, TRACE), (report, REPORT)):
+        require_writable(file, key=key)
     planned = _planned(subject, cluster, asked, trainer)
     notes(planned.notes, output)
     found = _diagnosed(profiles, planned, choices, output)
     notes(found.notes, output)
-    _show(found, output)
+    constants = None if calibrate is None else _calibrated(found, planned, calibrate, output)
+    if trace is not None:
+        from layoutopt.optimizer.report.diagnosis_trace import diagnosis_trace
+
+        write_file(trace, json.dumps(diagnosis_trace(found), separators=(",", ":")).encode(), key=TRACE)
+        note(f"wrote {trace}", output)
+    if report is not None:
+        from layoutopt.optimizer.report.html.diagnosed import diagnosis_page
+
+        write_file(report, diagnosis_page(found, planned.question.workload.model.name).encode(), key=REPORT)
+        note(f"wrote {report}", output)
+    _show(found, constants, output)
     return ExitCode.OK
 
 
@@ -93,15 +133,41 @@ def _diagnosed(
     return diagnose(read, planned.cost, planned.layout)
 
 
-def _show(found: Diagnosis, output: OutputOptions) -> None:
+def _calibrated(
+    found: Diagnosis, planned: Planned, file: Path, output: OutputOptions
+) -> tuple[TermCalibration, Outlook]:
+    """Read constants from the terms, write the cluster with them, and search again."""
+    from layoutopt.optimizer.diagnose.constants import calibrate_terms
+    from layoutopt.optimizer.diagnose.outlook import outlook
+    from layoutopt.optimizer.diagnose.predicted import expectation
+    from layoutopt.optimizer.evidence.cluster_text import cluster_text
+
+    question = planned.question
+    constants = calibrate_terms(
+        found,
+        lambda values: expectation(planned.repriced(values), planned.layout),
+        question.options.framework,
+        question.cluster.calibration,
+    )
+    name = f"{question.cluster.name}-calibrated"
+    text = cluster_text(question.cluster, constants.values, constants.lines, name=name)
+    write_file(file, text.encode(), key=CALIBRATE)
+    note(f"wrote {file}", output)
+    return constants, outlook(question, constants)
+
+
+def _show(found: Diagnosis, constants: tuple[TermCalibration, Outlook] | None, output: OutputOptions) -> None:
     if output.json:
-        from layoutopt.optimizer.report.json_forms import diagnosis_to_plain
+        from layoutopt.optimizer.report.json_forms import diagnosis_to_plain, term_calibration_to_plain
 
-        print_json(diagnosis_to_plain(found))
-    else:
-        from layoutopt.optimizer.report.tables.diagnosis import diagnosis_tables
+        print_json(diagnosis_to_plain(found) | (term_calibration_to_plain(*constants) if constants else {}))
+        return
+    from layoutopt.optimizer.report.tables.diagnosis import diagnosis_tables
+    from layoutopt.optimizer.report.tables.term_calibration import term_calibration_tables
 
-        print_tables(diagnosis_tables(found, verbose=output.verbose))
+    print_tables(diagnosis_tables(found, verbose=output.verbose))
+    if constants:
+        print_tables(term_calibration_tables(*constants))
 
 
 def _from_a_number(model: str, speed: SpeedChoices, asked: RunChoices, output: OutputOptions) -> ExitCode:

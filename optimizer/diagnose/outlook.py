@@ -1,0 +1,56 @@
+"""What a calibration changes: the optimum under the new constants, and whether switching saves more than is uncertain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.evidence.calibrate import LEAST_SPREAD
+from layoutopt.optimizer.solve.api import solve_layout
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.diagnose.constants import TermCalibration
+    from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.specs.layout import Layout
+
+SEARCH_S = 60.0
+"""Seconds after which the search for the new optimum ends with the best so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The optimum under calibrated constants; ``layout`` is None where nothing fits.
+
+    ``runs_s`` is the layout that ran, ``best_s`` the optimum, both by the new constants. ``error`` is what remains uncertain
+    of their ratio: how far the calibrated step still is from the measured one, and by what repeats differ.
+    """
+
+    layout: Layout | None
+    runs_s: float
+    best_s: float
+    error: float
+
+    @property
+    def saving(self) -> float:
+        """Share of the step that switching would save."""
+        return max(1 - self.best_s / self.runs_s, 0.0)
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether the saving exceeds what is uncertain."""
+        return self.saving > self.error
+
+
+def outlook(question: Question, found: TermCalibration) -> Outlook:
+    """Search again with the constants that a profile told."""
+    constants = {name: entry.value for name, entry in found.values.items()}
+    cluster = replace(question.cluster, calibration={**question.cluster.calibration, **constants})
+    options = replace(question.options, time_limit_s=min(question.options.time_limit_s, SEARCH_S))
+    plan = solve_layout(question.workload, cluster, options)
+    off = abs(found.after_s / found.measured_s - 1)
+    return Outlook(
+        layout=plan.layout,
+        runs_s=found.after_s,
+        best_s=plan.estimate.step_time_s if plan.estimate else found.after_s,
+        error=max(off, LEAST_SPREAD),
+    )

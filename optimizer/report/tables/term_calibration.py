@@ -1,0 +1,46 @@
+"""Constants from a profile on the terminal, and what they change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from layoutopt.optimizer.report.tables.console import bullets, grid, section
+from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.specs.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.diagnose.constants import TermCalibration
+    from layoutopt.optimizer.diagnose.outlook import Outlook
+
+
+def term_calibration_tables(found: TermCalibration, ahead: Outlook) -> RenderableType:
+    """Show every constant with its term, and the optimum that follows."""
+    rows = [
+        (
+            fit.name, f"{fit.present:.4g}", f"{fit.value:.4g}" if fit.taken else "stays", f"{fit.sigma:.0%}",
+            format_seconds(fit.measured_s), format_seconds(fit.after_s), fit.term,
+        )
+        for fit in found.fits
+    ]  # fmt: skip
+    columns = ["constant", "was", "is", "+-", "measured", "predicted", "from"]
+    step = f"step {format_seconds(found.before_s)} before, {format_seconds(found.after_s)} after"
+    parts: list[RenderableType] = [section("Calibration", grid(columns, rows, left=(0, 6)), note=step)]
+    warned = [*(f"{fit.name}: {fit.reason}" for fit in found.fits if fit.reason), *found.warnings]
+    if warned:
+        parts.append(section("Warnings", bullets(warned)))
+    return Group(*parts, section("Then", bullets(_ahead(ahead))))
+
+
+def _ahead(ahead: Outlook) -> list[str]:
+    if ahead.layout is None:
+        return ["no layout fits under these constants"]
+    words = (
+        f"the optimum becomes {layout_text(ahead.layout)}: {format_seconds(ahead.best_s)} per step, "
+        f"{ahead.saving:.1%} less than the layout that ran"
+    )
+    verdict = "more than" if ahead.worth_it else "not more than"
+    return [words, f"that is {verdict} the {ahead.error:.1%} by which predictions and repeats still differ"]

@@ -1,0 +1,110 @@
+"""Constants from measured terms: the ones that a job was run with come back, and what a term does not tell stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from checks.traced_files import write_traces
+from checks.traced_job import Run
+from checks.traced_plan import job_of
+from click.testing import CliRunner
+
+from layoutopt import load_cluster
+from layoutopt.cli import main
+from layoutopt.optimizer.ask.planned import load_planned
+from layoutopt.optimizer.diagnose.constants import TermCalibration, calibrate_terms
+from layoutopt.optimizer.diagnose.diagnosis import diagnose
+from layoutopt.optimizer.diagnose.predicted import expectation
+from layoutopt.optimizer.interop.profiles.read import read_profiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRUTH = {
+    "gemm_cap.hopper": 0.63, "attention_speed.megatron": 0.85, "hbm_fraction.hopper": 0.7, "nvlink_fraction.hopper": 0.72,
+    "host_step_s.megatron": 0.08,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a solved plan of eight GPUs."""
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    words = (
+        "solve",
+        "llama3-8b",
+        "h100x8",
+        "--batch",
+        "16",
+        "--fix",
+        "tp=2",
+        "--fix",
+        "pp=2",
+        "-q",
+        "-o",
+        str(file),
+    )
+    assert CliRunner().invoke(main, list(words)).exit_code == 0
+    return file
+
+
+def traces(plan: Path, folder: Path, constants: dict[str, float]) -> Path:
+    """Run the plan's job on a machine of other constants and write its traces."""
+    planned = load_planned(plan)
+    job = job_of(planned.repriced(constants), planned.layout, noise=0.03)
+    write_traces(Run(replace(job, steps=2)), folder)
+    return folder
+
+
+def calibrated(plan: Path, folder: Path) -> TermCalibration:
+    """Calibrate with the traces in a folder."""
+    planned = load_planned(plan)
+    found = diagnose(read_profiles([folder]), planned.cost, planned.layout)
+    framework = planned.question.options.framework
+    return calibrate_terms(
+        found, lambda values: expectation(planned.repriced(values), planned.layout), framework, {}
+    )
+
+
+def test_constants_come_back(plan: Path, tmp_path: Path) -> None:
+    """Each within 2%, its true value inside of what it states, and the step within 2% instead of 8% off."""
+    found = calibrated(plan, traces(plan, tmp_path, TRUTH))
+    fits = {fit.name: fit for fit in found.fits if fit.taken}
+    for name, value in TRUTH.items():
+        assert fits[name].value == pytest.approx(value, rel=0.02), name
+        assert 0.03 <= fits[name].sigma < 0.1
+        assert fits[name].present != fits[name].value
+    assert abs(found.after_s / found.measured_s - 1) < 0.02 < abs(found.before_s / found.measured_s - 1)
+
+
+def test_what_a_term_does_not_tell_stays(plan: Path, tmp_path: Path) -> None:
+    """Within one node nothing crosses the network, and a host that is never waited for has no time to read."""
+    names = {fit.name for fit in calibrated(plan, traces(plan, tmp_path, {})).fits if fit.taken}
+    assert not {name for name in names if name.startswith(("network_fraction", "host_layer_s"))}
+
+
+def test_command_writes_cluster_trace_and_page(plan: Path, tmp_path: Path) -> None:
+    """The cluster file loads and states the constants, Perfetto's trace holds both steps, the page its charts."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    traces(plan, folder, TRUTH)
+    cluster, trace, report = (tmp_path / name for name in ("cluster.yaml", "both.json", "page.html"))
+    words = ("diagnose", str(plan), str(folder), "--calibrate", str(cluster), "--trace", str(trace), "--json")
+    result = CliRunner().invoke(main, [*words, "--report", str(report)])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["calibration"]["values"]["gemm_cap.hopper"]["value"] == pytest.approx(0.63, rel=0.02)
+    assert set(found["outlook"]) >= {"layout", "best_s", "runs_s", "saving", "error", "worth_it"}
+    assert found["outlook"]["best_s"] <= found["outlook"]["runs_s"] * 1.0001
+    assert load_cluster(cluster).calibration["hbm_fraction.hopper"] == pytest.approx(0.7, rel=0.02)
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"rank 0 measured", "rank 7 measured", "stage 0 predicted", "stage 1 predicted"} <= named
+    predicted_us = sum(event["dur"] for event in events if event["ph"] == "X" and event["pid"] == 1_000_000)
+    assert predicted_us == pytest.approx(found["predicted_step_s"] * 1e6)
+    page = report.read_text()
+    for key in ("bars", "waterfall", "ranks", "time"):
+        assert f'id="{key}-figure"' in page
