@@ -63,8 +63,11 @@ LEAST_RATIO = 1.08
 LINK_RATIO = 1.1
 """Measured over predicted time of collectives from which a link counts as slow."""
 
+HIDDEN = 0.5
+"""Share of an axis' traffic that kernels hide below which it counts as not overlapped."""
+
 LESS_HIDDEN = 0.25
-"""Share of an axis' traffic by which kernels hide less than predicted where it counts as not overlapped."""
+"""Share of an axis' traffic by which kernels must hide less than predicted where it counts as not overlapped."""
 
 FLAGS = {
     Axis.DP: "--overlap-grad-reduce --overlap-param-gather (Megatron-LM)",
@@ -277,7 +280,9 @@ def _traffic(found: Findings) -> Iterator[Cause]:
                 evidence=rates,
                 remedy="nccl-tests over the same ranks; the links, NICs and switches between them",
             )
-        elif (hidden := _hidden_share(mine)) < _predicted_hidden(found, components, price_s) - LESS_HIDDEN:
+        elif (hidden := _hidden_share(mine)) < min(
+            HIDDEN, _predicted_hidden(found, components, price_s) - LESS_HIDDEN
+        ):
             where = "after the last backward kernel" if axis is Axis.DP else "where layers wait for it"
             yield Cause(
                 kind=CauseKind.NO_OVERLAP,
