@@ -26,7 +26,7 @@ from layoutopt.optimizer.cost.context_parallel import (
 )
 from layoutopt.optimizer.cost.data_parallel import passes, volumes
 from layoutopt.optimizer.cost.ends import LOSS_BYTES, LOSS_SUMS
-from layoutopt.optimizer.cost.estimate import distinct_ranks, for_layout
+from layoutopt.optimizer.cost.estimate import distinct_ranks
 from layoutopt.optimizer.cost.parameters import block_parameters, norm_width, norms_of
 from layoutopt.optimizer.cost.pipeline import schedule_of
 from layoutopt.optimizer.cost.placement import groups_of, order_of
@@ -103,7 +103,7 @@ class _Step:
 
 def collectives(cost: CostModel, layout: Layout) -> tuple[CollectiveCall, ...]:
     """Count the collectives of one rank of every pipeline stage in a step of a layout with explicit stages."""
-    cost, batch = for_layout(cost, layout), batch_of_one(layout)
+    batch = batch_of_one(layout)
     cost, order = cost.saving(batch), order_of(batch, closest=False)
     step = _Step(
         cost=cost,
@@ -135,7 +135,7 @@ def _rank(step: _Step, rank: int, blocks: IntArray, recomputed: IntArray) -> _Le
         for shape in run.block:
             _layer(ledger, step, shape, number * m, again * m)
     if last and model.mtp_layers:
-        _layer(ledger, step, model.runs[-1].block[-1], model.mtp_layers * m, 0.0)
+        _layer(ledger, step, model.last_shape, model.mtp_layers * m, 0.0)
     _tensor_parallel_ends(ledger, step, first=first, last=last)
     _replicated_sums(ledger, step, blocks[rank], last=last)
     _data_parallel(ledger, step, blocks[rank], first=first, last=last)

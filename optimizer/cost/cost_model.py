@@ -19,7 +19,6 @@ from layoutopt.optimizer.cost.grouping import distinct_rows, homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import row_switches
 from layoutopt.optimizer.cost.layer_units import (
-    block_unit,
     layer_unit,
     least_kept_bytes,
     recompute_members,
@@ -168,10 +167,7 @@ class CostModel:
         keys, ctx = _keys(self.training, rows), self.compute_context(rows)
         members = recompute_members(batch.codebook.recomputes)
         blocks = [
-            sum(
-                least_kept_bytes(layer_activations(ctx, keys, shape), recomputes, members)
-                for shape in run.block
-            )
+            least_kept_bytes(layer_activations(ctx, keys, run.block[0]), recomputes, members)
             for run in self.model.runs
         ]
         return np.stack(blocks, axis=1)[inverse]
@@ -279,10 +275,10 @@ class CostModel:
         rows = batch.take(first)
         comm = self.comm_context(rows, order, view)
         members = recompute_members(batch.codebook.recomputes)
-        blocks = [block_unit(comm, run, rows.recompute, members) for run in self.model.runs]
+        blocks = [layer_unit(comm, run.block[0], rows.recompute, members) for run in self.model.runs]
         mtp = None
         if self.model.mtp_layers:
-            shape = self.model.runs[-1].block[-1]
+            shape = self.model.last_shape
             layer = layer_unit(comm, shape, rows.recompute, members)
             if view.any_set:
                 layer = with_least_kept(comm, shape, layer, members)

@@ -11,9 +11,8 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
-from layoutopt.optimizer.cost.stage_counts import cuts_blocks, seat_blocks
+from layoutopt.optimizer.cost.stage_counts import seat_blocks
 from layoutopt.optimizer.cost.step import durations, graph_of
-from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -70,14 +69,8 @@ class Estimate:
     rank_time_s: tuple[float, ...]
 
 
-def for_layout(cost: CostModel, layout: Layout) -> CostModel:
-    """Return the prices for a layout: by single layers where a stage ends inside a repeating block."""
-    return replace(cost, model=by_layer(cost.model)) if cuts_blocks(layout, cost.model) else cost
-
-
 def estimate(cost: CostModel, layout: Layout) -> Estimate:
     """Price a layout with explicit stages."""
-    cost = for_layout(cost, layout)
     blocks, recomputed = seat_blocks(layout, cost.model)
     return estimate_row(cost, layout, batch_of_one(layout), blocks, recomputed)
 
@@ -104,7 +97,6 @@ def rank_breakdowns(cost: CostModel, layout: Layout) -> tuple[dict[Component, fl
 
     Each sums to the step time; that of the slowest rank is ``breakdown_s`` of the estimate.
     """
-    cost = for_layout(cost, layout)
     blocks, recomputed = seat_blocks(layout, cost.model)
     ((_, parts),) = cost.parts(batch_of_one(layout))
     ranks = _rank_parts(parts, blocks.sum(axis=0), recomputed.sum(axis=0))

@@ -10,6 +10,7 @@ from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.cost_model import CostModel
 from layoutopt.optimizer.frameworks.preset import calibrated, load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
 
@@ -53,7 +54,7 @@ def build_cost_model(
     if kind is CostKind.SIMPLE:
         constants, links = _simple_constants(constants), links.ideal()
     return CostModel(
-        model=model,
+        model=by_layer(model),
         training=preset.runs(training),
         cluster=cluster,
         preset=preset,

@@ -131,6 +131,6 @@ def model_flops_per_token(model: ModelSpec, sequence_length: float, *, causal: b
     )
     head = 2 * model.hidden * model.vocab
     if model.mtp_layers:
-        last = layer_flops(model, model.runs[-1].block[-1], sequence_length, causal=causal)
+        last = layer_flops(model, model.last_shape, sequence_length, causal=causal)
         forward += model.mtp_layers * (last + 4 * model.hidden**2 + head)
     return 3 * (forward + head)

@@ -22,7 +22,6 @@ from layoutopt.optimizer.cost.compute import (
     norm_work,
 )
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, vocabulary_rows
-from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.cost.layer_units import host_forward_s
 from layoutopt.optimizer.cost.placement import order_of
 from layoutopt.optimizer.cost.stage_counts import stage_blocks
@@ -73,7 +72,7 @@ def stage_times(cost: CostModel, layout: Layout) -> tuple[StageTimes, ...]:
 
     Selective recomputation of modules and MTP layers are in the price's components alone, not among these kernels.
     """
-    cost, batch = for_layout(cost, layout), batch_of_one(layout)
+    batch = batch_of_one(layout)
     comm = cost.saving(batch).comm_context(batch, order_of(batch, closest=False))
     blocks, recomputed = stage_blocks(layout, cost.model)
     kinds = [_block(comm, run.block, cost.constants["time_scale"]) for run in cost.model.runs]

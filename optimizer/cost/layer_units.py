@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.communication import CommContext
     from layoutopt.optimizer.cost.compute import ComputeContext
     from layoutopt.optimizer.specs.layout import Recompute
-    from layoutopt.optimizer.specs.model import LayerShape, Run
+    from layoutopt.optimizer.specs.model import LayerShape
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
@@ -63,29 +63,6 @@ def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np
         module: np.array([r.granularity is Granularity.SELECTIVE and module in r.modules for r in recomputes])
         for module in (*RECOMPUTE_MODULES, OP_MODULE)
     }
-
-
-def block_unit(
-    comm: CommContext, run: Run, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
-) -> BlockUnit:
-    """Sum up the layers of one block; ``recompute`` is the codebook entry of each row."""
-    layers = [layer_unit(comm, shape, recompute, members) for shape in run.block]
-    first, *others = layers
-    for other in others:
-        first = _add(first, other)
-    return first
-
-
-def _add(left: BlockUnit, right: BlockUnit) -> BlockUnit:
-    """Add two layers; the transient of a block is its largest layer's."""
-    merged: dict[str, object] = {}
-    for field in fields(BlockUnit):
-        a, b = getattr(left, field.name), getattr(right, field.name)
-        if field.name == "transient_bytes":
-            merged[field.name] = np.maximum(a, b)
-        else:
-            merged[field.name] = {key: a[key] + b[key] for key in a} if isinstance(a, dict) else a + b
-    return BlockUnit(**merged)  # type: ignore[arg-type]  # every field is filled by name above
 
 
 def layer_unit(

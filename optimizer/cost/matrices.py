@@ -67,7 +67,7 @@ def block_matrices(model: ModelSpec, run: Run) -> tuple[Matrix, ...]:
 def mtp_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     """Return the matrices of one multi-token-prediction layer."""
     joint = Matrix(rows=model.hidden, columns=2 * model.hidden)
-    return _merged((joint, *layer_matrices(model, model.runs[-1].block[-1])))
+    return _merged((joint, *layer_matrices(model, model.last_shape)))
 
 
 def model_matrices(model: ModelSpec) -> tuple[Matrix, ...]:

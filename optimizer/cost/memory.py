@@ -81,10 +81,8 @@ def _grouped(ctx: MemoryContext) -> FloatArray:
 
 
 def _again_bytes(ctx: MemoryContext) -> FloatArray:
-    """Bytes that exist while layers are recomputed: all that a group of them, or a block, keeps."""
-    layers = np.array([len(run.block) for run in ctx.model.runs], dtype=np.float64)
-    blocks = np.maximum(_grouped(ctx)[:, None] / layers, 1.0)
-    return np.asarray((ctx.kept * blocks).max(axis=1))
+    """Bytes that exist while layers are recomputed: all that a group of them keeps."""
+    return np.asarray((ctx.kept * _grouped(ctx)[:, None]).max(axis=1))
 
 
 def _end_bytes(

@@ -186,7 +186,7 @@ def block_parameters(model: ModelSpec, run: Run) -> Parameters:
 def mtp_parameters(model: ModelSpec) -> Parameters:
     """Count one multi-token-prediction layer: the last layer's kind, a 2h x h projection and three norms."""
     extra = Parameters(sharded=2 * model.hidden**2, replicated=3 * norm_width(model) * model.hidden)
-    return layer_parameters(model, model.runs[-1].block[-1]) + extra
+    return layer_parameters(model, model.last_shape) + extra
 
 
 def padded_vocab(vocab: int, tp: int, pad: bool) -> int:

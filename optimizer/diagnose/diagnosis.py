@@ -7,7 +7,6 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.diagnose.causes import Cause, causes
 from layoutopt.optimizer.diagnose.difference import StepDifference, difference
 from layoutopt.optimizer.diagnose.parts import Activity
@@ -118,7 +117,7 @@ def diagnose(
         rank_terms(profile, calls, sharded=sharded, staged=staged or (layout is not None and layout.pp > 1))
         for profile, calls in zip(profiles, matched, strict=True)
     )
-    expected = None if cost is None or layout is None else expectation(for_layout(cost, layout), layout)
+    expected = None if cost is None or layout is None else expectation(cost, layout)
     apart = None if expected is None else difference(ranks, expected)
     return Diagnosis(
         profiles=profiles,

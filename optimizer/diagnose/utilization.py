@@ -133,7 +133,7 @@ def _flops_per_token(workload: Workload) -> dict[Count, float]:
     model, length = workload.model, workload.training.sequence_length
     full = model_flops_per_token(model, length, causal=False)
     layers = [(run.count, shape) for run in model.runs for shape in run.block]
-    layers += [(model.mtp_layers, model.runs[-1].block[-1])] if model.mtp_layers else []
+    layers += [(model.mtp_layers, model.last_shape)] if model.mtp_layers else []
     scores = sum(count * attention_flops(model, shape, length, causal=False) for count, shape in layers)
     return {
         Count.MATRICES: full - 3 * scores,

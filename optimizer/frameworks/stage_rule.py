@@ -61,7 +61,7 @@ class StageRule:
 
     What can be launched: any list with the numbers of ``launch``, None for those of ``split``; ``empty_stages`` says
     whether stages between the first and the last may hold nothing. ``costs`` are those of a layer and of the head
-    (``Split.BY_COST``); ``unit`` is the number of layers of a block, for frameworks that count layers.
+    (``Split.BY_COST``). ``order`` is the kind of every block of the model, empty where kinds follow one another.
 
     ``recomputation`` per_rank: every virtual stage recomputes any of its blocks (those cheapest per byte first is not
     required: with several kinds, the number is free for each kind). uniform_count: one number N for all virtual
@@ -75,7 +75,7 @@ class StageRule:
     launch: Split | None = None
     empty_stages: bool = False
     costs: tuple[int, int] = (1, 0)
-    unit: int = 1
+    order: tuple[int, ...] = ()
     limits: tuple[StageLimit, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.components import Component, Place
-from layoutopt.optimizer.cost.estimate import estimate, for_layout
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.cost.pipeline import hop_overlap
@@ -57,7 +57,6 @@ def simulate_workload(
 
 def simulate_priced(cost: CostModel, layout: Layout) -> LayoutSimulation:
     """Simulate one step of a layout with explicit stages under a cost model."""
-    cost = for_layout(cost, layout)
     priced, works = estimate(cost, layout), stage_works(cost, layout)
     pipeline = pipeline_of(layout)
     overlap = hop_overlap(layout.schedule, cost.preset)

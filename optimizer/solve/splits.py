@@ -13,6 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.stage_rule import Split
 from layoutopt.optimizer.space.stage_splits import boxes
+from layoutopt.optimizer.space.stages import kinds_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,9 +177,16 @@ class Chunks:
     start: IntArray
     size: IntArray
 
-    def kinds(self, counts: IntArray, limit: IntArray | None = None) -> IntArray:
-        """Return the blocks of each kind, (n, C, P, K), among the first ``limit`` blocks (broadcast) of every stage."""
+    def kinds(self, counts: IntArray, order: tuple[int, ...] = (), limit: IntArray | None = None) -> IntArray:
+        """Return the blocks of each kind, (n, C, P, K), among the first ``limit`` blocks (broadcast) of every stage.
+
+        ``counts`` (K,) are the model's blocks of each kind, ``order`` their kinds where these alternate.
+        """
         size = self.size if limit is None else np.minimum(self.size, limit)
+        if order:
+            before = kinds_before(order, len(counts))
+            held: IntArray = before[self.start + size] - before[self.start]
+            return held
         ends = np.cumsum(counts)
         start, stop = self.start[..., None], (self.start + size)[..., None]
         shared: IntArray = np.maximum(np.minimum(stop, ends) - np.maximum(start, ends - counts), 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.record import NEWEST, Release, TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
-from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
+from layoutopt.optimizer.frameworks.stage_rule import Split
 from layoutopt.optimizer.space.stage_splits import nanotron_costs
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.model import Mixer, Mlp
@@ -80,13 +80,7 @@ class Context:
     @property
     def stage_rule(self) -> StageRule:
         """Which stage lists are searched, over the blocks of ``model``."""
-        rule, sizes = self.launch_rule, {len(run.block) for run in self.model.runs}
-        if rule.split in COUNTED:
-            rule = replace(rule, unit=max(sizes))
-        if len(sizes) > 1 and rule.recomputation is Recomputation.UNIFORM_COUNT:
-            # One number of layers for all stages is no number of blocks where these differ in length.
-            rule = replace(rule, recomputation=Recomputation.ALL_OR_NONE)
-        return rule
+        return replace(self.launch_rule, order=self.model.order)
 
     @property
     def launch_rule(self) -> StageRule:
@@ -103,8 +97,8 @@ class Context:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that stages are made of."""
-        return sum(run.count for run in self.model.runs)
+        """Number of blocks that stages are made of: layers."""
+        return self.model.layers
 
     @property
     def experts(self) -> int:
@@ -143,19 +137,10 @@ def make_context(
     """Bundle a question; ``software`` is read by ``parse_release``."""
     release = parse_release(framework, software)
     return Context(
-        model=in_stage_units(model, framework, release),
+        model=by_layer(model),
         training=load_preset(framework, software).runs(training),
         cluster=cluster,
         framework=framework,
         release=release,
         options=options or RunOptions(),
     )
-
-
-def in_stage_units(model: ModelSpec, framework: Framework, release: Release) -> ModelSpec:
-    """Return the model in the blocks that stages are made of.
-
-    Where the framework counts layers itself, blocks of several lengths are taken apart into layers.
-    """
-    counts = abilities_of(framework, release).stage_rule.split in COUNTED
-    return by_layer(model) if counts and len({len(run.block) for run in model.runs}) > 1 else model

@@ -39,7 +39,7 @@ def boxes(rule: StageRule, ranks: int, chunks: int, blocks: int, *, folded: bool
         yield from _near_equal_boxes(ranks, chunks, blocks, folded=folded)
     elif _ends_are_free(rule, chunks):
         yield from _equal_middle_boxes(ranks, chunks, blocks)
-        if chunks > 1 and rule.unit == 1:
+        if chunks > 1:
             yield from _counted_ends_boxes(ranks, chunks, blocks, folded=folded)
     else:
         totals = own_split(rule, ranks, chunks, blocks)
@@ -61,17 +61,15 @@ def _ends_are_free(rule: StageRule, chunks: int) -> bool:
 
 def own_split(rule: StageRule, ranks: int, chunks: int, blocks: int) -> IntArray | None:
     """Return the blocks per rank where the framework knows one split alone, None if it has none."""
-    layers = blocks * rule.unit
     if rule.split is Split.LARGER_FIRST:
-        counts = layers // ranks + (np.arange(ranks) < layers % ranks)
-        if layers < ranks:
+        counts = blocks // ranks + (np.arange(ranks) < blocks % ranks)
+        if blocks < ranks:
             return None
     elif rule.split is Split.BY_COST:
-        counts = counts_by_cost(layers, ranks, *rule.costs)
+        counts = counts_by_cost(blocks, ranks, *rule.costs)
     else:
         return None if blocks % (ranks * chunks) else np.full(ranks, blocks // ranks)
-    whole = (counts % rule.unit == 0).all() and (counts[1:-1] > 0).all() and (counts[0] > 0)
-    return counts // rule.unit if whole else None
+    return counts if (counts[1:-1] > 0).all() and counts[0] > 0 else None
 
 
 def counts_by_cost(blocks: int, ranks: int, block: int, head: int) -> IntArray:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES, seats
+from layoutopt.optimizer.cost.stage_counts import layer_kinds
 from layoutopt.optimizer.specs.layout import VirtualStage
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.specs.model import ModelSpec
 
     IntArray = NDArray[np.int64]
-
-
-def block_count(model: ModelSpec) -> int:
-    """Return the number of blocks of the stack."""
-    return sum(run.count for run in model.runs)
 
 
 def chunk_layers(rank_totals: IntArray, pp: int, vp: int, *, folded: bool = False) -> IntArray:
@@ -51,19 +50,27 @@ def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArra
     return entries
 
 
-def kinds_of(model: ModelSpec, counts: IntArray, order: IntArray) -> IntArray:
-    """Return the blocks of each kind on every virtual stage, shape (stages, K), for contiguous stages.
+def kinds_of(model: ModelSpec, counts: IntArray, order: IntArray, limit: int | None = None) -> IntArray:
+    """Return the blocks of each kind among the first ``limit`` of every virtual stage, (stages, K), for contiguous stages.
 
-    ``counts`` holds the blocks of each entry of the stage list, ``order`` the entries as a token passes them.
+    ``counts`` holds the blocks of each entry of the stage list, ``order`` the entries as a token passes them. The
+    model's runs are kinds (``by_layer``).
     """
-    stop = np.cumsum(counts[order])
-    start = stop - counts[order]
-    run_stop = np.cumsum([run.count for run in model.runs])
-    run_start = run_stop - np.array([run.count for run in model.runs])
-    overlap = np.minimum(stop[:, None], run_stop) - np.maximum(start[:, None], run_start)
-    result = np.zeros(overlap.shape, dtype=np.int64)
-    result[order] = np.maximum(overlap, 0)
+    start = np.cumsum(counts[order]) - counts[order]
+    size = counts[order] if limit is None else np.minimum(counts[order], limit)
+    before = kinds_before(tuple(layer_kinds(model).tolist()), len(model.runs))
+    result = np.zeros((len(counts), len(model.runs)), dtype=np.int64)
+    result[order] = before[start + size] - before[start]
     return result
+
+
+@lru_cache(maxsize=64)
+def kinds_before(order: tuple[int, ...], number: int) -> IntArray:
+    """Return how many of the first blocks are of each of ``number`` kinds, (blocks + 1, number), to be read alone."""
+    before = np.zeros((len(order) + 1, number), dtype=np.int64)
+    np.cumsum(np.array(order)[:, None] == np.arange(number), axis=0, out=before[1:])
+    before.flags.writeable = False
+    return before
 
 
 def virtual_stages(
@@ -100,10 +107,14 @@ def virtual_stages(
     counts = counts[np.argsort(seat.ravel())]
     kinds = kinds_of(model, counts, order)
     there = kinds[seat].sum(axis=0) if by_rank else kinds[seat]
-    if counts.sum() != block_count(model) or (there != blocks).any():
-        raise ValueError(f"no contiguous split of {block_count(model)} blocks gives {blocks.tolist()}")
+    if counts.sum() != model.layers or (there != blocks).any():
+        raise ValueError(f"no contiguous split of {model.layers} blocks gives {blocks.tolist()}")
     repeated = np.zeros_like(kinds)
-    repeated[seat] = spread(kinds[seat], recomputed) if by_rank else recomputed
+
+    def first_blocks(number: int) -> IntArray:
+        return kinds_of(model, counts, order, limit=number)[seat]
+
+    repeated[seat] = spread(kinds[seat], recomputed, first_blocks) if by_rank else recomputed
     first, last = int(order[0]), int(order[-1])
     return tuple(
         _stage(model, entry, pp, kinds[entry], repeated[entry], embedding=entry == first, head=entry == last)
@@ -121,42 +132,32 @@ def _stage(
     embedding: bool,
     head: bool,
 ) -> VirtualStage:
-    """Write one entry of the stage list, blocks turned into layers."""
-    sizes = [len(run.block) for run in model.runs]
-    layers: dict[str, int] = {}
-    again: dict[str, int] = {}
-    names = [run.name for run in model.runs]
-    for run, size, count, redone in zip(model.runs, sizes, kinds.tolist(), repeated.tolist(), strict=True):
-        if count:
-            layers[run.name] = layers.get(run.name, 0) + count * size
-            again[run.name] = again.get(run.name, 0) + redone * size
+    """Write one entry of the stage list."""
+    held = list(zip(model.runs, kinds.tolist(), repeated.tolist(), strict=True))
+    layers = {run.name: count for run, count, _ in held if count}
+    again = {run.name: redone for run, count, redone in held if count}
     return VirtualStage(
         rank=entry % pp,
         chunk=entry // pp,
         layers=sum(layers.values()),
         kinds=layers,
         recomputed=sum(again.values()),
-        recomputed_kinds=again if len(again) > 1 and any(again.values()) and _unique(names) else {},
+        recomputed_kinds=again if len(again) > 1 and any(again.values()) else {},
         embedding=embedding,
         head=head,
         mtp=model.mtp_layers if head else 0,
     )
 
 
-def _unique(names: list[str]) -> bool:
-    """Runs that share a name are one run taken apart, whose framework recomputes a stage's first layers."""
-    return len(set(names)) == len(names)
-
-
-def spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
+def spread(kinds: IntArray, recomputed: IntArray, first: Callable[[int], IntArray]) -> IntArray:
     """Spread each rank's recomputed blocks over its chunks, (C, P, K) and (P, K) to (C, P, K).
 
-    If one number N for all virtual stages gives these counts (each repeats its first min(N, blocks)), that is
+    If one number N for all virtual stages gives these counts (each repeats its ``first(N)``, (C, P, K)), that is
     the spread; otherwise every chunk of a rank gets as equal a number as it can hold.
     """
     largest = int(kinds.sum(axis=2).max(initial=0))
     for uniform in range(largest + 1):
-        spread = first_blocks(kinds, np.full(kinds.shape[:2], uniform))
+        spread = first(uniform)
         if (spread.sum(axis=0) == recomputed).all():
             return spread
     level = np.zeros_like(kinds)
@@ -167,10 +168,3 @@ def spread(kinds: IntArray, recomputed: IntArray) -> IntArray:
             level[chunk] += room
             left = left - room
     return level
-
-
-def first_blocks(kinds: IntArray, counts: IntArray) -> IntArray:
-    """Return how many of a stage's first ``counts`` (...) blocks are of each kind (..., K)."""
-    stop = np.cumsum(kinds, axis=-1)
-    result: IntArray = np.clip(counts[..., None] - (stop - kinds), 0, kinds)
-    return result

@@ -38,7 +38,7 @@ _NAMES = {
     "TrainingSpec": TrainingSpec,
 }
 """Names that the spec modules import for type checkers only."""
-_OMITTED_IF_EMPTY = ("recomputed_kinds", "savers", "switches", "group")
+_OMITTED_IF_EMPTY = ("recomputed_kinds", "savers", "switches", "group", "order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

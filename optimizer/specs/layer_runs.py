@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from itertools import groupby
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, Run
@@ -76,12 +77,24 @@ def shape_name(shape: LayerShape) -> str:
     return f"{base}-chunk" if shape.chunked else f"{base}-window"
 
 
+@lru_cache(maxsize=64)
 def by_layer(model: ModelSpec) -> ModelSpec:
-    """Return the model with every layer a block of its own, equal neighbours in one run; runs keep their names."""
-    if all(len(run.block) == 1 for run in model.runs):
+    """Return the model as stages are cut from it: one run for every kind of layer, and ``order`` where they alternate.
+
+    Models whose runs are kinds already, one after another, are returned as they are.
+    """
+    singles = {run.block[0]: run.name for run in reversed(model.runs) if len(run.block) == 1}
+    if model.order or len(singles) == len(model.runs):
         return model
-    runs = []
-    for run in model.runs:
-        layers = run.block * run.count
-        runs += [Run(name=run.name, block=(shape,), count=len([*same])) for shape, same in groupby(layers)]
-    return replace(model, runs=tuple(runs))
+    shapes = model.shapes
+    runs: dict[LayerShape, Run] = {}
+    for shape, count in Counter(shapes).items():
+        name = base = singles.get(shape, shape_name(shape))
+        number = 1
+        while name in {run.name for run in runs.values()}:
+            number += 1
+            name = f"{base}-{number}"
+        runs[shape] = Run(name=name, block=(shape,), count=count)
+    place = {shape: kind for kind, shape in enumerate(runs)}
+    order = tuple(place[shape] for shape in shapes)
+    return replace(model, runs=tuple(runs.values()), order=order if sorted(order) != list(order) else ())

@@ -68,7 +68,8 @@ class LayerShape:
 class Run:
     """``count`` equal blocks in a row; a block is one layer or one period of a repeating pattern.
 
-    A pipeline stage holds whole blocks. ``name`` is the kind reported in ``stages[].kinds``.
+    Stages end behind any layer: what is split over them is ``by_layer``. ``name`` is the kind reported in
+    ``stages[].kinds``.
     """
 
     name: str
@@ -147,7 +148,8 @@ class IndexerSpec:
 class ModelSpec:
     """A decoder stack.
 
-    ``runs`` lists the layers in order, contiguously split over pipeline stages. ``heads``, ``kv_heads``
+    ``runs`` lists the layers in order, contiguously split over pipeline stages; with ``order``, the run of every layer,
+    runs are the kinds of layers instead, one layer a block (see ``by_layer``). ``heads``, ``kv_heads``
     and ``head_dim`` describe attention without MLA; with ``mla`` only ``heads`` is used.
     ``learned_positions`` is the length of a learned position table (0: none). ``layer_norms`` are the norm vectors of
     a layer: 2, 1 where attention and MLP run in parallel behind one, 4 with a norm after each of them too.
@@ -185,6 +187,7 @@ class ModelSpec:
     linear: LinearSpec | None = None
     indexer: IndexerSpec | None = None
     published_parameters: float | None = None
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what may not be a name, whichever way it came in."""
@@ -194,6 +197,18 @@ class ModelSpec:
     def layers(self) -> int:
         """Number of decoder layers, without MTP."""
         return sum(run.layers for run in self.runs)
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """Every layer, in order."""
+        if self.order:
+            return tuple(self.runs[run].block[0] for run in self.order)
+        return tuple(shape for run in self.runs for shape in run.block * run.count)
+
+    @property
+    def last_shape(self) -> LayerShape:
+        """The last layer, which prediction layers repeat."""
+        return self.runs[self.order[-1] if self.order else -1].block[-1]
 
     @property
     def is_moe(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import VirtualStage
 
 if TYPE_CHECKING:
@@ -22,23 +24,16 @@ def model_order(pp: int, vp: int, schedule: Schedule) -> list[int]:
 def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple[int, ...] | None:
     """Return the layers of every virtual stage under the most even split, or None if there is none.
 
-    Stages hold whole blocks of the model's runs. Ranks differ by at most one block: the last rank and then
+    Ranks differ by at most one layer: the last rank and then
     the first get fewer, since they also hold the head and the embedding, then early ranks, which hold more
     micro-batches at once. Where a V shape puts both ends on the first rank, that one gets fewer, and what is
-    missing when the others need a block for each chunk. The chunks of a rank differ by at most one block,
+    missing when the others need a layer for each chunk. The chunks of a rank differ by at most one layer,
     smaller ones first; on a last
     rank that holds the head alone the last chunk is one of the smaller. Only the first and the last virtual stage may be
     empty.
     """
-    lengths = [len(run.block) for run in model.runs for _ in range(run.count)]
-    counts = _even_blocks(len(lengths), pp, vp, together=vp == 2 and schedule.v_shape)
-    if counts is None:
-        return None
-    layers, start = [0] * len(counts), 0
-    for entry in model_order(pp, vp, schedule):
-        layers[entry] = sum(lengths[start : start + counts[entry]])
-        start += counts[entry]
-    return tuple(layers)
+    counts = _even_blocks(model.layers, pp, vp, together=vp == 2 and schedule.v_shape)
+    return None if counts is None else tuple(counts)
 
 
 def _even_blocks(blocks: int, pp: int, vp: int, *, together: bool) -> list[int] | None:
@@ -97,12 +92,16 @@ def build_stages(
 
 
 def kinds_of(model: ModelSpec, start: int, count: int) -> dict[str, int]:
-    """Count the layers of each run among ``count`` layers from layer ``start`` on."""
+    """Count the layers of each kind among ``count`` layers from layer ``start`` on."""
+    model = by_layer(model)
+    if model.order:
+        held = Counter(model.order[start : start + count])
+        return {run.name: held[kind] for kind, run in enumerate(model.runs) if held[kind]}
     kinds: dict[str, int] = {}
     begin = 0
     for run in model.runs:
         overlap = min(start + count, begin + run.layers) - max(start, begin)
         if overlap > 0:
-            kinds[run.name] = kinds.get(run.name, 0) + overlap
+            kinds[run.name] = overlap
         begin += run.layers
     return kinds

@@ -59,7 +59,7 @@ def all_blocks(terms: StageTerms, counts: IntArray, rule: StageRule) -> Iterator
     pp, vp, folded = int(terms.pp[0]), int(terms.vp[0]), bool(terms.folded[0])
     total, stages = int(counts.sum()), pp * vp
     place = stage_numbers(terms.pp, terms.folded, vp, pp)[0]
-    kinds = np.repeat(np.arange(len(counts)), counts)
+    kinds = np.array(rule.order) if rule.order else np.repeat(np.arange(len(counts)), counts)
     ends = {0, stages - 1} if pp > 1 or folded else set()
     for cuts in _compositions(total, stages):
         if any(size == 0 and j not in ends for j, size in enumerate(cuts)):
@@ -75,6 +75,19 @@ def all_blocks(terms: StageTerms, counts: IntArray, rule: StageRule) -> Iterator
         of_stage = np.zeros((stages, len(counts)), dtype=np.int64)
         np.add.at(of_stage, (holder, kinds), 1)
         yield of_stage[place]
+
+
+def first_blocks(terms: StageTerms, blocks: IntArray, rule: StageRule, count: int) -> IntArray:
+    """Return the kinds (V, P, K) of the first ``count`` blocks of every stage."""
+    order = rule.order or np.repeat(np.arange(blocks.shape[2]), blocks.sum(axis=(0, 1))).tolist()
+    place = stage_numbers(terms.pp, terms.folded, *blocks.shape[:2])[0]
+    first, start = np.zeros_like(blocks), 0
+    for stage in range(place.size):
+        seat = tuple(np.argwhere(place == stage)[0])
+        size = int(blocks[seat].sum())
+        np.add.at(first[seat], np.array(order[start : start + min(size, count)], dtype=np.int64), 1)
+        start += size
+    return first
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -94,9 +107,8 @@ def all_recomputations(terms: StageTerms, blocks: IntArray, rule: StageRule) -> 
     if rule.recomputation is Recomputation.ALL_OR_NONE:
         yield blocks
     elif rule.recomputation is Recomputation.UNIFORM_COUNT:
-        until = np.cumsum(blocks, axis=2)
-        for count in range(1, int(until.max()) + 1):
-            yield np.diff(np.minimum(until, count), axis=2, prepend=0)
+        for count in range(1, int(blocks.sum(axis=2).max()) + 1):
+            yield first_blocks(terms, blocks, rule, count)
     else:
         yield from (
             np.array(chosen).reshape(blocks.shape)

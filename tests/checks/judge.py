@@ -32,7 +32,6 @@ from checks.pipeline_programs import (
 )
 from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
 from layoutopt.optimizer.cost.components import Place as When
-from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -75,7 +74,6 @@ def judge(cost: CostModel, layout: Layout, framework: Framework = Framework.ANY)
 
     Raises ValueError where none runs it.
     """
-    cost = for_layout(cost, layout)
     job, programs = (
         job_of(cost, layout),
         _programs(layout.schedule if layout.pp > 1 else Schedule.NONE, framework),
@@ -206,7 +204,7 @@ def _chunk_work(cost: CostModel, priced: MicroBatchUnits, stage: VirtualStage, s
     own, again = _layers(cost, stage), _recomputed(cost, stage)
     for kind, (run, unit) in enumerate(zip(cost.model.runs, priced.units.blocks, strict=True)):
         row = priced.units.inverse[0]
-        blocks, repeated = (_blocks(layers.get(run.name, 0), len(run.block)) for layers in (own, again))
+        blocks, repeated = (layers.get(run.name, 0) for layers in (own, again))
         forward += blocks * (float(unit.forward_s[row]) + float(priced.exposed_forward_s[0, kind]))
         inputs = float(unit.backward_s[row]) - float(unit.wgrad_s[row])
         dgrad += blocks * (inputs + float(priced.exposed_backward_s[0, kind]))
@@ -228,12 +226,6 @@ def _chunk_work(cost: CostModel, priced: MicroBatchUnits, stage: VirtualStage, s
         hidden_forward_s=scale * hidden_forward,
         hidden_backward_s=scale * hidden_backward,
     )
-
-
-def _blocks(layers: int, size: int) -> int:
-    if layers % size:
-        raise ValueError(f"{layers} layers cut a block of {size}")
-    return layers // size
 
 
 def _layers(cost: CostModel, stage: VirtualStage) -> dict[str, int]:

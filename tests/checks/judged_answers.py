@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from checks.judge import agrees, judge
-from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.stage_counts import layer_kinds
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.judge import judge_layout
@@ -123,7 +124,7 @@ def hear(asked: Asked, *, moves: int = MOVES) -> Hearing:
 def neighbours(asked: Asked, cost: CostModel, answer: Layout, *, moves: int) -> Iterator[Sentence]:
     """Judge the answer's neighbours that can be launched and fit."""
     for what, layout in [
-        *moved_blocks(for_layout(cost, answer).model, answer, moves),
+        *moved_blocks(cost.model, answer, moves),
         *other_pipelines(asked, answer),
     ]:
         judgement = judge_layout(asked.workload, asked.cluster, layout, framework=asked.framework)
@@ -153,8 +154,7 @@ def _around(degree: int) -> list[int]:
 def moved_blocks(model: ModelSpec, answer: Layout, moves: int) -> Iterator[tuple[str, Layout]]:
     """Yield the answer with one block moved from one virtual stage to another."""
     order = stages_in_order(answer)
-    size = {run.name: len(run.block) for run in model.runs}
-    sizes = [sum(layers // size[name] for name, layers in stage.kinds.items()) for stage in order]
+    sizes = [stage.layers for stage in order]
     every = [(a, b) for a in range(len(sizes)) for b in range(len(sizes)) if a != b and sizes[a] > 1]
     for giver, taker in every[:: -(-len(every) // moves) or 1]:
         changed = list(sizes)
@@ -172,13 +172,11 @@ def stages_in_order(layout: Layout) -> list[VirtualStage]:
 
 def recut(model: ModelSpec, layout: Layout, sizes: list[int]) -> Layout:
     """Return a layout whose virtual stages hold so many blocks, in the order in which a micro-batch passes them."""
-    blocks = [run for run in model.runs for _ in range(run.count)]
+    kinds_of_layers = layer_kinds(model).tolist()
     ends = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
     cut = {}
     for stage, (start, end) in zip(stages_in_order(layout), pairwise(ends), strict=True):
-        kinds: dict[str, int] = {}
-        for run in blocks[start:end]:
-            kinds[run.name] = kinds.get(run.name, 0) + len(run.block)
+        kinds = dict(Counter(model.runs[kind].name for kind in kinds_of_layers[start:end]))
         layers = sum(kinds.values())
         again = layers if stage.recomputed == stage.layers else min(stage.recomputed, layers)
         cut[stage.rank, stage.chunk] = replace(

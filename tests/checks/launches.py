@@ -15,7 +15,7 @@ from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.estimate import distinct_ranks
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import schedule_of
-from layoutopt.optimizer.cost.stage_counts import cuts_blocks, rank_blocks
+from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.cost.stage_parameters import end_parameters
 from layoutopt.optimizer.cost.states import on_rank
 from layoutopt.optimizer.frameworks.preset import load_preset
@@ -108,7 +108,7 @@ def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: Clust
 
 def rank_parameters(layout: Layout, model: ModelSpec, preset: FrameworkPreset) -> tuple[int, ...]:
     """Parameters that every pipeline rank of a valid layout holds before their state is sharded."""
-    cut = by_layer(model) if cuts_blocks(layout, model) else model
+    cut = by_layer(model)
     blocks = rank_blocks(layout, cut)[0]
     batch = batch_of_one(layout)
     schedule = schedule_of(batch)

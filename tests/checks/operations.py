@@ -65,8 +65,13 @@ def exact_price(terms: StageTerms, counts: IntArray, blocks: IntArray, again: In
     """Return the exact step of a row's stages given per rank, (P, K): cut and spread as layouts are written."""
     ranks = int(terms.pp[0])
     vp = int(terms.vp[0])
-    cut = chunks(blocks.sum(axis=1)[None], terms).kinds(counts)[0, :vp, :ranks]
-    return float(step_s(terms, 0, cut[None], spread(cut, again[:ranks])[None])[0])
+    laid = chunks(blocks.sum(axis=1)[None], terms)
+    cut = laid.kinds(counts)[0, :vp, :ranks]
+
+    def first(number: int) -> IntArray:
+        return laid.kinds(counts, (), np.array(number))[0, :vp, :ranks]
+
+    return float(step_s(terms, 0, cut[None], spread(cut, again[:ranks], first)[None])[0])
 
 
 def terms_of(

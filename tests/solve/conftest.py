@@ -145,10 +145,9 @@ class RandomSpace:
 
 
 def make_space(rule: StageRule = FREE, counts: tuple[int, ...] = (5,), **changes: Any) -> RandomSpace:
-    """A random space with one run for each count; blocks of the second run have two layers."""
+    """A random space with one run for each count."""
     runs = tuple(
-        Run(name=f"kind{k}", block=(LayerShape(ffn=1),) * (1 + k % 2), count=count)
-        for k, count in enumerate(counts)
+        Run(name=f"kind{k}", block=(LayerShape(ffn=1 + k),), count=count) for k, count in enumerate(counts)
     )
     return RandomSpace(runs=runs, rule=rule, **changes)
 

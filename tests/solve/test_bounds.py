@@ -96,7 +96,7 @@ def random_layout(
     number = int(rng.integers(0, cut.size.max() + 1))
     if rule.recomputation is Recomputation.ALL_OR_NONE:
         number = total * int(rng.integers(0, 2))
-    return blocks, cut.kinds(counts, np.array(number)).sum(axis=1)
+    return blocks, cut.kinds(counts, (), np.array(number)).sum(axis=1)
 
 
 @settings(max_examples=60)

@@ -134,7 +134,7 @@ def test_hint_may_be_the_optimum_or_not() -> None:
         terms = random_terms(rng, 1, 1)
         near = good_stages(terms, counts, MEGATRON)
         model = CpModel(slice_of(terms, [9], MEGATRON))
-        model.hint(0, *by_chunk(terms, near, counts))
+        model.hint(0, *by_chunk(terms, near, counts, MEGATRON))
         best = optima(terms, [9], MEGATRON)[0]
         assert model.solve().step_time_s == pytest.approx(best, abs=1e-6), row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.stage_split import model_order
@@ -76,21 +78,21 @@ def solved(workload: Workload, framework: Framework = Framework.ANY) -> Plan:
     return solve_layout(workload, load_cluster("h100x32"), options)
 
 
-def kinds_in_order(layout: Layout, model: ModelSpec) -> list[str]:
-    """Name every layer's run by walking the stages in the order of the model; a stage's runs come in model order."""
-    names = [run.name for run in model.runs]
-    return [
-        name
-        for place in model_order(layout.pp, layout.vp, layout.schedule)
-        for name in sorted(layout.stages[place].kinds, key=names.index)
-        for _ in range(layout.stages[place].kinds[name])
-    ]
+def kinds_by_position(layout: Layout, model: ModelSpec) -> list[dict[str, int]]:
+    """Count every stage's kinds by walking over the model's layers in its order."""
+    names = {run.block[0]: run.name for run in by_layer(model).runs}
+    left, found = [names[shape] for shape in model.shapes], [dict[str, int]() for _ in layout.stages]
+    for place in model_order(layout.pp, layout.vp, layout.schedule):
+        own, left = left[: layout.stages[place].layers], left[layout.stages[place].layers :]
+        found[place] = dict(Counter(own))
+    assert not left
+    return found
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_blocks_are_priced_by_kind(tmp_path: Path, name: str) -> None:
-    """Every kind has its own time and memory, the whole is the sum over its kinds, and a pattern that of its layers."""
-    model = stack(tmp_path, STACKS[name]).model
+    """Every kind of layer has its own time and memory, whatever layers are around it."""
+    model = by_layer(stack(tmp_path, STACKS[name]).model)
     training, cluster = stack(tmp_path, STACKS[name]).training, load_cluster("h100x32")
 
     def per_layer(spec: ModelSpec) -> tuple[np.ndarray, np.ndarray]:
@@ -101,14 +103,10 @@ def test_blocks_are_priced_by_kind(tmp_path: Path, name: str) -> None:
 
     seconds, kept = per_layer(model)
     for index, run in enumerate(model.runs):
-        alone = [
-            per_layer(replace(model, runs=(replace(run, block=(shape,), count=1),))) for shape in run.block
-        ]
-        assert seconds[index] == pytest.approx(sum(time[0] for time, _ in alone), rel=1e-9)
-        assert kept[index] == pytest.approx(sum(size[0] for _, size in alone), rel=1e-9)
-    each = {tuple(np.round(per_layer(replace(model, runs=(replace(run, block=(shape,), count=1),)))[0], 9))
-            for run in model.runs for shape in run.block}  # fmt: skip
-    assert len(each) == len({shape for run in model.runs for shape in run.block})
+        alone = per_layer(replace(model, runs=(replace(run, count=1),), order=()))
+        assert seconds[index] == pytest.approx(alone[0][0], rel=1e-9)
+        assert kept[index] == pytest.approx(alone[1][0], rel=1e-9)
+    assert len(set(np.round(seconds, 9))) == len(model.runs)
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -118,8 +116,7 @@ def test_optimum_splits_contiguously_and_is_verified(tmp_path: Path, name: str) 
     plan = solved(workload)
     assert plan.status.value == "optimal"
     assert plan.layout is not None
-    expected = [run.name for run in workload.model.runs for _ in range(run.count * len(run.block))]
-    assert kinds_in_order(plan.layout, workload.model) == expected
+    assert [stage.kinds for stage in plan.layout.stages] == kinds_by_position(plan.layout, workload.model)
     report = verify_plan(plan_to_plain(plan))
     assert report.accepted, report
 

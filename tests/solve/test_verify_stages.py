@@ -17,8 +17,8 @@ from layoutopt.optimizer.specs.model import ModelSpec
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
-def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] = (4, 4)) -> Layout:
-    """Two blocks of one layer, then three of two layers, on two ranks: 1 + 1 + 2 and 2 + 2 layers."""
+def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] = (3, 2)) -> Layout:
+    """Two blocks of one kind, then three of another, on two ranks: 2 + 1 and 2."""
     kinds = ({"kind0": 2, "kind1": layers[0] - 2}, {"kind1": layers[1], "kind0": 0})
     again = recomputed or ((0, {}), (0, {}))
     stages = tuple(
@@ -38,34 +38,33 @@ def two_stages(*recomputed: tuple[int, dict[str, int]], layers: tuple[int, int] 
 
 
 def test_stages_of_two_kinds(kit: Any) -> None:
-    """Layers become blocks of each kind; recomputed ones are the first unless their kinds are stated."""
+    """Layers are counted by kind; recomputed ones are the first unless their kinds are stated."""
     runs = kit.space(counts=(2, 3)).runs
     blocks, none = read_stages(two_stages(), runs, FREE, may_recompute=False)
     assert blocks.tolist() == [[[2, 1], [0, 2]]]
     assert not none.any()
-    first = two_stages((2, {}), (2, {}))
+    first = two_stages((2, {}), (1, {}))
     assert read_stages(first, runs, FREE, may_recompute=True)[1].tolist() == [[[2, 0], [0, 1]]]
-    chosen = two_stages((3, {"kind0": 1, "kind1": 2}), (0, {}))
+    chosen = two_stages((2, {"kind0": 1, "kind1": 1}), (0, {}))
     assert read_stages(chosen, runs, FREE, may_recompute=True)[1].tolist() == [[[1, 1], [0, 0]]]
-    uniform = two_stages((4, {}), (4, {}))
+    uniform = two_stages((3, {}), (2, {}))
     with pytest.raises(Refuted, match="first 3 blocks"):
-        read_stages(two_stages((4, {}), (2, {})), runs, MEGATRON, may_recompute=True)
+        read_stages(two_stages((3, {}), (1, {})), runs, MEGATRON, may_recompute=True)
     assert read_stages(uniform, runs, NEAR_EQUAL, may_recompute=True)[1].tolist() == [[[2, 1], [0, 2]]]
 
 
 @pytest.mark.parametrize(
     ("layout", "rule", "message"),
     [
-        (two_stages(layers=(4, 2)), FREE, "hold 4 blocks of 5"),
-        (two_stages(layers=(3, 4)), FREE, "not a whole number"),
-        (two_stages(layers=(4, 6)), FREE, "not a whole number"),
-        (two_stages((3, {}), (0, {})), FREE, "recomputed: 3 layers are not a whole number"),
+        (two_stages(layers=(3, 1)), FREE, "hold 4 blocks of 5"),
+        (two_stages(layers=(3, 4)), FREE, "the model has {'kind1': 2} there"),
+        (two_stages((4, {}), (0, {})), FREE, "4 recomputed layers of 3"),
         (two_stages((3, {"kind0": 3}), (0, {})), FREE, "cannot recompute 3 layers of kind0"),
-        (two_stages((1, {"kind1": 1}), (0, {})), FREE, "cannot recompute 1 layers of kind1"),
+        (two_stages((2, {"kind1": 2}), (0, {})), FREE, "cannot recompute 2 layers of kind1"),
         (two_stages((2, {"kind0": 1}), (0, {})), FREE, "don't add up to 2"),
         (two_stages((1, {"other": 1}), (0, {})), FREE, "don't add up to 1"),
         (two_stages((1, {}), (0, {})), MEGATRON, "first 1 blocks of every stage"),
-        (two_stages((2, {"kind1": 2}), (2, {})), MEGATRON, "first 1 blocks of every stage"),
+        (two_stages((1, {"kind1": 1}), (1, {})), MEGATRON, "first 1 blocks of every stage"),
         (two_stages((1, {}), (2, {})), NEAR_EQUAL, "all blocks or none"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,14 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.space.stages import (
     chunk_layers,
-    first_blocks,
     kinds_of,
     model_order,
     virtual_stages,
 )
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
-from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, ModelSpec, Run
+from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, Run
 from layoutopt.optimizer.specs.stage_split import even_layers
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
@@ -31,9 +32,8 @@ FULL = Recompute(granularity=Granularity.FULL)
 DENSE, MOE = LayerShape(ffn=64), LayerShape(mlp=Mlp.MOE)
 
 
-def stack(*runs: tuple[str, int, int]) -> ModelSpec:
-    """Build a model from (name, blocks, layers per block)."""
-    shapes = (LayerShape(mixer=Mixer.ATTENTION, ffn=64), LayerShape(mixer=Mixer.NONE, ffn=64))
+def stack(*runs: tuple[str, int], order: tuple[int, ...] = ()) -> ModelSpec:
+    """Build a model from (name, layers); ``order``: the kind of every layer where they alternate."""
     return ModelSpec(
         name="stack",
         hidden=64,
@@ -41,7 +41,11 @@ def stack(*runs: tuple[str, int, int]) -> ModelSpec:
         kv_heads=4,
         head_dim=16,
         vocab=128,
-        runs=tuple(Run(name=name, block=shapes[:size], count=count) for name, count, size in runs),
+        runs=tuple(
+            Run(name=name, block=(LayerShape(ffn=64 + kind),), count=count)
+            for kind, (name, count) in enumerate(runs)
+        ),
+        order=order,
     )
 
 
@@ -56,8 +60,10 @@ def splits(draw: st.DrawFn) -> tuple[ModelSpec, int, int, list[int]]:
     blocks = sum(totals)
     cuts = sorted({0, blocks, *draw(st.lists(st.integers(0, blocks), max_size=2))})
     sizes = [b - a for a, b in pairwise(cuts)]
-    runs = [(f"k{i}", size, draw(st.integers(1, 2))) for i, size in enumerate(sizes)]
-    return stack(*runs), pp, vp, totals
+    runs = [(f"k{i}", size) for i, size in enumerate(sizes)]
+    kinds = [kind for kind, size in enumerate(sizes) for _ in range(size)]
+    order = draw(st.one_of(st.just(()), st.permutations(kinds).map(tuple)))
+    return stack(*runs, order=order), pp, vp, totals
 
 
 @settings(max_examples=200)
@@ -94,23 +100,24 @@ def test_chunks_differ_by_at_most_one(case: tuple[ModelSpec, int, int, list[int]
 
 def test_published_split() -> None:
     """126 layers on 16 x 8 chunks: one each, none on the first and the last (Llama 3, section 3.3.2)."""
-    model = stack(("dense", 126, 1))
+    model = stack(("dense", 126))
     assert even_layers(model, 16, 8, Schedule.INTERLEAVED) == (0, *[1] * 126, 0)
 
 
 def test_uniform_count_is_spread_as_megatron_does() -> None:
     """Counts that come from one N per virtual stage are written as min(N, layers) on every stage."""
-    model = stack(("a", 3, 1), ("b", 8, 1))
+    model = stack(("a", 3), ("b", 8))
     counts = chunk_layers(np.array([3, 4, 4]), 3, 2)
     kinds = kinds_of(model, counts, model_order(3, 2))
-    repeated = first_blocks(kinds, np.full(6, 1)).reshape(2, 3, -1).sum(axis=0)
+    first = kinds_of(model, counts, model_order(3, 2), limit=1)
+    repeated = first.reshape(2, 3, -1).sum(axis=0)
     stages = virtual_stages(model, 3, 2, kinds.reshape(2, 3, -1).sum(axis=0), repeated)
     assert [stage.recomputed for stage in stages] == [1] * 6
 
 
 def test_kinds_follow_the_order_of_tokens() -> None:
     """On a V-shaped schedule the second chunks run backwards through the ranks: rank 0 holds both ends."""
-    model = stack(("dense", 2, 1), ("moe", 6, 1))
+    model = stack(("dense", 2), ("moe", 6))
     order = model_order(4, 2, Schedule.ZB_V)
     assert order.tolist() == [0, 1, 2, 3, 7, 6, 5, 4]
     kinds = kinds_of(model, np.full(8, 1), order)
@@ -128,29 +135,33 @@ def test_kinds_follow_the_order_of_tokens() -> None:
 
 def test_unmarked_recomputation_repeats_the_first_layers() -> None:
     """A stage of two kinds without a split of its recomputed layers repeats its first ones."""
-    model = stack(("a", 2, 1), ("b", 2, 1))
+    model = stack(("a", 2), ("b", 2))
     stages = (VirtualStage(rank=0, chunk=0, layers=4, recomputed=3),)
     _, repeated = rank_blocks(Layout(stages=stages, recompute=FULL), model)
     assert repeated.tolist() == [[2, 1]]
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([4, 2], "hold 6 layers"),  # the model has 8
-        ([3, 5], "cut a repeating block"),  # blocks are pairs of layers
-    ],
-)
-def test_bad_stage_lists_are_input_errors(layers: list[int], message: str) -> None:
+def test_bad_stage_lists_are_input_errors() -> None:
     """A list that doesn't describe the model is refused in one line."""
-    stages = tuple(VirtualStage(rank=i, chunk=0, layers=n) for i, n in enumerate(layers))
-    with pytest.raises(InputError, match=message):
-        rank_blocks(Layout(pp=2, stages=stages), stack(("pair", 4, 2)))
+    stages = tuple(VirtualStage(rank=i, chunk=0, layers=n) for i, n in enumerate((4, 2)))
+    with pytest.raises(InputError, match="hold 6 layers"):
+        rank_blocks(Layout(pp=2, stages=stages), stack(("a", 8)))
+
+
+def test_stages_end_inside_a_pattern() -> None:
+    """The phase goes on where a stage ends: 3 and 5 layers of pairs are 2 and 2 of one kind, 1 and 3 of the other."""
+    pairs = Run(name="pattern", block=(DENSE, MOE), count=4)
+    model = by_layer(replace(stack(("a", 8)), runs=(pairs,)))
+    stages = tuple(VirtualStage(rank=i, chunk=0, layers=n, recomputed=2) for i, n in enumerate((3, 5)))
+    blocks, again = rank_blocks(Layout(pp=2, stages=stages, recompute=FULL), model)
+    assert [run.name for run in model.runs] == ["dense", "moe"]
+    assert blocks.tolist() == [[2, 1], [2, 3]]
+    assert again.tolist() == [[1, 1], [1, 1]]
 
 
 def test_impossible_totals_are_refused() -> None:
     """Counts per kind that no contiguous split has are an error of the caller."""
-    model = stack(("a", 2, 1), ("b", 2, 1))
+    model = stack(("a", 2), ("b", 2))
     blocks = np.array([[1, 1], [1, 1]])
     with pytest.raises(ValueError, match="no contiguous split"):
         virtual_stages(model, 2, 1, blocks, np.zeros_like(blocks))

@@ -11,9 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
-from layoutopt.optimizer.space.stages import block_count, chunk_layers, kinds_of, model_order
+from layoutopt.optimizer.space.stages import chunk_layers, kinds_of, model_order
 from layoutopt.optimizer.specs.canonical import to_plain
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.loading import (
     load_cluster,
@@ -204,7 +205,7 @@ def test_even_split_is_the_space_rooms(name: str, pp: int, vp: int, schedule: Sc
     layers = even_layers(model, pp, vp, schedule)
     try:
         blocks = chunk_layers(
-            even_blocks(block_count(model), pp, vp, schedule if vp == 2 else Schedule.NONE),
+            even_blocks(model.layers, pp, vp, schedule if vp == 2 else Schedule.NONE),
             pp,
             vp,
             folded=vp == 2 and schedule.v_shape,
@@ -214,8 +215,7 @@ def test_even_split_is_the_space_rooms(name: str, pp: int, vp: int, schedule: Sc
         return
     assert layers is not None
     assert sum(layers) == model.layers
-    if all(len(run.block) == 1 for run in model.runs):
-        assert list(layers) == blocks.tolist()
+    assert list(layers) == blocks.tolist()
 
 
 @given(name=st.sampled_from(MODELS), pp=st.sampled_from([1, 2, 4, 8, 16]), vp=st.integers(1, 3))
@@ -226,9 +226,10 @@ def test_completed_stages_read_back_as_even(name: str, pp: int, vp: int) -> None
     partial = PartialLayout(pp=pp, vp=vp, micro_batch=workload.training.global_batch)
     layout = partial.complete(workload, cluster)
     assume(layout.stages)
-    listed, recomputed = rank_blocks(layout, workload.model)
-    counts = chunk_layers(even_blocks(block_count(workload.model), pp, vp, layout.schedule), pp, vp)
-    kinds = kinds_of(workload.model, counts, model_order(pp, vp, layout.schedule))
+    model = by_layer(workload.model)
+    listed, recomputed = rank_blocks(layout, model)
+    counts = chunk_layers(even_blocks(model.layers, pp, vp, layout.schedule), pp, vp)
+    kinds = kinds_of(model, counts, model_order(pp, vp, layout.schedule))
     assert (listed == kinds.reshape(vp, pp, -1).sum(axis=0)).all()
     assert not recomputed.any()
     assert all(sum(stage.kinds.values()) == stage.layers for stage in layout.stages)

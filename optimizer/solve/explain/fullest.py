@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.batch import batch_of_one
-from layoutopt.optimizer.cost.estimate import estimate, for_layout
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import block_parameters, mtp_parameters
 from layoutopt.optimizer.cost.schedules import SCHEDULES
@@ -44,7 +44,7 @@ OTHERS = {
 def fullest_rank(cost: CostModel, layout: Layout, memory: MemoryEstimate) -> FullestRank:
     """Split the fullest rank's memory into components; experts and dense parameters apart, for they divide differently."""
     fullest = max(memory.stages, key=lambda stage: stage.total_bytes)
-    parts = [*_Sharing(for_layout(cost, layout), layout, fullest.rank).parts(fullest.components_bytes)]
+    parts = [*_Sharing(cost, layout, fullest.rank).parts(fullest.components_bytes)]
     return FullestRank(
         rank=fullest.rank,
         needed_bytes=fullest.total_bytes,

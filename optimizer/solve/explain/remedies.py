@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.cost.estimate import estimate, estimate_row
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.memory import usable_bytes
-from layoutopt.optimizer.frameworks.registry import parse_release
 from layoutopt.optimizer.solve.api import layout_of
 from layoutopt.optimizer.solve.explain.changes import AXES, list_changes, pinned
 from layoutopt.optimizer.solve.explain.infeasible import LARGEST_CLUSTER
@@ -17,7 +16,6 @@ from layoutopt.optimizer.solve.explain.records import Remedy
 from layoutopt.optimizer.solve.judge import BORDERLINE
 from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.result import SearchOptions
-from layoutopt.optimizer.space.context import in_stage_units
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
 from layoutopt.optimizer.specs.cluster_part import resized
@@ -140,9 +138,8 @@ def _settings(question: Question) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def cost_of(question: Question) -> CostModel:
     """Build the prices of a question."""
     workload, options = question.workload, question.options
-    release = parse_release(options.framework, options.space.software)
     return build_cost_model(
-        in_stage_units(workload.model, options.framework, release), workload.training, question.cluster,
+        workload.model, workload.training, question.cluster,
         framework=options.framework, software=options.space.software, kind=options.cost,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from layoutopt.optimizer.solve.model.slices import Goal
 from layoutopt.optimizer.solve.model.solver import cp_model
 from layoutopt.optimizer.solve.splits import fewest_blocks
 from layoutopt.optimizer.space.stage_splits import boxes
+from layoutopt.optimizer.space.stages import kinds_before
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,6 +142,13 @@ class Constraints:
                 name = f"near_equal_{pp}_{vp}_{s}"
                 self._when(self._model.add(sum(blocks) >= vp * smallest - fewer), name + "_least", literal)
                 self._when(self._model.add(sum(blocks) <= vp * (smallest + 1)), name + "_most", literal)
+            for j in (
+                self._ends(shape) if folded else ()
+            ):  # both on the first rank, without an inner chunk beside
+                own = sum(self._variables.stages[shape].blocks[j])
+                name = f"near_equal_end_{shape}_{j}"
+                self._when(self._model.add(own >= smallest - int(inner)), name + "_least", literal)
+                self._when(self._model.add(own <= smallest + 1), name + "_most", literal)
             if inner and (vp == 1 or folded):
                 # Some inner stage is the smallest one; elsewhere a short end's own chunks see to it.
                 ranks = self._variables.blocks[1:pp] if folded else self._variables.blocks[1 : pp - 1]
@@ -167,7 +175,7 @@ class Constraints:
     def _equal_middle(self, shape: Shape, literal: Literal, totals: Sequence[cp_model.LinearExprT]) -> None:
         """Equal chunks and equal middle ranks; or equal stages of which the first or the last may hold one fewer."""
         model, blocks, vp = self._model, self._data.blocks, shape.vp
-        counts_ends = vp > 1 and self._data.rule.unit == 1
+        counts_ends = vp > 1
         regular: Literal = model.new_bool_var(f"regular_{shape}") if counts_ends else True
         for s, total in enumerate(totals):
             chunk = model.new_int_var(1, blocks, f"chunk_{shape}_{s}")
@@ -195,8 +203,26 @@ class Constraints:
                     own = sum(stages.blocks[j][k] for j in shape.of_rank(s))
                     constraint = self._model.add(self._variables.blocks[s][k] == own)
                     self._when(constraint, f"rank_is_its_stages_{shape}_{s}_{k}", literal)
-                if k < len(self._data.counts) - 1:
+                if k < len(self._data.counts) - 1 and not stages.ends:
                     self._finish_run(shape, stages, k)
+            if stages.ends:
+                self._alternate(shape, stages)
+
+    def _alternate(self, shape: Shape, stages: StageVariables) -> None:
+        """Where kinds alternate, the block behind a stage says how many of each kind there are up to it."""
+        model = self._model
+        for j, (end, blocks) in enumerate(zip(stages.ends, stages.blocks, strict=True)):
+            start = stages.ends[j - 1] if j else 0
+            model.add(end == start + sum(blocks)).with_name(f"end_{shape}_{j}")
+            for k, own in enumerate(blocks):
+                before = stages.until[j - 1][k] if j else 0
+                model.add(stages.until[j][k] == before + own).with_name(f"until_{shape}_{j}_{k}")
+                model.add_element(end, self._before(k), stages.until[j][k])
+
+    def _before(self, k: int) -> list[int]:
+        """Return how many of the model's first blocks are of a kind."""
+        before: list[int] = kinds_before(self._data.rule.order, len(self._data.counts))[:, k].tolist()
+        return before
 
     def _finish_run(self, shape: Shape, stages: StageVariables, k: int) -> None:
         model, literal, count = self._model, self._variables.shapes[shape], int(self._data.counts[k])
@@ -333,6 +359,15 @@ class Constraints:
         """A stage recomputes its first blocks, whatever their kinds."""
         variables, kinds = self._variables, range(len(self._data.counts))
         for j, (blocks, recomputed) in enumerate(zip(stages.blocks, stages.recomputed, strict=True)):
+            if stages.ends:
+                self._first_of(blocks, recomputed, variables.count, self._data.blocks, f"{shape}_{j}")
+                last = self._model.new_int_var(0, self._data.blocks, f"recomputed_end_{shape}_{j}")
+                start = stages.ends[j - 1] if j else 0
+                self._model.add(last == start + sum(recomputed)).with_name(f"recomputed_end_{shape}_{j}")
+                for k, own in enumerate(recomputed):
+                    before = stages.until[j - 1][k] if j else 0
+                    self._model.add_element(last, self._before(k), before + own)
+                continue
             for k in kinds:
                 name = f"{shape}_{j}_{k}"
                 upto = slice(k + 1)

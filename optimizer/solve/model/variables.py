@@ -11,6 +11,7 @@ from layoutopt.optimizer.cost.batch import CODES, DEGREES
 from layoutopt.optimizer.solve.model.coefficients import KIB
 from layoutopt.optimizer.solve.model.solver import cp_model
 from layoutopt.optimizer.solve.splits import fewest_blocks
+from layoutopt.optimizer.space.stages import kinds_before
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.model.slices import Shape, TupleSlice
@@ -25,12 +26,14 @@ class StageVariables:
 
     Lists are indexed by virtual stage, as tokens pass them, then by kind. ``blocks`` are the stage's own, ``until``
     those of the stages up to it, ``recomputed`` the recomputed ones. ``finished[j][k]``: run k ends in stage j or before.
+    ``ends`` are the blocks of all kinds up to each stage.
     """
 
     blocks: list[list[IntVar]] = field(default_factory=list)
     until: list[list[IntVar]] = field(default_factory=list)
     recomputed: list[list[IntVar]] = field(default_factory=list)
     finished: list[list[IntVar]] = field(default_factory=list)
+    ends: list[IntVar] = field(default_factory=list)
 
 
 class Variables:
@@ -147,6 +150,13 @@ class Variables:
                 for end, count in zip(ends, counts, strict=True)
             ]
             most = [int(count) if meets else 0 for count, meets in zip(counts, near, strict=True)]
+            if self._data.rule.order:
+                first, last = (
+                    (0, total) if shape.pp == 1 else (max(j - 1, 0), min(total - number + j + 2, total))
+                )
+                before = kinds_before(self._data.rule.order, len(counts))
+                most = (before[max(last, first)] - before[first]).tolist()
+                result.ends.append(self._model.new_int_var(0, total, f"end_{shape}_{j}"))
             label = f"{_label(shape)}_{j}"
             new = self._model.new_int_var
             result.blocks.append([new(0, high, f"stage_{label}_{k}") for k, high in enumerate(most)])

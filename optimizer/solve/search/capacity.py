@@ -14,6 +14,8 @@ import numpy as np
 
 from layoutopt.optimizer.solve.search.floors import rank_floors
 from layoutopt.optimizer.solve.splits import end_stages
+from layoutopt.optimizer.space.stage_splits import stage_numbers
+from layoutopt.optimizer.space.stages import kinds_before
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,13 +63,15 @@ def mixes(counts: IntArray) -> Mixes:
     return Mixes(counted=counted, low=low.astype(np.float64), high=high.astype(np.float64))
 
 
-def reachable_kinds(terms: StageTerms, counts: IntArray) -> NDArray[np.bool_]:
+def reachable_kinds(terms: StageTerms, counts: IntArray, order: tuple[int, ...] = ()) -> NDArray[np.bool_]:
     """Tell which kinds a rank can meet, (K, n, P), whatever the split.
 
     Stages are contiguous and only the first and the last may be empty, so stage j starts at block j-1 or later
-    and leaves at most one block fewer than the number of stages after it.
+    and leaves at most one block fewer than the number of stages after it. ``order``: kinds of the blocks that alternate.
     """
     ranks = np.arange(terms.in_flight.shape[1])
+    if order:
+        return _met_in_order(terms, counts, order) & (ranks < terms.pp[:, None])
     pp, stages = terms.pp[:, None], (terms.pp * terms.vp)[:, None]
     ends = np.cumsum(counts)[:, None, None]
     first = np.maximum(ends - counts[:, None, None] - counts.sum() - 1 + stages, 0)
@@ -80,6 +84,18 @@ def reachable_kinds(terms: StageTerms, counts: IntArray) -> NDArray[np.bool_]:
         meets = np.where(terms.folded[:, None], either, meets)
     reached: NDArray[np.bool_] = meets & (ranks < pp)
     return reached
+
+
+def _met_in_order(terms: StageTerms, counts: IntArray, order: tuple[int, ...]) -> NDArray[np.bool_]:
+    before, total = kinds_before(order, len(counts)), len(order)
+    depth, ranks = int(terms.vp.max(initial=1)), terms.in_flight.shape[1]
+    stage = stage_numbers(terms.pp, terms.folded, depth, ranks)
+    behind = (terms.pp * terms.vp)[:, None, None] - 1 - stage
+    start = np.clip(stage - 1, 0, total)
+    stop = np.clip(total - behind + 1, start, total)
+    held = (before[stop] - before[start]) * (np.arange(depth)[:, None] < terms.vp[:, None, None])[..., None]
+    met: NDArray[np.bool_] = (held > 0).any(axis=1).transpose(2, 0, 1)
+    return met
 
 
 class RankCapacity:
@@ -119,7 +135,7 @@ class RankCapacity:
         self.fewest = np.maximum(self.cases.fewest - self.mixes.high.sum(axis=1)[:, None, None], 0.0)
         self.most = np.minimum(self.cases.most - self.mixed, float(counts[self._kind]))
         if len(counts) > 1:
-            meets = reachable_kinds(self.terms, counts)
+            meets = reachable_kinds(self.terms, counts, self.cases.order)
             self.most = np.where(meets[self._kind], self.most, np.minimum(self.most, 0.0))
             for position, low in enumerate(self.mixes.low):
                 strange = ~meets[low > 0].all(axis=0)

@@ -33,7 +33,8 @@ COVER = 2.0  # ratio of the ends of a shared case
 class Cases:
     """``c`` cases. ``row`` is the layout; ``low`` and ``high`` are the recomputed blocks of a rank (see above).
 
-    ``low`` is ``ALL`` when every block is recomputed. ``fewest`` and ``most`` (c, P) are the blocks a rank may hold.
+    ``low`` is ``ALL`` when every block is recomputed. ``fewest`` and ``most`` (c, P) are the blocks a rank may hold,
+    ``order`` the kinds of the model's blocks where these alternate.
     """
 
     row: IntArray
@@ -42,13 +43,17 @@ class Cases:
     high: FloatArray
     fewest: IntArray
     most: IntArray
+    order: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.row)
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Cases:
         """Return the selected cases."""
-        return Cases(**{name: getattr(self, name)[index] for name in self.__slots__})
+        return Cases(order=self.order, **{name: getattr(self, name)[index] for name in _COLUMNS})
+
+
+_COLUMNS = ("row", "free", "low", "high", "fewest", "most")
 
 
 def stage_cases(terms: StageTerms, blocks: int, rule: StageRule) -> Cases:
@@ -74,8 +79,8 @@ def stage_cases(terms: StageTerms, blocks: int, rule: StageRule) -> Cases:
                 most=ranges.most[use],
             )
         )
-    merged = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Cases.__slots__}
-    return Cases(**merged).take(np.argsort(merged["row"], kind="stable"))
+    merged = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    return Cases(order=rule.order, **merged).take(np.argsort(merged["row"], kind="stable"))
 
 
 def free_cases(terms: StageTerms, blocks: int, rule: StageRule) -> Cases:

@@ -52,7 +52,7 @@ class Stages:
 def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageRule) -> Stages:
     """Add kinds and the least recomputation that fits to the blocks of every rank, ``totals`` (n, P)."""
     cut = chunks(totals, terms)
-    blocks = cut.kinds(counts).sum(axis=1)
+    blocks = cut.kinds(counts, rule.order).sum(axis=1)
     if rule.recomputation is Recomputation.PER_RANK:
         recomputed = _least_per_rank(terms, blocks)
         costs = price_stages(terms, blocks, recomputed)
@@ -105,7 +105,7 @@ def _least_shared(
     own = Chunks(start=cut.start[open_], size=cut.size[open_])
 
     def again(number: IntArray) -> IntArray:
-        kinds: IntArray = own.kinds(counts, number[:, None, None]).sum(axis=1)
+        kinds: IntArray = own.kinds(counts, rule.order, number[:, None, None]).sum(axis=1)
         return kinds
 
     high = np.full(len(open_), most)
@@ -141,11 +141,18 @@ def good_stages(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: f
     return improve(terms, construct(terms, counts, rule, below_s), counts, rule)
 
 
-def by_chunk(terms: StageTerms, stages: Stages, counts: IntArray) -> tuple[IntArray, IntArray]:
+def by_chunk(
+    terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule
+) -> tuple[IntArray, IntArray]:
     """Return blocks and recomputed blocks (V, P, K) of every chunk of the first layout."""
-    kinds = chunks(stages.blocks[:1].sum(axis=2), terms.take(np.array([0]))).kinds(counts)[0]
+    cut = chunks(stages.blocks[:1].sum(axis=2), terms.take(np.array([0])))
     pp = int(terms.pp[0])
-    return kinds[:, :pp], spread(kinds[:, :pp], stages.recomputed[0, :pp])
+    kinds = cut.kinds(counts, rule.order)[0, :, :pp]
+
+    def first(number: int) -> IntArray:
+        return cut.kinds(counts, rule.order, np.array(number))[0, :, :pp]
+
+    return kinds, spread(kinds, stages.recomputed[0, :pp], first)
 
 
 def _keep_best(best: Stages, row: IntArray, found: Stages) -> None:

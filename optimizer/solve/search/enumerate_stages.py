@@ -17,7 +17,9 @@ import numpy as np
 
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Split
-from layoutopt.optimizer.solve.search.rank_options import Options, Ranks, Unlisted
+from layoutopt.optimizer.solve.search.chunk_sizes import Unlisted
+from layoutopt.optimizer.solve.search.places import ways_from
+from layoutopt.optimizer.solve.search.rank_options import Options, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -279,26 +281,29 @@ class _Choices:
 
     def _reachable(self) -> list[_Steps]:
         """List the steps from every state that may be reached; none where the last rank does not complete the model."""
-        ranks, width = self.ranks, self.ranks.mixed + 1
+        ranks = self.ranks
+        width = 1 + max(int(max(option.start.max(), option.stop.max())) for option in self.options)
         totals = [option.total for option in self.options]
         least = np.cumsum([0, *(int(total.min()) for total in totals[::-1])])[-2::-1]
         most = np.cumsum([0, *(int(total.max()) for total in totals[::-1])])[-2::-1]
-        states, steps = np.zeros(1, dtype=np.int64), []
+        states, steps = np.unique(self.options[0].start), []
         for rank, (option, total) in enumerate(zip(self.options, totals, strict=True)):
             used, start = np.divmod(states, width)
-            grown = used[:, None] + total
-            open_ = (start[:, None] == option.start) & (grown <= ranks.total - least[rank])
-            source, choice = np.nonzero(open_ & (grown >= ranks.total - most[rank]))
-            if not len(source):
+            source, choice = ways_from(start, option.start)
+            grown = used[source] + total[choice]
+            kept = (grown <= ranks.total - least[rank]) & (grown >= ranks.total - most[rank])
+            if not kept.any():
                 return []
-            reached = grown[source, choice] * width + option.stop[choice]
+            source, choice = source[kept], choice[kept]
+            reached = grown[kept] * width + option.stop[choice]
             before, (states, target) = len(states), np.unique(reached, return_inverse=True)
             steps.append(_Steps(source, target, choice, before))
         return steps
 
     def _useful(self) -> list[_Steps]:
         """Keep the steps that no path makes too long; none where some rank has no step left."""
-        after, before, found = self._least_after(), np.zeros((1, len(self._room))), []
+        after, found = self._least_after(), []
+        before = np.zeros((self._steps[0].states, len(self._room)))
         for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
             spent = before[step.source] + cost[step.choice]
             kept = np.flatnonzero(self._met(spent + least[step.target] < self._room, self.ranks.terms))
@@ -331,8 +336,8 @@ class _Choices:
         if not self._steps:
             return np.zeros((0, 0), dtype=np.int64)
         after = self._least_after()
-        state, spent = np.zeros(1, dtype=np.int64), np.zeros((1, len(self._room)))
-        chosen = np.zeros((1, 0), dtype=np.int64)
+        state = np.arange(self._steps[0].states)
+        spent, chosen = np.zeros((len(state), len(self._room))), np.zeros((len(state), 0), dtype=np.int64)
         for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
             bounds = np.searchsorted(step.source, np.arange(step.states + 1))
             ways = np.diff(bounds)[state]

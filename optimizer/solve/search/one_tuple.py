@@ -124,7 +124,7 @@ class TupleSolver:
         near = good_stages(item.terms, self._source.counts, self._source.rule, below_s)
         if not np.isfinite(near.step_time_s[0]):
             return None
-        blocks, recomputed = by_chunk(item.terms, near, self._source.counts)
+        blocks, recomputed = by_chunk(item.terms, near, self._source.counts, self._source.rule)
         step_s, _ = self._paths.price(item.terms, 0, blocks, recomputed)
         costs = replace(
             price_stages(item.terms, near.blocks, near.recomputed), step_time_s=np.array([step_s])

@@ -4,18 +4,22 @@ A rank takes at most what its floor (``floors``) and its memory allow, and so ho
 for. Little is left of all totals where the wanted step time is near the best, before any schedule is looked at.
 
 Which kinds a rank holds depends on where its first chunk starts in the model; all other chunks hold the last kind alone.
-Where that is not certain, as with long runs of several kinds in several chunks, the options are not listed.
+Where that is not certain, as with long runs of several kinds in several chunks, the options are not listed. Where kinds
+alternate, what a rank holds depends on where each of its chunks starts (``places``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
+from layoutopt.optimizer.solve.search.chunk_sizes import Unlisted, balanced, closed, shares, with_end
 from layoutopt.optimizer.solve.search.floors import rank_floors
+from layoutopt.optimizer.solve.search.places import Walk, kinds_at, least_in_a_row
+from layoutopt.optimizer.space.stages import kinds_before
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.search.demands import StageDemand
     from layoutopt.optimizer.solve.search.floors import RankFloors
+    from layoutopt.optimizer.solve.search.places import Steps
 
     Mask = NDArray[np.bool_]
 
@@ -44,16 +49,13 @@ NOT_MET = 1e30
 """Seconds and bytes of a kind that a rank does not meet: none of its blocks fits, and no blocks still are nothing."""
 
 
-class Unlisted(Exception):
-    """The options of a tuple's ranks can't be listed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """What one rank may hold: blocks and recomputed blocks of its chunks, (o, V, K) each.
 
     ``start`` and ``stop`` (o,) are the blocks of the model before and after its first chunk, counted to the first of the
-    last kind. Where ``free``, chunk 0 counts the recomputed blocks of all chunks, which may be in any of them.
+    last kind; where kinds alternate, the numbers of places. Where ``free``, chunk 0 counts the recomputed blocks of all
+    chunks, which may be in any of them.
     """
 
     blocks: IntArray
@@ -140,21 +142,45 @@ class Ranks:
         limit_s = below_s * (1 + SLACK) / float(self.terms.micro_batches[0])
         result = []
         starts = np.zeros(1, dtype=np.int64)
+        sizes = [self._sizes(rank, np.flatnonzero(totals[rank])) for rank in range(self.pp)]
+        walk = self._walk(sizes)
         for rank in range(self.pp):
-            option = self._of_rank(rank, np.flatnonzero(totals[rank]), starts, number, memory=memory)
+            if walk is None:
+                option = self._of_rank(rank, sizes[rank], starts, number, memory=memory)
+            else:
+                option = self._in_order(rank, walk.steps(rank), number, memory=memory)
             time_s = option.blocks.sum(axis=1) @ floors.layer_s[0, :, rank] + floors.base_s[0, rank]
             time_s = time_s + option.recomputed.sum(axis=1) @ floors.again_s[0, :, rank]
             option = option.take(time_s < limit_s)
             if not len(option):
                 return None
             starts = np.unique(option.stop)
+            if walk is not None:
+                walk.keep(starts)
+                option = replace(option, stop=np.searchsorted(starts, option.stop))
             result.append(option)
         return result
+
+    def _walk(self, sizes: list[IntArray]) -> Walk | None:
+        """Return the walk through a stack whose kinds alternate."""
+        return Walk(sizes, self.total, folded=bool(self.terms.folded[0])) if self.rule.order else None
+
+    def _in_order(self, rank: int, steps: Steps, number: int | None, *, memory: bool) -> Options:
+        """Return what a rank holds on its ways through a stack whose kinds alternate."""
+        if len(steps.place) > 5 * MOST_OPTIONS:
+            raise Unlisted
+        order, kinds = self.rule.order, len(self.counts)
+        blocks = kinds_at(order, kinds, steps.start, steps.sizes)
+        if number is None:
+            option = Options(blocks, np.zeros_like(blocks), steps.place, steps.reached, free=True)
+            return self._needed(option, rank)
+        again = kinds_at(order, kinds, steps.start, np.minimum(steps.sizes, number))
+        option = Options(blocks, again, steps.place, steps.reached)
+        return option.take(self.fits(option, rank)) if memory else option
 
     def _totals(self, number: int | None, below_s: float, *, memory: bool) -> tuple[Mask, RankFloors] | None:
         """Tell which totals (P, blocks + 1) every rank may hold, and the floors that say so."""
         terms, limit_s = self.terms, below_s * (1 + SLACK)
-        held = np.arange(self.total + 1)
         allowed, kinds = self._within_limits(), np.ones((len(self.counts), self.pp), dtype=bool)
         kinds &= self.counts[:, None] > 0
         if self.demands:
@@ -165,24 +191,36 @@ class Ranks:
         for _ in range(SHARPENINGS):
             floors = rank_floors(terms, self.counts, first)
             again, fits = self._least_recomputed(number, kinds, memory=memory)
-            layer_s, again_s = (
-                np.where(kinds, time[0], NOT_MET).min(axis=0)[:, None]
-                for time in (floors.layer_s, floors.again_s)
-            )
+            again_s = np.where(kinds, floors.again_s[0], NOT_MET).min(axis=0)[:, None]
             least_s = terms.recompute_s[0][self.counts > 0].min()
             all_s = np.where(allowed, again, self.total).min(axis=1).sum() * least_s
-            time_s = layer_s * held + again_s * again + floors.base_s[0][:, None]
+            time_s = self._least_s(kinds, floors) + again_s * again + floors.base_s[0][:, None]
             time_s = terms.micro_batches[0] * time_s + floors.all_again[0] * all_s
-            left = _closed(allowed & fits & (time_s < limit_s), self.total)
+            left = closed(allowed & fits & (time_s < limit_s), self.total)
             if left is None:
                 return None
             if first is not None and (left == allowed).all():
                 break
             allowed, kinds = left, kinds & self._met(left)
             first = (left.argmax(axis=1) // self.chunks)[None].astype(float)
-        if self.chunks > 1 and self._first_chunks(allowed)[0].sum() < self.mixed:
+        if self.chunks > 1 and not self.rule.order and self._first_chunks(allowed)[0].sum() < self.mixed:
             raise Unlisted
         return allowed, floors
+
+    def _least_s(self, kinds: Mask, floors: RankFloors) -> FloatArray:
+        """Return the least seconds (P, blocks + 1) of a rank's blocks, some of its ``kinds`` (K, P)."""
+        layer_s, held = floors.layer_s[0], np.arange(self.total + 1)
+        least: FloatArray = np.where(kinds, layer_s, NOT_MET).min(axis=0)[:, None] * held
+        if not self.rule.order:
+            return least
+        in_a_row = least_in_a_row(self.rule.order, layer_s.T)
+        if self.chunks == 1:
+            return np.maximum(least, in_a_row)
+        small, larger = np.divmod(held, self.chunks)
+        balanced = (self.chunks - larger) * in_a_row[:, small]
+        balanced += larger * in_a_row[:, np.minimum(small + 1, self.total)]
+        inner = [not self._at_end(rank) for rank in range(self.pp)]
+        return np.where(np.array(inner)[:, None], np.maximum(least, balanced), least)
 
     def _at_end(self, rank: int) -> bool:
         """Whether a rank holds the first or the last stage of the model."""
@@ -238,12 +276,23 @@ class Ranks:
     def _met(self, totals: Mask) -> Mask:
         """Tell which kinds (K, P) each rank may hold; those before the last in its first chunk, if all of them are there."""
         low, high = self._first_chunks(totals)
+        if self.rule.order:
+            return self._met_in_order(low, high)
         ends = np.cumsum(self.counts)[:, None]
         starts = ends - self.counts[:, None]
         met: Mask = (np.cumsum(low) - low < ends) & (starts < np.cumsum(high))
         met[self.last] |= self.chunks > 1
         if self.chunks > 1 and low.sum() < self.mixed:
             met[:] = True
+        return met
+
+    def _met_in_order(self, low: IntArray, high: IntArray) -> Mask:
+        """Tell which kinds (K, P) each rank of one chunk may hold, which starts and ends within a range."""
+        if self.chunks > 1:
+            return np.ones((len(self.counts), self.pp), dtype=bool)
+        before = kinds_before(self.rule.order, len(self.counts))
+        start, stop = np.cumsum(low) - low, np.minimum(np.cumsum(high), self.total)
+        met: Mask = (before[stop] > before[np.minimum(start, stop)]).T
         return met
 
     def _least_recomputed(self, number: int | None, kinds: Mask, *, memory: bool) -> tuple[IntArray, Mask]:
@@ -270,10 +319,9 @@ class Ranks:
         return again, again <= held
 
     def _of_rank(
-        self, rank: int, totals: IntArray, starts: IntArray, number: int | None, *, memory: bool
+        self, rank: int, sizes: IntArray, starts: IntArray, number: int | None, *, memory: bool
     ) -> Options:
-        """List the chunks of a rank's totals: balanced, smaller ones first; the ends any fewer and at most one more."""
-        sizes = self._sizes(rank, totals)
+        """List what a rank may hold, its chunks having some sizes, from the places where its first chunk may start."""
         place, at = (axis.ravel() for axis in np.indices((len(sizes), len(starts))))
         if len(place) > MOST_OPTIONS:
             raise Unlisted
@@ -286,12 +334,13 @@ class Ranks:
         return option.take(self.fits(option, rank)) if memory else option
 
     def _sizes(self, rank: int, totals: IntArray) -> IntArray:
+        """List the chunks of a rank's totals: balanced, smaller ones first; the ends any fewer and at most one more."""
         if not self._at_end(rank):
-            return _balanced(self.chunks, totals)
+            return balanced(self.chunks, totals)
         if self.terms.folded[0]:  # both ends of the model
             first = np.concatenate([np.arange(total + 1) for total in totals])
             return np.stack([first, np.repeat(totals, totals + 1) - first], axis=1)
-        return _with_end(self.chunks, totals, first=rank == 0)
+        return with_end(self.chunks, totals, first=rank == 0)
 
     def _kinds(self, sizes: IntArray, start: IntArray) -> IntArray:
         """Return the blocks of each kind, (o, V, K), of chunks (o, V) of which the first starts at some block."""
@@ -351,12 +400,12 @@ class Ranks:
         for row, (held, number) in enumerate(zip(option.blocks, option.recomputed.sum(axis=1), strict=True)):
             found = [np.zeros_like(held)]
             for kind in np.flatnonzero(number).tolist():
-                shares = _shares(
+                parts = shares(
                     int(number[kind]), held[:, kind], alike[kind].ravel(), MOST_OPTIONS - len(rows)
                 )
-                if len(found) * len(shares) + len(rows) > MOST_OPTIONS:
+                if len(found) * len(parts) + len(rows) > MOST_OPTIONS:
                     raise Unlisted
-                found = [before + share[:, None] * one[kind] for before in found for share in shares]
+                found = [before + share[:, None] * one[kind] for before in found for share in parts]
             rows += [row] * len(found)
             ways += found
         chosen = option.take(np.array(rows, dtype=np.int64))
@@ -392,56 +441,3 @@ class Ranks:
 
     def _capacity(self) -> float:
         return float(self.terms.capacity_bytes[0]) * (1 + SLACK)
-
-
-def _closed(allowed: Mask, total: int) -> Mask | None:
-    """Keep the totals (P, blocks + 1) that the other ranks' totals complete to the model; None where there are none."""
-    held = np.arange(total + 1)
-    while allowed.any(axis=1).all():
-        low, high = allowed.argmax(axis=1), total - allowed[:, ::-1].argmax(axis=1)
-        fewest = total - (high.sum() - high)
-        most = total - (low.sum() - low)
-        kept: Mask = allowed & (held >= fewest[:, None]) & (held <= most[:, None])
-        if (kept == allowed).all():
-            return kept
-        allowed = kept
-    return None
-
-
-def _balanced(chunks: int, totals: IntArray) -> IntArray:
-    """Return balanced chunks (o, chunks) of the totals that have at least one block for each."""
-    totals = totals[totals >= chunks]
-    least, larger = np.divmod(totals, max(chunks, 1))
-    sizes: IntArray = least[:, None] + (np.arange(chunks) >= chunks - larger[:, None])
-    return sizes
-
-
-def _with_end(chunks: int, totals: IntArray, *, first: bool) -> IntArray:
-    """Cut totals where one chunk, the first or the last, may hold any fewer and at most one more than the least other."""
-    if chunks == 1:
-        return totals[:, None]
-    end = np.arange(int(totals.max(initial=0)) // chunks + 2)
-    rest = totals[:, None] - end
-    row, column = np.nonzero((rest >= chunks - 1) & (end <= rest // (chunks - 1) + 1))
-    inner, own = _balanced(chunks - 1, rest[row, column]), end[column][:, None]
-    return np.concatenate((own, inner) if first else (inner, own), axis=1)
-
-
-def _shares(number: int, room: IntArray, alike: IntArray, most: int) -> list[IntArray]:
-    """List the ways to take so many blocks from chunks (V,) with some room, those of like chunks from the first on."""
-    groups = [np.flatnonzero(alike == group) for group in np.unique(alike)]
-    behind = np.cumsum([0, *(int(room[group].sum()) for group in groups[::-1])])[-2::-1]
-    found = [(np.zeros_like(room), number)]
-    for group, later in zip(groups, behind.tolist(), strict=True):
-        held = int(room[group].sum())
-        before = np.cumsum(room[group]) - room[group]
-        grown = []
-        for share, left in found:
-            for taken in range(max(left - later, 0), min(left, held) + 1):
-                more = share.copy()
-                more[group] = np.clip(taken - before, 0, room[group])
-                grown.append((more, left - taken))
-        if len(grown) > most:
-            raise Unlisted
-        found = grown
-    return [share for share, _ in found]

@@ -327,7 +327,9 @@ def _price_even(
         for row in better[np.argsort(costs.step_time_s[better])][:EVEN_PRICED]:
             one = terms.take(np.array([row]))
             depth = int(terms.pp[row])
-            kinds = chunks(blocks[row : row + 1].sum(axis=2), one).kinds(space.counts)[0, :, :depth]
+            kinds = chunks(blocks[row : row + 1].sum(axis=2), one).kinds(space.counts, space.rule.order)[
+                0, :, :depth
+            ]
             again = kinds if recomputed[row].any() else np.zeros_like(kinds)
             step = float(step_s(one, 0, kinds[None], again[None])[0])
             witness = Witness(
@@ -358,7 +360,9 @@ def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArr
         valid[row] = held is not None or not own
         if valid[row]:
             given = None if held is None else tuple(held.tolist())
-            table[row, : ranks[row]] = even_split(*shape, counts, given, folded=bool(folded[row]))
+            table[row, : ranks[row]] = even_split(
+                *shape, counts, given, space.rule.order, folded=bool(folded[row])
+            )
     return table[which], valid[which]
 
 
@@ -368,14 +372,18 @@ def even_split(
     chunks: int,
     counts: tuple[int, ...],
     held: tuple[int, ...] | None = None,
+    order: tuple[int, ...] = (),
     *,
     folded: bool = False,
 ) -> IntArray:
-    """Return the blocks (P, K) of ranks that hold ``held``, by default the most even: within one block, lighter ends."""
+    """Return the blocks (P, K) of ranks that hold ``held``, by default the most even: within one block, lighter ends.
+
+    ``order`` are the kinds of the blocks where they alternate.
+    """
     if held is None:
         least, extra = divmod(sum(counts), ranks)
-        order = [*range(1, ranks), 0] if ranks > 1 else [0]
-        held = tuple(least + (rank in order[:extra]) for rank in range(ranks))
+        fuller = [*range(1, ranks), 0] if ranks > 1 else [0]
+        held = tuple(least + (rank in fuller[:extra]) for rank in range(ranks))
     sizes = np.zeros((chunks, ranks), dtype=np.int64)
     for rank in range(ranks):
         small, more = divmod(int(held[rank]), chunks)
@@ -383,7 +391,7 @@ def even_split(
         larger = range(end - more, end)
         sizes[:, rank] = small
         sizes[list(larger), rank] += 1
-    kind = np.repeat(np.arange(len(counts)), counts)
+    kind = np.array(order) if order else np.repeat(np.arange(len(counts)), counts)
     holders = np.tile(np.arange(ranks), (chunks, 1))
     if folded:
         sizes[1], holders[1] = sizes[1, ::-1].copy(), holders[1, ::-1].copy()

@@ -140,7 +140,7 @@ def read_stages(
     ranks, chunks, schedule = layout.pp, layout.vp, layout.schedule
     if len(layout.stages) != ranks * chunks:
         raise Refuted(f"{len(layout.stages)} stages stated, pp * vp is {ranks * chunks}")
-    kinds = [kind for kind, run in enumerate(runs) for _ in range(run.count)]
+    kinds = list(rule.order) or [kind for kind, run in enumerate(runs) for _ in range(run.count)]
     blocks = np.zeros((ranks * chunks, len(runs)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
     order = model_order(ranks, chunks, schedule).tolist()
@@ -148,8 +148,8 @@ def read_stages(
     for place, j in enumerate(order):
         stage = layout.stages[j]
         _check_place(j, stage, ranks, first=place == 0, last=place == len(order) - 1)
-        held = _take_layers(stage.layers, kinds[start:], runs, f"stage {j}")
-        start += len(held)
+        held = kinds[start : start + stage.layers]
+        start += stage.layers
         blocks[j] = np.bincount(held, minlength=len(runs))
         there = _by_name(blocks[j], runs)
         if _present(stage.kinds) != there:
@@ -159,7 +159,7 @@ def read_stages(
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
     rank = distinct_rank_of_entry(schedule, ranks, chunks)
     check_sizes(blocks.sum(axis=1)[order], rank[order], rule, folded=SCHEDULES[schedule].folded)
-    check_recomputed(blocks, recomputed, rule.recomputation, may_recompute)
+    check_recomputed(blocks, recomputed, order, rule, may_recompute)
     seat = seats(schedule, ranks, chunks)
     return blocks[seat], recomputed[seat]
 
@@ -173,42 +173,25 @@ def _check_place(j: int, stage: VirtualStage, ranks: int, *, first: bool, last: 
         raise Refuted(f"stage {j}: the embedding is on the first stage and the head on the last")
 
 
-def _take_layers(layers: int, kinds: list[int], runs: Sequence[Run], where: str) -> list[int]:
-    """Take whole blocks from the front of ``kinds`` until they have ``layers`` layers."""
-    taken = 0
-    for position, kind in enumerate([*kinds, None]):
-        if taken == layers:
-            return kinds[:position]
-        if kind is None or taken > layers:
-            break
-        taken += len(runs[kind].block)
-    raise Refuted(f"{where}: {layers} layers are not a whole number of the blocks left")
-
-
 def _present(layers: dict[str, int]) -> dict[str, int]:
     return {name: number for name, number in layers.items() if number}
 
 
 def _by_name(blocks: IntArray, runs: Sequence[Run]) -> dict[str, int]:
-    """Return layers by run name, without runs that have none."""
-    layers: dict[str, int] = {}
-    for number, run in zip(blocks.tolist(), runs, strict=True):
-        if number:
-            layers[run.name] = layers.get(run.name, 0) + number * len(run.block)
-    return layers
+    """Return layers by kind, without kinds that have none."""
+    return {run.name: number for number, run in zip(blocks.tolist(), runs, strict=True) if number}
 
 
 def _recomputed(stage: VirtualStage, held: list[int], runs: Sequence[Run], where: str) -> IntArray:
     """Return the recomputed blocks (K,): the stage's first ones, unless it says of which kinds."""
     if not stage.recomputed_kinds:
-        first = _take_layers(stage.recomputed, held, runs, f"{where}, recomputed")
-        return np.bincount(first, minlength=len(runs))
-    chosen = np.zeros(len(runs), dtype=np.int64)
+        if stage.recomputed > len(held):
+            raise Refuted(f"{where}: {stage.recomputed} recomputed layers of {len(held)}")
+        return np.bincount(held[: stage.recomputed], minlength=len(runs))
+    chosen = np.array([stage.recomputed_kinds.get(run.name, 0) for run in runs], dtype=np.int64)
     for kind, run in enumerate(runs):
-        layers = stage.recomputed_kinds.get(run.name, 0)
-        chosen[kind], rest = divmod(layers, len(run.block))
-        if rest or chosen[kind] > held.count(kind):
-            raise Refuted(f"{where}: cannot recompute {layers} layers of {run.name}")
+        if chosen[kind] > held.count(kind):
+            raise Refuted(f"{where}: cannot recompute {chosen[kind]} layers of {run.name}")
     stated = _present(stage.recomputed_kinds)
     if sum(stated.values()) != stage.recomputed or _by_name(chosen, runs) != stated:
         raise Refuted(f"{where}: recomputed layers by kind don't add up to {stage.recomputed}")
@@ -237,17 +220,34 @@ def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bo
         raise Refuted(f"stages of {sizes.min()} to {sizes.max()} blocks are outside of the space: {words}")
 
 
-def check_recomputed(blocks: IntArray, recomputed: IntArray, how: Recomputation, may_recompute: bool) -> None:
-    """Raise ``Refuted`` where the recomputed blocks of stages (S, K) are none that the framework recomputes."""
+def check_recomputed(
+    blocks: IntArray, recomputed: IntArray, passed: Sequence[int], rule: StageRule, may_recompute: bool
+) -> None:
+    """Raise ``Refuted`` where the recomputed blocks of stages (S, K) are none that the framework recomputes.
+
+    ``passed`` are the stages as a token passes them.
+    """
     if not recomputed.any():
         return
     if not may_recompute:
         raise Refuted("blocks are recomputed, but the layout has no full recomputation")
-    sizes, numbers = blocks.sum(axis=1), recomputed.sum(axis=1)
+    sizes, numbers, how = blocks.sum(axis=1), recomputed.sum(axis=1), rule.recomputation
     if how is Recomputation.ALL_OR_NONE and (numbers != sizes).any():
         raise Refuted("the framework recomputes all blocks or none")
     if how is Recomputation.UNIFORM_COUNT:
-        count = numbers.max()
-        first = np.diff(np.minimum(np.cumsum(blocks, axis=1), count), axis=1, prepend=0)
-        if (recomputed != first).any():
+        count = int(numbers.max())
+        if (recomputed != _first_blocks(blocks, passed, rule.order, count)).any():
             raise Refuted(f"the framework recomputes the first {count} blocks of every stage")
+
+
+def _first_blocks(blocks: IntArray, passed: Sequence[int], order: tuple[int, ...], count: int) -> IntArray:
+    """Return the kinds (S, K) of the first ``count`` blocks of every stage."""
+    if not order:
+        return np.diff(np.minimum(np.cumsum(blocks, axis=1), count), axis=1, prepend=0)
+    first, start = np.zeros_like(blocks), 0
+    for stage in passed:
+        size = int(blocks[stage].sum())
+        own = np.array(order[start : start + min(size, count)], dtype=np.int64)
+        first[stage] = np.bincount(own, minlength=blocks.shape[1])
+        start += size
+    return first

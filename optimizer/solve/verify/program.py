@@ -28,7 +28,7 @@ from layoutopt.optimizer.solve.verify.walk import MOST_OPERATIONS, longest_path,
 from layoutopt.optimizer.space.stage_splits import boxes, stage_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from scipy.optimize import OptimizeResult
 
@@ -45,8 +45,9 @@ MARGIN = 4e-6
 AS_FAST = 1e-12
 """Relative difference of sums of the same seconds in another order."""
 
-ROUNDS, NODES, MOST_BOXES, MOST_STAGES = 40, 2_000, 8, 256
-"""Paths that are learned, branches of one program, ranges of blocks and stages, before a tuple is left to others."""
+ROUNDS, NODES, MOST_BOXES, MOST_STAGES, MOST_PLACES = 40, 2_000, 8, 256, 400
+"""Paths that are learned, branches of one program, ranges of blocks, stages, and places where the stages of a stack of
+alternating kinds may end, before a tuple is left to others."""
 
 
 class ProgramOutcome(StrEnum):
@@ -87,7 +88,9 @@ def look_for_faster(
         return ProgramOutcome.NONE_FASTER, None
     ranks, chunks, folded = int(terms.pp[0]), int(terms.vp[0]), bool(terms.folded[0])
     ranges = list(boxes(rule, ranks, chunks, int(counts.sum()), folded=folded))
-    if ranks * chunks > MOST_STAGES or len(ranges) > MOST_BOXES:
+    stages = ranks * chunks
+    places = stages * (len(rule.order) - stages + 3) if rule.order else 0
+    if stages > MOST_STAGES or len(ranges) > MOST_BOXES or places > MOST_PLACES:
         return ProgramOutcome.OPEN, None
     tuple_ = _Tuple(terms, counts, rule, below_s, paths.of(terms))
     room = most_blocks(terms, counts, below_s)[0]
@@ -190,7 +193,7 @@ class _Tuple:
             check_sizes(blocks.sum(axis=2).ravel()[order], place, self.rule, folded=folded)
             flat = (chunks * ranks, -1)
             may = bool(self.terms.may_recompute[0])
-            check_recomputed(blocks.reshape(flat), again.reshape(flat), self.rule.recomputation, may)
+            check_recomputed(blocks.reshape(flat), again.reshape(flat), order.tolist(), self.rule, may)
         except Refuted:
             return False
         return True
@@ -243,7 +246,10 @@ class _Program:
         """Stages are contiguous: a kind begins where the kind before it has ended."""
         counts = self._of.counts.tolist()
         before: list[int] = []
-        for j, seat in enumerate(self._seats):
+        if self._of.rule.order:
+            for j in range(len(self._seats) - 1):
+                self._end_at_place(self._seats[: j + 1], ())
+        for j, seat in enumerate(self._seats if not self._of.rule.order else ()):
             ended = [self._new(1) for _ in counts[:-1]]
             for k, end in enumerate(ended):
                 so_far = {int(self._blocks[(*other, k)]): 1.0 for other in self._seats[: j + 1]}
@@ -256,6 +262,23 @@ class _Program:
             before = ended
         for k, count in enumerate(counts):
             self._row({int(b): 1.0 for b in self._blocks[:, :, k].ravel()}, count, count)
+
+    def _end_at_place(self, whole: Sequence[Seat], part: Sequence[int]) -> None:
+        """Where kinds alternate, stages and a part of the next, numbers of each kind, end behind some block of the model."""
+        order, number = self._of.rule.order, len(whole)
+        later = len(self._seats) - number  # all but the first and the last hold a block
+        places = range(max(number - 1, 0), len(order) - max(later - 1 - bool(part), 0) + 1)
+        chosen = [self._new(1) for _ in places]
+        self._row(dict.fromkeys(chosen, 1.0), 1, 1)
+        for k in range(len(self._of.counts)):
+            held = {int(self._blocks[(*seat, k)]): 1.0 for seat in whole}
+            held |= {int(part[k]): 1.0} if len(part) else {}
+            at = {
+                one: -float(order[:place].count(k))
+                for one, place in zip(chosen, places, strict=True)
+                if place
+            }
+            self._row(held | at, 0, 0)
 
     def _add_sizes(self, low: IntArray, high: IntArray) -> None:
         """Chunks of a rank differ by one at most, smaller ones first; the ends may hold fewer (``StageRule``)."""
@@ -300,20 +323,23 @@ class _Program:
     def _add_recomputation(self) -> None:
         most = float(self._of.counts.sum())
         number = self._new(most) if self._way is _Way.FIRST else -1
-        for seat in self._seats if self._way in (_Way.ANY, _Way.FIRST) else ():
+        for j, seat in enumerate(self._seats if self._way in (_Way.ANY, _Way.FIRST) else ()):
             blocks, again = self._blocks[seat], self._again[seat]
             for b, r in zip(blocks, again, strict=True):
                 self._row({int(r): 1.0, int(b): -1.0}, -np.inf, 0)
             if self._way is _Way.FIRST:
-                self._add_first(blocks, again, number, most)
+                self._add_first(j, blocks, again, number, most)
 
-    def _add_first(self, blocks: IntArray, again: IntArray, number: int, most: float) -> None:
+    def _add_first(self, j: int, blocks: IntArray, again: IntArray, number: int, most: float) -> None:
         """A stage recomputes its first blocks, ``number`` or all of them."""
         whole = self._new(1)
         total = {int(r): 1.0 for r in again}
         self._row(total | {number: -1.0}, -np.inf, 0)
         self._row(total | {number: -1.0, whole: most}, 0, np.inf)
         self._row(total | {int(b): -1.0 for b in blocks} | {whole: -most}, -most, np.inf)
+        if self._of.rule.order:
+            self._end_at_place(self._seats[:j], again.tolist())
+            return
         for k in range(len(blocks) - 1):  # of a later kind only with all of the kinds before
             all_ = self._new(1)
             self._row({int(again[k + 1]): 1.0, all_: -most}, -np.inf, 0)
