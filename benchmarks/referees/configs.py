@@ -73,6 +73,15 @@ REFEREES = (
     ),
     Referee(
         framework=Framework.TORCHTITAN,
+        release="era A",
+        environment="torchtitan",
+        reader="torchtitan-toml",
+        checkout="torchtitan",
+        commit="v0.2.2",
+        part="torchtitan",
+    ),
+    Referee(
+        framework=Framework.TORCHTITAN,
         release="era C",
         environment="torchtitan",
         reader="torchtitan",

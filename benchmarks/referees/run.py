@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import bridge, collectives, configs, core, megatron, orders, saved  # noqa: E402
+from benchmarks.referees import bridge, collectives, configs, core, megatron, orders, saved, verdicts  # noqa: E402
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def of_configs(asked: argparse.Namespace) -> list[Tally]:
         if asked.only and one.reader not in asked.only:
             continue
         if one.checkout and checkout is None:
-            print(f"{one.trainer}: skipped, it is read from a checkout: give one with --{one.reader} PATH")
+            flag = one.checkout.replace("_", "-")
+            print(f"{one.trainer}: skipped, it is read from a checkout: give one with --{flag} PATH")
             continue
         python = had(one.environment, asked.folder)
         if python is not None:
@@ -144,6 +145,8 @@ def main() -> int:
     tallies = of_megatron(asked) if not asked.only or "megatron" in asked.only else []
     tallies += of_configs(asked)
     wrong = sum(len(tally.false_valid) + len(tally.other_sizes) for tally in tallies)
+    if asked.record:
+        verdicts.record(tallies)
     if not asked.only or "collectives" in asked.only:
         python = had("torch", asked.folder)
         if python is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+RECORDED = Path(__file__).parents[2] / "tests" / "data" / "referees" / "verdicts.json"
 
 if TYPE_CHECKING:
     from checks.launches import Launch
@@ -45,3 +49,18 @@ def compare(release: str, launches: list[Launch], found: list[dict[str, Any]]) -
             if other:
                 tally.other_sizes.append(str(other))
     return tally
+
+
+def record(tallies: list[Tally]) -> None:
+    """Write the counts of the validators that were asked beside those that were not."""
+    rows: dict[str, Any] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    for tally in tallies:
+        rows[tally.release] = {
+            "launches": tally.launches,
+            "valid by both": tally.both_valid,
+            "valid here, refused there": len(tally.false_valid),
+            "other sizes": len(tally.other_sizes),
+            "valid there, refused here": dict(tally.stricter.most_common()),
+        }
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(rows[name])}" for name in sorted(rows))
+    RECORDED.write_text(f"{{\n{lines}\n}}\n")

@@ -136,6 +136,49 @@ def nanotron(launch: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
+def torchtitan_toml(launch: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Torchtitan's own reading of its TOML file, its mesh, its batch and its pipeline's schedule (``Trainer.__init__``)."""
+    from torch.distributed.pipelining.schedules import get_schedule_class
+    from torchtitan.config import ConfigManager
+    from torchtitan.distributed import ParallelDims
+
+    file = folder / "torchtitan.toml"
+    file.write_text(launch["files"]["torchtitan.toml"])
+    config = ConfigManager().parse_args(["--job.config_file", str(file)])
+    own, training = config.parallelism, config.training
+    dims = ParallelDims(
+        dp_replicate=own.data_parallel_replicate_degree,
+        dp_shard=own.data_parallel_shard_degree,
+        cp=own.context_parallel_degree,
+        tp=own.tensor_parallel_degree,
+        pp=own.pipeline_parallel_degree,
+        ep=own.expert_parallel_degree,
+        etp=own.expert_tensor_parallel_degree,
+        world_size=launch["world"],
+    )
+    if training.seq_len % dims.seq_len_divisor:
+        raise ValueError(f"seq_len {training.seq_len} % {dims.seq_len_divisor}")
+    dp = dims.dp_replicate * dims.dp_shard
+    if training.global_batch_size % (training.local_batch_size * dp):
+        raise ValueError(f"global batch {training.global_batch_size} % ({training.local_batch_size} * {dp})")
+    repeats, parts = training.global_batch_size // (training.local_batch_size * dp), 1
+    if dims.pp > 1:
+        get_schedule_class(own.pipeline_parallel_schedule)
+        parts, rest = divmod(training.local_batch_size, own.pipeline_parallel_microbatch_size)
+        if rest:
+            raise ValueError("local_batch_size is no multiple of pipeline_parallel_microbatch_size")
+    return {
+        "dp": dp,
+        "tp": dims.tp,
+        "cp": dims.cp,
+        "pp": dims.pp,
+        "ep": dims.ep,
+        "micro_batches": repeats * parts,
+        "global_batch": training.global_batch_size,
+        "world": launch["world"],
+    }
+
+
 def judge(read: Any, launch: dict[str, Any]) -> dict[str, Any]:
     """Read one launch's files."""
     said = io.StringIO()
@@ -182,7 +225,12 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Run nothing."""
 
 
-READERS = {"accelerate": accelerate, "deepspeed": deepspeed, "nanotron": nanotron}
+READERS = {
+    "accelerate": accelerate,
+    "deepspeed": deepspeed,
+    "nanotron": nanotron,
+    "torchtitan-toml": torchtitan_toml,
+}
 
 
 def main() -> None:
