@@ -1,19 +1,22 @@
 """Constraints of one's own on real questions: ten for each, proven, against enumeration over ``fix``; second goals.
 
-    python benchmarks/constraints.py
+    python benchmarks/constraints.py [MODEL...] [--only TEXT] [--renew]
 
 Each requirement over axes is also answered by fixing every combination of the axes that meets it, one solve each, and
 ``peak_gb`` by taking memory away from every GPU. Requirements over stages are compared with enumeration of every layout
-in ``tests/solve/test_search_exhaustive.py``, on small spaces; here their time is measured. Exit code 1 if an answer is not
-proven or differs by more than the solver's rounding.
+in ``tests/solve/test_search_exhaustive.py``, on small spaces; here their CPU time is measured, as a multiple of that of the
+same question without requirements. Exit code 1 if an answer is not proven, differs by more than the solver's rounding, or
+takes three times the multiple of ``constraints_baseline.json``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import click
 import numpy as np
@@ -42,13 +45,15 @@ AXES = (
 MEMORY = "peak_gb <= 65"
 STAGES = ("layers[0] <= 5", "layers[0] <= layers[-1]", "tp*layers[0] <= 24", "recomputed[0] <= 1")
 NEAR = 1e-6
+LONGER = 3.0
+BASELINE = Path(__file__).with_name("constraints_baseline.json")
 TOKENS = 15e12
 """Of the whole run, where cost is a goal; the built-in files do not all say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A plan and the seconds it took."""
+    """A plan and the CPU seconds it took."""
 
     plan: Plan
     seconds: float
@@ -61,10 +66,10 @@ class Timed:
 
 def timed(question: Question, space: SpaceOptions, **options: object) -> Timed:
     """Solve a question over a space."""
-    start = time.perf_counter()
+    start = time.process_time()
     chosen = replace(question.options, space=space, top=1, **options)  # type: ignore[arg-type]
     plan = solve_layout(question.workload, question.cluster, chosen)
-    return Timed(plan, time.perf_counter() - start)
+    return Timed(plan, time.process_time() - start)
 
 
 def enumerated_s(question: Question, text: str, axes: tuple[str, ...]) -> tuple[float, int]:
@@ -89,16 +94,31 @@ def less_memory(question: Question, gigabytes: float) -> Question:
     return replace(question, cluster=replace(question.cluster, reserve_bytes=reserve))
 
 
-def report(text: str, found: Timed, other_s: float | None, solves: int) -> bool:
-    """Print a line and tell whether the answer is proven and equal to the other one."""
-    proven = found.plan.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    same = other_s is None or found.step_s == other_s or abs(found.step_s / other_s - 1) <= NEAR
-    words = "" if other_s is None else f"enumeration {other_s:9.5g} s in {solves:3} solves"
-    state = "proven" if proven else str(found.plan.status)
-    print(
-        f"  {text:26} {found.step_s:9.5g} s  {found.seconds:6.2f} s  {state}  {words}{'' if same else '  DIFFERS'}"
-    )
-    return proven and same
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A question with its free answer, and the multiples of its time that requirements took before and take now."""
+
+    name: str
+    question: Question
+    free: Timed
+    before: dict[str, float]
+    now: dict[str, float]
+
+    def ask(self, text: str, other_s: float | None, solves: int) -> bool:
+        """Print a line about a requirement and tell whether the answer is proven, equal to the other one, and in time."""
+        found = timed(self.question, SpaceOptions(require=(text,)))
+        proven = found.plan.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        same = other_s is None or found.step_s == other_s or abs(found.step_s / other_s - 1) <= NEAR
+        multiple = found.seconds / self.free.seconds
+        self.now[text] = round(multiple, 2)
+        in_time = multiple <= LONGER * max(self.before.get(text, multiple), 1.0)
+        words = "" if other_s is None else f"enumeration {other_s:9.5g} s in {solves:3} solves"
+        state = "proven" if proven else str(found.plan.status)
+        faults = ("" if same else "  DIFFERS") + ("" if in_time else "  SLOWER THAN BEFORE")
+        print(
+            f"  {text:26} {found.step_s:9.5g} s  {multiple:5.2f} times  {state}  {words}{faults}", flush=True
+        )
+        return proven and same and in_time
 
 
 def second_goal(question: Question, goal: str, within: float) -> bool:
@@ -114,27 +134,35 @@ def second_goal(question: Question, goal: str, within: float) -> bool:
     return second.proven
 
 
-@click.command()
+@click.command(help=__doc__)
 @click.argument("models", nargs=-1)
-def main(models: tuple[str, ...]) -> None:
+@click.option("--only", default="", help="Ask only requirements and goals that contain this text.")
+@click.option("--renew", is_flag=True, help="Write the multiples as the new baseline.")
+def main(models: tuple[str, ...], only: str, renew: bool) -> None:
     """Ask three questions, or those about MODELS, under ten requirements each."""
-    good = True
+    good, baseline = True, json.loads(BASELINE.read_text(encoding="utf-8")) if BASELINE.exists() else {}
     for model, cluster in QUESTIONS:
         if models and model not in models:
             continue
         workload = override_training(load_workload(model), total_tokens=TOKENS)
         question = Question(workload=workload, cluster=load_cluster(cluster), options=SolveOptions())
-        free = timed(question, SpaceOptions())
-        print(f"{model} on {cluster}: {free.step_s:.6g} s, solved in {free.seconds:.2f} s")
+        free, name = timed(question, SpaceOptions()), f"{model} on {cluster}"
+        print(f"{name}: {free.step_s:.6g} s, solved in {free.seconds:.2f} CPU s", flush=True)
+        asker = Asker(name, question, free, baseline.get(name, {}), {})
         for text, axes in AXES:
-            other_s, solves = enumerated_s(question, text, axes)
-            good &= report(text, timed(question, SpaceOptions(require=(text,))), other_s, solves)
-        lean = timed(less_memory(question, 65.0), SpaceOptions())
-        good &= report(MEMORY, timed(question, SpaceOptions(require=(MEMORY,))), lean.step_s, 1)
+            if only in text:
+                good &= asker.ask(text, *enumerated_s(question, text, axes))
+        if only in MEMORY:
+            good &= asker.ask(MEMORY, timed(less_memory(question, 65.0), SpaceOptions()).step_s, 1)
         for text in STAGES:
-            good &= report(text, timed(question, SpaceOptions(require=(text,))), None, 0)
+            if only in text:
+                good &= asker.ask(text, None, 0)
         for goal, within in (("memory", 0.0), ("memory", 0.01), ("cost", 0.01)):
-            good &= second_goal(question, goal, within)
+            if only in goal:
+                good &= second_goal(question, goal, within)
+        baseline[name] = asker.before | asker.now
+    if renew:
+        BASELINE.write_text(json.dumps(baseline, indent=1) + "\n", encoding="utf-8")
     sys.exit(0 if good else 1)
 
 
