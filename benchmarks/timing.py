@@ -39,6 +39,9 @@ class Case:
 CASES = {
     "help": Case(arguments=("-m", "layoutopt", "--help"), limit=0.7),
     "llama3-405b": Case(arguments=(*SOLVE, "llama3-405b", "h100-16384"), limit=6.0),
+    "llama3-405b-expected": Case(
+        arguments=(*SOLVE, "llama3-405b", "h100-16384", "--minimize", "expected", "--draws", "32"), limit=40.0
+    ),
     "llama3-70b": Case(arguments=(*SOLVE, "llama3-70b", "h100-1024"), limit=6.0),
     "deepseek-v3": Case(arguments=(*SOLVE, "deepseek-v3", "h800-2048"), limit=12.0),
     "gpt3-175b": Case(arguments=(*SOLVE, "gpt3-175b", "a100-512", "--batch", "512"), limit=6.0),

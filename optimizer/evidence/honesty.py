@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import Band, error_band, memory_ratios, scaled
 from layoutopt.optimizer.evidence.robust_choice import RobustChoice, choose_robust
+from layoutopt.optimizer.evidence.steps_under import ChoiceRisk, choice_risk
 from layoutopt.optimizer.evidence.ties import Tie, find_ties
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class Honesty:
     """What to know of an answer beside its proof.
 
-    ``ties`` are in the order of the plan's alternatives; ``calibrated`` where own runs of the cluster were fitted.
+    ``ties`` are in the order of the plan's alternatives; ``calibrated`` where own runs of the cluster were fitted;
+    ``choice`` is what the constants' uncertainty says of the answer among its near-ties.
     ``memory`` are the trainer's measured over predicted peaks.
     """
 
@@ -34,6 +36,7 @@ class Honesty:
     calibrated: bool = False
     memory: Mapping[str, Span] = field(default_factory=dict)
     robust: RobustChoice | None = None
+    choice: ChoiceRisk | None = None
 
     def intervals_s(self, step_time_s: float) -> dict[str, tuple[float, float]]:
         """Return the step times (seconds) between which 50, 80 and 95% of runs predicted so are expected."""
@@ -69,4 +72,5 @@ def assess(
     if alone is None:
         return None
     choice = choose_robust(plan, workload, cluster, options, alone.band) if robust else None
-    return replace(alone, ties=find_ties(plan, alone.band), robust=choice)
+    risk = choice_risk(plan, workload, cluster, options)
+    return replace(alone, ties=find_ties(plan, alone.band), robust=choice, choice=risk)

@@ -181,8 +181,9 @@ def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
             other["carried_by"] = [
                 {"component": one.component.value, "share": one.share, "rows": one.rows} for one in found
             ]
+    choice = {} if honesty.choice is None else {"choice": to_plain(honesty.choice)}
     robust = {} if honesty.robust is None else {"robust": to_plain(honesty.robust)}
-    return plain | {"error_band": to_plain(honesty.band)} | robust
+    return plain | {"error_band": to_plain(honesty.band)} | choice | robust
 
 
 def with_interval(plain: Plain, honesty: Honesty | None) -> Plain:

@@ -35,7 +35,7 @@ from layoutopt.optimizer.solve.search.second import choose_second
 from layoutopt.optimizer.solve.search.space_size import size_of_shapes
 from layoutopt.optimizer.space.stages import virtual_stages
 from layoutopt.optimizer.specs.layout import Layout, Recompute
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +79,38 @@ def solve_layout(
     result, outcome = _in_objective(question, source, result, start, should_stop)
     certificate = _certificate(question, source, result)
     plan = _answer(question, source, result, certificate)
-    return replace(plan, then=second, outcome=outcome, solve_time_s=time.perf_counter() - start)
+    roomy = _comfortable(question, source, result, plan, start, should_stop)
+    spent_s = time.perf_counter() - start
+    return replace(plan, then=second, outcome=outcome, comfortable=roomy, solve_time_s=spent_s)
+
+
+def _comfortable(
+    question: Question,
+    source: CostedSpace,
+    result: SearchResult,
+    plan: Plan,
+    start: float,
+    should_stop: Callable[[], bool] | None,
+) -> Alternative | None:
+    """Return the fastest layout whose memory is not borderline, where the fastest one's is; None without any."""
+    options, best = question.options, result.best
+    plain = parse_objective(options.minimize).is_time and options.then is None and not options.one_model
+    if not (plain and plan.verdict is Verdict.BORDERLINE and result.complete and best is not None):
+        return None
+    share = 1 - source.cost.preset.borderline_share
+    roomy = replace(source, reserve=max(share, options.reserve))
+    known = [
+        one
+        for one in plan.alternatives
+        if one.estimate.memory.peak_bytes <= one.estimate.memory.borderline_bytes
+    ]
+    reached_s = min((one.estimate.step_time_s for one in known), default=np.inf) * (1 + 1e-9)
+    left_s = options.time_limit_s - (time.perf_counter() - start)
+    asked = replace(_search_options(options, 0.0), top=1, time_limit_s=left_s, upper_s=reached_s)
+    found = BestFirst(roomy, asked, should_stop=should_stop).run()
+    if not (found.complete and found.best):
+        return None
+    return _alternative(_priced(source, found.best), _priced(source, best))
 
 
 def _in_objective(
@@ -98,7 +129,7 @@ def _in_objective(
         source=source,
         options=_search_options(options, DISTANCES[0] if options.near is None else options.near),
         limits=_solver_limits(options, start, should_stop),
-        samples=question.sampled_costs(source),
+        samples=question.costs_under(options.samples, source.cost),
         should_stop=should_stop,
     )
     found, outcome = best_by(objective, asked, result)

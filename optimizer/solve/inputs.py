@@ -20,7 +20,7 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 from layoutopt.optimizer.solve.search.demands import Demands, Unwritten
-from layoutopt.optimizer.space.context import RunOptions
+from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.canonical import cluster_from_plain, to_plain, workload_from_plain
@@ -29,7 +29,7 @@ from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from importlib.resources.abc import Traversable
 
     from layoutopt.optimizer.cost.cost_model import CostModel
@@ -87,12 +87,24 @@ class Question:
             reserve=self.options.reserve,
         )
 
-    def sampled_costs(self, source: CostedSpace) -> tuple[CostModel, ...]:
+    def cost(self) -> CostModel:
+        """Build the prices alone."""
+        options = self.options.space
+        ctx = make_context(
+            self.workload.model,
+            self.workload.training,
+            self.cluster,
+            self.options.framework,
+            options.software,
+        )
+        return self._cost(ctx.model, self.cluster)
+
+    def costs_under(self, drawn: Sequence[Mapping[str, float]], base: CostModel) -> tuple[CostModel, ...]:
         """Return a cost model for every set of constants; what the cluster's calibration states stays."""
         found = []
-        for values in self.options.samples:
+        for values in drawn:
             cluster = replace(self.cluster, calibration={**values, **self.cluster.calibration})
-            found.append(sharing_network(self._cost(source.space.ctx.model, cluster), source.cost))
+            found.append(sharing_network(self._cost(base.model, cluster), base))
         return tuple(found)
 
     def _cost(self, model: ModelSpec, cluster: ClusterSpec) -> CostModel:

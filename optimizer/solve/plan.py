@@ -133,7 +133,8 @@ class Plan:
     ``bound_s`` is proven for every layout of the space; ``gap`` is (step - bound) / step. ``binds`` names what
     limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
     (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for,
-    ``outcome`` that in another objective than time.
+    ``outcome`` that in another objective than time. ``comfortable``
+    is the fastest layout whose memory is not borderline, where the answer's is.
     ``inputs`` is the plain form of everything that decides the answer.
     """
 
@@ -154,6 +155,7 @@ class Plan:
     freer_gain: float | None = None
     then: Second | None = None
     outcome: ObjectiveAnswer | None = None
+    comfortable: Alternative | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

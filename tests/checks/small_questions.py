@@ -109,7 +109,10 @@ def enumerate_question(question: Question) -> Enumerated:
     """Price every tuple with every choice of stages, under the base constants and every other set."""
     source = question.costed_space()
     batch, _ = source.expand(source.degrees)
-    under = [source.terms(batch), *(cost.terms(batch) for cost in question.sampled_costs(source))]
+    under = [
+        source.terms(batch),
+        *(cost.terms(batch) for cost in question.costs_under(question.options.samples, source.cost)),
+    ]
     goals: dict[str, list[FloatArray]] = {name: [] for name in GOALS}
     steps: list[FloatArray] = []
     assert source.demands.facts is not None

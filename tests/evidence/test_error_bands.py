@@ -16,7 +16,8 @@ from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.parameters import known_parameters
-from layoutopt.optimizer.evidence.robust_choice import choose_robust, draw_constants
+from layoutopt.optimizer.evidence.posterior import draw_posterior
+from layoutopt.optimizer.evidence.robust_choice import choose_robust
 from layoutopt.optimizer.evidence.ties import find_ties, separating_measurement
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.tables.honesty import band_lines
@@ -118,7 +119,7 @@ def test_the_measurement_is_of_the_part_that_differs(plan: Plan) -> None:
 def test_draws_are_seeded_and_inside_bounds() -> None:
     """A seed decides the draws; they stay inside physical bounds and leave calibrated constants alone."""
     own = replace(CLUSTER, calibration={"gemm_cap.hopper": 0.6})
-    one, same, other = (draw_constants(own, samples=5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (draw_posterior(own, samples=5, seed=seed) for seed in (1, 1, 2))
     assert one == same != other
     known = known_parameters()
     for values in one:

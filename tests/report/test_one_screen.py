@@ -86,7 +86,7 @@ def test_a_comfortable_near_tie_is_marked() -> None:
     assert f"% {COMFORTABLE}" in printed(tight, workload, machine)
     ample = replace(tight, verdict=Verdict.FITS)
     assert COMFORTABLE not in printed(ample, workload, machine)
-    assert "--require" in " ".join(next_lines(tight, None, "megatron", Shown()))
+    assert "--reserve" in " ".join(next_lines(tight, None, "megatron", Shown()))
     assert "--require" not in " ".join(next_lines(ample, None, "megatron", Shown()))
 
 

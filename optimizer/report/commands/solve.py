@@ -114,7 +114,7 @@ def command(
     from layoutopt.optimizer.evidence.honesty import assess
 
     if robust:
-        options = replace(options, top=max(options.top, ROBUST_TOP))
+        options = with_band(options, workload, machine)
     with named(allow="--allow"):
         plan = _solve(workload, machine, options, output, compare_any=compare_any)
     honesty = assess(plan, workload, machine, options, robust=robust)
@@ -127,6 +127,16 @@ def command(
     draw_solve(plan, drawing, output)
     unproven = any(one is not None and not one.proven for one in (plan.then, plan.outcome))
     return ExitCode.STOPPED if unproven else CODES[plan.status.value]
+
+
+def with_band(options: SolveOptions, workload: Workload, cluster: ClusterSpec) -> SolveOptions:
+    """Ask for every layout family that the model can't tell from the fastest, not only for the nearest."""
+    from layoutopt.optimizer.evidence.band import error_band
+
+    precision = workload.training.precision
+    band = error_band(workload.model, cluster, precision, framework=options.framework)
+    near = None if options.near is None else max(options.near, band.indistinct)
+    return replace(options, top=max(options.top, ROBUST_TOP), near=near)
 
 
 def _print_space(

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.band import Band
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.evidence.robust_choice import RobustChoice
+    from layoutopt.optimizer.evidence.steps_under import ChoiceRisk
     from layoutopt.optimizer.evidence.ties import Tie
 
 
 def honesty_section(honesty: Honesty, *, brief: bool = False) -> RenderableType:
     """Show the error band, in one bullet where ``brief``, and the robust choice where it was asked for."""
     lines = brief_lines(honesty.band) if brief else band_lines(honesty.band)
+    if honesty.choice is not None:
+        lines.append(choice_line(honesty.choice))
     if honesty.robust is not None:
         lines.append(robust_line(honesty.robust))
     return section("How sure", bullets(lines))
@@ -67,11 +70,19 @@ def range_section(band: Band, deviation: float, *, calibrated: bool) -> Renderab
     return section("Where the range comes from", Text(words))
 
 
+def choice_line(choice: ChoiceRisk) -> str:
+    """Say how likely the answer is the best of its near-ties, and what it loses in the mean if it is not."""
+    return (
+        f"the fastest of its {choice.layouts} near-ties under {choice.chance_best:.0%} of {choice.draws} sets of "
+        f"constants; expected loss {choice.expected_loss:.2%}"
+    )
+
+
 def robust_line(choice: RobustChoice) -> str:
     """Say which layout loses least at worst."""
     regret = f"{choice.worst_regret[choice.chosen]:.1%} at worst over {choice.samples} sets of constants"
     if len(choice.layouts) == 1:
-        return f"robust choice: the only layout inside the band ({regret})"
+        return f"robust choice: no other layout is predicted within the band ({regret})"
     if choice.chosen == 0:
         others = min(choice.worst_regret[1:])
         return f"robust choice: the fastest layout too; it loses {regret}, the next {others:.1%}"

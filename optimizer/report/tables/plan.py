@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Infeasibility, Plan, Suggestion
@@ -104,13 +105,22 @@ def next_lines(plan: Plan, honesty: Honesty | None, framework: str, shown: Shown
         return []
     lines = [_launch_line(framework, shown)]
     if plan.verdict is not None and plan.verdict.value == "borderline":
-        limit = f"peak_gb<={int(plan.estimate.memory.borderline_bytes / 1e8) / 10}"  # rounded down
-        option = f'result.again(require="{limit}")' if shown.python else f'--require "{limit}"'
-        lines.append(f"the fastest with memory to spare: {option}")
+        lines.append(_roomier_line(plan, plan.estimate, shown))
     open_ties = [tie for tie in honesty.ties if not tie.distinguishable] if honesty else []
     if open_ties:
         lines.append(f"to tell it from the next best: {open_ties[0].measurement}")
     return lines
+
+
+def _roomier_line(plan: Plan, estimate: Estimate, shown: Shown) -> str:
+    """Say what memory to spare costs, and how to ask for it."""
+    free = 1 - estimate.memory.borderline_bytes / estimate.memory.capacity_bytes
+    limit = f"peak_gb<={int(estimate.memory.borderline_bytes / 1e8) / 10}"  # rounded down
+    option = f'result.again(require="{limit}")' if shown.python else f"--reserve {free:.0%}"
+    other = plan.comfortable
+    if other is None:
+        return f"the fastest with {free:.0%} of memory free: {option}"
+    return f"the fastest with {free:.0%} of memory free is {other.slower:+.2%}: {option}"
 
 
 def _suggested(one: Suggestion, shown: Shown) -> str:

@@ -119,11 +119,22 @@ def ties_section(plan: Plan, honesty: Honesty | None) -> RenderableType:
     """Show the near-ties with time, memory and what sets them apart."""
     limit = honesty.band.indistinct if honesty is not None else 0.0
     rows = [
-        (f"+{other.slower:.2%}", format_seconds(other.estimate.step_time_s), _memory(plan, other), other.why)
+        (
+            f"+{other.slower:.2%}",
+            format_seconds(other.estimate.step_time_s),
+            _memory(plan, other),
+            main_cause(other.why),
+        )
         for other in plan.alternatives
     ]
     note = f"less than {limit:.0%} apart is {INDISTINCT}" if limit else ""
     return section("Near-ties", grid(["slower", "step", "memory", "differs in"], rows, left=(3,)), note=note)
+
+
+def main_cause(why: str) -> str:
+    """Return what sets a near-tie apart with its largest cause alone; the others are detail."""
+    axes, colon, causes = why.rpartition(": ")
+    return f"{axes}{colon}{causes.split(', ')[0]}"
 
 
 def _memory(plan: Plan, other: Alternative) -> str:

@@ -52,6 +52,7 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
         reason = f"layouts stated and found by a second search take {words}"
         return {}, [Check(name=SEARCHED, passed=False, reason=reason)]
     tree = _counted(stated, rebuilt, found) | _second_goal(stated, found)
+    tree["comfortable"] = found.get("comfortable")
     return tree, [_compared(SEARCHED, stated, tree)]
 
 

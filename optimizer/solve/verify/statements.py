@@ -128,6 +128,7 @@ _NAMES = {
     "estimate": "throughput",
     "alternatives": "alternatives",
     "error_band": "how sure",
+    "choice": "how sure",
     "robust": "how sure",
     "": "remarks",
 }

@@ -1,0 +1,90 @@
+"""Steps of given layouts under other constants, and what they say of a choice among near-ties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layoutopt.optimizer.cost.cost_model import CostModel
+from layoutopt.optimizer.cost.estimate import for_layout
+from layoutopt.optimizer.cost.objective_cost import ObjectiveCost
+from layoutopt.optimizer.cost.stage_counts import seat_blocks
+from layoutopt.optimizer.cost.statistic import Statistic, StatisticKind
+from layoutopt.optimizer.evidence.posterior import draw_posterior
+from layoutopt.optimizer.solve.inputs import Question
+from layoutopt.optimizer.solve.model.sampled_paths import SampledPaths
+from layoutopt.optimizer.space.rows import row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.workload import Workload
+
+    FloatArray = NDArray[np.float64]
+
+DRAWS = 16
+"""Sets of constants under which near-ties are compared by default: a fraction of what the search takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRisk:
+    """What the constants' uncertainty says of the answer among its near-ties.
+
+    ``chance_best`` is the share of ``draws`` sets of constants under which none of the other ``layouts`` - 1 is faster,
+    ``expected_loss`` how much slower it is in the mean than the fastest of them under each set.
+    """
+
+    layouts: int
+    draws: int
+    chance_best: float
+    expected_loss: float
+
+
+def choice_risk(
+    plan: Plan, workload: Workload, cluster: ClusterSpec, options: SolveOptions, *, draws: int = DRAWS
+) -> ChoiceRisk | None:
+    """Compare an answer with its near-ties under sets of constants of the posterior; None without any near-tie."""
+    if plan.layout is None or not plan.alternatives:
+        return None
+    layouts = (plan.layout, *(one.layout for one in plan.alternatives))
+    steps = steps_under(
+        layouts, workload, cluster, options, draw_posterior(cluster, samples=draws, seed=options.seed)
+    )
+    best = steps.min(axis=1)
+    return ChoiceRisk(
+        layouts=len(layouts),
+        draws=draws,
+        chance_best=float(np.mean(steps[:, 0] <= best)),
+        expected_loss=float(np.mean(steps[:, 0] / best - 1)),
+    )
+
+
+def steps_under(
+    layouts: Sequence[Layout],
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    drawn: Sequence[Mapping[str, float]],
+) -> FloatArray:
+    """Return the steps of layouts under sets of constants, (sets, layouts) seconds."""
+    question = Question(workload=workload, cluster=cluster, options=options)
+    base = question.cost()
+    even = np.full(len(drawn), 1 / len(drawn))
+    paths = SampledPaths(statistic=Statistic(kind=StatisticKind.MEAN, weights=even))
+    samples = question.costs_under(drawn, base)
+    columns = []
+    for layout in layouts:
+        own = for_layout(base, layout)
+        values = {field.name: getattr(own, field.name) for field in fields(CostModel)}
+        sampled = ObjectiveCost(
+            **values, samples=tuple(for_layout(one, layout) for one in samples), weights=even
+        )
+        columns.append(paths.steps_s(sampled.terms(row_of(layout)), 0, *seat_blocks(layout, own.model)))
+    return np.stack(columns, axis=1)
