@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
+COMFORT_S = 1.0
+"""Seconds for stages of the answer's tuple that leave memory free."""
+
 DISTANCES = (0.02, 0.1, 0.5, 2.5)
 """How much slower than the best runners-up may be, one attempt after the other, until there are enough of them."""
 
@@ -79,38 +82,31 @@ def solve_layout(
     result, outcome = _in_objective(question, source, result, start, should_stop)
     certificate = _certificate(question, source, result)
     plan = _answer(question, source, result, certificate)
-    roomy = _comfortable(question, source, result, plan, start, should_stop)
+    roomy = _comfortable(question, source, result, plan)
     spent_s = time.perf_counter() - start
     return replace(plan, then=second, outcome=outcome, comfortable=roomy, solve_time_s=spent_s)
 
 
 def _comfortable(
-    question: Question,
-    source: CostedSpace,
-    result: SearchResult,
-    plan: Plan,
-    start: float,
-    should_stop: Callable[[], bool] | None,
+    question: Question, source: CostedSpace, result: SearchResult, plan: Plan
 ) -> Alternative | None:
-    """Return the fastest layout whose memory is not borderline, where the fastest one's is; None without any."""
+    """Return a layout whose memory is not borderline, where the fastest one's is; None without any.
+
+    It is the fastest of the near-ties and of the answer's own tuple with other stages: no search of its own.
+    """
     options, best = question.options, result.best
     plain = parse_objective(options.minimize).is_time and options.then is None and not options.one_model
-    if not (plain and plan.verdict is Verdict.BORDERLINE and result.complete and best is not None):
+    if not (plain and plan.verdict is Verdict.BORDERLINE and best is not None):
         return None
-    share = 1 - source.cost.preset.borderline_share
-    roomy = replace(source, reserve=max(share, options.reserve))
-    known = [
-        one
-        for one in plan.alternatives
-        if one.estimate.memory.peak_bytes <= one.estimate.memory.borderline_bytes
-    ]
-    reached_s = min((one.estimate.step_time_s for one in known), default=np.inf) * (1 + 1e-9)
-    left_s = options.time_limit_s - (time.perf_counter() - start)
-    asked = replace(_search_options(options, 0.0), top=1, time_limit_s=left_s, upper_s=reached_s)
-    found = BestFirst(roomy, asked, should_stop=should_stop).run()
-    if not (found.complete and found.best):
+    assert plan.estimate is not None
+    share = source.cost.preset.borderline_share
+    roomy = replace(source, reserve=max(1 - share, options.reserve))
+    stages = BestFirst(roomy, SearchOptions(time_limit_s=COMFORT_S)).solve_tuple(best.layout)
+    most_bytes = share * plan.estimate.memory.capacity_bytes
+    known = [one for one in (stages, *result.found) if one is not None and one.peak_bytes <= most_bytes]
+    if not known:
         return None
-    return _alternative(_priced(source, found.best), _priced(source, best))
+    return _alternative(_priced(source, min(known, key=lambda one: one.step_time_s)), _priced(source, best))
 
 
 def _in_objective(

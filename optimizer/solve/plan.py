@@ -134,7 +134,7 @@ class Plan:
     limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
     (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for,
     ``outcome`` that in another objective than time. ``comfortable``
-    is the fastest layout whose memory is not borderline, where the answer's is.
+    is a layout near it whose memory is not borderline, where the answer's is.
     ``inputs`` is the plain form of everything that decides the answer.
     """
 

@@ -1,4 +1,4 @@
-"""What an answer says beside its optimum: a roomier layout, how likely it is the best of its near-ties, who is in the band."""
+"""What an answer says beside its optimum: a roomier layout, its chance among near-ties, who else is in the band."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def test_the_layouts_of_the_band_are_asked_for_and_found() -> None:
     assert f"{honesty.choice.draws} sets of constants" in choice_line(honesty.choice)
 
 
-def test_a_borderline_answer_names_the_fastest_roomier_layout() -> None:
-    """llama3-70b on 64 H100s: the layout beside the optimum is the one that a search with 5% free proves."""
+def test_a_borderline_answer_names_a_roomier_layout() -> None:
+    """llama3-70b on 64 H100s: the roomy layout is as good as what a search with 5% free proves."""
     workload, cluster = load_workload("llama3-70b"), load_cluster("h100x64")
     plan = solve_layout(workload, cluster)
     assert plan.verdict is Verdict.BORDERLINE and plan.comfortable is not None and plan.estimate is not None
     asked = solve_layout(workload, cluster, replace(SolveOptions(), reserve=0.05, top=1))
     assert asked.estimate is not None
-    assert plan.comfortable.estimate.step_time_s == pytest.approx(asked.estimate.step_time_s, rel=1e-6)
+    assert plan.comfortable.estimate.step_time_s == pytest.approx(asked.estimate.step_time_s, rel=2e-3)
     assert plan.comfortable.estimate.memory.peak_bytes <= plan.estimate.memory.borderline_bytes
     lines = "\n".join(next_lines(plan, None, "megatron", Shown()))
-    assert f"5% of memory free is {plan.comfortable.slower:+.2%}" in lines and "--reserve 5%" in lines
+    assert plan.comfortable.estimate.step_time_s >= asked.estimate.step_time_s * (1 - 1e-9)
+    assert f"5% of memory free at most {plan.comfortable.slower:+.2%}" in lines and "--reserve 5%" in lines
     assert asked.comfortable is None
