@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.cost_model import CostModel
-from layoutopt.optimizer.cost.estimate import for_layout
 from layoutopt.optimizer.cost.objective_cost import ObjectiveCost
 from layoutopt.optimizer.cost.stage_counts import seat_blocks
 from layoutopt.optimizer.cost.statistic import Statistic, StatisticKind
@@ -79,12 +78,10 @@ def steps_under(
     even = np.full(len(drawn), 1 / len(drawn))
     paths = SampledPaths(statistic=Statistic(kind=StatisticKind.MEAN, weights=even))
     samples = question.costs_under(drawn, base)
-    columns = []
-    for layout in layouts:
-        own = for_layout(base, layout)
-        values = {field.name: getattr(own, field.name) for field in fields(CostModel)}
-        sampled = ObjectiveCost(
-            **values, samples=tuple(for_layout(one, layout) for one in samples), weights=even
-        )
-        columns.append(paths.steps_s(sampled.terms(row_of(layout)), 0, *seat_blocks(layout, own.model)))
+    values = {field.name: getattr(base, field.name) for field in fields(CostModel)}
+    sampled = ObjectiveCost(**values, samples=samples, weights=even)
+    columns = [
+        paths.steps_s(sampled.terms(row_of(layout)), 0, *seat_blocks(layout, base.model))
+        for layout in layouts
+    ]
     return np.stack(columns, axis=1)
