@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.activations import layer_activations
+from layoutopt.optimizer.cost.adapters import adapter_parameters, trained_share
 from layoutopt.optimizer.cost.batch import priced_apart
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.components import Component
@@ -189,6 +190,7 @@ class CostModel:
             constants=self.constants,
             ideal=self.ideal,
             memory_bytes_per_s=self.compute_context(batch).rates.memory_bytes_per_s,
+            trained_share=trained_share(self.model, self.training.adapter),
         )
 
     def _gathered_bytes(self, batch: LayoutBatch) -> float:
@@ -449,7 +451,17 @@ class CostModel:
             boundary_bytes=self.boundary_bytes(batch),
             graphs=self._graph_bytes(batch, switches),
             ideal=self.ideal,
+            adapter=self.training.adapter,
+            trained=self._trained(batch),
         )
+
+    def _trained(self, batch: LayoutBatch) -> list[RankParameters]:
+        """Parameters of the adapters of one block of each kind on a rank."""
+        adapter = self.training.adapter
+        if adapter is None:
+            return []
+        counted = (adapter_parameters(self.model, adapter, run) for run in self.model.runs)
+        return [on_rank(self.model, one, batch) for one in counted]
 
     def _graph_bytes(self, batch: LayoutBatch, switches: RowSwitches) -> FloatArray:
         """Memory of CUDA graphs on every rank."""
@@ -514,6 +526,7 @@ class CostModel:
             topology=self.topology,
             host=self._host,
         )
+        fullest = fullest.scaled(trained_share(self.model, self.training.adapter))
         others = mean_parameters(self.model, self.preset, batch, self._others(batch), other=True)
         return step.seconds(batch, groups, fullest, others.fullest)
 

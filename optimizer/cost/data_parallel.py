@@ -42,6 +42,7 @@ class DpContext:
     constants: Constants
     ideal: bool
     memory_bytes_per_s: float = math.inf
+    trained_share: float = 1.0
 
     @property
     def hidden_share(self) -> float:
@@ -102,11 +103,14 @@ def volumes(ctx: DpContext, held: RankParameters, end: RankParameters | None = N
     gathered = weight * held.dense
     if end is not None:
         gathered = gathered + (ctx.preset.weight_bytes - weight) * end.dense
+    # Frozen weights have no gradients, and are gathered where they are sharded.
+    grad = grad * ctx.trained_share
+    share = np.where(ctx.batch.zero >= 2, 1.0, ctx.trained_share)
     return Volumes(
         dense_grad=grad * held.dense,
         expert_grad=grad * held.expert,
-        dense_weight=gathered,
-        expert_weight=weight * held.expert,
+        dense_weight=share * gathered,
+        expert_weight=share * weight * held.expert,
     )
 
 
@@ -167,7 +171,8 @@ def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
     """All-reduce of gradient shards between HSDP replicas."""
     inner = ctx.shard_group().size
     return ctx.topology.all_reduce_s(
-        ctx.preset.grad_comm_bytes * held.dense / inner, ctx.groups.hsdp_outer(ctx.batch.hsdp_shard)
+        ctx.trained_share * ctx.preset.grad_comm_bytes * held.dense / inner,
+        ctx.groups.hsdp_outer(ctx.batch.hsdp_shard),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.communication import activation_bytes
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import linear, moved, norm_work
+from layoutopt.optimizer.cost.compute import Work, linear, moved, norm_work
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     chunks = ctx.switches.loss_chunks
     width = np.full_like(rows, float(ctx.model.hidden))
     logits = linear(ctx, keys.tokens / chunks, rows, width, wide=True).scaled(chunks)
+    if ctx.training.adapter is not None:
+        logits = Work(logits.forward_s, logits.dgrad_s, 0.0 * logits.wgrad_s)
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
     loss = moved(ctx, keys.tokens * rows * per_logit / 2, keys.tokens * rows * per_logit / 2)
     work = logits + loss + norm_work(ctx, keys)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import fsum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.adapters import adapted_flops_per_token
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
@@ -206,8 +208,10 @@ def _rates(
     """Throughput and utilisation from the step time. The simple model counts the input embedding, as 6N does."""
     model, length = cost.model, cost.training.sequence_length
     tokens_per_s = cost.training.tokens_per_step / step / layout.gpus
-    causal = model_flops_per_token(model, length, causal=True)
-    full = model_flops_per_token(model, length, causal=False)
+    adapter, counted = cost.training.adapter, partial(model_flops_per_token, model, length)
+    if adapter is not None:
+        counted = partial(adapted_flops_per_token, model, length, adapter)
+    causal, full = counted(causal=True), counted(causal=False)
     if cost.ideal:
         causal, full = (value + 6.0 * model.hidden * model.vocab for value in (causal, full))
     peak = cost.cluster.gpu.dense_flops[layout.precision]

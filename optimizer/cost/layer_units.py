@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.activations import LayerActivations, layer_activations
+from layoutopt.optimizer.cost.adapters import with_adapters
 from layoutopt.optimizer.cost.communication import (
     Exposed,
     context_parallel,
@@ -72,6 +73,7 @@ def layer_unit(
     ctx, keys = comm.compute, comm.keys
     mixer, mlp = mixer_work(ctx, keys, shape), mlp_work(ctx, keys, shape)
     parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
+    parts = with_adapters(ctx, keys, shape, parts)
     norms = [side["norm"] for side in (mixer, mlp) if "norm" in side]
     work = _total([*parts.values(), *norms, gaps_work(ctx, keys.tp)], keys.tp)
     traffic = {

@@ -81,10 +81,11 @@ def model_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
 
 def layer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
     """Return the matrices of one layer."""
-    return (*_mixer_matrices(model, shape), *_mlp_matrices(model, shape))
+    return (*mixer_matrices(model, shape), *mlp_block_matrices(model, shape))
 
 
-def _mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+def mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+    """Return the matrices of a layer's mixer."""
     h = model.hidden
     if shape.mixer is Mixer.MAMBA and model.mamba is not None:
         inner = model.mamba.heads * model.mamba.head_dim
@@ -127,7 +128,8 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     return tuple(found)
 
 
-def _mlp_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+def mlp_block_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
+    """Return the matrices of a layer's MLP, its experts' and the shared ones'."""
     each, h = mlp_matrices(model), model.hidden
     if shape.mlp is Mlp.DENSE:
         return (Matrix(rows=h, columns=shape.ffn, count=each),)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.cost.adapters import BF16_BYTES, frozen_bytes
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import expert_parameters
 from layoutopt.optimizer.cost.stage_parameters import end_parameters, other_end_parameters
@@ -14,12 +15,15 @@ from layoutopt.optimizer.cost.states import RankParameters, state_bytes, working
 from layoutopt.optimizer.cost.term_parts import placed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.states import StateBytes
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.model import ModelSpec
+    from layoutopt.optimizer.specs.model import AdapterSpec, ModelSpec
 
     FloatArray = NDArray[np.float64]
 
@@ -30,6 +34,7 @@ class MemoryContext:
 
     ``others`` are those of the held parameters in no matrix, ``weight_bytes`` those of a parameter in a block, ``copies`` of
     every stage are held by as many ranks; ``left`` is what offloading leaves on the GPU;
+    With an ``adapter`` only ``trained`` parameters of each block kind have gradients and optimizer state.
     ``mtp_activation`` is of all micro-batches in flight, ``graphs`` what CUDA graphs take.
     """
 
@@ -52,6 +57,8 @@ class MemoryContext:
     boundary_bytes: FloatArray
     graphs: FloatArray
     ideal: bool
+    adapter: AdapterSpec | None = None
+    trained: Sequence[RankParameters] = ()
 
 
 def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, Any]:
@@ -62,9 +69,13 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     ends = zip((first, last), other_end_parameters(ctx.model, ctx.batch, (first, last)), strict=True)
     own = state_bytes(ctx.preset, ctx.batch, moments, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
     blocks = [own.of(*held) for held in zip(ctx.held, ctx.others, strict=True)]
+    of_ends = [states.of(*end) for end in ends]
+    if ctx.adapter is not None:
+        blocks = [_adapted(ctx, own, *held) for held in zip(ctx.held, ctx.trained, strict=True)]
+        of_ends = [_frozen(ctx, own, end, BF16_BYTES) for end in (first, last)]
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
-        **_end_bytes(ctx, *(states.of(*end) for end in ends)),
+        **_end_bytes(ctx, *of_ends),
         "layer_activation_bytes": ctx.kept,
         "recomputed_activation_bytes": np.minimum(ctx.checkpoint / _grouped(ctx)[:, None], ctx.kept),
         "common_bytes": _common(ctx, first, last, working_set),
@@ -72,6 +83,24 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
         "capacity_bytes": np.full(len(ctx.batch), usable_bytes(ctx.cluster, ctx.preset, ideal=ctx.ideal)),
         "in_flight": ctx.in_flight,
     }
+
+
+def _adapted(
+    ctx: MemoryContext, own: StateBytes, held: RankParameters, trained: RankParameters
+) -> dict[str, FloatArray]:
+    """Bytes of a block's frozen weights, and all states of its adapters."""
+    assert ctx.adapter is not None
+    states = own.of(trained, trained)
+    frozen = _frozen(ctx, own, held, frozen_bytes(ctx.adapter))
+    return states | {"weights": states["weights"] + frozen["weights"]}
+
+
+def _frozen(
+    ctx: MemoryContext, own: StateBytes, held: RankParameters, weight_bytes: float
+) -> dict[str, FloatArray]:
+    zero, zeros = ctx.batch.zero, np.zeros(len(ctx.batch))
+    split = (zero == 3) | ((zero == 2) & (ctx.preset.master_bytes == 0))
+    return {"gradients": zeros, "optimizer": zeros} | own.frozen(held, weight_bytes, split=split)
 
 
 def _grouped(ctx: MemoryContext) -> FloatArray:
@@ -96,7 +125,7 @@ def _end_bytes(
 
 def _head_gradient_bytes(ctx: MemoryContext) -> FloatArray:
     """Transformer Engine's scratch weight gradient of the output matrix."""
-    if not ctx.preset.dummy_wgrad or ctx.ideal:
+    if not ctx.preset.dummy_wgrad or ctx.ideal or ctx.adapter is not None:
         return np.zeros(len(ctx.batch))
     return 2.0 * ctx.model.vocab * ctx.model.hidden / ctx.batch.tp
 
@@ -115,8 +144,11 @@ def _common(
     if working_set:
         held = [block.dense + block.expert for block in ctx.held]
         unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
-        parts["gathered"] = working_set_bytes(ctx.preset, ctx.batch, unit, ctx.weight_bytes)
-    if ctx.preset.dummy_wgrad:
+        trained = 1.0 if ctx.adapter is None else 0.0
+        parts["gathered"] = working_set_bytes(
+            ctx.preset, ctx.batch, unit, ctx.weight_bytes, trained_share=trained
+        )
+    if ctx.preset.dummy_wgrad and ctx.adapter is None:
         parts["scratch_gradients"] = 2.0 * np.max(
             [_distinct_weights(ctx, block) for block in ctx.held], axis=0
         )

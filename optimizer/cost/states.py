@@ -74,6 +74,11 @@ class StateBytes:
             found["optimizer"] = found["optimizer"] + self.more_whole * parameters + self.more_sharded * share
         return found
 
+    def frozen(self, held: RankParameters, weight_bytes: float, *, split: BoolArray) -> dict[str, FloatArray]:
+        """Bytes of frozen weights on a rank, sharded where ``split``: no gradients and no optimizer state."""
+        parameters, share = self._counts(held)
+        return {"weights": weight_bytes * np.where(split, share, parameters)}
+
     def _counts(self, held: RankParameters) -> tuple[FloatArray, FloatArray]:
         """Parameters on a rank, and its share of sharded ones."""
         return held.dense + held.expert, held.dense / self.dense_shard + held.expert / self.expert_shard
@@ -149,14 +154,20 @@ def state_bytes(
 
 
 def working_set_bytes(
-    preset: FrameworkPreset, batch: LayoutBatch, unit: FloatArray, weight_bytes: float
+    preset: FrameworkPreset,
+    batch: LayoutBatch,
+    unit: FloatArray,
+    weight_bytes: float,
+    *,
+    trained_share: float = 1.0,
 ) -> FloatArray:
     """Gathered weights and unsharded gradients that ZeRO-2 and ZeRO-3 need beside the shards.
 
-    ``unit`` is the largest unit's parameters on a rank, ``weight_bytes`` of whole weights. ZeRO-3 holds the current
+    ``unit`` is the largest unit's parameters on a rank, of which a share is trained, ``weight_bytes`` of whole weights.
+    ZeRO-3 holds the current
     and the prefetched unit's weights and two units of gradients; ZeRO-2 and gathered ZeRO-3 one unit of gradients
     (NVIDIA/Megatron-LM megatron_fsdp.md).
     """
     weights = np.where((batch.zero == 3) & ~keeps_gathered(preset, batch), 2 * weight_bytes, 0.0)
     grads = np.where(batch.zero == 3, 2.0, np.where(batch.zero == 2, 1.0, 0.0)) * preset.grad_comm_bytes
-    return (weights + grads) * unit
+    return (weights + trained_share * grads) * unit

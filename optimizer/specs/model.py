@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.printable import require_name
-from layoutopt.optimizer.specs.vocabulary import MuonSharing, Optimizer
+from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget, MuonSharing, Optimizer
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
@@ -229,6 +229,15 @@ class OptimizerSpec:
     steps: int = 5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """Low-rank adapters of ``rank``, trained on the frozen weights of everything else, the model's ends among it."""
+
+    method: AdapterMethod
+    rank: int
+    targets: tuple[AdapterTarget, ...]
+
+
 ADAMW = OptimizerSpec()
 """What updates the weights unless a run says otherwise."""
 
@@ -243,6 +252,7 @@ class TrainingSpec:
     ``flash`` False materialises the attention scores. ``fused_loss`` keeps only the 16-bit logits,
     ``loss_chunks`` those of one part of the tokens at a time. ``fp8_param_gather``: weights of linear layers exist in the
     8-bit format alone. ``master_bytes`` 0 trains in 16 bits: gradients and moments take the weights' format unless stated.
+    ``adapter``: its parameters alone are trained.
     ``moe_imbalance`` is the load of the fullest expert rank over the mean (>= 1); None takes the constant.
     """
 
@@ -262,6 +272,7 @@ class TrainingSpec:
     fp8_param_gather: bool | None = None
     moe_imbalance: float | None = None
     optimizer: OptimizerSpec = ADAMW
+    adapter: AdapterSpec | None = None
 
     @property
     def tokens_per_step(self) -> int:

@@ -7,12 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from layoutopt.optimizer.specs.architecture_file import ArchitectureFile  # noqa: TC001  # pydantic reads it
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
-from layoutopt.optimizer.specs.kinds import NAME, SOURCE, SWITCH, choice, quantity, whole, word
-from layoutopt.optimizer.specs.model import OptimizerSpec, TrainingSpec
+from layoutopt.optimizer.specs.kinds import (
+    NAME,
+    SOURCE,
+    SWITCH,
+    FieldKind,
+    choice,
+    quantity,
+    unknown_word,
+    whole,
+    word,
+)
+from layoutopt.optimizer.specs.model import AdapterSpec, OptimizerSpec, TrainingSpec
 from layoutopt.optimizer.specs.printable import as_name
-from layoutopt.optimizer.specs.units import COUNT, NUMBER, TOKENS
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, MuonSharing, Optimizer, Precision
+from layoutopt.optimizer.specs.units import COUNT, NUMBER, TOKENS, shown
+from layoutopt.optimizer.specs.vocabulary import (
+    AdapterMethod,
+    AdapterTarget,
+    Fp8Recipe,
+    MuonSharing,
+    Optimizer,
+    Precision,
+)
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -109,6 +127,34 @@ def _optimizer_mapping(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+def _read_targets(value: Any) -> tuple[AdapterTarget, ...]:
+    if not isinstance(value, list) or not value:
+        raise input_error(f"{shown(value)} is no list of targets", "a list of " + ", ".join(AdapterTarget))
+    for item in value:
+        if item not in list(AdapterTarget):
+            raise unknown_word(item, AdapterTarget)
+    return tuple(target for target in AdapterTarget if target in value)
+
+
+TARGETS = FieldKind(read=_read_targets, schema={"type": "array", "items": {"enum": list(AdapterTarget)}})
+
+
+class AdapterFile(FileModel):
+    """Low-rank adapters: all other weights, embedding and output matrix among them, are frozen."""
+
+    method: Annotated[AdapterMethod, word(AdapterMethod)] = Field(
+        default=AdapterMethod.LORA, description="frozen weights in 16 bits, or the blocks' in 4"
+    )
+    rank: Annotated[int, whole(most=4096)] = Field(description="inner width of every adapter")
+    targets: Annotated[tuple[AdapterTarget, ...], TARGETS] = Field(
+        default=tuple(AdapterTarget), description="which matrices of a layer have an adapter"
+    )
+
+    def spec(self) -> AdapterSpec:
+        """Convert to the form that the other rooms use."""
+        return AdapterSpec(method=self.method, rank=self.rank, targets=self.targets)
+
+
 def _or_kind(schema: dict[str, Any]) -> None:
     reference = schema.pop("$ref", None) or schema.pop("allOf", [{}])[0].get("$ref")
     schema["anyOf"] = [{"enum": list(Optimizer)}, {"$ref": reference}]
@@ -147,6 +193,9 @@ class TrainingFile(BatchFile):
     moe_imbalance: Annotated[float | None, quantity(NUMBER, least=1.0)] = Field(
         default=None, description="tokens of the fullest expert rank over the mean"
     )
+    adapter: AdapterFile | None = Field(
+        default=None, description="low-rank adapters, which alone are trained"
+    )
     optimizer: Annotated[OptimizerFile, BeforeValidator(_optimizer_mapping)] = Field(
         default=OptimizerFile(),
         description="what updates the weights: its kind, or {kind, distribution, steps}",
@@ -181,6 +230,7 @@ class TrainingFile(BatchFile):
             fp8_param_gather=self.fp8_param_gather,
             moe_imbalance=self.moe_imbalance,
             optimizer=self.optimizer.spec(),
+            adapter=self.adapter.spec() if self.adapter else None,
         )
 
 

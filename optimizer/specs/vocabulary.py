@@ -55,6 +55,21 @@ class Optimizer(StrEnum):
     MUON = "muon"
 
 
+class AdapterMethod(StrEnum):
+    """How adapters are trained: on frozen weights in 16 bits, or in 4."""
+
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class AdapterTarget(StrEnum):
+    """Which matrices of a layer have an adapter: the mixer's, the MLP's with shared experts, the routed experts'."""
+
+    ATTENTION = "attention"
+    MLP = "mlp"
+    EXPERTS = "experts"
+
+
 class MuonSharing(StrEnum):
     """How ranks that hold a matrix share the orthogonalisation of its update.
 
