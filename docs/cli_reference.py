@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.cli import main
+from layoutopt.optimizer.report.commands.buyer import command as buyer
+from layoutopt.optimizer.report.commands.plan import PlanCommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,13 +47,15 @@ def _commands(group: click.Group, ctx: click.Context) -> Iterator[str]:
             yield from _commands(command, inner)
         else:
             yield from _command(command, inner)
+            if isinstance(command, PlanCommand):
+                yield from _command(buyer, inner, " of several machines")
 
 
-def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
-    """Write one command: usage, what it does, its options."""
+def _command(command: click.Command, ctx: click.Context, more: str = "") -> Iterator[str]:
+    """Write one command: usage, what it does, its options. ``more`` tells two forms of a command apart."""
     arguments = [param.human_readable_name for param in command.params if isinstance(param, click.Argument)]
     path = " ".join(ctx.command_path.split())
-    yield f"## {path}\n"
+    yield f"## {path}{more}\n"
     yield f"```\n{' '.join([path, '[OPTIONS]', *arguments])}\n```\n"
     yield f"{cleandoc(command.help or '')}\n"
     yield "| option | meaning |\n|---|---|"

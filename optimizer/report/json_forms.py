@@ -109,6 +109,7 @@ FORMS: Mapping[str, Form] = {
             "gpus": "cluster.gpu_count",
         },
     ),
+    "sweep.purchase:Offer": Form(without=("cluster",), added={"cost": "cost"}),
     "evidence.case:Skip": Form(without=("run",), added={"id": "run.id"}),
     "evidence.published:Reference": Form(
         without=("case",),

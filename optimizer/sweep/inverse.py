@@ -195,7 +195,7 @@ def fewest_for_deadline(
     if not days > 0:
         raise input_error(f"{days} days", "above 0", key="days")
     first = family.at(family.base.gpu_count if family.base else 1)
-    at_least, node = _least_for_deadline(workload, first, days), first.gpus_per_node
+    at_least, node = least_for_deadline(workload, first, days), first.gpus_per_node
     tried: list[SizeAnswer] = []
 
     def meets(gpus: int) -> bool:
@@ -215,8 +215,8 @@ def fewest_for_deadline(
     return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=step, tried=tuple(tried))
 
 
-def _least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float) -> int:
-    """Bound the size from below: model FLOPs of the run at the GPU's peak."""
+def least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float) -> int:
+    """Bound the size from below: model FLOPs of the run at the GPU's peak; raises ``InputError`` without a token count."""
     training = workload.training
     if not training.total_tokens:
         raise input_error(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.commands.buyer import asks_what_to_buy
+from layoutopt.optimizer.report.commands.buyer import command as buyer
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
@@ -69,7 +71,23 @@ class _Extra:
     drawn: Sequence[Any] = ()
 
 
-@click.command(cls=SpaceCommand)
+class PlanCommand(SpaceCommand):
+    """A plan of one machine, or of which of several to buy."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Hand over to the buyer's question where the words ask it."""
+        if asks_what_to_buy(args):
+            return buyer.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(
+    cls=PlanCommand,
+    epilog="Several machines, number formats or a range of batches ask what to buy: layoutopt plan MODEL h100,b200 "
+    "--help says how.",
+)
 @model_argument
 @cluster_argument
 @click.option(

@@ -1,0 +1,180 @@
+"""Which machine to buy: the smallest size in time, its batch, and a cost that adds up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from layoutopt.cli import main
+from layoutopt.optimizer.cost.budget import gpu_power_w
+from layoutopt.optimizer.plan.options import PlanOptions
+from layoutopt.optimizer.report.commands.buyer import asks_what_to_buy
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.loading import load_workload, override_training
+from layoutopt.optimizer.specs.vocabulary import Precision
+from layoutopt.optimizer.sweep.families import load_family
+from layoutopt.optimizer.sweep.purchase import Machine, Offer, _batches, _smallest, cheapest_offer, offers
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.plan import Plan
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+OPTIONS = PlanOptions(solve=SolveOptions(top=1), simulated_runs=1)
+WORKLOAD = override_training(load_workload("llama3-8b"), total_tokens=1e12)
+SMALL = (
+    "plan",
+    "llama3-8b",
+    "h100,a100",
+    "--days",
+    "45",
+    "--tokens",
+    "1T",
+    "--gpu-hour-cost",
+    "h100=2.5,a100=1.2",
+)
+
+
+def run(*arguments: str) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Offer, ...]:
+    """Two machines in one format each, with both prices."""
+    machines = [
+        Machine(
+            family=load_family(name), gpu_hour_cost=price, kwh_cost=0.1, gpu_hours_per_failure=2e4, pue=1.3
+        )
+        for name, price in (("h100", 2.5), ("a100", 1.2))
+    ]
+    return offers(WORKLOAD, machines, [Precision.BF16], OPTIONS, days=45, batches=(512, 768))
+
+
+def test_offers_add_up_by_hand(found: tuple[Offer, ...]) -> None:
+    """Days times GPUs times price, energy at the wall times its price, and their sum; steps times length are the days."""
+    for one, price in zip(found, (2.5, 1.2), strict=True):
+        assert one.gpus and one.days and one.cluster and one.global_batch and one.step_time_s and one.cost
+        assert one.gpu_cost == pytest.approx(one.days * 24 * one.gpus * price)
+        assert one.energy_kwh == pytest.approx(one.days * 24 * one.gpus * gpu_power_w(one.cluster) / 1e3)
+        assert one.energy_cost == pytest.approx(0.1 * (one.energy_kwh or 0.0))
+        assert one.cost == pytest.approx((one.gpu_cost or 0.0) + (one.energy_cost or 0.0))
+        steps = 1e12 / (one.global_batch * WORKLOAD.training.sequence_length)
+        own = next(answer for answer in one.tried if answer.gpus == one.gpus)
+        assert own.days == pytest.approx(steps * one.step_time_s / 86_400)
+        assert own.days is not None and own.days < one.days == own.expected_days
+        assert one.days <= 45
+        assert one.days_80 is not None and one.days_80[0] < one.days < one.days_80[1]
+        assert one.cluster.failures.gpu_hours_per_failure == 2e4 and one.cluster.pue == 1.3
+
+
+def test_no_smaller_size_that_was_tried_is_in_time(found: tuple[Offer, ...]) -> None:
+    """The size is the smallest: the one below it was solved and misses the deadline."""
+    for one in found:
+        below = [answer for answer in one.tried if answer.gpus < (one.gpus or 0)]
+        assert below and all((answer.expected_days or 99) > 45 for answer in below)
+        assert (one.gpus or 0) / max(answer.gpus for answer in below) <= 4 / 3 + 1e-9
+
+
+@pytest.mark.parametrize("needed", [1, 7, 16, 23, 100, 1000])
+def test_the_search_finds_the_smallest(needed: int) -> None:
+    """With perfect scaling and with scaling that flattens, whatever is asked first; none where none is in time."""
+    sizes = [8 * count for count in range(1, 129)]
+    for share in (1.0, 0.5):
+
+        def days_at(gpus: int, share: float = share) -> float:
+            return share * needed * 10 / gpus + (1 - share) * 10
+
+        right = next((gpus for gpus in sizes if days_at(gpus) <= 10), None)
+        assert _smallest(sizes, 1, 10, days_at) == right
+    assert _smallest(sizes, 1, 10, lambda gpus: None) is None
+
+
+def test_batches_divide_over_the_gpus() -> None:
+    """3,072 GPUs take 768 sequences of up to 1,024, a power of two the largest power, and nothing outside the range."""
+    assert _batches(3072, (512, 1024)) == [512, 768]
+    assert _batches(4096, (512, 1024)) == [512, 1024]
+    assert _batches(2560, (512, 600)) == [512]
+    assert _batches(8, (512, 512)) == [512]
+
+
+def test_a_free_batch_buys_fewer_gpus() -> None:
+    """A size whose odd part does not divide the batch is worth less; with the batch free it is used."""
+    machine, sizes = Machine(family=load_family("h100")), {}
+
+    def solve(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> Plan:
+        plan = solve_layout(workload, load_family("h100").at(64), options)
+        assert plan.estimate is not None
+        batch, gpus = workload.training.global_batch, cluster.gpu_count
+        useful = gpus if batch % (gpus // (gpus & -gpus)) == 0 else 1 << (gpus.bit_length() - 1)
+        step_s = plan.estimate.step_time_s * 64 / useful
+        return replace(plan, estimate=replace(plan.estimate, step_time_s=step_s))
+
+    for name, batches in {"fixed": (512, 512), "free": (512, 1024)}.items():
+        (one,) = offers(WORKLOAD, [machine], [Precision.BF16], OPTIONS, days=15, batches=batches, solve=solve)
+        sizes[name] = one.gpus or 0
+    assert sizes["free"] < sizes["fixed"]
+
+
+def test_the_cheapest(found: tuple[Offer, ...]) -> None:
+    """By cost where all are priced, else by GPU-days; none of none."""
+    costs = [one.cost or 0.0 for one in found]
+    assert cheapest_offer(found) is found[costs.index(min(costs))]
+    bare = [replace(one, gpu_cost=None, energy_cost=None) for one in found]
+    days = [(one.days or 0.0) * (one.gpus or 0) for one in bare]
+    assert cheapest_offer(bare) is bare[days.index(min(days))]
+    assert cheapest_offer([]) is None
+
+
+def test_bad_questions() -> None:
+    """A deadline of nothing, batches that end below their start, a run without tokens."""
+    machine, timeless = Machine(family=load_family("h100")), override_training(load_workload("gpt3-175b"))
+    bare = replace(timeless, training=replace(timeless.training, total_tokens=None))
+    for workload, days, batches in ((WORKLOAD, 0.0, (1, 2)), (WORKLOAD, 9.0, (4, 2)), (bare, 9.0, (1, 2))):
+        with pytest.raises(InputError):
+            offers(workload, [machine], [Precision.BF16], OPTIONS, days=days, batches=batches)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("m h100,b200 --days 60", True),
+        ("m h100 --days 60 --network 400,800", True),
+        ("m h100 --precision bf16,fp8 --days 3", True),
+        ("m h100 --batch=512:1024 --days 3", True),
+        ("m h100x8 --days 60", False),
+        ("m h100x8 --days 60 --batch 512 --gpu-hour-cost 2", False),
+        ("m h100x8 --sizes 256,512", False),
+    ],
+)
+def test_which_plans_ask_what_to_buy(words: str, asked: bool) -> None:
+    """Several machines, formats, networks or a range of batches; one of each is a plan as ever."""
+    assert asks_what_to_buy(words.split()) is asked
+
+
+def test_the_command() -> None:
+    """The table marks the cheapest and states the networks; JSON holds the same figures; bad words get a line."""
+    told = run(*SMALL)
+    assert told.exit_code == 0, told.output
+    assert "infiniband, full bisection" in told.stdout and " < " in told.stdout
+    plain = json.loads(run(*SMALL, "--json").stdout)
+    best = plain["offers"][plain["cheapest"]]
+    assert best["cost"] == min(one["cost"] for one in plain["offers"])
+    assert f"{best['gpus']:,} {best['gpu']}" in told.stdout
+    wrong = {
+        ("--gpu-hour-cost", "x"): "no price",
+        ("--gpu-hour-cost", "v100=2"): "none of the machines",
+        ("--precision", "bf17"): "no number format",
+        ("--batch", "9:3"): "first <= last",
+        ("--network", "0"): "network",
+    }
+    for words, said in wrong.items():
+        refused = run(*SMALL, *words)
+        assert refused.exit_code == 2 and said in refused.stderr, refused.output
