@@ -62,10 +62,10 @@ def reread(plan: Plan) -> Any:
 @pytest.mark.parametrize(
     ("software", "step_time_s", "layers"),
     [
-        ("0.12", 60.435, [19, 21, 21, 19]),  # not 19/20/21/20, slower and nothing that the release can launch
-        ("0.10", 61.322, [18, 21, 21, 20]),
-        ("0.8", 61.840, [1] * 80),
-        ("0.5", 61.840, [1] * 80),
+        ("0.12", 57.637, [19, 21, 21, 19]),  # not 19/20/21/20, slower and nothing that the release can launch
+        ("0.10", 58.584, [18, 21, 21, 20]),
+        ("0.8", 58.879, [1] * 80),
+        ("0.5", 58.879, [1] * 80),
     ],
 )
 def test_older_releases_split_as_they_can(software: str, step_time_s: float, layers: list[int]) -> None:
