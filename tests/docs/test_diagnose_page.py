@@ -1,0 +1,39 @@
+"""The commands of docs/diagnose.md, run one after another in an empty folder with the job's traces as committed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from layoutopt.cli import main
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"<!-- run -->\n```\n(.*?)\n```", re.DOTALL)
+
+
+def test_the_page_runs_from_solve_to_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve, export, diagnose, calibrate, solve again: each succeeds, and what the page says is found first."""
+    for file in (ROOT / "docs" / "examples").glob("*-cpu.yaml"):
+        shutil.copy(file, tmp_path)
+    shutil.copytree(ROOT / "tests" / "data" / "profiles" / "cpu_pp2_dp2", tmp_path / "traces")
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        line
+        for block in BLOCK.findall((ROOT / "docs" / "diagnose.md").read_text("utf-8"))
+        for line in block.splitlines()
+    ]
+    assert [line.split()[1] for line in lines] == ["solve", "export", "diagnose", "diagnose", "solve"]
+    printed = {}
+    for line in lines:
+        result = CliRunner().invoke(main, shlex.split(line)[1:])
+        assert result.exit_code == 0, (line, result.stderr)
+        printed[line] = result.stdout
+    assert "1. backward computes" in printed[lines[2]] and "of the forward pass again" in printed[lines[2]]
+    assert "Calibration" in printed[lines[3]] and "the optimum becomes" in printed[lines[3]]
+    for name in ("plan.json", "page.html", "both.json", "calibrated.yaml", "again.json"):
+        assert (tmp_path / name).stat().st_size > 0
