@@ -6,11 +6,14 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
 from click.testing import CliRunner
 
 from layoutopt.cli import main
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"<!-- run -->\n```\n(.*?)\n```", re.DOTALL)
