@@ -23,6 +23,7 @@ from layoutopt.optimizer.solve.certificate import (
 )
 from layoutopt.optimizer.solve.explain.gap import what_binds, why_slower
 from layoutopt.optimizer.solve.explain.infeasible import explain_infeasible
+from layoutopt.optimizer.solve.explain.switch_worth import worth_of_switches
 from layoutopt.optimizer.solve.inputs import Question, cost_model_digest
 from layoutopt.optimizer.solve.judge import memory_verdict
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
@@ -303,6 +304,7 @@ def plan_of(
         certificate=certificate,
         infeasibility=None,
         binds=what_binds(estimate) if estimate else (),
+        switches_worth=worth_of_switches(source.cost, *priced[0]) if priced else {},
         idle_gpus=question.cluster.gpu_count - used,
         inputs=question.to_plain(),
         warnings=date_remarks(question.options.framework.record, question.options.space.software),

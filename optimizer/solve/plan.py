@@ -133,8 +133,8 @@ class Plan:
     ``bound_s`` is proven for every layout of the space; ``gap`` is (step - bound) / step. ``binds`` names what
     limits the step in words. ``freer_gain`` is how much faster the space of framework ``any`` could be at best
     (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for,
-    ``outcome`` that in another objective than time. ``comfortable``
-    is a layout near it whose memory is not borderline, where the answer's is.
+    ``outcome`` that in another objective than time. ``comfortable`` is a layout near it whose memory is not borderline,
+    where the answer's is. ``switches_worth`` is how much slower the step is without each launch switch, relative.
     ``inputs`` is the plain form of everything that decides the answer.
     """
 
@@ -156,6 +156,7 @@ class Plan:
     then: Second | None = None
     outcome: ObjectiveAnswer | None = None
     comfortable: Alternative | None = None
+    switches_worth: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

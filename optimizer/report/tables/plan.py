@@ -62,7 +62,7 @@ def plan_tables(
     """Show the answer on one screen, and with ``shown.verbose`` also where its time and memory go, and the proof."""
     parts: list[RenderableType] = [
         _headline(plan, honesty),
-        answer_table(plan.layout, plan.estimate, workload, cluster, framework),
+        answer_table(plan.layout, plan.estimate, workload, cluster, framework, plan.switches_worth),
     ]
     if plan.infeasibility is not None:
         parts.append(_infeasibility(plan.infeasibility))

@@ -15,6 +15,8 @@ from layoutopt.optimizer.report.tables.layout import layout_text, stage_rows
 from layoutopt.optimizer.specs.units import format_count, format_seconds, format_span
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
     from rich.text import Text
 
@@ -32,6 +34,9 @@ SHOWN_STAGES = 5
 SHOWN_SHARE = 0.005
 """Parts of the step below this share are left to ``-v``."""
 
+LEAST_WORTH = 0.001
+"""Share of the step from which what a switch is worth is written as a number."""
+
 SHOWN_PARTS = 3
 """Parts of the step named beside compute."""
 
@@ -40,19 +45,38 @@ COMFORTABLE = "comfortable"
 
 
 def answer_table(
-    layout: Layout | None, estimate: Estimate | None, workload: Workload, cluster: ClusterSpec, framework: str
+    layout: Layout | None,
+    estimate: Estimate | None,
+    workload: Workload,
+    cluster: ClusterSpec,
+    framework: str,
+    worth: Mapping[str, float] | None = None,
 ) -> RenderableType:
-    """Show what was asked, the layout with its stages, the speed, and the memory with what is left of it."""
+    """Show what was asked, the layout with its stages, the speed, and the memory with what is left of it.
+
+    ``worth`` is how much slower the step is without each launch switch.
+    """
     pairs = header_pairs(workload, cluster, framework)
     if layout is not None:
         pairs.append(("layout", layout_text(layout)))
         if layout.pp > 1 or any(stage.recomputed for stage in layout.stages):
             pairs.append(("stages", stage_words(layout)))
+    if worth:
+        pairs.append(("switches", worth_words(worth)))
     if estimate is not None:
         pairs.append(("speed", speed_words(estimate)))
         pairs.append(("memory", memory_words(estimate.memory)))
         pairs.extend(run_pair(estimate, workload.training))
     return facts(pairs)
+
+
+def worth_words(worth: Mapping[str, float]) -> str:
+    """Say what the step takes more without each switch, those that matter most first."""
+    ranked = sorted(worth.items(), key=lambda item: -abs(item[1]))
+    told = [(name, more) for name, more in ranked if abs(more) >= LEAST_WORTH]
+    words = [f"without {name} {more:+.1%}" for name, more in told]
+    few = [name for name, more in ranked if abs(more) < LEAST_WORTH]
+    return ", ".join([*words, *([f"{', '.join(few)}: under {LEAST_WORTH:.1%}"] if few else [])])
 
 
 def stage_words(layout: Layout) -> str:
