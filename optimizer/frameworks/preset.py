@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from layoutopt.optimizer.frameworks.registry import Framework
+    from layoutopt.optimizer.frameworks.switches import Switch, Value
     from layoutopt.optimizer.specs.layout import Switches
     from layoutopt.optimizer.specs.model import OptimizerSpec, TrainingSpec
 
@@ -207,6 +208,18 @@ _FIELDS = {"cp_kind": "cp_comm"}
 
 _MERGED = ("ep_overlap", "shared_expert_overlap", "fp8_param_gather")
 """Switches that one field of a preset holds together with others or in other words."""
+
+
+def preset_value(preset: FrameworkPreset, switch: Switch) -> Value:
+    """Return what a preset has where a layout states nothing."""
+    if switch.name == "ep_overlap":
+        return preset.ep_overlap is EpOverlap.BATCH
+    if switch.name == "shared_expert_overlap":
+        return preset.ep_overlap is EpOverlap.SHARED
+    if switch.name == "fp8_param_gather":
+        return preset.narrow_weights is NarrowWeights.ALONE
+    value: Value = getattr(preset, _FIELDS.get(switch.name, switch.name))
+    return value
 
 
 def _expert_overlap(switches: Switches, own: EpOverlap) -> EpOverlap:

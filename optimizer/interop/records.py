@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, OptimizerSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
-    from layoutopt.optimizer.specs.vocabulary import CpComm, Fp8Recipe, Precision
+    from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Fp8Recipe, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class JobOptions:
     checkpoint_interval: int | None = None
     checkpoint_async: bool | None = None
     fp8_param_gather: bool | None = None
+    delay_wgrad: bool | None = None
+    cuda_graph: CudaGraph | None = None
 
     def preset_overrides(self) -> dict[str, object]:
         """Return the stated switches under the names of the framework preset's fields."""

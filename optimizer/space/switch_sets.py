@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.preset import EpOverlap, NarrowWeights, load_preset
+from layoutopt.optimizer.frameworks.preset import load_preset, preset_value
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.frameworks.switches import (
     SWITCHES,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.frameworks.switches import Switch, Value
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.options import SpaceOptions
@@ -68,18 +67,6 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
     if switch.never_slower and not limited:
         values = values[-1:] if _legal_everywhere(switch, ctx, options) else values
     return () if values == (own,) else values
-
-
-def preset_value(preset: FrameworkPreset, switch: Switch) -> Value:
-    """Return what a preset has where a layout states nothing."""
-    if switch.name == "ep_overlap":
-        return preset.ep_overlap is EpOverlap.BATCH
-    if switch.name == "shared_expert_overlap":
-        return preset.ep_overlap is EpOverlap.SHARED
-    if switch.name == "fp8_param_gather":
-        return preset.narrow_weights is NarrowWeights.ALONE
-    value: Value = getattr(preset, {"cp_kind": "cp_comm"}.get(switch.name, switch.name))
-    return value
 
 
 def _may_act(switch: Switch, ctx: Context) -> bool:

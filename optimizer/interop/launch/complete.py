@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.switches import BY_NAME
 from layoutopt.optimizer.interop.launch.common import looped_schedule
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
+from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches, VirtualStage
 from layoutopt.optimizer.specs.model import ADAMW, TrainingSpec
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.stage_split import build_stages
@@ -64,6 +65,7 @@ def complete_layout(
         mesh_order=part.mesh_order or DEFAULT_MESH_ORDER,
         precision=job.training.precision or Precision.BF16,
         savers=_savers(job, model),
+        switches=_switches(job),
         stages=_stages(job, pp, vp, model, schedule),
     )
 
@@ -152,6 +154,35 @@ def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
         return ()
     known = savers_of(job.framework, parse_release(job.framework, job.version), model)
     return tuple(saver for saver in Saver if stated[saver] and saver in known)
+
+
+def _switches(job: ImportedJob) -> Switches:
+    """Return the stated launch switches that the framework's release has and its preset has otherwise."""
+    from layoutopt.optimizer.frameworks.preset import load_preset, preset_value
+    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
+    from layoutopt.optimizer.solve.run_preset import named_dispatcher
+
+    options = job.options
+    stated: dict[str, Any] = {
+        "ep_overlap": options.ep_overlap == "batch",
+        "delay_wgrad": options.delay_wgrad,
+        "shared_expert_overlap": options.ep_overlap == "shared",
+        "dispatcher": named_dispatcher(options.moe_dispatcher) if options.moe_dispatcher else None,
+        "tp_overlap": options.tp_overlap,
+        "cuda_graph": options.cuda_graph,
+    }
+    has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
+    preset = load_preset(job.framework, job.version)
+    own = {name: value for name, value in stated.items() if value in has.get(name, ()) and _acts(name, job)}
+    return Switches(
+        **{name: value for name, value in own.items() if value != preset_value(preset, BY_NAME[name])}
+    )
+
+
+def _acts(name: str, job: ImportedJob) -> bool:
+    """Whether a switch has traffic to act on; tensor-parallel overlap acts on that of sequence parallelism."""
+    part, axis = job.layout, BY_NAME[name].acts_on
+    return (not axis or (getattr(part, axis) or 1) > 1) and (name != "tp_overlap" or bool(part.sp))
 
 
 def complete_workload(

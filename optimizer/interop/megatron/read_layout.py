@@ -15,7 +15,7 @@ from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string, stages_from_lists
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, CudaGraph, Granularity
 
 if TYPE_CHECKING:
     from typing import Any
@@ -318,7 +318,22 @@ def megatron_options(fields: Fields, layout: PartialLayout, *, command_line: boo
         checkpoint_interval=fields.integer("save_interval", least=1),
         checkpoint_async=read("async_save"),
         fp8_param_gather=fields.flag("fp8_param_gather", "fp8_param"),
+        delay_wgrad=fields.on("delay_wgrad_compute") or None,
+        cuda_graph=_graphs(fields),
     )
+
+
+def _graphs(fields: Fields) -> CudaGraph | None:
+    """Return how much CUDA graphs hold: before core 0.18 the whole iteration was a scope of local graphs."""
+    kind = str(fields.raw("cuda_graph_impl") or "none")
+    scope = fields.raw("cuda_graph_modules") or fields.raw("cuda_graph_scope") or ()
+    words = [scope] if isinstance(scope, str) else list(scope)
+    if kind == "full_iteration" or (kind == "local" and "full_iteration" in words):
+        return CudaGraph.FULL
+    if kind == "none":
+        old = fields.on("enable_cuda_graph") or fields.on("external_cuda_graph")
+        return CudaGraph.PARTIAL if old else None
+    return CudaGraph.PARTIAL
 
 
 def _cp_comm(fields: Fields) -> tuple[CpComm | None, CpComm | None]:

@@ -12,8 +12,11 @@ from layoutopt.optimizer.interop.megatron.write_model import cp_kinds, model_fla
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
+from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import (
     CpComm,
+    CudaGraph,
+    Dispatcher,
     Fp8Recipe,
     Granularity,
     Optimizer,
@@ -74,6 +77,8 @@ def environment(target: Target, notes: list[str]) -> str:
     # Asynchronous all-reduces of tensor parallelism are on by default before core 0.12, at tp 1 too.
     if target.release < (0, 12):
         return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory before core 0.12\n"
+    if target.preset.ep_overlap.value == "batch" and layout.ep > 1:
+        return "export CUDA_DEVICE_MAX_CONNECTIONS=32  # merged passes need several connections\n"
     old = not target.cluster.gpu.generation.ordered_streams
     if old and (layout.tp > 1 or layout.cp > 1):
         return "export CUDA_DEVICE_MAX_CONNECTIONS=1  # mandatory below Blackwell when tp > 1 or cp > 1\n"
@@ -197,14 +202,16 @@ def recompute_flags(target: Target) -> Flags:
 
 
 def dispatch_flags(target: Target) -> Flags:
-    """Expert kernels and the token dispatcher that the preset assumes."""
+    """Expert kernels and the token dispatcher."""
     flags: Flags = [("--moe-grouped-gemm", True)]
-    if not target.preset.dispatcher.deduplicates or target.layout.ep == 1:
-        return [*flags, ("--moe-token-dispatcher-type", "alltoall")]
+    dispatcher = target.preset.dispatcher
+    if not dispatcher.deduplicates or target.layout.ep == 1:
+        kind = Dispatcher.ALLTOALL if dispatcher.deduplicates else dispatcher
+        return [*flags, ("--moe-token-dispatcher-type", kind.value)]
     flags += [("--moe-token-dispatcher-type", "flex")]
     named = target.release >= (0, 16)
-    flag = ("--moe-flex-dispatcher-backend", "deepep") if named else ("--moe-enable-deepep", True)
-    return [*flags, flag]
+    backend = ("--moe-flex-dispatcher-backend", dispatcher.value)
+    return [*flags, backend if named else ("--moe-enable-deepep", True)]
 
 
 def optimizer_flags(target: Target, notes: list[str]) -> Flags:
@@ -270,8 +277,43 @@ def overlap_flags(target: Target) -> Flags:
         ("--tp-comm-overlap", preset.tp_overlap and layout.sp),
         ("--no-overlap-p2p-communication", layout.vp > 1 and not preset.pp_overlap),
         ("--overlap-moe-expert-parallel-comm", batch_overlap and (layout.pp == 1 or layout.vp > 1)),
+        ("--delay-wgrad-compute", preset.delay_wgrad and batch_overlap),
         ("--moe-shared-expert-overlap", preset.ep_overlap.value == "shared" and bool(_shared_width(target))),
+        *graph_flags(target),
     ]
+
+
+def graph_flags(target: Target) -> Flags:
+    """CUDA graphs: of a whole iteration, or of the parts of a layer in front of what the router decides."""
+    kind, release = target.preset.cuda_graph, target.release
+    if kind is CudaGraph.NONE:
+        return []
+    scope = "--cuda-graph-modules" if release >= (0, 18) else "--cuda-graph-scope"
+    if kind is CudaGraph.PARTIAL:
+        return [
+            ("--cuda-graph-impl", "transformer_engine"),
+            (scope, list(graph_modules(target))),
+            ("--te-rng-tracker", True),
+        ]
+    own = [("--cuda-graph-impl", "full_iteration")]
+    older = [("--cuda-graph-impl", "local"), (scope, "full_iteration")]
+    return [
+        *(own if release >= (0, 18) else older),
+        ("--no-check-for-nan-in-loss-and-grad", True),
+        ("--te-rng-tracker", True),
+    ]
+
+
+def graph_modules(target: Target) -> tuple[str, ...]:
+    """Modules that partial CUDA graphs capture."""
+    dense = (
+        ("mlp",) if any(shape.mlp is Mlp.DENSE for run in target.model.runs for shape in run.block) else ()
+    )
+    if not target.model.is_moe:
+        return ("attn", *dense)
+    sized = () if target.preset.dispatcher is Dispatcher.ALLTOALL else ("moe_preprocess",)
+    batch = target.preset.ep_overlap.value == "batch"
+    return ("attn", *(() if batch else dense), "moe_router", *sized)
 
 
 def _shared_width(target: Target) -> int:

@@ -12,6 +12,7 @@ from layoutopt.optimizer.interop.megatron.write import (
     STRATEGY,
     environment,
     fp8_recipe,
+    graph_modules,
     layout_string,
     takes_string,
 )
@@ -28,7 +29,15 @@ from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES, SH
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.model import Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Optimizer, Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import (
+    CpComm,
+    CudaGraph,
+    Dispatcher,
+    Granularity,
+    Optimizer,
+    Precision,
+    Saver,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -200,7 +209,9 @@ def moe_overrides(target: Target) -> Overrides:
         return [("num_moe_experts", None)]
     sparse = [int(shape.mlp is Mlp.MOE) for shape in layer_list(model)]
     groups = expert_groups(target)
-    dispatcher = "flex" if target.preset.dispatcher.deduplicates and target.layout.ep > 1 else "alltoall"
+    chosen = target.preset.dispatcher
+    plain = Dispatcher.ALLTOALL if chosen.deduplicates else chosen
+    dispatcher = "flex" if chosen.deduplicates and target.layout.ep > 1 else plain.value
     return [
         ("num_moe_experts", moe.experts),
         ("moe_layer_freq", 1 if all(sparse) else sparse),
@@ -213,7 +224,7 @@ def moe_overrides(target: Target) -> Overrides:
         ("moe_shared_expert_gate", moe.shared_gate),
         ("moe_grouped_gemm", True),
         ("moe_token_dispatcher_type", dispatcher),
-        ("moe_flex_dispatcher_backend", "deepep" if dispatcher == "flex" else None),
+        ("moe_flex_dispatcher_backend", chosen.value if dispatcher == "flex" else None),
         ("moe_shared_expert_overlap", target.preset.ep_overlap.value == "shared" and moe.shared_ffn > 0),
     ]
 
@@ -314,7 +325,27 @@ def overlap_overrides(target: Target) -> Overrides:
         ("comm_overlap.tp_comm_overlap_cfg", None),
         ("comm_overlap.overlap_p2p_comm", preset.pp_overlap and layout.vp > 1),
         ("comm_overlap.overlap_moe_expert_parallel_comm", batch),
+        ("comm_overlap.delay_wgrad_compute", True if preset.delay_wgrad and batch else None),
+        *graph_overrides(target),
     ]
+
+
+def graph_overrides(target: Target) -> Overrides:
+    """CUDA graphs, as Megatron-LM's flags have them."""
+    kind, release = target.preset.cuda_graph, target.release
+    if kind is CudaGraph.NONE:
+        return []
+    scope = "model.cuda_graph_modules" if release >= (0, 18) else "model.cuda_graph_scope"
+    if kind is CudaGraph.PARTIAL:
+        own: Overrides = [
+            ("model.cuda_graph_impl", "transformer_engine"),
+            (scope, list(graph_modules(target))),
+        ]
+    elif release >= (0, 18):
+        own = [("model.cuda_graph_impl", "full_iteration")]
+    else:
+        own = [("model.cuda_graph_impl", "local"), (scope, ["full_iteration"])]
+    return [*own, ("rng.te_rng_tracker", True)]
 
 
 def precision_overrides(target: Target, notes: list[str]) -> Overrides:
