@@ -107,6 +107,51 @@ def _mapping(data: Any, kind: str, file: str) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
+LAYOUT_WORDS = re.compile(
+    r"parallel|shard|micro_?batch|offload|recompute|checkpointing|pipeline|zero", re.IGNORECASE
+)
+"""Keys whose meaning may change a layout."""
+
+ELSEWHERE = re.compile(
+    r"ckpt|eval|log|save|load|init|dataset|random|rollout|zero_(shot|centered|one)|num_zeros|nonzero|rewarm|dtype"
+    r"|mesh|backend|timeout|overlap|async_tensor|checkpointing_kwargs|communication|_fqns|microbatch_group"
+    r"|deepspeed_activation|no_pipeline_parallel|bucket|contigious|reduce_scatter|^rl_|^ref_|sglang|hierarchical_context"
+    # asked for where they mean something
+    r"|data_parallel_sharding_strategy|^expert_tensor_parallel_size|^virtual_pipeline",
+    re.IGNORECASE,
+)
+"""Keys with such a word that concern something else: checkpoints, data, evaluation, or how a transfer is made."""
+
+
+UNREAD = "not read, though it may change the layout"
+
+
+def _is_on(value: Any) -> bool:
+    """Tell whether a value is none of those that mean off: false, nothing, a degree of 1."""
+    return value is True or value not in (None, False, 0, 1, -1, "", "none", "None", "null", "auto", [], {})
+
+
+class Watched(dict[str, Any]):
+    """A mapping that remembers which of its keys were asked for."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.asked: set[str] = data.asked if isinstance(data, Watched) else set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, and remember that it was asked for."""
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
 class Fields:
     """Typed reads from one mapping of a file.
 
@@ -117,9 +162,15 @@ class Fields:
     """
 
     def __init__(self, data: Mapping[str, Any], *, file: str = "", prefix: str = "") -> None:
-        self.data = data
+        self.data: Mapping[str, Any] = Watched(data)
         self.file = file
         self.prefix = prefix
+        self.printed = False
+        """Whether the trainer itself printed its settings, derived ones and defaults among them."""
+
+        self.inner: dict[str, Watched] = {}
+        self.sections: list[Fields] = []
+        """Nested mappings that were read."""
         self.unsaid = ""
         self.left_open: dict[str, str] = {}
 
@@ -241,8 +292,25 @@ class Fields:
             value = {}
         if not isinstance(value, dict):
             raise self.fail(key, f"{shorten(value)!r} is not a mapping")
-        inner = {str(name): item for name, item in value.items()}
-        return Fields(inner, file=self.file, prefix=self.path(key))
+        if key not in self.inner:
+            self.inner[key] = Watched({str(name): item for name, item in value.items()})
+            self.sections.append(Fields(self.inner[key], file=self.file, prefix=self.path(key)))
+        return Fields(self.inner[key], file=self.file, prefix=self.path(key))
+
+    def unread(self) -> list[str]:
+        """Return the keys that are on, may change a layout and were never asked for."""
+        asked = self.data.asked if isinstance(self.data, Watched) else set()
+        own = [
+            self.path(key)
+            for key, value in self.data.items()
+            if key not in asked and _is_on(value) and LAYOUT_WORDS.search(key) and not ELSEWHERE.search(key)
+        ]
+        return own + [key for section in self.sections for key in section.unread()]
+
+    def name_unread(self, notes: list[str]) -> None:
+        """Name the keys that may change a layout and are not read, once everything else is."""
+        if not any(note.startswith(UNREAD) for note in notes) and (found := self.unread()):
+            notes.append(f"{UNREAD}: {', '.join(dict.fromkeys(map(shorten, found)))}")
 
 
 def importer(function: Callable[P, R]) -> Callable[P, R]:

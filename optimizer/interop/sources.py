@@ -214,7 +214,10 @@ class Around:
         """Return a text file near the folder, None where there is none or a script has no reason to name it."""
         if self.folder is None:
             return None
-        place, root = (self.folder / name).resolve(), self.folder.resolve()
+        try:
+            place, root = (self.folder / name).resolve(), self.folder.resolve()
+        except (OSError, RuntimeError, ValueError):  # links in a circle, and names that no file can have
+            return None
         root = (root, *root.parents)[min(LEVELS_UP, len(root.parents))]
         if not place.is_relative_to(root) or place.suffix not in NAMED_BY_SCRIPTS or not place.is_file():
             return None
@@ -230,6 +233,10 @@ def import_text(
     DeepSpeed, ``function`` for torchtitan, ``name`` for models and Slurm topologies; one that the kind does not have is an
     ``InputError``. Of ``around`` it takes what it knows.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise input_error("is not UTF-8 text", file=file) from None
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
     module_name, function_name = _importer(chosen)
     read = getattr(importlib.import_module(f"layoutopt.optimizer.interop.{module_name}"), function_name)

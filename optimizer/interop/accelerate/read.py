@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
@@ -34,7 +36,7 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
     zero = _zero(kind.upper(), fsdp, deepspeed, notes)
     layout = _layout(parallel, fsdp, zero, gpus, root)
     words = root.text("mixed_precision")
-    return ImportedJob(
+    job = ImportedJob(
         framework=Framework.ACCELERATE,
         layout=layout,
         training=JobTraining(precision=PRECISIONS.get(words or ""), pad_vocab=False),
@@ -43,6 +45,8 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
         notes=tuple(notes),
         missing=_missing(gpus, words, layout, fsdp, deepspeed),
     )
+    root.name_unread(notes)
+    return replace(job, notes=tuple(notes))
 
 
 def _zero(kind: str, fsdp: Fields, deepspeed: Fields, notes: list[str]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -34,7 +35,9 @@ class _DeepSpeedFields(Fields):
     def section(self, *keys: str) -> _DeepSpeedFields:
         """Return a section read in the same way."""
         inner = super().section(*keys)
-        return _DeepSpeedFields(inner.data, file=inner.file, prefix=inner.prefix)
+        own = _DeepSpeedFields(inner.data, file=inner.file, prefix=inner.prefix)
+        self.sections.append(own)
+        return own
 
 
 @importer
@@ -72,7 +75,7 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         mesh_order=DEFAULT_MESH_ORDER,
     )
     world = gpus if gpus is not None else dp * tp * cp * stages if dp is not None and stages else None
-    return ImportedJob(
+    job = ImportedJob(
         framework=Framework.DEEPSPEED,
         layout=layout,
         training=JobTraining(
@@ -91,6 +94,8 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         notes=tuple(notes),
         missing=_missing(layout, batch, world),
     )
+    fields.name_unread(notes)
+    return replace(job, notes=tuple(notes))
 
 
 def _batch(fields: Fields) -> tuple[int | None, int | None, int | None, int | None]:

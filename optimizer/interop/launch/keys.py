@@ -10,7 +10,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.huggingface.names import built_in_model
 from layoutopt.optimizer.interop.launch.flags import scalar
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
-from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.reading import LAYOUT_WORDS, UNREAD, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.shell.values import has_hole
 from layoutopt.optimizer.specs.layout import Recompute
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import CpComm
 
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
-LAYOUT_WORDS = re.compile(
-    r"parallel|shard|micro_?batch|offload|recompute|checkpointing|pipeline|zero", re.IGNORECASE
-)
-"""Keys whose meaning may change a layout."""
-
 
 SWITCHES = (
     "sequence_parallel", "use_distributed_optimizer", "use_megatron_fsdp", "overlap_grad_reduce",
@@ -57,9 +52,7 @@ def name_unread(keys: Sequence[str], known: Sequence[str], notes: list[str]) -> 
     """Name the keys that concern a layout and are not read."""
     unread = [key for key in keys if LAYOUT_WORDS.search(key) and key not in known]
     if unread:
-        notes.append(
-            f"not read, though it may change the layout: {', '.join(shorten(key) for key in unread)}"
-        )
+        notes.append(f"{UNREAD}: {', '.join(shorten(key) for key in unread)}")
 
 
 def assigned(text: str, name: str) -> int | None:
@@ -109,6 +102,8 @@ def megatron_job(
 ) -> ImportedJob:
     """Build the job of a launcher of Megatron-LM from fields under Megatron's own names."""
     job = job_from_arguments(fields, gpus, command_line=command_line)
+    if any(note.startswith(UNREAD) for note in notes):  # under the launcher's own names
+        job = replace(job, notes=tuple(note for note in job.notes if not note.startswith(UNREAD)))
     job = with_model(job, path)
     return replace(job, notes=(*notes, *job.notes))
 

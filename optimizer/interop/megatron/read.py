@@ -106,6 +106,9 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
         fields, layout, notes, fp8_key=fp8_key, fp4_key=fp4_key, command_line=command_line
     )
     options = stated_options(fields, layout, notes, command_line=command_line)
+    missing = missing_values(fields, model, layout, training, gpus)
+    if not fields.printed:
+        fields.name_unread(notes)
     return ImportedJob(
         framework=Framework.MEGATRON,
         layout=layout,
@@ -114,7 +117,7 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
         model=model,
         gpus=gpus,
         notes=tuple(notes),
-        missing=missing_values(fields, model, layout, training, gpus),
+        missing=missing,
     )
 
 
@@ -208,6 +211,7 @@ def import_dump(text: str, file: str = "") -> ImportedJob:
     if padded and data.get("vocab_size") is None:
         data["vocab_size"] = int(padded[1])
     fields = Fields(data, file=file)
+    fields.printed = True
     return job_from_arguments(fields, fields.integer("world_size", least=1), command_line=False)
 
 

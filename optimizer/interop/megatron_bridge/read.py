@@ -282,6 +282,7 @@ def bridge_job(
     training = megatron_training(fields, layout, notes, fp8_key="fp8", fp4_key="fp4", command_line=False)
     options = stated_options(fields, layout, notes, command_line=False)
     missing = missing_values(fields, model, layout, training, gpus)
+    fields.name_unread(notes)
     if recipe is not None:
         if "grad_reduce_in_fp32" not in fields:
             training = replace(training, grad_bytes=None)

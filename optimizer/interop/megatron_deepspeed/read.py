@@ -73,6 +73,9 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     )
     options = stated_options(fields, layout, notes, command_line=True)
     ulysses = fields.count("ds_sequence_parallel_size") > 1
+    offloaded = fields.on("cpu_optimizer")
+    missing = missing_values(fields, model, layout, training, gpus)
+    fields.name_unread(notes)
     return ImportedJob(
         framework=Framework.MEGATRON_DEEPSPEED,
         layout=layout,
@@ -80,13 +83,13 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
         options=replace(
             options,
             cp_comm=CpComm.A2A if ulysses else None,
-            optimizer_offload=1.0 if fields.on("cpu_optimizer") else None,
+            optimizer_offload=1.0 if offloaded else None,
         ),
         model=model,
         gpus=gpus,
         notes=tuple(notes),
         missing=(
-            *missing_values(fields, model, layout, training, gpus),
+            *missing,
             *([f"zero: {zero_open}"] if layout.zero is None and zero_open else ()),
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
@@ -37,7 +39,7 @@ def import_nanotron(text: str, file: str = "") -> ImportedJob:
     kind = root.section("model").text("dtype")
     if kind is not None and kind not in DTYPES:
         raise root.section("model").fail("dtype", f"{shorten(kind)!r} is not modelled", "bfloat16 or float16")
-    return ImportedJob(
+    job = ImportedJob(
         framework=Framework.NANOTRON,
         layout=layout,
         training=JobTraining(
@@ -59,6 +61,8 @@ def import_nanotron(text: str, file: str = "") -> ImportedJob:
         notes=tuple(notes),
         missing=() if model else ("the model (no model.model_config)",),
     )
+    root.name_unread(notes)
+    return replace(job, notes=tuple(notes))
 
 
 def _model(section: Fields, notes: list[str]) -> ModelSpec | None:

@@ -14,7 +14,7 @@ from layoutopt.optimizer.interop.launch.keys import hydra_values, name_unread
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
 from layoutopt.optimizer.interop.megatron_bridge.read import bridge_job
 from layoutopt.optimizer.interop.nemo.recipes import script_values
-from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
+from layoutopt.optimizer.interop.reading import UNREAD, Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -114,9 +114,14 @@ def _of_config(data: Mapping[str, Any], file: str, unsaid: str = "") -> Imported
     name_unread(list(model.data), KNOWN, notes)
     job = job_from_arguments(_ModelFields(values, file=file, unsaid=unsaid), gpus, command_line=False)
     asked = tuple(f"{trainer.path(key)}: {why}" for key, why in trainer.left_open.items())
+    own = [note for note in job.notes if not note.startswith(UNREAD) or not any(map(_names_unread, notes))]
     return replace(
-        job, framework=Framework.MEGATRON_BRIDGE, notes=(*notes, *job.notes), missing=(*job.missing, *asked)
+        job, framework=Framework.MEGATRON_BRIDGE, notes=(*notes, *own), missing=(*job.missing, *asked)
     )
+
+
+def _names_unread(note: str) -> bool:
+    return note.startswith(UNREAD)
 
 
 class _ModelFields(ArgFields):

@@ -206,6 +206,9 @@ def _without_holes(text: str) -> str:
     return re.sub("\ue000[^\ue001]*\ue001", "", text)
 
 
+MOST_STEPS = 10**7
+"""Places that a search with several repeats may try: as many as the text's length to their number and one."""
+
 _POSIX = {
     "[:digit:]": r"\d", "[:space:]": r"\s", "[:alnum:]": "0-9A-Za-z", "[:alpha:]": "A-Za-z", "[:lower:]": "a-z",
     "[:upper:]": "A-Z", "[:xdigit:]": "0-9A-Fa-f", "[:blank:]": r" \t",
@@ -215,6 +218,9 @@ _POSIX = {
 def search(text: str, pattern: str) -> re.Match[str] | bool | None:
     """Search an extended regular expression that cannot run away: False without a match, None where that stays open."""
     if re.search(r"\)[*+{]|[*+}][*+{]|\\[a-zA-Z0-9<>]", pattern) or len(pattern) > 200 or len(text) > 2_000:
+        return None
+    repeats = len(re.findall(r"[*+{]", pattern))
+    if repeats > 1 and max(len(text), 1) ** (repeats + 1) > MOST_STEPS:
         return None
     for name, letters in _POSIX.items():
         pattern = pattern.replace(name, letters)

@@ -171,16 +171,17 @@ class Shell(ShellVariables):
     def block(self, node: Node) -> Status:
         """Run the statements of a node in turn."""
         status: Status = True
+        before: Node | None = None
         for child in node.children:
-            if child.is_error and self._continues(child):
+            if child.is_error and self._continues(before, child):
                 continue
             if child.is_named and child.type not in _SKIPPED:
                 status = self.statement(child)
+            before = child
         return status
 
-    def _continues(self, node: Node) -> bool:
+    def _continues(self, before: Node | None, node: Node) -> bool:
         """Add what the grammar does not understand behind a command to that command, as an open word."""
-        before = node.prev_sibling
         commands = self.record.commands
         if (
             before is None
@@ -189,7 +190,9 @@ class Shell(ShellVariables):
             or not commands
         ):
             return False
-        commands[-1] = replace(commands[-1], words=(*commands[-1].words, hole(text_of(node).strip())))
+        source = text_of(node).strip()
+        self.record.spend(len(source) + len(commands[-1].words))
+        commands[-1] = replace(commands[-1], words=(*commands[-1].words, hole(source)))
         return True
 
     def statement(self, node: Node) -> Status:
@@ -303,8 +306,8 @@ class Shell(ShellVariables):
         named = child_of(node, "name")
         words = self.expander.words(named) if named is not None else []
         arguments = {child.id for child in node.children_by_field_name("argument")}
-        for child in node.children:
-            following = child.next_sibling
+        children = node.children
+        for child, following in zip(children, [*children[1:], None], strict=True):
             translated = (
                 child.type == "$" and following is not None and following.start_byte == child.end_byte
             )

@@ -34,6 +34,10 @@ _LAST_BLANK = re.compile(r"^([^'\"#\n]*[^\\'\"#\n])\\[ \t]+$", re.MULTILINE)
 """A backslash before a blank at the end of a line: a word of one blank, which ends the command."""
 
 
+_RUN = re.compile(r"([$&|;<>!'\"`~^%@?,+\\)(\]\[}{])\1{999}")
+"""A thousand of one mark, which no script has."""
+
+
 @cache
 def _parser() -> Parser:
     """Build the parser when the first script is read: importing the grammar costs more than most commands."""
@@ -45,7 +49,9 @@ def _parser() -> Parser:
 
 def parse(text: str, file: str = "") -> Node:
     """Return the tree of a script; one that is too long raises ``InputError``."""
-    source = _plainer(text).encode()
+    if _RUN.search(text):  # the grammar's recovery takes time with the square of these
+        raise input_error("not understood as a shell script", "no marks in long rows", file=file)
+    source = _plainer(text.replace("\0", "")).encode()  # bash drops them too
     if len(source) > MAX_BYTES:
         raise input_error("script is too long", f"up to {MAX_BYTES:,} bytes", file=file)
     return _parser().parse(source).root_node

@@ -113,7 +113,7 @@ def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
     layout, gpus = _layout(parallelism, era, layers, notes)
     batch = read_batch(training, parallelism, era, layout, notes, inherited="base" in data)
     recompute = _recompute(data, era, notes, file)
-    return ImportedJob(
+    job = ImportedJob(
         framework=Framework.TORCHTITAN,
         version=f"era {era}",
         layout=replace(
@@ -130,6 +130,9 @@ def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
         notes=tuple(notes),
         missing=_missing(name, gpus, batch, layout, recompute),
     )
+    for section in (parallelism, training):
+        section.name_unread(notes)
+    return replace(job, notes=tuple(notes))
 
 
 def _model(data: Mapping[str, Any], notes: list[str], file: str) -> tuple[str | None, int | None]:
