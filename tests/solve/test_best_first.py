@@ -13,9 +13,13 @@ from checks.synthetic import SyntheticSource, dense_405b
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
+from layoutopt.optimizer.solve.search import rows
 from layoutopt.optimizer.solve.search.best_first import BestFirst
+from layoutopt.optimizer.solve.search.construct import construct
+from layoutopt.optimizer.solve.search.first import FirstTuples
 from layoutopt.optimizer.solve.search.one_tuple import FAMILY
 from layoutopt.optimizer.solve.search.result import SearchOptions
+from layoutopt.optimizer.solve.search.rows import RowBounds
 from layoutopt.optimizer.solve.search.source import Refinement
 
 if TYPE_CHECKING:
@@ -131,6 +135,28 @@ def test_known_step_time_narrows_the_search(kit: Any) -> None:
     warm = search(space, upper_s=best)
     assert warm.best is not None
     assert warm.best.step_time_s == pytest.approx(best, abs=warm.rounding_s)
+
+
+def test_likely_tuples_come_first(kit: Any) -> None:
+    """They fit, the fastest first; the search goes on to neighbours of the best that were not proposed yet, or to none."""
+    space = Stepwise(kit.space(FREE, (5,), tight=2.0))
+    _, likely = RowBounds(space).quick()
+    first = FirstTuples(space, likely)
+    items = first.of_all_depths()
+    steps = [construct(item.terms, space.counts, space.rule).step_time_s[0] for item in items]
+    assert steps == sorted(steps) and np.isfinite(steps).all()
+    assert first.near(items[0], 0.0) == []
+    assert {item.key for item in first.near(items[0], np.inf)}.isdisjoint(item.key for item in items)
+
+
+def test_pieces_of_rows_change_nothing(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows bounded in many small pieces, of which some hold nothing that is still wanted, give the same answer."""
+    space = kit.space(NEAR_EQUAL, (5,), tight=2.0, rows=6)
+    whole = search(space)
+    monkeypatch.setattr(rows, "CELLS", 1)
+    cut = search(space)
+    assert whole.best is not None and cut.best is not None
+    assert cut.complete and cut.best.step_time_s == pytest.approx(whole.best.step_time_s, rel=1e-12)
 
 
 def test_gap_ends_the_search_with_a_true_bound() -> None:

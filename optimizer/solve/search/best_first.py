@@ -95,7 +95,9 @@ class BestFirst:
             following = order[start : start + size]
             for piece in pieces(self.source.degrees.pp[following]):
                 rows = following[piece]
-                self._take_rows(rows[quick[rows] < self._wanted_s()])
+                rows = rows[quick[rows] < self._wanted_s()]
+                if len(rows):
+                    self._take_rows(rows)
             start, size = start + size, min(size * GROWTH, ROWS)
             self._report(len(order) - start)
         self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf

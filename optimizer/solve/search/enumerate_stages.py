@@ -43,6 +43,9 @@ ROUNDS = 24
 PRICED = 4
 """Choices that are priced exactly in one round."""
 
+BEAMS = 4
+"""Numbers of recomputed blocks that a beam tries, from the fewest that fit: more of them take longer."""
+
 WIDEST = 64
 """Ways out of a state on average at most; a tuple with more is given up before they are listed."""
 
@@ -154,11 +157,15 @@ class _Search:
     def run_beam(self) -> bool:
         """Take the first choice that is accepted, of those that look the best; nothing is proven."""
         others, most = self.ranks.numbers()
+        tried = 0
         try:
             for number in (*others, most):
+                if self.stopped() or tried == BEAMS:
+                    break
                 options = self.ranks.options(number, self._wanted_s)
                 if options is None:
                     continue
+                tried += 1
                 left = _Choices(self.ranks, options, self.paths, self._wanted_s)
                 listed = left.survivors(self.most_states, beam=True)
                 if listed is not None and len(listed):

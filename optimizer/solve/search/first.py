@@ -30,14 +30,12 @@ PER_DEPTH = 32
 FARTHEST, NEIGHBOURS = 2.0, 96
 """Doublings of degrees between neighbours, and the rows tried of them."""
 
-PER_STEP = 2
-"""Choices of a row, before the last step, that are followed."""
-
 PER_ROW = 2
-"""Tuples of a row whose stages are constructed."""
+"""Choices of a row that are followed at each step; of the last one, stages are constructed."""
 
-AT_ONCE = 64
-"""Tuples whose stages are constructed together: the likeliest first, for the others to be compared with."""
+AT_ONCE, FEWEST, BLOCKS = 64, 8, 8_192
+"""Tuples whose stages are constructed together, the likeliest first, for the others to be compared with; fewer of deep
+models, whose first ones take long: so many that they hold that many blocks."""
 
 
 class FirstTuples:
@@ -64,24 +62,28 @@ class FirstTuples:
     def _tuples(self, rows: IntArray, below_s: float) -> list[Waiting]:
         """Return tuples of rows that fit, the fastest by their constructed stages first."""
         self._seen[rows] = True
-        source, batch = self._source, self._source.degrees.take(rows)
-        for step in source.refinements[:-1]:
+        source, batch, guess = self._source, self._source.degrees.take(rows), self._likely[rows]
+        *_, last = source.refinements
+        for step in source.refinements:
+            if not len(batch):
+                return []
             batch, owner = step.expand(batch)
-            batch = batch.take(_best_of(_likely(source, batch, step.terms), owner, PER_STEP))
-        last = source.refinements[-1]
-        batch, owner = last.expand(batch)
-        guess = _likely(source, batch, last.terms)
-        chosen = _best_of(guess, owner, PER_ROW)
-        chosen = chosen[guess[chosen] < below_s]
-        if not len(chosen):
+            guess = _likely(source, batch, step.terms)
+            chosen = _best_of(guess, owner, PER_ROW)
+            guess, batch = guess[chosen], batch.take(chosen)
+        wanted = np.flatnonzero(guess < below_s)
+        if not len(wanted):
             return []
-        guess, batch = guess[chosen], batch.take(chosen)
+        guess, batch = guess[wanted], batch.take(wanted)
         terms = last.terms(batch)
         step_s = np.full(len(batch), np.inf)
-        for start in range(0, len(batch), AT_ONCE):
-            part = np.arange(start, min(start + AT_ONCE, len(batch)))
+        at_once = int(np.clip(BLOCKS // source.counts.sum(), FEWEST, AT_ONCE))
+        for start in range(0, len(batch), at_once):
+            part = np.arange(start, min(start + at_once, len(batch)))
             cutoff_s = min(below_s, float(step_s.min()))
             part = part[guess[part] < cutoff_s]
+            if not len(part):
+                break
             step_s[part] = construct(terms.take(part), source.counts, source.rule, cutoff_s).step_time_s
         order = np.argsort(step_s, kind="stable")
         return [Waiting.of(batch, terms, place) for place in order[np.isfinite(step_s[order])].tolist()]
