@@ -58,7 +58,7 @@ def read_cases(tables: Sequence[Path]) -> list[Case]:
     cases: list[Case] = []
     for table in tables:
         built, _ = build_cases(parse_runs(table.read_bytes(), str(table)))
-        cases += [case for case in built if case.measured_s is not None]
+        cases += [case for case in built if case.measured_s is not None and case.training.adapter is None]
     return healthy(cases)
 
 

@@ -36,9 +36,9 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 BF16_BYTES = 2.0
 
 
-def frozen_bytes(adapter: AdapterSpec) -> float:
-    """Return the bytes of a frozen weight of a block; the model's ends stay in 16 bits."""
-    return NF4_BYTES if adapter.method is AdapterMethod.QLORA else BF16_BYTES
+def frozen_bytes(adapter: AdapterSpec, stored_bytes: float) -> float:
+    """Return the bytes of a frozen weight of a block, ``stored_bytes`` unless it is in 4 bits."""
+    return NF4_BYTES if adapter.method is AdapterMethod.QLORA else stored_bytes
 
 
 def adapted_matrices(model: ModelSpec, adapter: AdapterSpec, shape: LayerShape) -> Iterator[Matrix]:

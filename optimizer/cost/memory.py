@@ -91,7 +91,8 @@ def _adapted(
     """Bytes of a block's frozen weights, and all states of its adapters."""
     assert ctx.adapter is not None
     states = own.of(trained, trained)
-    frozen = _frozen(ctx, own, held, frozen_bytes(ctx.adapter))
+    stored = BF16_BYTES if ctx.preset.master_bytes else ctx.preset.fsdp_weight_bytes
+    frozen = _frozen(ctx, own, held, frozen_bytes(ctx.adapter, stored))
     return states | {"weights": states["weights"] + frozen["weights"]}
 
 

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.specs.loading import load_workload, model_names
-from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Norm, Run, TrainingSpec
-from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
+from layoutopt.optimizer.specs.model import (
+    AdapterSpec,
+    LayerShape,
+    Mlp,
+    ModelSpec,
+    MoeSpec,
+    Norm,
+    Run,
+    TrainingSpec,
+)
+from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget, Fp8Recipe, Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.notes import NoteFacts
@@ -122,7 +131,21 @@ def training_of(run: MeasuredRun, facts: NoteFacts) -> TrainingSpec:
         flash=run.flash is not False,
         dropout=bool(facts.dropout),
         moe_imbalance=1.0 if run.routing == "balanced" else None,
+        adapter=_adapter(run, facts),
     )
+
+
+BRIDGE_RANK = 32
+"""Rank of an adapter that states none (NVIDIA-NeMo/Megatron-Bridge peft/lora.py, ``dim``)."""
+
+
+def _adapter(run: MeasuredRun, facts: NoteFacts) -> AdapterSpec | None:
+    """Return the adapters of a row that trains them: on all matrices, unless its notes name attention alone."""
+    if run.method != "lora":
+        return None
+    targets = (AdapterTarget.ATTENTION,) if facts.adapter_attention else tuple(AdapterTarget)
+    rank = facts.adapter_rank or BRIDGE_RANK
+    return AdapterSpec(method=AdapterMethod.LORA, rank=rank, targets=targets)
 
 
 def _precision(run: MeasuredRun) -> Precision:

@@ -136,7 +136,7 @@ ACCUMULATED_GRAD_BYTES = 6
 
 CUDA_GRAPHS = {"none": CudaGraph.NONE, "partial": CudaGraph.PARTIAL, "full_iteration": CudaGraph.FULL}
 _GRAPH_WORDS = (*CUDA_GRAPHS, "maybe_full_iteration")
-METHODS = ("pretrain", "sft")
+METHODS = ("pretrain", "sft", "lora")
 OFFLOADS = {"activations": "offload_activations", "optimizer": "offload_optimizer"}
 """What a row may keep on the host, by the preset's switch. How much of it a source leaves open, so that is assumed: all."""
 
@@ -147,7 +147,7 @@ _FACTS = ("compiled", "fp8_attention", "fused_loss", "flash_attention_2")
 
 
 def check_method(run: MeasuredRun) -> None:
-    """Raise SkipRow for runs that train only some of the weights, or offload what the model can't."""
+    """Raise SkipRow for runs that train in another way, or offload what the model can't."""
     if run.method and run.method not in METHODS:
         raise SkipRow(f"{run.method} training is not modelled")
     if run.offload and run.offload not in OFFLOADS:

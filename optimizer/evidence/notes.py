@@ -32,7 +32,7 @@ class NoteFacts:
 
     ``deduplicates``: the expert dispatcher sends a token once per node. ``memory_gib``: memory is in GiB.
     ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention``,
-    ``fused_loss`` and ``flash_attention_2`` are the preset's switches.
+    ``fused_loss`` and ``flash_attention_2`` are the preset's switches. ``adapter_attention``: attention alone has adapters.
     """
 
     compiled: bool | None = None
@@ -44,6 +44,8 @@ class NoteFacts:
     flash_attention_2: bool | None = None
     memory_gib: bool = False
     capacity_factor: float | None = None
+    adapter_rank: int | None = None
+    adapter_attention: bool = False
 
 
 FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_loss", "flash_attention_2")
@@ -92,4 +94,6 @@ def _facts(found: Mapping[str, str]) -> NoteFacts:
         deduplicates=found["dispatcher"] == "deduplicating" if "dispatcher" in found else None,
         memory_gib="memory_gib" in found,
         capacity_factor=float(found["capacity_factor"]) if "capacity_factor" in found else None,
+        adapter_rank=int(found["adapter_rank"]) if "adapter_rank" in found else None,
+        adapter_attention="adapter_attention" in found,
     )

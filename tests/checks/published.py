@@ -24,5 +24,17 @@ NEWER = EVIDENCE / "runs_more.csv"
 
 
 def read_runs(tables: Iterable[Path] = TABLES) -> list[MeasuredRun]:
-    """Return the rows of some tables."""
+    """Return the rows of some tables but for those that train adapters: nothing is fitted to these (``adapter_runs``)."""
+    return [run for run in _rows(tables) if run.method != ADAPTERS]
+
+
+def adapter_runs() -> list[MeasuredRun]:
+    """Return the rows of all tables that train adapters."""
+    return [run for run in _rows((*TABLES, NEWER)) if run.method == ADAPTERS]
+
+
+ADAPTERS = "lora"
+
+
+def _rows(tables: Iterable[Path]) -> list[MeasuredRun]:
     return [run for path in tables for run in parse_runs(path.read_bytes(), path.name)]

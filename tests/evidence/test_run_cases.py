@@ -67,7 +67,7 @@ def test_a_complete_dense_row(make_run: Callable[..., MeasuredRun]) -> None:
         ({"global_batch": 4}, "global batch 4 below dp x micro-batch = 8"),
         ({"global_batch": 100}, "global batch 100 is no multiple of dp x micro-batch = 8"),
         ({"n_gpus": 64}, "tp 2 x cp 1 x pp 2 x dp 8 = 32 GPUs, not 64"),
-        ({"method": "lora"}, "lora training is not modelled"),
+        ({"method": "distillation"}, "distillation training is not modelled"),
         ({"offload": "yes"}, "offload of unnamed state is not modelled"),
         ({"recompute": "other:guesswork"}, "recomputation 'guesswork' is not modelled"),
         ({"recompute": "some"}, "recomputation 'some' is none of none, selective, full"),

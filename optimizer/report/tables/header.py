@@ -34,7 +34,10 @@ def run_words(workload: Workload, framework: str) -> str:
     training = workload.training
     batch = f"batch {training.global_batch:,} x {training.sequence_length:,} tokens"
     optimizer = "" if training.optimizer == ADAMW else f"{training.optimizer.kind}, "
-    return f"{batch}, {training.precision}, {optimizer}{framework}"
+    adapter = (
+        "" if training.adapter is None else f"{training.adapter.method} of rank {training.adapter.rank}, "
+    )
+    return f"{batch}, {training.precision}, {optimizer}{adapter}{framework}"
 
 
 def header_table(workload: Workload, cluster: ClusterSpec, framework: str) -> Table:
