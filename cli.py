@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "explain": Entry(f"{_HOME}.explain", "Say why a layout is invalid, too large or slow, and what helps."),
     "sweep": Entry(f"{_HOME}.sweep", "Solve every combination of models, clusters and sizes."),
     "plan": Entry(f"{_HOME}.plan", "Plan a training run: days, cost, failures, what to watch."),
+    "pareto": Entry(f"{_HOME}.pareto", "Find the layouts that nothing beats in two goals at once."),
     "simulate": Entry(f"{_HOME}.simulate", "Run a plan's pipeline as events, with its memory over time."),
     "verify": Entry(f"{_HOME}.verify", "Check a plan's proof on an independent path."),
     "validate": Entry(f"{_HOME}.validate", "Say how far predictions are off measured runs."),

@@ -97,6 +97,7 @@ PRECISIONS = Words(Precision)
 OFFLOAD = "offload"
 SAVER = Word((*Saver, OFFLOAD), metavar="SAVER")
 GOAL = Word(GOALS)
+GOALS_OF = Words(GOALS)
 
 
 class ObjectiveName(Word):
