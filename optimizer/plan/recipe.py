@@ -41,6 +41,10 @@ TOKENS_PER_CONTEXT_RANK = 8192
 MICRO_BATCHES = (1, 2)
 """Smallest micro-batch that keeps GPUs efficient; 2 where 1 can't be launched."""
 
+LEAST_STEPS = (4, 1)
+"""Micro-batches that every stage should see, and what must do: with fewer than 4, and fewer than stages, bubble and exposed
+data-parallel traffic eat the step (the recipe's own check, m >= p and enough work per GPU to hide the traffic)."""
+
 FITTING = (Verdict.FITS, Verdict.BORDERLINE)
 
 
@@ -78,12 +82,13 @@ class _Rules:
         Recomputation comes last; before it the fewest stages, then more chunks per stage. A wider tensor group
         than the rule asks for is used only when nothing else can be launched.
         """
-        for again, tp, pp in product((False, True), self._tp, self._pipeline_degrees()):
+        for least, again, tp, pp in product(LEAST_STEPS, (False, True), self._tp, self._pipeline_degrees()):
             if self._cluster.gpu_count % (tp * self._cp * pp):
                 continue
             choices = product(self._chunks(pp), MICRO_BATCHES, self._expert_degrees(tp, pp), self._orders())
             for vp, micro_batch, ep, order in choices:
-                yield self._layout(tp, pp, vp, micro_batch, ep, order, again)
+                if self._micro_batches(tp, pp, micro_batch) >= max(least, pp):
+                    yield self._layout(tp, pp, vp, micro_batch, ep, order, again)
 
     def fitting(self, layout: PartialLayout) -> Judgement | None:
         """Judge a layout with its most even stages and return the verdict if it can be launched and fits."""
@@ -121,13 +126,18 @@ class _Rules:
         return (
             f"tensor parallel {layout.tp} inside {joins} of {self._cluster.tensor_domain}: "
             f"{gb:,.0f} GB of states",
-            f"{layout.pp} pipeline {stages}, the fewest that fit{schedule}",
+            f"{layout.pp} pipeline {stages}, the fewest that fit and see {LEAST_STEPS[0]} micro-batches{schedule}",
             f"context parallel {layout.cp} at {length:,} tokens",
             *experts,
             f"data parallel {layout.dp}{zero} on the rest, {layout.micro_batches} micro-batches",
             f"micro-batch {layout.micro_batch}, recomputation {layout.recompute.granularity.value}",
             f"mesh {layout.mesh_order}, innermost first",
         )
+
+    def _micro_batches(self, tp: int, pp: int, micro_batch: int) -> int:
+        """Return the micro-batches that a stage sees in a step."""
+        copies = self._cluster.gpu_count // (tp * self._cp * pp)
+        return self._workload.training.global_batch // (copies * micro_batch)
 
     def _tensor_degrees(self) -> list[int]:
         """Return the least degree at which the states fit one GPU, at most 8 and the NVLink domain; then wider."""

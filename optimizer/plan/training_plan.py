@@ -10,6 +10,7 @@ from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.plan.fault_plan import FaultPlan, plan_faults
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.plan.recipe import Recipe, recipe_layout
+from layoutopt.optimizer.plan.vendor import VendorLayout, vendor_layout
 from layoutopt.optimizer.plan.watch import WatchList, watch_list
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.specs.errors import input_error
@@ -36,12 +37,16 @@ class Baseline:
 
     ``slower`` is its step time over the optimum's, less one; ``days_saved`` what the optimum saves over the
     phase, ``cost_saved`` in the currency of the GPU-hour. All None where the recipe leads to nothing that fits.
+    ``vendor`` is the layout that a vendor publishes for the model, None where none is known or runs, and ``vendor_slower``
+    its step time over the optimum's, less one.
     """
 
     recipe: Recipe
     slower: float | None
     days_saved: float | None
     cost_saved: float | None
+    vendor: VendorLayout | None = None
+    vendor_slower: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +193,19 @@ def _phase(name: str, part: Workload, cluster: ClusterSpec, answer: Plan, option
 def _baseline(
     part: Workload, cluster: ClusterSpec, step_time_s: float, budget: Budget, options: PlanOptions
 ) -> Baseline:
-    recipe = recipe_layout(part, cluster, options.solve)
+    recipe, vendor = recipe_layout(part, cluster, options.solve), vendor_layout(part, cluster, options.solve)
+    vendor_s = (
+        None if vendor is None or vendor.judgement.estimate is None else vendor.judgement.estimate.step_time_s
+    )
     judged = recipe.judgement
-    if judged is None or judged.estimate is None:
-        return Baseline(recipe=recipe, slower=None, days_saved=None, cost_saved=None)
-    slower = judged.estimate.step_time_s / step_time_s - 1
-    saved = None if budget.cost is None else budget.cost * slower
-    return Baseline(recipe=recipe, slower=slower, days_saved=budget.days * slower, cost_saved=saved)
+    slower = (
+        None if judged is None or judged.estimate is None else judged.estimate.step_time_s / step_time_s - 1
+    )
+    return Baseline(
+        recipe=recipe,
+        slower=slower,
+        days_saved=None if slower is None else budget.days * slower,
+        cost_saved=None if slower is None or budget.cost is None else budget.cost * slower,
+        vendor=vendor,
+        vendor_slower=None if vendor_s is None else vendor_s / step_time_s - 1,
+    )

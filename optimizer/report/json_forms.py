@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.published import Distance, Reference
     from layoutopt.optimizer.evidence.validate import RowResult, ValidationReport
     from layoutopt.optimizer.interop.records import OutOfMemory
+    from layoutopt.optimizer.plan.training_plan import Baseline
     from layoutopt.optimizer.plan.watch import WatchList
     from layoutopt.optimizer.simulate.compare import LayoutSimulation
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
@@ -64,6 +65,19 @@ def _reasons(plan: Plan) -> list[str]:
 
 def _bands(watch: WatchList) -> Mapping[str, Any]:
     return {name: dict(zip(BAND, getattr(watch, name), strict=True)) for name in BANDS}
+
+
+def _vendor(baseline: Baseline) -> Plain | None:
+    found = baseline.vendor
+    if found is None or found.judgement.estimate is None:
+        return None
+    return {
+        "name": found.name,
+        "gpus": found.gpus,
+        "layout": to_plain(found.judgement.layout),
+        "step_time_s": found.judgement.estimate.step_time_s,
+        "slower": baseline.vendor_slower,
+    }
 
 
 FORMS: Mapping[str, Form] = {
@@ -143,8 +157,9 @@ FORMS: Mapping[str, Form] = {
         },
     ),
     "plan.training_plan:Baseline": Form(
-        without=("recipe",),
+        without=("recipe", "vendor", "vendor_slower"),
         added={
+            "vendor": _vendor,
             "steps": "recipe.steps",
             "layout": "recipe.judgement.layout",
             "verdict": "recipe.judgement.verdict",

@@ -9,10 +9,12 @@ import pytest
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.plan.recipe import recipe_layout
+from layoutopt.optimizer.plan.vendor import published_layouts, vendor_layout
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.specs.gpu_catalog import find_gpu
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
-from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
+from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
@@ -89,3 +91,35 @@ def test_recomputation_comes_last() -> None:
     tight = recipe_layout(load_workload("llama3-70b"), small, SolveOptions()).judgement
     assert tight is not None
     assert tight.layout.pp > roomy.pp
+
+
+def test_every_stage_sees_four_micro_batches() -> None:
+    """70B on 4,096 H100 with 512 sequences: not tp 8 with one micro-batch, but stages that see four; without stages fewer do."""
+    layout = layout_of("llama3-70b", "h100x4096")
+    assert layout.micro_batches >= 4 and layout.pp <= layout.micro_batches
+    few = override_training(load_workload("llama3-8b"), global_batch=64)
+    flat = recipe_layout(few, load_cluster("h100x64"), SolveOptions(framework=Framework.DEEPSPEED)).judgement
+    assert flat is not None and flat.layout.pp == 1 and flat.layout.micro_batches < 4
+
+
+def test_the_vendors_layout_is_priced_here() -> None:
+    """The published layout of the nearest size that runs; other GPUs, models and formats have their own or none."""
+    workload, cluster = load_workload("llama3-70b"), load_cluster("h100x4096")
+    found = vendor_layout(workload, cluster, SolveOptions())
+    assert found is not None and found.judgement.estimate is not None
+    layout = found.judgement.layout
+    assert (layout.tp, layout.pp, layout.cp, layout.vp) == (4, 4, 2, 5)
+    assert "llama3_70b_pretrain_64gpu_h100_bf16_config" in found.name
+    fp8 = override_training(workload, precision=Precision.FP8)
+    other = vendor_layout(fp8, cluster, SolveOptions())
+    assert other is None or other.name != found.name
+    assert vendor_layout(load_workload("bloom-176b"), cluster, SolveOptions()) is None
+
+
+def test_published_layouts_are_of_known_models_and_formats() -> None:
+    """Every row names a built-in model, a catalog GPU and a number format; degrees fit the GPUs."""
+    formats = {one.value for one in Precision}
+    for one in published_layouts():
+        assert one.precision in formats and find_gpu(one.gpu)
+        assert load_workload(one.model).model.layers >= one.pp * one.vp - 2
+        assert one.gpus % (one.tp * one.cp * one.pp) == 0, one.name

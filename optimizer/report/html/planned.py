@@ -21,6 +21,7 @@ from layoutopt.optimizer.report.tables.training import (
     budget_pairs,
     fault_pairs,
     recipe_words,
+    vendor_words,
     watch_pairs,
 )
 from layoutopt.optimizer.solve.inputs import question_from_plain
@@ -106,6 +107,7 @@ def _baseline(phase: PhasePlan, key: str) -> list[Markup]:
     words = recipe_words(phase)
     blocks = [render(chart, key)] if chart else []
     blocks += [element("p", f"Rule of thumb: {words}")] if words else []
+    blocks += [element("p", vendor_words(phase))] if vendor_words(phase) else []
     return [
         *blocks,
         element("details", element("summary", "Rule of thumb"), bullets(phase.baseline.recipe.steps)),

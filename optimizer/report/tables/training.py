@@ -100,8 +100,16 @@ def budget_pairs(budget: Budget, relative_error: float) -> list[tuple[str, str]]
 
 
 def _recipe(phase: PhasePlan) -> list[RenderableType]:
-    words = recipe_words(phase)
-    return [bullets(phase.baseline.recipe.steps), *([Text(words)] if words else [])]
+    words = [text for text in (recipe_words(phase), vendor_words(phase)) if text]
+    return [bullets(phase.baseline.recipe.steps), *(Text(text) for text in words)]
+
+
+def vendor_words(phase: PhasePlan) -> str:
+    """Say how far the vendor's published layout is behind the optimum; nothing where none is known or runs."""
+    vendor, slower = phase.baseline.vendor, phase.baseline.vendor_slower
+    if vendor is None or slower is None:
+        return ""
+    return f"{vendor.name} ({vendor.gpus:,} GPUs) on this cluster: {slower:.1%} slower than the optimum"
 
 
 def recipe_words(phase: PhasePlan) -> str:
