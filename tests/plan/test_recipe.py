@@ -94,12 +94,9 @@ def test_recomputation_comes_last() -> None:
 
 
 def test_every_stage_sees_four_micro_batches() -> None:
-    """70B on 4,096 H100 with 512 sequences: not tp 8 with one micro-batch, but stages that see four; without stages fewer do."""
+    """70B on 4,096 H100 with 512 sequences: not tp 8 with one micro-batch, but stages that see four."""
     layout = layout_of("llama3-70b", "h100x4096")
     assert layout.micro_batches >= 4 and layout.pp <= layout.micro_batches
-    few = override_training(load_workload("llama3-8b"), global_batch=64)
-    flat = recipe_layout(few, load_cluster("h100x64"), SolveOptions(framework=Framework.DEEPSPEED)).judgement
-    assert flat is not None and flat.layout.pp == 1 and flat.layout.micro_batches < 4
 
 
 def test_the_vendors_layout_is_priced_here() -> None:
