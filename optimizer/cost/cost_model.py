@@ -77,6 +77,9 @@ if TYPE_CHECKING:
 KEY_COLUMNS = ("tp", "sp", "cp", "micro_batch", "ep", "etp")
 """Columns of a batch that decide the work and the activations of a layer."""
 
+ANY_COVER = 1e3
+"""More compute to hide traffic than any launch switches leave, over that of the cheapest ones."""
+
 OFFLOADED = ("kept_bytes", "cover_forward_s", "cover_backward_s")
 """What the time to offload a block's activations depends on."""
 
@@ -310,7 +313,7 @@ class CostModel:
             exposed.append(self._alone_s(batch, units, view))
             layer_s[Component.EP] = layer_s[Component.EP] + np.add(*exposed[-1])
         if dp is not None:
-            exposed.append(fsdp_s(dp, units, held))
+            exposed.append(fsdp_s(dp, units, held, ANY_COVER if switches.cheapest else 1.0))
             layer_s[Component.FSDP] = np.add(*exposed[-1])
         if self.preset.offload_activations and not view.any_set:
             exposed.append(self._host.block_s(*map(units.blocks_of, OFFLOADED)))
@@ -500,8 +503,9 @@ class CostModel:
                 mean.blocks + mean.first,
                 mean.first,
                 held[-1],
-                stage.cover_forward_s,
-                stage.cover_backward_s,
+                # the cheapest switches leave the least compute to hide traffic, others more
+                stage.cover_forward_s * (ANY_COVER if switches.cheapest else 1.0),
+                stage.cover_backward_s * (ANY_COVER if switches.cheapest else 1.0),
                 blocks,
             )
             parts[Component.DP] = exposed + self._between_ranks_s(batch, groups, mean.blocks)

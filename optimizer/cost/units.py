@@ -64,8 +64,10 @@ class MicroBatchUnits:
     hop_s: FloatArray
 
 
-def fsdp_s(dp: DpContext, units: Units, held: list[RankParameters]) -> tuple[FloatArray, FloatArray]:
-    """Exposed FSDP traffic of one block of each kind, forward and backward, (n, K) each."""
-    forward, backward = units.blocks_of("cover_forward_s"), units.blocks_of("cover_backward_s")
+def fsdp_s(
+    dp: DpContext, units: Units, held: list[RankParameters], cover: float = 1.0
+) -> tuple[FloatArray, FloatArray]:
+    """Exposed FSDP traffic of one block of each kind, forward and backward, (n, K) each; ``cover`` scales what hides it."""
+    forward, backward = (cover * units.blocks_of(f"cover_{way}_s") for way in ("forward", "backward"))
     each = [fsdp_layer_s(dp, held[k], forward[:, k], backward[:, k]) for k in range(len(held))]
     return np.stack([f for f, _ in each], axis=1), np.stack([b for _, b in each], axis=1)
