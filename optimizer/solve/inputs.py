@@ -14,7 +14,7 @@ import numpy as np
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.objective_cost import sharing_network
 from layoutopt.optimizer.cost.objectives import TIME
-from layoutopt.optimizer.cost.quantities import RunFacts
+from layoutopt.optimizer.cost.run_facts import RunFacts
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.run_preset import preset_of_run

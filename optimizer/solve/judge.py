@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.collectives import collectives
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
-from layoutopt.optimizer.cost.quantities import RunFacts
+from layoutopt.optimizer.cost.run_facts import RunFacts
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
 from layoutopt.optimizer.frameworks.releases import date_remarks
 from layoutopt.optimizer.solve.plan import Judgement

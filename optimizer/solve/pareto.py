@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.objectives import parse_objective
-from layoutopt.optimizer.cost.quantities import RunFacts, footprint_of
+from layoutopt.optimizer.cost.run_facts import RunFacts, footprint_of
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.space.rows import row_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.cost.quantities import RunFacts
+from layoutopt.optimizer.cost.run_facts import RunFacts
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.frameworks.switches import BY_NAME, switch_text
 from layoutopt.optimizer.space.axes import declare_axes

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES
-from layoutopt.optimizer.cost.quantities import BY_NAME, footprint_of
+from layoutopt.optimizer.cost.quantities import BY_NAME
+from layoutopt.optimizer.cost.run_facts import footprint_of
 from layoutopt.optimizer.space.expression import Atom, Comparison, Expression, Part, literal
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import BrokenRule, Rule
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.quantities import Facts, Footprint
+    from layoutopt.optimizer.cost.quantities import Facts
+    from layoutopt.optimizer.cost.run_facts import Footprint
     from layoutopt.optimizer.cost.terms import FloatArray
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Factors

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from checks.enumeration import all_blocks, all_recomputations
-from layoutopt.optimizer.cost.quantities import GOALS, footprint_of
+from layoutopt.optimizer.cost.quantities import GOALS
+from layoutopt.optimizer.cost.run_facts import footprint_of
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.registry import Framework

@@ -10,7 +10,8 @@ import pytest
 
 from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
 from layoutopt.optimizer.cost.interruptions import hot_slowdown, job_schedule, slowdowns, state_replicas
-from layoutopt.optimizer.cost.quantities import GOALS, RunFacts, footprint_of
+from layoutopt.optimizer.cost.quantities import GOALS
+from layoutopt.optimizer.cost.run_facts import RunFacts, footprint_of
 from layoutopt.optimizer.plan.monte_carlo import simulate_runs
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.specs.layout import Layout

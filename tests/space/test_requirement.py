@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.budget import gpu_power_w
 from layoutopt.optimizer.cost.interruptions import job_slowdown
-from layoutopt.optimizer.cost.quantities import RunFacts
+from layoutopt.optimizer.cost.run_facts import RunFacts
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions

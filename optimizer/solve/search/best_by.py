@@ -16,7 +16,7 @@ import numpy as np
 from layoutopt.optimizer.cost.cost_model import CostModel
 from layoutopt.optimizer.cost.objective_cost import ObjectiveCost
 from layoutopt.optimizer.cost.objectives import EXPECTED, QUANTILE
-from layoutopt.optimizer.cost.quantities import Footprint, footprint_of
+from layoutopt.optimizer.cost.run_facts import Footprint, footprint_of
 from layoutopt.optimizer.cost.statistic import Statistic, StatisticKind, quantile_place
 from layoutopt.optimizer.solve.model.sampled_paths import SampledPaths
 from layoutopt.optimizer.solve.search.best_first import BestFirst

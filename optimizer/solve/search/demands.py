@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.objective_cost import Factors
-    from layoutopt.optimizer.cost.quantities import RunFacts
+    from layoutopt.optimizer.cost.run_facts import RunFacts
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray
     from layoutopt.optimizer.space.expression import Atom
     from layoutopt.optimizer.space.requirement import Requirement

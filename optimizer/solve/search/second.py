@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.quantities import footprint_of
+from layoutopt.optimizer.cost.run_facts import footprint_of
 from layoutopt.optimizer.cost.step import graph_of
 from layoutopt.optimizer.solve.model.coefficients import KIB, rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
