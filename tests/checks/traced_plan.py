@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from checks.traced_job import Job, Kernel, Stage, Traffic
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.kernel_times import stage_times
 from layoutopt.optimizer.diagnose.parts import Activity
@@ -65,7 +66,7 @@ def job_of(cost: CostModel, layout: Layout, **changes: Any) -> Job:
     }
     return Job(
         pipeline=pipeline_of(layout), stages=tuple(stages), tp=layout.tp, cp=layout.cp, dp=layout.dp, ep=layout.ep,
-        steps=2, graphs=cost.preset.cuda_graph.value != "none", **{**given, **changes},
+        steps=2, graphs=cost.saving(batch_of_one(layout)).preset.cuda_graph.value != "none", **{**given, **changes},
     )  # fmt: skip
 
 
