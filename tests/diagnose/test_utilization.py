@@ -95,7 +95,7 @@ def test_python_call() -> None:
     [
         (("--gpus", "8", "--step", "4"), "--gpu: missing"),
         (("--gpu", "h100", "--step", "4"), "--gpus: missing"),
-        (("--gpu", "h100", "--gpus", "8"), "exactly one speed"),
+        (("--gpu", "h100", "--gpus", "8"), "nothing to diagnose"),
         (("--gpu", "h100", "--gpus", "8", "--step", "4", "--tflops", "400"), "exactly one speed"),
         (("--gpu", "h100", "--gpus", "8", "--tokens-per-s", "300M"), "times the hardware's peak"),
         (("--gpu", "h10", "--gpus", "8", "--step", "4"), "no GPU is called"),
