@@ -72,7 +72,7 @@ class ProbeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ProbeJob:
     """Something that can be launched: a layout of a workload on GPUs."""
 
     workload: Workload
@@ -93,7 +93,7 @@ class Probe:
     gpus: int
     gpu_hours: float
     expected_s: float
-    job: Job | None = None
+    job: ProbeJob | None = None
     benchmark: ExpectedBandwidth | None = None
 
 
@@ -160,7 +160,7 @@ def next_runs(
         return None
     layouts = (plan.layout, *(one.layout for one in plan.alternatives))
     estimates = (plan.estimate, *(one.estimate for one in plan.alternatives))
-    jobs = [Job(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
+    jobs = [ProbeJob(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
     probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
     draws = draw_posterior(cluster, samples=samples, seed=options.seed)
     runs = [one for one in measured if one.measured_s is not None]
@@ -203,7 +203,7 @@ def _suggested(belief: Belief, probes: Sequence[Probe], chosen: Sequence[int]) -
         before = worth
 
 
-def _runs(jobs: Sequence[Job], estimates: Sequence[Estimate]) -> list[Probe]:
+def _runs(jobs: Sequence[ProbeJob], estimates: Sequence[Estimate]) -> list[Probe]:
     """Return the layouts themselves as probes, in order: what is chosen from."""
     return [
         Probe(
@@ -218,14 +218,14 @@ def _runs(jobs: Sequence[Job], estimates: Sequence[Estimate]) -> list[Probe]:
     ]
 
 
-def _proxies(jobs: Sequence[Job], options: SolveOptions) -> list[Probe]:
+def _proxies(jobs: Sequence[ProbeJob], options: SolveOptions) -> list[Probe]:
     """Return a smaller job of equal shapes for every layout that has one."""
     found = []
     for index, job in enumerate(jobs):
         small = proxy_of(job.layout, job.workload, job.cluster, options)
         if small is None:
             continue
-        own = Job(workload=small[0], cluster=small[1], layout=small[2])
+        own = ProbeJob(workload=small[0], cluster=small[1], layout=small[2])
         step_s = _price(own, {}, options).step_time_s
         found.append(
             Probe(
@@ -240,7 +240,9 @@ def _proxies(jobs: Sequence[Job], options: SolveOptions) -> list[Probe]:
     return found
 
 
-def _benchmarks(jobs: Sequence[Job], estimates: Sequence[Estimate], options: SolveOptions) -> list[Probe]:
+def _benchmarks(
+    jobs: Sequence[ProbeJob], estimates: Sequence[Estimate], options: SolveOptions
+) -> list[Probe]:
     """Return the collectives of every traffic that a layout exposes, each size and group once."""
     found: dict[tuple[str, int, float], Probe] = {}
     for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True)):
@@ -310,11 +312,11 @@ def _loading(benchmark: ExpectedBandwidth | None, priced: Estimate | None) -> Fl
     return errors.loadings(priced.breakdown_s)
 
 
-def _price(job: Job, values: Mapping[str, float], options: SolveOptions) -> Estimate:
+def _price(job: ProbeJob, values: Mapping[str, float], options: SolveOptions) -> Estimate:
     return estimate(_cost(job, values, options), job.layout)
 
 
-def _cost(job: Job, values: Mapping[str, float], options: SolveOptions) -> CostModel:
+def _cost(job: ProbeJob, values: Mapping[str, float], options: SolveOptions) -> CostModel:
     own = replace(job.cluster, calibration={**values, **job.cluster.calibration})
     return build_cost_model(
         job.workload.model,

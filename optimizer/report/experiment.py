@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.writing import to_json
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.evidence.next_runs import Job, NextRuns, Probe
+    from layoutopt.optimizer.evidence.next_runs import NextRuns, Probe, ProbeJob
     from layoutopt.optimizer.solve.plan import SolveOptions
 
 PAGE = "README.md"
@@ -62,7 +62,7 @@ def _files(probe: Probe, options: SolveOptions) -> tuple[dict[str, str], str]:
     return _launch(probe.job, options)
 
 
-def _launch(job: Job, options: SolveOptions) -> tuple[dict[str, str], str]:
+def _launch(job: ProbeJob, options: SolveOptions) -> tuple[dict[str, str], str]:
     framework = options.framework.value
     try:
         written = export(job.layout, job.workload, job.cluster, framework, version=options.space.software)

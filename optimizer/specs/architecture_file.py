@@ -35,7 +35,7 @@ from layoutopt.optimizer.specs.units import NUMBER, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from layoutopt.optimizer.specs.file_model import Finding, Partial
+    from layoutopt.optimizer.specs.file_model import Finding, PartialFields
     from layoutopt.optimizer.specs.model import LayerShape
 
 MAX_WIDTH = 10_000_000
@@ -76,7 +76,7 @@ class MoeFile(FileModel):
     expert_bias: Switch = Field(default=False, description="biases in the experts' matrices")
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that a token can reach ``top_k`` different experts."""
         if given.top_k and given.experts and given.top_k > given.experts:
             yield (
@@ -128,7 +128,7 @@ class LinearFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that value heads share out key heads."""
         if given.key_heads and given.value_heads and given.value_heads % given.key_heads:
             what = f"value_heads {given.value_heads} is not a multiple of {given.key_heads}"
@@ -224,7 +224,7 @@ class BlockFile(FileModel):
     bidirectional: Switch = Field(default=False, description="attention without causal mask (encoder layers)")
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that either ``kind`` or ``pattern`` is there."""
         if len(given.stated & {"kind", "pattern"}) != 1:
             yield (), "needs either kind or pattern", "kind: " + ", ".join(LAYER_KINDS)
@@ -340,7 +340,7 @@ class ArchitectureFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check heads, widths, and that every kind of layer has its numbers."""
         yield from _check_count(given)
         yield from _check_parts(given)
@@ -393,7 +393,7 @@ def _indexed(given: ArchitectureFile, shapes: list[LayerShape]) -> list[LayerSha
     return shapes if indexer is None else with_indexers(shapes, indexer.every, indexer.offset)
 
 
-def _check_count(given: Partial) -> Iterator[Finding]:
+def _check_count(given: PartialFields) -> Iterator[Finding]:
     """Check the number of layers."""
     if not given.stated & {"layers", "blocks"}:
         yield ("layers",), "missing", "number of decoder layers, or blocks"
@@ -410,7 +410,7 @@ def _check_count(given: Partial) -> Iterator[Finding]:
         yield ("layers",), f"{given.layers}, but blocks hold {stacked}", f"{stacked}, or leave it out"
 
 
-def _check_parts(given: Partial) -> Iterator[Finding]:
+def _check_parts(given: PartialFields) -> Iterator[Finding]:
     """Check that each kind of layer has its numbers and each part is used."""
     moe = given.moe
     if any(
@@ -454,7 +454,7 @@ def _divisors(heads: int) -> str:
     return f"a divisor of {heads}" + (f": {', '.join(divisors)}" if divisors else "")
 
 
-def _check_heads(given: Partial) -> Iterator[Finding]:
+def _check_heads(given: PartialFields) -> Iterator[Finding]:
     """Check heads against the hidden size and each other."""
     heads, kv_heads = given.heads, given.kv_heads
     if "heads" not in given.stated:

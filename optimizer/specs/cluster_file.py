@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from layoutopt.optimizer.specs.document import Document
-    from layoutopt.optimizer.specs.file_model import Finding, Partial
+    from layoutopt.optimizer.specs.file_model import Finding, PartialFields
 
 OptionalGpus = Annotated[int | None, whole(most=MAX_GPUS)]
 
@@ -50,7 +50,7 @@ class LevelFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that the size is given once."""
         if given.gpus and given.nodes:
             yield ("nodes",), "is given beside gpus", "one of the two"
@@ -216,7 +216,7 @@ class ClusterFile(FileModel):
     source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check numbers of GPUs and the nesting of NVLink domains, nodes and levels."""
         yield from _check_sizes(given)
         yield from _check_levels(given)
@@ -276,7 +276,7 @@ def _sizes(given: Any) -> tuple[int | None, int | None, int | None]:
     return node, given.nodes, gpus
 
 
-def _check_sizes(given: Partial) -> Iterator[Finding]:
+def _check_sizes(given: PartialFields) -> Iterator[Finding]:
     """Check the number of GPUs and that nodes and NVLink domains nest."""
     node, nodes, gpus = _sizes(given)
     if not given.stated & {"nodes", "gpus"}:
@@ -298,7 +298,7 @@ def _check_sizes(given: Partial) -> Iterator[Finding]:
         yield (key,), what, f"a divisor or a multiple of {node if key == 'nvlink_domain' else domain}"
 
 
-def _check_levels(given: Partial) -> Iterator[Finding]:
+def _check_levels(given: PartialFields) -> Iterator[Finding]:
     """Check that levels grow, nest, and cover the cluster."""
     node, _, gpus = _sizes(given)
     if not given.levels or not node or not gpus:

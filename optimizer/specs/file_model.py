@@ -31,7 +31,7 @@ class FileModel(BaseModel):
         return without_nulls(cls, data) if isinstance(data, dict) else data
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Yield what is wrong between fields; an absent or invalid field reads as None."""
         yield from ()
 
@@ -45,7 +45,7 @@ def without_nulls(model: type[FileModel], data: dict[str, Any]) -> dict[str, Any
     return {key: value for key, value in data.items() if value is not None or key not in optional}
 
 
-class Partial:
+class PartialFields:
     """The valid fields of a mapping with defaults; everything else reads as None."""
 
     def __init__(self, values: dict[str, Any], stated: frozenset[str]) -> None:
@@ -124,7 +124,7 @@ def holds_list(annotation: Any) -> bool:
 def _check_valid(value: FileModel, path: KeyPath) -> Iterator[Finding]:
     """Run the checks of a mapping whose fields are valid, and of every mapping below it."""
     fields = dict(value)
-    yield from _found(type(value), Partial(fields, frozenset(value.model_fields_set)), path)
+    yield from _found(type(value), PartialFields(fields, frozenset(value.model_fields_set)), path)
     for name, item in fields.items():
         for place, inner in _items(name, item):
             if isinstance(inner, FileModel):
@@ -144,7 +144,7 @@ def _check_raw(model: type[FileModel], data: Any, path: KeyPath) -> Iterator[Fin
             yield from _check_raw(nested, inner, (*path, *place))
 
 
-def _found(model: type[FileModel], given: Partial, path: KeyPath) -> Iterator[Finding]:
+def _found(model: type[FileModel], given: PartialFields, path: KeyPath) -> Iterator[Finding]:
     for where, what, allowed in model.check(given):
         yield (*path, *where), what, allowed
 
@@ -157,7 +157,7 @@ def _items(name: str, value: Any) -> Iterator[tuple[KeyPath, Any]]:
         yield (name,), value
 
 
-def _valid_part(model: type[FileModel], data: dict[str, Any]) -> Partial:
+def _valid_part(model: type[FileModel], data: dict[str, Any]) -> PartialFields:
     """Keep the fields that are valid on their own."""
     data = without_nulls(model, data)
     values = {
@@ -171,4 +171,4 @@ def _valid_part(model: type[FileModel], data: dict[str, Any]) -> Partial:
             values[name] = None
         else:
             values[name] = getattr(blank, name)
-    return Partial(values, frozenset(data))
+    return PartialFields(values, frozenset(data))

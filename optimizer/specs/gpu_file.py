@@ -17,7 +17,7 @@ from layoutopt.optimizer.specs.vocabulary import NetworkFabric, Precision
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from layoutopt.optimizer.specs.file_model import Finding, Partial
+    from layoutopt.optimizer.specs.file_model import Finding, PartialFields
 
 MAX_GPUS = 100_000_000
 GENERATIONS = generations()
@@ -106,7 +106,7 @@ class GpuFile(FileModel):
     source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that NVLink has a size and a bandwidth, or neither."""
         if (given.nvlink_domain or 1) > 1 and "nvlink_bandwidth" not in given.stated:
             yield ("nvlink_bandwidth",), "missing", "bandwidth of one GPU's NVLink, one way"

@@ -33,7 +33,7 @@ from layoutopt.optimizer.specs.vocabulary import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from layoutopt.optimizer.specs.file_model import Finding, Partial
+    from layoutopt.optimizer.specs.file_model import Finding, PartialFields
 
 MAX_DEGREE = 100_000_000
 MAX_CHUNKS = 10_000
@@ -110,7 +110,7 @@ class RecomputeFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that modules come with selective recomputation and layers with full."""
         if given.granularity and given.modules and given.granularity is not Granularity.SELECTIVE:
             yield ("modules",), f"granularity is {given.granularity}", "only with selective"
@@ -227,7 +227,7 @@ class StageFile(FileModel):
     mtp: Layers = Field(default=0, description="multi-token-prediction layers")
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that kinds add up and no more layers are recomputed than there are."""
         if given.layers is None:
             return
@@ -335,7 +335,7 @@ class LayoutFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check the shard group and the length of the stage list."""
         if given.hsdp_shard and given.zero == 0:
             yield ("hsdp_shard",), "zero is 0", "only with zero 1, 2 or 3"

@@ -36,7 +36,7 @@ from layoutopt.optimizer.specs.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from layoutopt.optimizer.specs.file_model import Finding, Partial
+    from layoutopt.optimizer.specs.file_model import Finding, PartialFields
 
 GRAD_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "bf16+fp32": 6}
 """``bf16+fp32``: 16-bit gradients beside their fp32 accumulation (deepspeedai/DeepSpeed runtime/bf16_optimizer.py)."""
@@ -72,7 +72,7 @@ class BatchFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that the batch is given once and holds whole sequences."""
         batch, tokens, length = given.global_batch, given.global_batch_tokens, given.sequence_length
         if not given.stated & {"global_batch", "global_batch_tokens"}:
@@ -112,7 +112,7 @@ class OptimizerFile(FileModel):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that keys of Muon come with Muon."""
         for key in ("distribution", "steps"):
             if key in given.stated and given.kind not in (None, Optimizer.MUON):
@@ -203,7 +203,7 @@ class TrainingFile(BatchFile):
     )
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check the batch and that an FP8 recipe comes with FP8."""
         yield from super().check(given)
         if given.fp8_recipe and given.precision and given.precision is not Precision.FP8:
@@ -251,7 +251,7 @@ class ModelFile(FileModel):
     source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
 
     @classmethod
-    def check(cls, given: Partial) -> Iterator[Finding]:
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check what training and architecture must agree on."""
         training: Any = given.training
         positions = given.architecture.learned_positions if given.architecture else 0

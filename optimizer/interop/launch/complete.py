@@ -80,13 +80,24 @@ OTHERS = {
 
 
 def require_stated(job: ImportedJob, how: str) -> None:
-    """Raise ``InputError`` for every degree that a launch file leaves open; ``how`` says how to give it."""
-    open_degrees = [name for name in DEGREES if getattr(job.layout, name) is None]
+    """Raise ``InputError`` for every degree that a launch file leaves open; ``how`` says how to give it.
+
+    A degree that the framework's release does not have is not open: nothing but 1 can be launched.
+    """
+    open_degrees = [name for name in DEGREES if getattr(job.layout, name) is None and _is_choice(name, job)]
     if not open_degrees:
         return
     why = next((text.partition(": ")[2] for text in job.missing if set(open_degrees) & _named_in(text)), "")
     what = "not stated by the launch file" + (f", {why}" if why else "")
     raise InputError(*(Problem(what=what, key=name, allowed=how) for name in open_degrees))
+
+
+def _is_choice(degree: str, job: ImportedJob) -> bool:
+    """Whether the framework's release has more than one value of a degree."""
+    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
+
+    has = abilities_of(job.framework, parse_release(job.framework, job.version))
+    return has.zero != (0,) if degree == "zero" else degree not in has.fixed_axes
 
 
 def assumptions(job: ImportedJob) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.patterns import balanced
-from layoutopt.optimizer.interop.shell.state import Reference
+from layoutopt.optimizer.interop.shell.state import NameReference
 from layoutopt.optimizer.interop.shell.syntax import child_of, parse, text_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _declaration_command(shell: Shell, node: Node) -> Status:
     for name, child, value in found:
         _declare(shell, name, flags, local=local)
         if "n" in flags:
-            shell.variables[name] = Reference(value or "")
+            shell.variables[name] = NameReference(value or "")
         elif child is not None and value is not None:
             _assign(shell, child, name, value)
         elif value is not None:

@@ -22,7 +22,7 @@ _START = re.compile(r"\$\{(?P<mark>[#!]?)(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class ShellParameter:
     """The parts of one ``${...}``; ``key`` is the source of an element's key."""
 
     name: str
@@ -32,10 +32,10 @@ class Parameter:
     rest: str = ""
 
 
-def read_parameter(source: str) -> Parameter | None:
+def read_parameter(source: str) -> ShellParameter | None:
     """Take ``${...}`` apart, None where it is none that bash knows."""
     if source == "${#}":
-        return Parameter(name="#")
+        return ShellParameter(name="#")
     start = _START.match(source)
     if start is None or not source.endswith("}"):
         return None
@@ -47,7 +47,7 @@ def read_parameter(source: str) -> Parameter | None:
     operator = next((one for one in _OPERATORS if inner.startswith(one)), "") if inner else ""
     if inner and not operator:
         return None
-    return Parameter(
+    return ShellParameter(
         name=start["name"], mark=start["mark"], key=key, operator=operator, rest=inner[len(operator) :]
     )
 
@@ -110,7 +110,7 @@ def _as_fields(expander: Expander, value: str | list[str], *, quoted: bool, star
     return [[Piece(element, quoted)] for element in value]
 
 
-def _indirect(expander: Expander, parameter: Parameter, key: str | None, *, quoted: bool) -> Fields:
+def _indirect(expander: Expander, parameter: ShellParameter, key: str | None, *, quoted: bool) -> Fields:
     """``${!name}`` names another variable, ``${!name[@]}`` lists the keys, ``${!name@}`` the names that begin so."""
     name = parameter.name
     if parameter.operator in EVERY and not parameter.rest:
@@ -140,7 +140,7 @@ def _length(expander: Expander, name: str, key: str | None) -> str:
 
 
 def _operated(
-    expander: Expander, name: str, key: str | None, parameter: Parameter, *, quoted: bool
+    expander: Expander, name: str, key: str | None, parameter: ShellParameter, *, quoted: bool
 ) -> Fields:
     """Apply the operator of ``${name operator rest}``."""
     value, operator, star = raw(expander, name, key), parameter.operator, "*" in (key, name)
@@ -161,7 +161,7 @@ def _default(
     expander: Expander,
     name: str,
     value: str | list[str] | None,
-    parameter: Parameter,
+    parameter: ShellParameter,
     *,
     quoted: bool,
     star: bool,
@@ -207,7 +207,7 @@ def _slice(expander: Expander, rest: str) -> tuple[int | None, int | None]:
     return (None if colon and size is None else expander.number(start)), size
 
 
-def _changed(expander: Expander, value: str, parameter: Parameter) -> str:
+def _changed(expander: Expander, value: str, parameter: ShellParameter) -> str:
     operator, rest = parameter.operator, parameter.rest
     if has_hole(value):
         return hole("+".join(dict.fromkeys(holes(value))))

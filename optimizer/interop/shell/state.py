@@ -19,7 +19,7 @@ WORD = 16
 """What a word costs of ``record.MAX_SPENT`` beside its characters."""
 
 
-class Reference(str):
+class NameReference(str):
     """The name of another variable that one stands for (``declare -n``)."""
 
 
@@ -53,7 +53,7 @@ class ShellVariables:
         """Return the variable that a name stands for."""
         for _ in range(MAX_REFERENCES):
             found = self.variables.get(name)
-            if not isinstance(found, Reference):
+            if not isinstance(found, NameReference):
                 break
             name = str(found)
         return name
