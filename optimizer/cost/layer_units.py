@@ -220,12 +220,6 @@ def _host_of_experts(comm: CommContext, shape: LayerShape) -> FloatArray:
     return exchange + launches * ctx.model.moe.experts / comm.keys.ep
 
 
-def _graph_ends_bytes(ctx: ComputeContext, activations: LayerActivations) -> FloatArray:
-    """Bytes of the input and the output that a layer's own graph of each micro-batch in flight holds in place."""
-    graphs = ctx.switches.graphs[CudaGraph.PARTIAL] & (not ctx.switches.cheapest)
-    return np.where(graphs, 2.0 * activations.checkpoint_bytes, 0.0)
-
-
 def _waiting_s(host_s: FloatArray, device_s: FloatArray) -> FloatArray:
     """Time the GPU waits for the host: what exceeds its own."""
     return np.maximum(host_s - device_s, 0.0)
@@ -277,9 +271,7 @@ def _assemble(
         cover_backward_s=device_b
         if ctx.rates.ideal
         else np.maximum(work.dgrad_s + work.wgrad_s, host_once_b),
-        kept_bytes=activations.kept_bytes
-        - _saved(activations, recompute, members)
-        + _graph_ends_bytes(ctx, activations),
+        kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,
     )

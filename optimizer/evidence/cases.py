@@ -25,7 +25,7 @@ from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, NetworkFabric, Precision
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, NetworkFabric, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,8 +140,6 @@ METHODS = ("pretrain", "sft", "lora")
 OFFLOADS = {"activations": "offload_activations", "optimizer": "offload_optimizer"}
 """What a row may keep on the host, by the preset's switch. How much of it a source leaves open, so that is assumed: all."""
 
-_DISPATCHERS = {True: Dispatcher.DEEPEP, False: Dispatcher.ALLTOALL}
-
 _FACTS = ("compiled", "fp8_attention", "fused_loss", "flash_attention_2")
 """Facts in the notes that are switches of the preset under the same name."""
 
@@ -164,7 +162,7 @@ def switches_of(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dic
         **_dtypes(run, facts, framework),
         **({OFFLOADS[run.offload]: True} if run.offload else {}),
         **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
-        **({} if facts.deduplicates is None else {"dispatcher": _DISPATCHERS[facts.deduplicates]}),
+        **({} if facts.dispatcher is None else {"dispatcher": facts.dispatcher}),
     }
 
 

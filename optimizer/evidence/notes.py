@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.table import read_cells
+from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,14 +31,14 @@ class Phrase:
 class NoteFacts:
     """Facts that have no column; None where the notes do not say.
 
-    ``deduplicates``: the expert dispatcher sends a token once per node. ``memory_gib``: memory is in GiB.
+    ``dispatcher`` sends tokens to their experts. ``memory_gib``: memory is in GiB.
     ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention``,
     ``fused_loss`` and ``flash_attention_2`` are the preset's switches. ``adapter_attention``: attention alone has adapters.
     """
 
     compiled: bool | None = None
     dropout: bool | None = None
-    deduplicates: bool | None = None
+    dispatcher: Dispatcher | None = None
     fp32_reduction: bool | None = None
     fp8_attention: bool | None = None
     fused_loss: bool | None = None
@@ -91,7 +92,7 @@ def _facts(found: Mapping[str, str]) -> NoteFacts:
     flags = {name: found[name] == "1" for name in FLAGS if name in found}
     return NoteFacts(
         **flags,
-        deduplicates=found["dispatcher"] == "deduplicating" if "dispatcher" in found else None,
+        dispatcher=Dispatcher(found["dispatcher"]) if "dispatcher" in found else None,
         memory_gib="memory_gib" in found,
         capacity_factor=float(found["capacity_factor"]) if "capacity_factor" in found else None,
         adapter_rank=int(found["adapter_rank"]) if "adapter_rank" in found else None,
