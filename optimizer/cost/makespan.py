@@ -334,10 +334,12 @@ def _advance(
 ) -> None:
     """Compute the ends of the operations of consecutive levels."""
     for low, high in pairwise(bounds):
-        low, high = low + start, high + start
-        arrival = end[before[low:high]]
-        arrival += lag[low:high]
-        np.add(arrival.max(axis=1), own[low:high], out=end[low:high])
+        level = slice(low + start, high + start)
+        arrival = end.take(before[level], axis=0)
+        arrival += lag[level]
+        ends = end[level]
+        np.maximum.reduce(arrival, axis=1, out=ends)
+        ends += own[level]
 
 
 LISTED = (6, 9, 14)

@@ -17,6 +17,7 @@ import numpy as np
 
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import SliceStatus, SolverLimits
+from layoutopt.optimizer.solve.search.dominance import Settled
 from layoutopt.optimizer.solve.search.first import FirstTuples
 from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
 from layoutopt.optimizer.solve.search.result import Found, Progress, SearchResult
@@ -74,6 +75,8 @@ class BestFirst:
         self._hard: list[Waiting] = []
         self._serial = self._solved = 0
         self._settled: set[bytes] = set()
+        # a demand or another objective may ask for more than time and memory
+        self._proven = Settled() if paths is None and not source.demands.any else None
         self._overtime_steps = OVERTIME_STEPS
         self._best_of: dict[tuple[int, ...], Found] = {}
         self._aside: list[Partial] = []
@@ -278,7 +281,12 @@ class BestFirst:
         """Enumerate a tuple's stages and book what that decided; tell whether it needs no solver."""
         if item.key in self._settled:
             return None, True
-        near, decided = self._tuples.tried(item, upper_s, self._best_s())
+        if self._proven is not None and self._proven.excludes(item, upper_s):
+            near, decided = None, True
+        else:
+            near, decided = self._tuples.tried(item, upper_s, self._best_s())
+            if decided and self._proven is not None:
+                self._proven.add(item, upper_s if near is None else near.step_time_s)
         if decided:
             self._settled.add(item.key)
             self._solved += 1

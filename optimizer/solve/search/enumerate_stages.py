@@ -403,8 +403,11 @@ def _least(spent: FloatArray, state: IntArray, states: int) -> FloatArray:
     """Return the least seconds (states, Q) among those that belong to each state; inf where none do."""
     least = np.full((states, spent.shape[1]), np.inf)
     order = np.argsort(state, kind="stable")
-    found, first = np.unique(state[order], return_index=True)
-    least[found] = np.minimum.reduceat(spent[order], first, axis=0)
+    state = state[order]
+    new = np.ones(len(state), dtype=bool)
+    np.not_equal(state[1:], state[:-1], out=new[1:])
+    first = new.nonzero()[0]
+    least[state[first]] = np.minimum.reduceat(spent[order], first, axis=0)
     return least
 
 
