@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.cases import family_of
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.document import plain_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,8 +151,6 @@ def intervals() -> Mapping[str, Any]:
 
 @cache
 def _table(name: str) -> Mapping[str, Any]:
-    import yaml
-
     path = resources.files("layoutopt.optimizer.evidence").joinpath(f"{name}.yaml")
-    table: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    table: Mapping[str, Any] = plain_yaml(path.read_text(encoding="utf-8"))
     return table

@@ -13,6 +13,7 @@ from layoutopt.optimizer.frameworks.record import TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.stage_splits import nanotron_counts
 from layoutopt.optimizer.space.stages import kinds_of, model_order
+from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string
@@ -169,10 +170,8 @@ def _from_the_front(layers: int, stages: int) -> list[int]:
 
 @cache
 def _recipes() -> dict[tuple[Framework, int, int], str]:
-    import yaml
-
     text = resources.files("layoutopt.optimizer.evidence").joinpath("splits.yaml").read_text(encoding="utf-8")
-    entries: list[dict[str, Any]] = yaml.safe_load(text)
+    entries: list[dict[str, Any]] = plain_yaml(text)
     return {
         (Framework(name), entry["layers"], stages): layout
         for entry in entries

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.components import TRAFFIC, Component
+from layoutopt.optimizer.specs.document import plain_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +67,5 @@ class Discrepancy:
 @cache
 def discrepancy() -> Discrepancy:
     """Read the package's figures (``benchmarks/next_runs.py`` writes them)."""
-    import yaml
-
     path = resources.files("layoutopt.optimizer.evidence").joinpath("discrepancy.yaml")
-    return Discrepancy(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    return Discrepancy(**plain_yaml(path.read_text(encoding="utf-8")))

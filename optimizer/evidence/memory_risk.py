@@ -7,6 +7,7 @@ from importlib import resources
 from math import ceil
 from statistics import NormalDist, fmean, stdev
 
+from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import input_error
 
 LEAST_RISK = 1e-6
@@ -16,14 +17,12 @@ LEAST_RISK = 1e-6
 @cache
 def peak_ratios() -> tuple[float, ...]:
     """Return measured over predicted peaks of allocated memory, in order, of runs that state all that decides them."""
-    import yaml
-
     text = (
         resources.files("layoutopt.optimizer.evidence")
         .joinpath("peak_ratios.yaml")
         .read_text(encoding="utf-8")
     )
-    return tuple(sorted(map(float, yaml.safe_load(text)["ratios"])))
+    return tuple(sorted(map(float, plain_yaml(text)["ratios"])))
 
 
 def reserve_of_risk(risk: float) -> float:

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.table import read_cells
+from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_loss",
 @cache
 def phrases() -> tuple[Phrase, ...]:
     """Read the package's phrases, in order of precedence."""
-    import yaml
-
     text = resources.files("layoutopt.optimizer.evidence").joinpath("notes.yaml").read_text(encoding="utf-8")
     return tuple(
         Phrase(
@@ -66,7 +65,7 @@ def phrases() -> tuple[Phrase, ...]:
             pattern=re.compile(entry["phrase"], re.IGNORECASE),
             value=entry.get("value"),
         )
-        for entry in yaml.safe_load(text)
+        for entry in plain_yaml(text)
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.evidence.parameters import known_parameters
+from layoutopt.optimizer.specs.document import plain_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,11 +52,8 @@ def draw_posterior(
 @cache
 def posterior() -> Mapping[str, Any]:
     """Read the package's table: names, logs, covariance, and constants that equal a named one."""
-    import yaml
-
     text = (
         resources.files("layoutopt.optimizer.evidence").joinpath("posterior.yaml").read_text(encoding="utf-8")
     )
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table: Mapping[str, Any] = yaml.load(text, Loader=loader)
+    table: Mapping[str, Any] = plain_yaml(text)
     return table

@@ -22,6 +22,7 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -200,7 +201,5 @@ def _stated_reasons(run_id: str) -> tuple[dict[str, str], str]:
 
 @cache
 def _reasons() -> tuple[dict[str, Any], ...]:
-    import yaml
-
     folder = resources.files("layoutopt.optimizer.evidence")
-    return tuple(yaml.safe_load(folder.joinpath("published.yaml").read_text(encoding="utf-8")))
+    return tuple(plain_yaml(folder.joinpath("published.yaml").read_text(encoding="utf-8")))

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.table import read_cells
+from layoutopt.optimizer.specs.document import plain_yaml
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.run import MeasuredRun
@@ -42,9 +43,7 @@ def with_recipe(run: MeasuredRun) -> MeasuredRun:
 
 @cache
 def _recipes() -> tuple[PublishedRecipe, ...]:
-    import yaml
-
     text = (
         resources.files("layoutopt.optimizer.evidence").joinpath("recipes.yaml").read_text(encoding="utf-8")
     )
-    return tuple(PublishedRecipe(**entry) for entry in yaml.safe_load(text))
+    return tuple(PublishedRecipe(**entry) for entry in plain_yaml(text))

@@ -9,6 +9,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.solve.judge import judge_layout
+from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
@@ -107,13 +108,11 @@ def _judge(
 @cache
 def published_layouts() -> tuple[PublishedLayout, ...]:
     """Read the package's table; raises TypeError for a key that a layout does not have."""
-    import yaml
-
     text = (
         resources.files("layoutopt.optimizer.plan")
         .joinpath("vendor_recipes.yaml")
         .read_text(encoding="utf-8")
     )
-    entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    entries = plain_yaml(text)
     assert {field.name for field in fields(PublishedLayout)} >= {name for entry in entries for name in entry}
     return tuple(PublishedLayout(**entry) for entry in entries)

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 COMFORT_S = 1.0
 """Seconds for stages of the answer's tuple that leave memory free."""
 
+COMFORT_STEPS = 2.0
+"""Steps of the answer that stages with memory free must stay below: recomputing everything takes less."""
+
 DISTANCES = (0.02, 0.1, 0.5, 2.5)
 """How much slower than the best runners-up may be, one attempt after the other, until there are enough of them."""
 
@@ -102,7 +105,9 @@ def _comfortable(
     assert plan.estimate is not None
     share = source.cost.preset.borderline_share
     roomy = replace(source, reserve=max(1 - share, options.reserve))
-    stages = BestFirst(roomy, SearchOptions(time_limit_s=COMFORT_S)).solve_tuple(best.layout)
+    stages = BestFirst(roomy, SearchOptions(time_limit_s=COMFORT_S)).solve_tuple(
+        best.layout, COMFORT_STEPS * best.step_time_s
+    )
     most_bytes = share * plan.estimate.memory.capacity_bytes
     known = [one for one in (stages, *result.found) if one is not None and one.peak_bytes <= most_bytes]
     if not known:

@@ -9,6 +9,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
@@ -166,11 +167,8 @@ def link_table() -> Mapping[str, LinkConstant]:
 
 
 def _read(file: str) -> dict[str, Any]:
-    import yaml
-
     text = resources.files("layoutopt.optimizer.topology").joinpath(file).read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table: dict[str, Any] = yaml.load(text, Loader=loader)
+    table: dict[str, Any] = plain_yaml(text)
     return table
 
 

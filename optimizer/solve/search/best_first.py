@@ -109,13 +109,16 @@ class BestFirst:
         self._solve_runners_up()
         return self._result()
 
-    def solve_tuple(self, layout: LayoutBatch) -> Found | None:
-        """Return one tuple with the best stages that are found; None where none fit."""
+    def solve_tuple(self, layout: LayoutBatch, below_s: float = np.inf) -> Found | None:
+        """Return one tuple with the best stages that are found below a step time; None where none fit.
+
+        Stages are enumerated where ``below_s`` is finite: with none that fit the solver need not look.
+        """
         item = Waiting.of(layout, self.source.terms(layout), 0)
         self._with_solver = True
-        near, decided = self._tried(item, np.inf)
+        near, decided = self._tried(item, below_s)
         if near is None and not decided:
-            self._solve(item, np.inf)
+            self._solve(item, below_s)
         return self._best_of.get(item.family)
 
     def _solve_whole(self) -> SearchResult:
