@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.preset import load_preset, preset_value
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.switches import BY_NAME as SWITCH_NAMES
 from layoutopt.optimizer.interop.launch.complete import complete_layout, named_model
 from layoutopt.optimizer.interop.launch.export import NotExpressible, export
 from layoutopt.optimizer.interop.launch.target import context_of
@@ -25,7 +27,7 @@ from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.canonical import to_plain
 from layoutopt.optimizer.specs.document import Document
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
 from layoutopt.optimizer.specs.layout_file import read_layout
 from layoutopt.optimizer.specs.loading import load_cluster
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
@@ -285,16 +287,31 @@ def _round_trip_fault(trainer: Trainer, job: ExportedJob, model: ModelSpec, ctx:
     """What was written reads back as the same layout and model."""
     read = read_back(trainer, job)
     back = effective(complete_layout(read, model=model), ctx)
-    if _without_kinds(back) != _without_kinds(job.layout):
+    if _comparable(back, trainer, model) != _comparable(job.layout, trainer, model):
         return f"export wrote {job.layout}, import reads {back}"
     if trainer.reads_model and (found := _model_fault(named_model(read), model)):
         return found
     return ""
 
 
-def _without_kinds(layout: Layout) -> Layout:
-    """Kinds follow from the layers; readers name runs of layers as they find them."""
-    return replace(layout, stages=tuple(replace(stage, kinds={}) for stage in layout.stages))
+def _comparable(layout: Layout, trainer: Trainer, model: ModelSpec) -> Layout:
+    """Leave out what follows from the rest or does nothing.
+
+    Kinds follow from the layers, and readers name runs of layers as they find them; a switch does nothing where the axis
+    that it acts on is 1, and says nothing where it is as the trainer's preset.
+    """
+    preset = load_preset(trainer.framework, trainer.release)
+    acts = {"experts": model.is_moe}
+    telling = {
+        name: value
+        for name, value in layout.switches.stated().items()
+        if value != preset_value(preset, SWITCH_NAMES[name])
+        and acts.get(
+            SWITCH_NAMES[name].acts_on, getattr(layout, SWITCH_NAMES[name].acts_on or "gpus", 0) != 1
+        )
+    }
+    stages = tuple(replace(stage, kinds={}) for stage in layout.stages)
+    return replace(layout, stages=stages, switches=Switches(**telling))
 
 
 def _model_fault(found: ModelSpec | None, model: ModelSpec) -> str:

@@ -233,7 +233,7 @@ def test_what_quantities_need_is_asked_for() -> None:
         SolveOptions(space=SpaceOptions(require=("cost <= 1e6",)))
     with pytest.raises(InputError, match="gpu_hour_cost: is not given"):
         SolveOptions(then="cost")
-    with pytest.raises(InputError, match=r"^then: no goal 'memoy' \(did you mean memory\?\)$"):
+    with pytest.raises(InputError, match=r"^then: no objective 'memoy' \(did you mean memory\?\)$"):
         SolveOptions(then="memoy")
     workload = load_workload("llama3-8b")
     endless = replace(workload, training=replace(workload.training, total_tokens=None))
