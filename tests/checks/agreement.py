@@ -302,7 +302,7 @@ def _comparable(layout: Layout, trainer: Trainer, model: ModelSpec) -> Layout:
     """
     preset = load_preset(trainer.framework, trainer.release)
     acts = {"experts": model.is_moe}
-    telling = {
+    telling: dict[str, Any] = {
         name: value
         for name, value in layout.switches.stated().items()
         if value != preset_value(preset, SWITCH_NAMES[name])
