@@ -226,10 +226,15 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     """Time attention scores and their product with V, fused or with materialised scores."""
     if not ctx.training.flash and not ctx.rates.ideal:
         return _unfused_attention_work(ctx, keys)
-    if shape.sparse:
-        return _sparse_attention_work(ctx, keys, shape)
+    every = _attention_to_all_work(ctx, keys, shape)
+    return _sparse_attention_work(ctx, keys, every) if shape.sparse else every
+
+
+def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
+    """Time fused attention over all keys of the window; a layer that could choose keys has gathered them."""
     model, length = ctx.model, ctx.training.sequence_length
-    flops = attention_flops(model, shape, length, causal=not ctx.rates.ideal) * keys.tokens / keys.tp
+    whole = replace(shape, sparse=False, indexes=False)
+    flops = attention_flops(model, whole, length, causal=not ctx.rates.ideal) * keys.tokens / keys.tp
     heads = np.maximum(model.heads / keys.tp, 1.0)
     tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
     attended = attended_keys(ctx, keys, shape)
@@ -241,16 +246,15 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     )
 
 
-def _sparse_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
-    """Time attention over chosen keys: on latents of all heads, or over all keys under a mask where that is faster.
+def _sparse_attention_work(ctx: ComputeContext, keys: Keys, dense: Work) -> Work:
+    """Time attention over chosen keys: on latents of all heads, or over all keys under a mask (``dense``) if faster.
 
     A kernel over chosen keys gathers latents, which all heads share, and multiplies by their width instead of a head's
     (NVIDIA/Megatron-LM experimental_attention_variant dsa).
     """
     model, length = ctx.model, float(ctx.training.sequence_length)
     assert model.indexer is not None
-    dense = core_attention_work(ctx, keys, replace(shape, sparse=False, indexes=False))
-    if model.mla is None or ctx.rates.ideal or not ctx.training.flash:
+    if model.mla is None or ctx.rates.ideal:
         return dense
     chosen = attended_tokens(length, model.indexer.top_k, causal=True, chosen=True)
     heads = np.maximum(model.heads / keys.tp, 1.0)

@@ -15,8 +15,9 @@ from layoutopt.optimizer.interop.records import (
     OutOfMemory,
 )
 from layoutopt.optimizer.specs.canonical import encode
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import ADAMW, LayerShape, Mixer, Mlp, Norm
-from layoutopt.optimizer.specs.stacks import LAYER_KINDS, with_indexers
+from layoutopt.optimizer.specs.stacks import LAYER_KINDS, indexer_pattern
 from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer
 
 if TYPE_CHECKING:
@@ -105,13 +106,13 @@ def _architecture(model: ModelSpec) -> Plain:
 
 
 def _indexer(model: ModelSpec) -> Plain:
-    """Write the indexer with the first pattern of ``every`` and ``offset`` that gives the layers that have one."""
+    """Write the indexer with the pattern of the layers that have one."""
     if model.indexer is None:
         return {}
-    shapes = [shape for run in model.runs for shape in run.block * run.count]
-    plain = [replace(shape, sparse=False, indexes=False) for shape in shapes]
-    patterns = ((every, offset) for every in range(1, len(shapes) + 1) for offset in range(len(shapes) + 1))
-    every, offset = next(pair for pair in patterns if with_indexers(plain, *pair) == shapes)
+    pattern = indexer_pattern(model.shapes)
+    if pattern is None:
+        raise input_error("no period of layers has an indexer", "each n-th layer", key="indexer")
+    every, offset = pattern
     own = {field: getattr(model.indexer, field) for field in model.indexer.__slots__}
     return {"indexer": own | ({} if every == 1 else {"every": every, "offset": offset})}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp
@@ -61,6 +62,22 @@ def with_indexers(shapes: Sequence[LayerShape], every: int, offset: int) -> list
         else shape
         for index, shape in enumerate(shapes)
     ]
+
+
+@lru_cache(maxsize=64)
+def indexer_pattern(shapes: tuple[LayerShape, ...]) -> tuple[int, int] | None:
+    """Return the least ``every`` and ``offset`` that give the layers that have an indexer, None where none does."""
+    places = [index for index, shape in enumerate(shapes) if shape.sparse]
+    without = [index for index in places if not shapes[index].indexes]
+    if not without:
+        return 1, 0
+    # the layer at the offset is the first without one, or lies behind the last before it that attends
+    before = max((index for index in places if index < without[0]), default=-1)
+    for every in range(2, len(shapes) + 2):
+        for offset in range(before + 1, without[0] + 1):
+            if all((max(i - offset + 1, 0) % every == 0) == shapes[i].indexes for i in places):
+                return every, offset
+    return None
 
 
 def with_width(shapes: Sequence[LayerShape], ffn: int) -> list[LayerShape]:

@@ -260,6 +260,12 @@ def test_context_parallelism_of_states_and_chosen_keys() -> None:
         ("glm-5", Framework.MEGATRON, None, ""),
         ("glm-5", Framework.MEGATRON, "core 0.15", "sparse attention"),
         ("glm-5", Framework.NANOTRON, None, "sparse attention"),
+        ("glm-5", Framework.TORCHTITAN, None, "sparse attention"),
+        ("qwen3-next-80b-a3b", Framework.TORCHTITAN, None, "layers without attention"),
+        ("qwen3-next-80b-a3b", Framework.MEGATRON_BRIDGE, None, ""),
+        ("glm-5", Framework.MEGATRON_BRIDGE, None, ""),
+        ("glm-5", Framework.MEGATRON_BRIDGE, "core 0.18", "sparse attention"),
+        ("kimi-linear-48b-a3b", Framework.MEGATRON_BRIDGE, None, "Kimi delta attention"),
     ],
 )
 def test_what_trainers_build(name: str, framework: Framework, software: str | None, lacks: str) -> None:

@@ -142,6 +142,8 @@ LAYERS = [
     Case("model_supported", F.NANOTRON, {}, {}, model=MOE),
     Case("model_supported", F.MEGATRON, {}, {}, "core 0.11", {"mtp_layers": 1}),
     Case("model_supported", F.MEGATRON_DEEPSPEED, {}, {}, model={"mla": MLA}),
+    Case("model_supported", F.TORCHTITAN, {}, {}, model={"indexer": INDEXER}),
+    Case("model_supported", F.MEGATRON_BRIDGE, {}, {}, model={"attention_gate": True}),
     Case("pipeline_needs_modules", F.DEEPSPEED, {}, PIPE),
     Case("tied_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"tied_embeddings": True}),
     Case("mtp_with_pp", F.TORCHTITAN, {"pp": 1}, PIPE, model={"mtp_layers": 1}),
@@ -324,6 +326,8 @@ OTHER_QUESTION: dict[str, dict[str, Any]] = {
     "model_supported-nanotron-newest": {"model": {}},
     "model_supported-megatron-core 0.11": {"model": {}},
     "model_supported-megatron-deepspeed-newest": {"model": {}},
+    "model_supported-torchtitan-newest": {"model": {}},
+    "model_supported-megatron-bridge-newest": {"model": {}},
     "optimizer_offload_precision_aware-megatron-newest": {
         "options": {"optimizer_offload": True, "precision_aware_optimizer": True}
     },

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.launch.common import per_layer_pattern
 from layoutopt.optimizer.interop.launch.flags import LeftOpen
+from layoutopt.optimizer.interop.megatron.variants import read_variant
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import LayerShape, MlaSpec, Mlp, ModelSpec, MoeSpec, Norm
@@ -59,7 +60,7 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
     gated = fields.on("swiglu", "gated_linear_unit")
     ffn = _ffn(fields, hidden, gated, notes)
     moe = _moe(fields, ffn, biased=biased) if fields.integer("num_experts", "num_moe_experts") else None
-    shapes = _shapes(fields, layers, ffn, moe is not None)
+    shapes, linear, indexer = read_variant(fields, _shapes(fields, layers, ffn, moe is not None))
     return ModelSpec(
         name=as_name(fields.text("model_name") or "", "imported"),
         hidden=hidden,
@@ -81,6 +82,9 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
         mtp_layers=fields.integer("mtp_num_layers", most=64) or 0,
         moe=moe,
         mla=mla,
+        linear=linear,
+        indexer=indexer,
+        attention_gate=fields.on("attention_output_gate"),
     )
 
 

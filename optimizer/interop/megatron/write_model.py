@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.interop.megatron.variants import variant_settings
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import CpComm
@@ -38,15 +39,13 @@ def require_gpt(model: ModelSpec) -> None:
     shapes = layer_list(model)
     lacking = {
         "Mamba or attention-free layers": any(
-            shape.mixer is not Mixer.ATTENTION or shape.mlp is Mlp.NONE for shape in shapes
+            shape.mixer in (Mixer.MAMBA, Mixer.NONE) or shape.mlp is Mlp.NONE for shape in shapes
         ),
         "encoder layers": any(shape.bidirectional for shape in shapes),
         f"layers with {model.layer_norms} norms": model.layer_norms != 2,
         "query and key norms over all heads": model.qk_norm_all,
         "learned numbers in the activation": model.activation_scalars > 0,
         "a bias of the output matrix": model.head_bias,
-        "sparse attention": model.indexer is not None,
-        "gates on attention": model.attention_gate,
     }
     for name, there in lacking.items():
         if there:
@@ -96,9 +95,8 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--attention-dropout", "0.1" if target.training.dropout else "0.0"),
         ("--hidden-dropout", "0.1" if target.training.dropout else "0.0"),
     ]
-    return (
-        flags + mla_flags(model, target.release) + moe_flags(target) + window_flags(model) + mtp_flags(model)
-    )
+    flags += mla_flags(model, target.release) + moe_flags(target) + window_flags(model) + mtp_flags(model)
+    return flags + variant_flags(model, target.release)
 
 
 def attention_backend(target: Target, notes: list[str]) -> str | None:
@@ -222,12 +220,22 @@ def window_flags(model: ModelSpec) -> Flags:
 
 
 def cp_kinds(target: Target) -> list[str]:
-    """Kinds of context parallelism: one, or one per layer where windows rule out the ring that others use."""
+    """Kinds of context parallelism: one, or one per layer where windows, or chosen keys, rule out the ring."""
+    if target.model.indexer is not None:  # every query's keys may lie anywhere
+        return [CpComm.ALL_GATHER.value]
     kind, found = target.preset.cp_comm, window_marks(target.model)
     if found is None or kind not in (CpComm.P2P, CpComm.A2A_P2P):
         return [kind.value]
     gathered = CpComm.ALL_GATHER.value
     return [gathered] if all(found[1]) else [gathered if mark else kind.value for mark in found[1]]
+
+
+def variant_flags(model: ModelSpec, release: Release) -> Flags:
+    """Linear attention, chosen keys and gates."""
+    return [
+        (f"--{name.replace('_', '-')}", pattern_text(value) if isinstance(value, list) else value)
+        for name, value in variant_settings(model, release)
+    ]
 
 
 def mtp_flags(model: ModelSpec) -> Flags:

@@ -82,6 +82,7 @@ RECIPES = (
     (r"mixtral_8x22b", "mixtral-8x22b"),
     (r"nemotron4?_340b", "nemotron4-340b"),
     (r"kimi_k2", "kimi-k2"),
+    (r"qwen3_next_80b_a3b", "qwen3-next-80b-a3b"),
 )
 """Recipe names (regular expression at the start) and the built-in models that they train."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.interop.launch.optimizers import megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
+from layoutopt.optimizer.interop.megatron.variants import variant_settings
 from layoutopt.optimizer.interop.megatron.write import (
     OFFLOAD_MODULES,
     STRATEGY,
@@ -58,6 +59,8 @@ RECIPE_OF = {
     "gpt-oss-120b": "gpt_oss_120b_pretrain_config",
     "kimi-k2": "kimi_k2_pretrain_config",
     "gpt3-175b": "gpt3_175b_pretrain_config",
+    "qwen3-next-80b-a3b": "qwen3_next_80b_a3b_pretrain_config",
+    "glm-5": "glm52_pretrain_416gpu_h100_bf16_config",
 }
 """Recipes of megatron.bridge.recipes by built-in model; other models override the nearest one's sizes."""
 
@@ -144,6 +147,8 @@ def recipe_of(target: Target, notes: list[str]) -> str:
     if model.name in RECIPE_OF and (model.name != "gpt3-175b" or target.release >= WITH_DATASETS):
         return RECIPE_OF[model.name]
     family = "deepseek-v3" if model.mla else "qwen3-30b-a3b" if model.moe else "llama3-8b"
+    # only these recipes build layers of other kinds of attention (transformer_layer_spec)
+    family = "glm-5" if model.indexer else "qwen3-next-80b-a3b" if model.linear else family
     notes.append(
         f"Megatron-Bridge has no recipe for {model.name}: {RECIPE_OF[family]} with all sizes overridden"
     )
@@ -187,6 +192,7 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
             ("qk_pos_emb_head_dim", mla.qk_rope_head_dim),
             ("v_head_dim", mla.v_head_dim),
         ]
+    overrides += variant_settings(model, target.release)
     return [(f"model.{key}", value) for key, value in overrides]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.rule import Rule
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+from layoutopt.optimizer.specs.stacks import indexer_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Detail, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 
 def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
@@ -48,6 +50,9 @@ def _of_megatron(ctx: Context) -> Mapping[str, bool]:
         "lightning attention": Mixer.LIGHTNING in mixers,
         "gated delta rule": Mixer.GATED_DELTA in mixers and release < (0, 16),
         "sparse attention": model.indexer is not None and release < (0, 16),
+        "sparse attention without latent attention": model.indexer is not None and model.mla is None,
+        "indexers whose keys layers share": _shared_index(model) and release < (0, 19),
+        "indexers in no period of layers": _irregular(model),
         "gates on attention": model.attention_gate and release < (0, 16),
         "multi-token prediction": model.mtp_layers > 0 and release < (0, 12),
         "router biases": moe is not None and moe.router_bias and release < (0, 11),
@@ -56,6 +61,46 @@ def _of_megatron(ctx: Context) -> Mapping[str, bool]:
         "gates of shared experts": moe is not None and moe.shared_gate and release < (0, 16),
         "query and key norms": model.qk_norm and release < (0, 6),
     }
+
+
+def _of_megatron_bridge(ctx: Context) -> Mapping[str, bool]:
+    """What no recipe of Megatron-Bridge has layers for: Qwen3-Next's came with core 0.16, GLM-5's with 0.19."""
+    model, release = ctx.model, ctx.release
+    mixers = {shape.mixer for shape in ctx.shapes}
+    return {
+        "Kimi delta attention": Mixer.KIMI_DELTA in mixers,
+        "lightning attention": Mixer.LIGHTNING in mixers,
+        "gated delta rule": Mixer.GATED_DELTA in mixers and release < (0, 16),
+        "gates on attention": model.attention_gate and (Mixer.GATED_DELTA not in mixers or release < (0, 16)),
+        "sparse attention": model.indexer is not None and (model.mla is None or release < (0, 19)),
+        "indexers in no period of layers": _irregular(model),
+    }
+
+
+def _of_torchtitan(ctx: Context) -> Mapping[str, bool]:
+    """What its language models have no layers for; Qwen3.5's, with a vision encoder, are none of them."""
+    model = ctx.model
+    return {
+        "layers without attention": any(shape.mixer is not Mixer.ATTENTION for shape in ctx.shapes),
+        "layers without an MLP": any(shape.mlp is Mlp.NONE for shape in ctx.shapes),
+        "encoder layers": any(shape.bidirectional for shape in ctx.shapes),
+        f"layers with {model.layer_norms} norms": model.layer_norms != 2,
+        "query and key norms over all heads": model.qk_norm_all,
+        "learned numbers in the activation": model.activation_scalars > 0,
+        "a bias of the output matrix": model.head_bias,
+        "sparse attention": model.indexer is not None,
+        "gates on attention": model.attention_gate,
+    }
+
+
+def _shared_index(model: ModelSpec) -> bool:
+    return any(shape.sparse and not shape.indexes for shape in model.shapes)
+
+
+def _irregular(model: ModelSpec) -> bool:
+    """Whether no setting says which layers have an indexer; the first layer always has one."""
+    pattern = indexer_pattern(model.shapes)
+    return pattern is None or (pattern[0] > 1 and pattern[1] < 1)
 
 
 def _of_nanotron(ctx: Context) -> Mapping[str, bool]:
@@ -121,6 +166,16 @@ RULES: tuple[Rule, ...] = (
         Framework.MEGATRON,
         _of_megatron,
         "NVIDIA/Megatron-LM training/arguments.py and core/transformer/transformer_config.py, tags 0.4 to 0.19",
+    ),
+    _rule(
+        Framework.MEGATRON_BRIDGE,
+        _of_megatron_bridge,
+        "NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/recipes/{qwen/qwen3_next,glm/h100/glm5}.py, v0.3.0 to v0.6.0",
+    ),
+    _rule(
+        Framework.TORCHTITAN,
+        _of_torchtitan,
+        "pytorch/torchtitan torchtitan/models/{llama3,deepseek_v3,qwen3,gpt_oss,qwen3_5}/model.py",
     ),
     _rule(Framework.NANOTRON, _of_nanotron, "huggingface/nanotron src/nanotron/models/{llama,qwen}.py"),
 )

@@ -1,0 +1,115 @@
+"""Linear attention, chosen keys and gates in Megatron's words, both ways.
+
+NVIDIA/Megatron-LM core/transformer/transformer_config.py from core 0.16 on; ``pretrain_gpt.py`` has a flag for each field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.launch.common import per_layer_pattern
+from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
+from layoutopt.optimizer.specs.model import IndexerSpec, LinearSpec, Mixer
+from layoutopt.optimizer.specs.stacks import indexer_pattern, with_indexers
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.frameworks.record import Release
+    from layoutopt.optimizer.interop.reading import Fields
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
+
+VARIANT = "experimental_attention_variant"
+GATED_DELTA = ("gated_delta_net", "gdn")
+CHOSEN_KEYS = "dsa"
+
+SHARED_INDEX: Release = (0, 19)
+"""megatron-core release whose layers may share an indexer's keys."""
+
+INDEXER_LOSS = 0.001
+"""Weight of the indexer's loss, which core 0.16 needs to be stated (Megatron-Bridge's glm5_bridge.py)."""
+
+Settings = list[tuple[str, Any]]
+
+
+def variant_settings(model: ModelSpec, release: Release) -> Settings:
+    """Return the fields of ``TransformerConfig`` that say what is no softmax attention over all keys."""
+    settings: Settings = [("attention_output_gate", True)] if model.attention_gate else []
+    if model.linear is not None:
+        linear = model.linear
+        return [
+            *settings,
+            (VARIANT, GATED_DELTA[0]),
+            ("linear_attention_freq", [int(shape.mixer is Mixer.GATED_DELTA) for shape in model.shapes]),
+            ("linear_conv_kernel_dim", linear.conv),
+            ("linear_key_head_dim", linear.key_head_dim),
+            ("linear_value_head_dim", linear.value_head_dim),
+            ("linear_num_key_heads", linear.key_heads),
+            ("linear_num_value_heads", linear.value_heads),
+        ]
+    if model.indexer is not None:
+        indexer = model.indexer
+        settings += [
+            (VARIANT, CHOSEN_KEYS),
+            ("dsa_indexer_n_heads", indexer.heads),
+            ("dsa_indexer_head_dim", indexer.head_dim),
+            ("dsa_indexer_topk", indexer.top_k),
+            ("dsa_indexer_loss_coeff", INDEXER_LOSS),
+        ]
+        pattern = indexer_pattern(model.shapes)
+        if pattern is not None and release >= SHARED_INDEX:
+            settings += [
+                ("dsa_indexer_topk_freq", pattern[0]),
+                ("dsa_indexer_skip_topk_offset", pattern[1]),
+            ]
+    return settings
+
+
+def read_variant(
+    fields: Fields, shapes: list[LayerShape]
+) -> tuple[list[LayerShape], LinearSpec | None, IndexerSpec | None]:
+    """Return the layers with the stated variant of attention, and its sizes."""
+    variant = fields.text(VARIANT)
+    if variant is None:
+        return shapes, None, None
+    if variant in GATED_DELTA:
+        marks = _linear_layers(fields, len(shapes))
+        mixed = [
+            replace(shape, mixer=Mixer.GATED_DELTA, window=None) if linear else shape
+            for shape, linear in zip(shapes, marks, strict=True)
+        ]
+        return mixed, _linear(fields), None
+    if variant != CHOSEN_KEYS:
+        allowed = f"{' or '.join(GATED_DELTA)}, or {CHOSEN_KEYS}"
+        raise fields.fail(VARIANT, f"{shorten(variant)} is not supported", allowed)
+    indexer = IndexerSpec(
+        heads=fields.required("dsa_indexer_n_heads"),
+        head_dim=fields.required("dsa_indexer_head_dim"),
+        top_k=fields.required("dsa_indexer_topk"),
+    )
+    every = fields.integer("dsa_indexer_topk_freq", least=1, most=MAX_LAYERS) or 1
+    # is_dsa_skip_topk_layer of core/transformer/experimental_attention_variant/dsa.py: at least 1
+    offset = max(fields.integer("dsa_indexer_skip_topk_offset", most=MAX_LAYERS) or 0, 1)
+    return with_indexers(shapes, every, offset), None, indexer
+
+
+def _linear(fields: Fields) -> LinearSpec:
+    """Sizes of linear attention, with the defaults of ``TransformerConfig``."""
+    return LinearSpec(
+        key_heads=fields.integer("linear_num_key_heads", least=1) or 16,
+        value_heads=fields.integer("linear_num_value_heads", least=1) or 32,
+        key_head_dim=fields.integer("linear_key_head_dim", least=1) or 128,
+        value_head_dim=fields.integer("linear_value_head_dim", least=1) or 128,
+        conv=fields.integer("linear_conv_kernel_dim", least=1) or 4,
+    )
+
+
+def _linear_layers(fields: Fields, layers: int) -> list[bool]:
+    """Which layers are linear: a list of marks, or all but each n-th."""
+    key = "linear_attention_freq"
+    value = fields.raw(key)
+    if value is None:
+        raise fields.fail(key, "missing", "which layers are linear, like ([1]*3+[0])*12 or 4")
+    if isinstance(value, int) and not isinstance(value, bool):
+        step = fields.count(key)
+        return [(index + 1) % step != 0 for index in range(layers)]
+    return per_layer_pattern(value, layers, key=fields.path(key))
