@@ -60,7 +60,7 @@ def flavor_of(model: ModelSpec, notes: list[str]) -> tuple[str, str, bool]:
 def _same_sizes(model: ModelSpec, name: str) -> bool:
     """Tell whether a model is a built-in one under another name."""
     known = load_workload(name).model
-    return replace(known, name=model.name, published_parameters=model.published_parameters) == model
+    return replace(model, name=known.name, published_parameters=known.published_parameters) == known
 
 
 def _sizes(model: ModelSpec) -> str:
