@@ -24,7 +24,7 @@ PLAN = {
 }  # fmt: skip
 LAYOUT = {
     "tp", "sp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches", "recompute",
-    "schedule", "mesh_order", "precision", "stages",
+    "schedule", "mesh_order", "precision", "switches", "stages",
 }  # fmt: skip
 ALTERNATIVE = {
     "step_time_s", "slower", "why", "layout", "estimate", "distinguishable", "measurement", "carried_by",
