@@ -115,7 +115,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "diagnose.difference:Row": Form(added={"ratio": "ratio", "gap_s": "gap_s"}),
     "diagnose.diagnosis:Overlap": Form(added={"hidden_share": "hidden_share"}),
-    "evidence.next_runs:Job": Form(
+    "evidence.next_runs:ProbeJob": Form(
         without=("workload", "cluster"),
         added={
             "model_layers": "workload.model.layers",

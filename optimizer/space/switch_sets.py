@@ -62,8 +62,15 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
         return ()
     refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
     values = tuple(value for value in has if value not in refused)
-    if switch.name == "cuda_graph" and not limited and _sized_by_routing(ctx):
-        values = tuple(value for value in values if value is not CudaGraph.FULL)
+    if switch.name == "cuda_graph" and not limited:
+        left = (
+            CudaGraph.FULL
+            if _sized_by_routing(ctx)
+            else CudaGraph.PARTIAL
+            if CudaGraph.FULL in values
+            else None
+        )
+        values = tuple(value for value in values if value is not left)
     if switch.never_slower and not limited:
         values = values[-1:] if _legal_everywhere(switch, ctx, options) else values
     return () if values == (own,) else values
@@ -79,7 +86,10 @@ def _may_act(switch: Switch, ctx: Context) -> bool:
 
 
 def _sized_by_routing(ctx: Context) -> bool:
-    """Whether experts get as many tokens as the router sends; a graph of all needs a size, which may drop some."""
+    """Whether experts get as many tokens as the router sends; a graph of all needs a size, which may drop some.
+
+    Elsewhere a graph of the whole iteration replays all that graphs of parts do, with a single launch.
+    """
     return ctx.model.moe is not None and ctx.model.moe.capacity_factor is None
 
 

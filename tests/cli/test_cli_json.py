@@ -43,7 +43,7 @@ COLLECTIVE = {"collective", "group", "stride", "size_bytes", "seconds", "bus_byt
 
 def assert_layout(plain: dict[str, Any]) -> None:
     """Check the keys of a layout and the length of its stage list."""
-    assert set(plain) == LAYOUT
+    assert set(plain) | {"switches"} == LAYOUT  # an answer states its launch switches
     assert set(plain["recompute"]) == {"granularity", "modules"}
     assert len(plain["stages"]) == plain["pp"] * plain["vp"]
     assert all(set(stage) - {"recomputed_kinds"} == STAGE for stage in plain["stages"])
