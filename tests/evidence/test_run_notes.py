@@ -10,6 +10,7 @@ from layoutopt.optimizer.evidence.assumptions import assume, built_in, parse_ass
 from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.run import MeasuredRun
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +53,8 @@ def test_notes_decide_columns(notes: str, column: str, before: Any, after: Any) 
         ("batch size not stated; compile not stated", "compiled", None),
         ("no dropout", "dropout", False),
         ("dropout 0.1 default", "dropout", True),
-        ("alltoall dispatcher, EP overlap OFF", "dispatcher", "alltoall"),
-        ("hybridep; mock data", "dispatcher", "hybridep"),
+        ("alltoall dispatcher, EP overlap OFF", "dispatcher", Dispatcher.ALLTOALL),
+        ("hybridep; mock data", "dispatcher", Dispatcher.HYBRIDEP),
         ("amp_bf16/DEFAULT (fp32 sharded master weights)", "fp32_reduction", True),
         ("mem = max over ranks, GiB", "memory_gib", True),
         ("rank-0 peak allocated 62.166 GiB", "memory_gib", True),
