@@ -20,7 +20,7 @@ from layoutopt.optimizer.ask.planned import load_planned
 
 def run(*words: str) -> Result:
     """Run the command line."""
-    return CliRunner().invoke(main, list(words))
+    return CliRunner(env={"COLUMNS": "100"}).invoke(main, list(words))
 
 
 @pytest.fixture(scope="module")
