@@ -163,12 +163,12 @@ def test_the_command() -> None:
     """The table marks the cheapest and states the networks; JSON holds the same figures; bad words get a line."""
     told = run(*SMALL)
     assert told.exit_code == 0, told.output
-    words = " ".join(told.stdout.split())  # however wide the terminal is
-    assert "infiniband, full bisection" in words and " < " in words
+    table = " ".join(told.stdout.split())  # however wide the terminal is
+    assert "infiniband, full bisection" in table and " < " in table
     plain = json.loads(run(*SMALL, "--json").stdout)
     best = plain["offers"][plain["cheapest"]]
     assert best["cost"] == min(one["cost"] for one in plain["offers"])
-    assert f"{best['gpus']:,} {best['gpu']}" in words
+    assert f"{best['gpus']:,} {best['gpu']}" in table
     wrong = {
         ("--gpu-hour-cost", "x"): "no price",
         ("--gpu-hour-cost", "v100=2"): "none of the machines",
