@@ -69,7 +69,7 @@ def _plainer(text: str) -> str:
 
 def text_of(node: Node) -> str:
     """Return the source of a node."""
-    return (node.text or b"").decode()
+    return (node.text or b"").decode(errors="replace")
 
 
 def line_of(node: Node) -> int:
@@ -79,17 +79,20 @@ def line_of(node: Node) -> int:
 
 
 def parts_of(node: Node, start: int, end: int) -> Iterator[Node | str]:
-    """Yield the children of a node between two bytes of the file, and the text between them."""
+    """Yield the children of a node between two bytes of the file, and the text between them.
+
+    The parser may end a node inside a character that no script means: what is left of it is replaced.
+    """
     source, base, at = node.text or b"", node.start_byte, start
     for child in node.children:
         if child.start_byte < start or child.end_byte > end:
             continue
         if child.start_byte > at:
-            yield source[at - base : child.start_byte - base].decode()
+            yield source[at - base : child.start_byte - base].decode(errors="replace")
         yield child
         at = child.end_byte
     if at < end:
-        yield source[at - base : end - base].decode()
+        yield source[at - base : end - base].decode(errors="replace")
 
 
 def child_of(node: Node, field: str) -> Node | None:
