@@ -65,14 +65,14 @@ def read_or_explained(text: str, kind: str | None) -> bool:
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-@settings(max_examples=15)
+@settings(derandomize=True, max_examples=15)
 @given(text=st.text(max_size=300))
 def test_arbitrary_text_raises_nothing_else(kind: str | None, text: str) -> None:
     """Every importer survives any text."""
     assert read_or_explained(text, kind)
 
 
-@settings(max_examples=200)
+@settings(derandomize=True, max_examples=200)
 @given(data=st.data())
 def test_damaged_samples_raise_nothing_else(data: st.DataObject) -> None:
     """Good files with pieces cut out, doubled or overwritten still give one-line errors or a result."""
@@ -102,7 +102,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(derandomize=True, max_examples=150)
 @given(data=st.data())
 def test_wrong_values_raise_nothing_else(data: st.DataObject) -> None:
     """Structured files with a value of any type in any place still give one-line errors or a result."""

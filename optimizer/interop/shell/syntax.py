@@ -11,7 +11,7 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tree_sitter import Node, Parser
+    from tree_sitter import Language, Node, Parser
 
 MAX_BYTES = 500_000
 """Longest script that is read; launch scripts have some ten thousand."""
@@ -39,12 +39,19 @@ _RUN = re.compile(r"([$&|;<>!'\"`~^%@?,+\\)(\]\[}{])\1{999}")
 
 
 @cache
-def _parser() -> Parser:
-    """Build the parser when the first script is read: importing the grammar costs more than most commands."""
+def _language() -> Language:
+    """Load the grammar when the first script is read: importing it costs more than most commands."""
     import tree_sitter
     import tree_sitter_bash
 
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    return tree_sitter.Language(tree_sitter_bash.language())
+
+
+def _parser() -> Parser:
+    """Build a parser for one script: the grammar's scanner keeps what a damaged one leaves, and has crashed on it."""
+    import tree_sitter
+
+    return tree_sitter.Parser(_language())
 
 
 def parse(text: str, file: str = "") -> Node:
