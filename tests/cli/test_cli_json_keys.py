@@ -48,7 +48,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
         "--days",
         "60",
         "--tokens",
-        "100G",
+        "1e11",
         "--price-kwh",
         "0.1",
     ),
