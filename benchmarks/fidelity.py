@@ -28,6 +28,7 @@ from checks.baseline import figures, percent
 from checks.bounds import at_bound, constants_at_bounds
 from checks.experiment import calibration_gain
 from checks.healthy import FAULTY, faulty_builds, order_of
+from checks.pair_tables import lines as pair_lines
 from checks.published import NEWER, read_runs
 from checks.residuals import FEWEST, coverage, families, from_csv
 
@@ -464,6 +465,7 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         "",
         "Groups of at least three layouts of one model, cluster and batch; repeats are averaged.",
         *ranking_table(report),
+        *pair_lines(),
         "## Memory",
         *memory_lines(report),
         "",

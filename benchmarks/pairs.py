@@ -1,4 +1,5 @@
-"""Predicted against measured effects of one changed switch, over the published pairs of ``tests/data/evidence/ab.csv``.
+"""Predicted against measured effects of one changed switch, over the pairs of ``tests/data/evidence/ab.csv``
+and the pairs inside the tables of runs.
 
     python benchmarks/pairs.py [--all]
 
@@ -10,36 +11,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING
 
 import click
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from checks.pairs import effects
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from checks.pairs import Effect
+from checks.pair_tables import effects_in_tables
+from checks.pairs import effects, figures
 
 BASELINE = Path(__file__).with_name("pairs_baseline.json")
-TOLD = 0.03
-"""Effects from which on the sign has to be right."""
-
-
-def figures(listed: Sequence[Effect]) -> dict[str, float]:
-    """Sum up counted effects: how many, the median miss, and the share of signs right among the larger ones."""
-    counted = [effect for effect in listed if effect.counted]
-    large = [effect for effect in counted if abs((effect.measured or 1.0) - 1) > TOLD]
-    right = [e for e in large if ((e.predicted or 1.0) - 1) * ((e.measured or 1.0) - 1) > 0]
-    return {
-        "effects": len(counted),
-        "median_miss": round(median(effect.miss for effect in counted), 4),
-        "large": len(large),
-        "sign_right": round(len(right) / max(len(large), 1), 4),
-    }
 
 
 @click.command()
@@ -47,7 +27,7 @@ def figures(listed: Sequence[Effect]) -> dict[str, float]:
 @click.option("--update", is_flag=True, help="Write the baseline.")
 def main(everything: bool, update: bool) -> None:
     """Compare and print."""
-    listed = effects()
+    listed = (*effects(), *effects_in_tables())
     for effect in listed:
         if effect.predicted is None and not everything:
             continue

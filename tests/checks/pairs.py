@@ -6,6 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from checks.published import EVIDENCE
@@ -18,7 +19,7 @@ from layoutopt.optimizer.evidence.table import read_cells
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, NetworkFabric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PAIRS = EVIDENCE / "ab.csv"
 
@@ -78,6 +79,10 @@ DISPATCHERS = {
 }
 
 
+TOLD = 0.03
+"""Effects from which on the sign has to be right."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
     """One changed run against its baseline; ``reason`` says why it has no prediction or is not counted."""
@@ -101,10 +106,37 @@ class Effect:
         assert self.predicted is not None
         return abs(self.predicted - self.measured)
 
+    @property
+    def large(self) -> bool:
+        """Whether it exceeds what repeated runs differ by, so that its sign has to be right."""
+        return abs((self.measured or 1.0) - 1) > TOLD
+
+    @property
+    def sign_right(self) -> bool:
+        """Whether it is predicted to help where it helped."""
+        return ((self.predicted or 1.0) - 1) * ((self.measured or 1.0) - 1) > 0
+
+
+def figures(listed: Sequence[Effect]) -> dict[str, float]:
+    """Sum up counted effects: how many, the median miss, and the share of signs right among the larger ones."""
+    counted = [effect for effect in listed if effect.counted]
+    large = [effect for effect in counted if effect.large]
+    return {
+        "effects": len(counted),
+        "median_miss": round(median(effect.miss for effect in counted), 4),
+        "large": len(large),
+        "sign_right": round(sum(e.sign_right for e in large) / max(len(large), 1), 4),
+    }
+
+
+def pair_rows() -> list[dict[str, str]]:
+    """Return the rows of the table as they stand there."""
+    return list(csv.DictReader(PAIRS.read_text(encoding="utf-8").splitlines()))
+
 
 def effects() -> tuple[Effect, ...]:
     """Return every changed run of the table against the baseline of its pair."""
-    rows = list(csv.DictReader(PAIRS.read_text(encoding="utf-8").splitlines()))
+    rows = pair_rows()
     members: dict[str, list[tuple[dict[str, str], str, str]]] = defaultdict(list)
     for row in rows:  # the row that names another pair comes before it and is that pair's baseline
         members[row["pair"]].append((row, row["switch"], row["value"]))
@@ -121,18 +153,20 @@ def effects() -> tuple[Effect, ...]:
 def _of_pair(pair: str, listed: list[tuple[dict[str, str], str, str]]) -> Iterator[Effect]:
     base, *others = listed
     switch = next((name for _, name, _ in (*others, base) if name), "")
-    first = _predicted(base[0])
+    first = case_of(base[0])
     for row, _, value in others:
         effect = Effect(pair=pair, switch=switch, value=value, measured=_measured(row, base[0]))
         if effect.measured is None:
             yield replace(effect, reason="no ratio of times stated")
             continue
-        second = _predicted(row)
+        second = case_of(row)
         failed = next((one for one in (first, second) if isinstance(one, str)), "")
         if failed or isinstance(first, str) or isinstance(second, str):
             yield replace(effect, reason=failed)
             continue
-        yield replace(effect, predicted=second / first, reason=_set_aside(row, base[0], switch))
+        reason = _set_aside(row, base[0], switch) or ("" if _axes(first) != _axes(second) else SAME_VALUES)
+        ratio = predict(second).step_time_s / predict(first).step_time_s
+        yield replace(effect, predicted=ratio, reason=reason)
 
 
 def _measured(row: dict[str, str], base: dict[str, str]) -> float | None:
@@ -163,10 +197,12 @@ def _set_aside(row: dict[str, str], base: dict[str, str], switch: str) -> str:
     return ""
 
 
-def _predicted(row: dict[str, str]) -> float | str:
-    """Return the predicted step time of a row, or why there is none."""
-    case = case_of(row)
-    return case if isinstance(case, str) else predict(case).step_time_s
+SAME_VALUES = "both arms have the same value of every axis"
+
+
+def _axes(case: Case) -> tuple[object, ...]:
+    """Return what a pair's arms may differ in to be counted: switches, recomputation, precision."""
+    return case.switches, case.layout.recompute, case.training.precision, case.training.fp8_recipe
 
 
 def case_of(row: dict[str, str]) -> Case | str:
