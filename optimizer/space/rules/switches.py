@@ -15,10 +15,14 @@ from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Granular
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
     from layoutopt.optimizer.space.context import Context, RunOptions
     from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
+
+    IntArray = NDArray[np.int64]
 
 _CONFIG = "NVIDIA/Megatron-LM core/transformer/transformer_config.py"
 _ARGUMENTS = "NVIDIA/Megatron-LM training/arguments.py"
@@ -180,6 +184,21 @@ def _rule(name: str, reads: set[str], holds: Holds, detail: Any, **more: Any) ->
     )
 
 
+def _hybrid_domains(fits: Callable[[IntArray, int], BoolArray], **more: Any) -> Rule:
+    """Build a rule on the ranks that HybridEP exchanges among: those of an expert and its tensor-parallel group."""
+
+    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        domain = ctx.cluster.nvlink_domain
+        text = f"hybridep among {layout.ep * layout.etp} ranks with NVLink domains of {domain}; others have no such rule"
+        return text, {"ep": layout.ep, "etp": layout.etp, "nvlink_domain": domain}
+
+    used = OnlyWhere(
+        lambda switches, ctx: switches.dispatcher is Dispatcher.HYBRIDEP,
+        lambda rows, ctx: fits(rows.ep * rows.etp, ctx.cluster.nvlink_domain),
+    )
+    return _rule("ep_within_nvlink", {"ep", "etp"}, used, detail, axis="", **more)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         name="switch_supported",
@@ -269,22 +288,19 @@ RULES: tuple[Rule, ...] = (
         repair=_switched_off("cuda_graph"),
         axis="",
     ),
-    _rule(
-        "ep_within_nvlink",
-        {"ep"},
-        OnlyWhere(
-            lambda switches, ctx: switches.dispatcher is Dispatcher.HYBRIDEP,
-            lambda rows, ctx: rows.ep <= ctx.cluster.nvlink_domain,
-        ),
-        lambda layout, ctx: (
-            f"ep {layout.ep} > NVLink domain {ctx.cluster.nvlink_domain} with the hybridep dispatcher;"
-            " others cross domains",
-            {"ep": layout.ep, "nvlink_domain": ctx.cluster.nvlink_domain},
-        ),
-        formula="hybridep => ep <= NVLink domain",
-        reason="the hybridep kernel needs the expert group inside one NVLink domain",
-        source="NVIDIA-NeMo/Megatron-Bridge#6043, #6020, #2883",
+    _hybrid_domains(
+        lambda group, domain: group <= domain,
+        formula="hybridep => ep * etp <= NVLink domain",
+        reason="its exchange between NVLink domains came later, and containers were built without it",
+        source="NVIDIA-NeMo/Megatron-Bridge#6043, #6020, #2883; docker files of 2026-03 set HYBRID_EP_MULTINODE",
+        frameworks=MEGATRONS,
+        until=(0, 17),
+    ),
+    _hybrid_domains(
+        lambda group, domain: (group <= domain) | (group % domain == 0),
+        formula="hybridep => ep * etp <= NVLink domain or whole domains",
+        reason="the kernel counts its ranks in whole NVLink domains",
+        source="deepseek-ai/DeepEP branch hybrid-ep, deep_ep/hybrid_ep_buffer.py",
         frameworks=frozenset(Framework),
-        axis="",
     ),
 )
