@@ -75,8 +75,17 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
         kept_bytes=kept,
         saved_bytes=saved,
         checkpoint_bytes=2.0 * elements,
-        transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape)) + meanwhile,
+        transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape))
+        + meanwhile
+        + _index_bytes(ctx, keys, shape),
     )
+
+
+def _index_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Bytes of positions by which routed rows are gathered and scattered, where every element has its own."""
+    if shape.mlp is not Mlp.MOE or not ctx.preset.routed_index_bytes:
+        return np.zeros_like(keys.tp)
+    return ctx.preset.routed_index_bytes * routed_rows(ctx, keys) * ctx.model.hidden
 
 
 def _norm_bytes(ctx: ComputeContext) -> float:

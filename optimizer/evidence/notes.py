@@ -34,7 +34,8 @@ class NoteFacts:
 
     ``dispatcher`` sends tokens to their experts. ``memory_gib``: memory is in GiB.
     ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention``,
-    ``fused_loss`` and ``flash_attention_2`` are the preset's switches. ``adapter_attention``: attention alone has adapters.
+    ``fused_loss``, ``flash_attention_2`` and ``loss_chunks`` are the preset's switches. ``adapter_attention``: of
+    attention alone.
     """
 
     compiled: bool | None = None
@@ -46,6 +47,7 @@ class NoteFacts:
     flash_attention_2: bool | None = None
     memory_gib: bool = False
     capacity_factor: float | None = None
+    loss_chunks: int | None = None
     adapter_rank: int | None = None
     adapter_attention: bool = False
 
@@ -94,6 +96,7 @@ def _facts(found: Mapping[str, str]) -> NoteFacts:
         dispatcher=Dispatcher(found["dispatcher"]) if "dispatcher" in found else None,
         memory_gib="memory_gib" in found,
         capacity_factor=float(found["capacity_factor"]) if "capacity_factor" in found else None,
+        loss_chunks=int(found["loss_chunks"]) if "loss_chunks" in found else None,
         adapter_rank=int(found["adapter_rank"]) if "adapter_rank" in found else None,
         adapter_attention="adapter_attention" in found,
     )

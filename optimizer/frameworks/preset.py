@@ -63,7 +63,8 @@ class FrameworkPreset:
     ``splits_mtp_projection`` False: tensor-parallel ranks all hold the projection in front of a prediction layer.
     ``fused_sinks`` False: attention's output is kept before its sinks too. ``router_input_bytes`` per element are what a
     router with biases keeps of its input beside the 16-bit one, ``routed_output_bytes`` what is kept of routed experts'
-    output where it is multiplied with the probabilities.
+    output where it is multiplied with the probabilities, ``routed_index_bytes`` per element what positions of routed rows
+    take while a layer runs, where they are spelled out for every element.
     ``loss_chunks``: parts of the tokens whose logits exist one after another.
     ``optimizer`` is the run's. ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
@@ -118,6 +119,7 @@ class FrameworkPreset:
     fused_sinks: bool
     router_input_bytes: float
     routed_output_bytes: float
+    routed_index_bytes: float
     narrow_weights: NarrowWeights
     offload_optimizer: bool
     offload_activations: bool

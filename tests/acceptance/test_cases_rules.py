@@ -253,7 +253,7 @@ def test_a_dispatcher_that_needs_one_nvlink_domain(report: Any) -> None:
     So were containers up to core 0.16 built; later ones exchange between whole domains.
     """
     rule, hybrid = report.check["rule"], RunOptions(dispatcher="hybridep")
-    older = {"software": "core 0.16", "run": hybrid} | EXPERTS
+    older: dict[str, Any] = {"software": "core 0.16", "run": hybrid} | EXPERTS
     assert rule in broken(report, report.layout(), 64, gpu="b200", **older)
     assert rule not in broken(report, report.layout(), 64, gpu="b200", run=hybrid, **EXPERTS)
     assert rule not in broken(report, report.layout(), 64, gpu="gb200", run=hybrid, **EXPERTS)
