@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import JobTraining
     from layoutopt.optimizer.interop.sources import Imported
     from layoutopt.optimizer.specs.layout import Recompute
-    from layoutopt.optimizer.specs.model import ModelSpec, MoeSpec, OptimizerSpec
+    from layoutopt.optimizer.specs.model import AdapterSpec, ModelSpec, MoeSpec, OptimizerSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 Plain = dict[str, Any]
@@ -67,6 +67,7 @@ def job_training(training: JobTraining) -> Plain:
             "grad_dtype": DTYPES.get(training.grad_bytes or 0),
             "moment_dtype": DTYPES.get(training.moment_bytes or 0),
             "optimizer": _optimizer(training.optimizer),
+            "adapter": _adapter(training.adapter),
             "pad_vocab": training.pad_vocab,
             "total_tokens": _total_tokens(training),
         }
@@ -80,6 +81,16 @@ def _optimizer(spec: OptimizerSpec | None) -> Plain | None:
     muon = spec.kind is Optimizer.MUON
     way = spec.distribution.value if spec.distribution else None
     return stated({"kind": spec.kind.value, "distribution": way, "steps": spec.steps if muon else None})
+
+
+def _adapter(spec: AdapterSpec | None) -> Plain | None:
+    if spec is None:
+        return None
+    return {
+        "method": spec.method.value,
+        "rank": spec.rank,
+        "targets": [target.value for target in spec.targets],
+    }
 
 
 def _total_tokens(training: JobTraining) -> int | None:

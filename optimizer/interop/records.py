@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.layout import Layout
-    from layoutopt.optimizer.specs.model import ModelSpec, OptimizerSpec
+    from layoutopt.optimizer.specs.model import AdapterSpec, ModelSpec, OptimizerSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Fp8Recipe, Precision
 
@@ -46,6 +46,7 @@ class JobTraining:
     pad_vocab: bool | None = None
     flash: bool | None = None
     dropout: bool | None = None
+    adapter: AdapterSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,7 +165,7 @@ def test_swift_says_false_and_none() -> None:
     assert job.layout.recompute is not None
     assert job.layout.recompute.granularity == "none"
     said = " ".join(job.notes)
-    assert "lora: adapters are not read" in said
+    assert "assumed: lora_rank 8" in said
     assert "not read, though it may change the layout: moe_router_parallel_x" in said
 
 
@@ -213,7 +213,7 @@ def test_axolotl_deepspeed() -> None:
     assert (job.framework, job.model_name, job.gpus) == ("deepspeed", "qwen3-32b", None)
     assert degrees(job, "zero", "micro_batch") == (2, 2)
     assert {"number of GPUs", "global batch"} <= set(job.missing)
-    assert any("adapter lora" in text for text in job.notes)
+    assert any("lora_r 8" in text for text in job.notes)
 
 
 def test_axolotl_hybrid_and_offload() -> None:

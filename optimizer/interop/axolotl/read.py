@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
@@ -42,6 +43,7 @@ def import_axolotl(text: str, file: str = "") -> ImportedJob:
     dp = None if shard is None else shard * replicas
     _note_special(fields, notes)
     name_unread(list(fields.data), KNOWN, notes)
+    kind = fields.text("adapter")
     return fsdp_job(
         notes=notes,
         path=fields.text("base_model"),
@@ -59,6 +61,7 @@ def import_axolotl(text: str, file: str = "") -> ImportedJob:
         cp_comm=CpComm.P2P if cp > 1 else None,
         missing=missing,
         framework=Framework.DEEPSPEED if fields.text("deepspeed") else Framework.ACCELERATE,
+        adapter=read_adapter(fields, kind, AXOLOTL, notes) if kind else None,
     )
 
 
@@ -77,9 +80,6 @@ def _zero(fields: Fields, missing: list[str]) -> int | None:
 
 def _note_special(fields: Fields, notes: list[str]) -> None:
     """Say what changes memory or speed and is not modelled."""
-    adapter = fields.data.get("adapter")
-    if adapter:
-        notes.append(f"adapter {shorten(adapter)}: not read; priced as training of all parameters")
     if fields.section("fsdp_config").on("offload_params", "fsdp_offload_params"):
         notes.append("offload_params: parameters in host memory are not modelled; memory is overestimated")
     if str(fields.data.get("gradient_checkpointing")).startswith("offload"):

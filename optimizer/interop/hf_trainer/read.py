@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.accelerate.read import STRATEGIES, import_accelerate
 from layoutopt.optimizer.interop.deepspeed.read import import_deepspeed
+from layoutopt.optimizer.interop.launch.adapters import PEFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, model_path, name_unread
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
@@ -35,6 +36,9 @@ LENGTHS = (
 
 ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_dim", "train_type", "tuner_type", "finetuning_type")
 """What training scripts call a training of adapters alone."""
+
+METHODS = ("train_type", "tuner_type", "finetuning_type")
+"""Those of them whose value names the method."""
 
 BATCH = 8
 """per_device_train_batch_size where it is not stated."""
@@ -72,8 +76,7 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
     missing: list[str] = []
     name_unread(list(fields.data), KNOWN, notes)
-    if any(fields.raw(key) not in (None, False, "full") for key in ADAPTERS):
-        notes.append("adapters are not read from this file; priced as training of all parameters")
+    kind = _adapter_kind(fields)
     stated = _stated_elsewhere(fields, beside, notes, missing)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)
     if micro_batch is None and not fields.is_open("per_device_train_batch_size"):
@@ -101,7 +104,17 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
         missing=missing,
         framework=stated.get("framework", Framework.ACCELERATE),
         optimizer_offload=stated.get("offload"),
+        adapter=None if kind == "full" else read_adapter(fields, kind, PEFT, notes),
     )
+
+
+def _adapter_kind(fields: Fields) -> str:
+    """Return the method of adapters that the arguments state, ``full`` where they state none."""
+    for key in ADAPTERS:
+        value = fields.raw(key)
+        if value not in (None, False) and str(value).lower() != "false":
+            return str(value) if key in METHODS else "lora"
+    return "full"
 
 
 def _recompute(fields: Fields) -> bool | None:

@@ -227,6 +227,7 @@ def complete_workload(
         pad_vocab=training.pad_vocab,
         flash=training.flash is not False,
         dropout=bool(training.dropout),
+        adapter=training.adapter,
     )
     return Workload(model=found, training=spec)
 

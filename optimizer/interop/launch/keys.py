@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from layoutopt.optimizer.interop.reading import Fields
+    from layoutopt.optimizer.specs.model import AdapterSpec
     from layoutopt.optimizer.specs.vocabulary import CpComm
 
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -99,13 +100,15 @@ def megatron_job(
     *,
     path: str | None = None,
     command_line: bool = False,
+    adapter: AdapterSpec | None = None,
 ) -> ImportedJob:
     """Build the job of a launcher of Megatron-LM from fields under Megatron's own names."""
     job = job_from_arguments(fields, gpus, command_line=command_line)
     if any(note.startswith(UNREAD) for note in notes):  # under the launcher's own names
         job = replace(job, notes=tuple(note for note in job.notes if not note.startswith(UNREAD)))
     job = with_model(job, path)
-    return replace(job, notes=(*notes, *job.notes))
+    training = replace(job.training, adapter=adapter)
+    return replace(job, notes=(*notes, *job.notes), training=training)
 
 
 def fsdp_job(
@@ -125,6 +128,7 @@ def fsdp_job(
     precision: Precision | None = None,
     cp_comm: CpComm | None = None,
     optimizer_offload: float | None = None,
+    adapter: AdapterSpec | None = None,
     missing: Sequence[str] = (),
     framework: Framework = Framework.ACCELERATE,
 ) -> ImportedJob:
@@ -171,7 +175,11 @@ def fsdp_job(
         framework=framework,
         layout=layout,
         training=JobTraining(
-            sequence_length=sequence_length, global_batch=global_batch, precision=precision, pad_vocab=False
+            sequence_length=sequence_length,
+            global_batch=global_batch,
+            precision=precision,
+            pad_vocab=False,
+            adapter=adapter,
         ),
         options=JobOptions(cp_comm=cp_comm, optimizer_offload=optimizer_offload),
         gpus=gpus or (dp * tp * cp if dp else None),

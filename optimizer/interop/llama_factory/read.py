@@ -6,12 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.specs.model import AdapterSpec
 
 MEGATRON_KEYS = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
@@ -35,13 +37,8 @@ def import_llama_factory(text: str, file: str = "") -> ImportedJob:
     """Read a training file; the number of GPUs is in the launcher's environment, and so is the global batch."""
     fields = Fields(parse_yaml(text, file), file=file)
     notes: list[str] = []
-    kind = fields.text("finetuning_type")
-    if kind not in (None, "full"):
-        notes.append(
-            f"finetuning_type {shorten(kind)}: adapters are not read; priced as training of all parameters"
-        )
-    elif kind is None:
-        notes.append("finetuning_type is not stated, which means lora; priced as training of all parameters")
+    kind = fields.text("finetuning_type") or _assumed(notes)
+    adapter = None if kind == "full" else read_adapter(fields, kind, LLAMA_FACTORY, notes)
     name_unread(list(fields.data), KNOWN, notes)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)
     accumulation = fields.count("gradient_accumulation_steps")
@@ -49,7 +46,7 @@ def import_llama_factory(text: str, file: str = "") -> ImportedJob:
         f"the global batch is {micro_batch or '?'} * {accumulation} sequences per data-parallel rank"
     )
     if any(fields.data.get(key) is not None for key in MEGATRON_KEYS):
-        return _megatron(fields, micro_batch, notes)
+        return _megatron(fields, micro_batch, adapter, notes)
     missing: list[str] = []
     return fsdp_job(
         notes=notes,
@@ -63,8 +60,14 @@ def import_llama_factory(text: str, file: str = "") -> ImportedJob:
         precision=_precision(fields),
         missing=missing,
         framework=Framework.DEEPSPEED if fields.text("deepspeed") else Framework.ACCELERATE,
+        adapter=adapter,
         optimizer_offload=1.0 if "offload" in (fields.text("deepspeed") or "") else None,
     )
+
+
+def _assumed(notes: list[str]) -> str:
+    notes.append("assumed: finetuning_type lora, the trainer's default")
+    return "lora"
 
 
 def _stage(fields: Fields, missing: list[str], notes: list[str]) -> int | None:
@@ -90,8 +93,11 @@ def _precision(fields: Fields) -> Precision | None:
     return Precision.BF16 if fields.on("bf16") else Precision.FP16 if fields.on("fp16") else None
 
 
-def _megatron(fields: Fields, micro_batch: int | None, notes: list[str]) -> ImportedJob:
+def _megatron(
+    fields: Fields, micro_batch: int | None, adapter: AdapterSpec | None, notes: list[str]
+) -> ImportedJob:
     values = with_truths({key: fields.data[key] for key in MEGATRON_KEYS if key in fields})
     values |= {"micro_batch_size": micro_batch, "seq_length": fields.integer("cutoff_len", least=1)}
     values |= {"bf16": fields.on("bf16"), "fp16": fields.on("fp16")}
-    return megatron_job(Fields(values, file=fields.file), None, notes, path=fields.text("model_name_or_path"))
+    path = fields.text("model_name_or_path")
+    return megatron_job(Fields(values, file=fields.file), None, notes, path=path, adapter=adapter)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.adapters import SWIFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import (
     SWITCHES,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.flags import ArgFields
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
+    from layoutopt.optimizer.specs.model import AdapterSpec
 
 OWN_FLAGS = ("--model", "--micro_batch_size", "--tensor_model_parallel_size", "--max_length", "--train_type")
 NAMES = {"max_length": "seq_length", "overlap_p2p_comm": "overlap_p2p_communication"}
@@ -80,18 +82,22 @@ def _job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
         values.pop("recompute_granularity", None)
         notes[:] = [note for note in notes if "recompute_granularity" not in note]
     name_unread(list(stated), KNOWN, notes)
-    adapter = values.get("tuner_type") or values.get("train_type")
-    if adapter not in (None, "full"):
-        notes.append(f"{adapter}: adapters are not read from this file; priced as training of all parameters")
     gpus = command.gpus or gpus_of_environment(text, "NPROC_PER_NODE", "NNODES", notes)
     path = values.get("model") or values.get("load")
+    fields = command.fields(file=file, data=values)
     return megatron_job(
-        command.fields(file=file, data=values),
+        fields,
         gpus,
         notes,
         path=path if isinstance(path, str) else None,
         command_line=True,
+        adapter=_adapter(fields, "full", notes),
     )
+
+
+def _adapter(fields: ArgFields, default: str, notes: list[str]) -> AdapterSpec | None:
+    kind = str(fields.raw("tuner_type") or fields.raw("train_type") or default)
+    return None if kind == "full" else read_adapter(fields, kind, SWIFT, notes)
 
 
 def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
@@ -99,9 +105,6 @@ def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
     fields = command.fields(file=file)
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
     name_unread(list(fields.data), TRAINER_KNOWN, notes)
-    adapter = fields.text("tuner_type", "train_type") or "lora"
-    if adapter != "full":
-        notes.append(f"{adapter}: adapters are not read from this file; priced as training of all parameters")
     stage, missing = _stage(fields, notes)
     gpus = command.gpus or gpus_of_environment(text, "NPROC_PER_NODE", "NNODES", notes)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)
@@ -119,6 +122,7 @@ def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
         missing=missing,
         framework=Framework.DEEPSPEED if "deepspeed" in fields else Framework.ACCELERATE,
         optimizer_offload=1.0 if "offload" in str(fields.raw("deepspeed")) else None,
+        adapter=_adapter(fields, "lora", notes),
     )
     asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
     return replace(job, missing=(*job.missing, *asked))
