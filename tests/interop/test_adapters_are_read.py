@@ -9,11 +9,15 @@ import pytest
 
 from layoutopt.optimizer.interop.files import job_to_plain
 from layoutopt.optimizer.interop.launch.complete import complete_workload, named_model
+from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.sources import import_text
+from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.model import AdapterSpec
 from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.interop.records import ExportedJob, ImportedJob
 
 EVERY = tuple(AdapterTarget)
 ATTENTION = (AdapterTarget.ATTENTION,)
@@ -103,3 +107,31 @@ def test_defaults_are_said() -> None:
     assert "lora_rank 8" in said
     assert "lora_target all-linear" in said
     assert named_model(job) is not None
+
+
+def exported(adapter: AdapterSpec, to: str, version: str | None = None) -> ExportedJob:
+    """Export one node's layout of Llama 3 8B that trains an adapter."""
+    workload = load_workload("llama3-8b")
+    workload = replace(workload, training=replace(workload.training, adapter=adapter, global_batch=64))
+    layout = Layout(dp=8, zero=1, micro_batch=1, micro_batches=8)
+    return export(layout, workload, load_cluster("h100x8"), to, version=version)
+
+
+@pytest.mark.parametrize("version", ["core 0.19", "core 0.17"])
+def test_bridge_trains_what_was_priced(version: str) -> None:
+    """Its recipe of adapters with rank and modules comes back as the same adapter."""
+    spec = AdapterSpec(method=AdapterMethod.LORA, rank=16, targets=ATTENTION)
+    job = exported(spec, "megatron-bridge", version)
+    script = job.files["launch.sh"]
+    assert "llama3_8b_peft_config" in script
+    assert read(script, "bridge-command").training.adapter == spec
+    assert not any("adapters" in note for note in job.notes)
+
+
+@pytest.mark.parametrize(
+    ("method", "to"), [(AdapterMethod.QLORA, "megatron-bridge"), (AdapterMethod.LORA, "megatron-lm")]
+)
+def test_what_a_trainer_has_no_words_for_is_said(method: AdapterMethod, to: str) -> None:
+    """Megatron-LM has no adapters, Megatron-Bridge no 4-bit weights."""
+    job = exported(AdapterSpec(method=method, rank=16, targets=EVERY), to)
+    assert any("adapters, so that all parameters are trained" in note for note in job.notes)

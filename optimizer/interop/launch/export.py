@@ -17,6 +17,7 @@ from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.frameworks.switches import switch_text
 from layoutopt.optimizer.interop.launch.target import context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
+from layoutopt.optimizer.interop.megatron_bridge.adapters import writes_adapter
 from layoutopt.optimizer.space.check import find_faults, launched_by
 from layoutopt.optimizer.space.repair import nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError, Problem
@@ -110,6 +111,8 @@ def _unwritten(target: Target) -> list[str]:
         and (not megatron or framework is Framework.MEGATRON_DEEPSPEED),
         f"fp8 scales by the recipe {recipe}": recipe is not None
         and recipe not in framework.record.fp8_recipes,
+        "adapters, so that all parameters are trained": training.adapter is not None
+        and not (framework is Framework.MEGATRON_BRIDGE and writes_adapter(target)),
         "the norm after the embedding": target.model.embedding_norm and not framework.record.loads_models,
     }
     return [name for name, there in lacking.items() if there]

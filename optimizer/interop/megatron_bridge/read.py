@@ -17,6 +17,7 @@ from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_training,
 )
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
+from layoutopt.optimizer.interop.megatron_bridge.adapters import read_peft
 from layoutopt.optimizer.interop.megatron_bridge.read_recipe import HUB_ID, read_recipe
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
@@ -66,6 +67,7 @@ SECTIONS = (
     "comm_overlap",
     "dataset",
     "checkpoint",
+    "peft",
 )
 RECIPES = (
     (r"llama31?_405b", "llama3-405b"),
@@ -281,6 +283,7 @@ def bridge_job(
     # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
     layout = left_open(megatron_layout(fields, model, gpus, notes, etp_default="1"), fields)
     training = megatron_training(fields, layout, notes, fp8_key="fp8", fp4_key="fp4", command_line=False)
+    training = replace(training, adapter=read_peft(fields, recipe, notes))
     options = stated_options(fields, layout, notes, command_line=False)
     missing = missing_values(fields, model, layout, training, gpus)
     fields.name_unread(notes)

@@ -26,6 +26,11 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     sinks,
     window_marks,
 )
+from layoutopt.optimizer.interop.megatron_bridge.adapters import (
+    adapter_overrides,
+    adapter_recipe,
+    writes_adapter,
+)
 from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES, SHORT_FLAGS
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
@@ -81,7 +86,8 @@ FP8_MIXED = {settings["fp8_recipe"]: name for name, settings in PRECISION_NAMES.
 def export(target: Target) -> ExportedJob:
     """Write ``launch.sh``."""
     notes: list[str] = []
-    options, sizes = run_words(target, recipe_of(target, notes))
+    recipe = recipe_of(target, notes)
+    options, sizes = run_words(target, adapter_recipe(recipe) if writes_adapter(target) else recipe)
     notes += routing_notes(target)
     sections = [
         sizes,
@@ -91,6 +97,7 @@ def export(target: Target) -> ExportedJob:
         overlap_overrides(target),
         precision_overrides(target, notes),
         checkpoint_overrides(target),
+        adapter_overrides(target),
     ]
     words = [options, *([[quote(f"{key}={text(value)}")] for key, value in section] for section in sections)]
     script = (
@@ -120,11 +127,14 @@ def run_words(target: Target, recipe: str) -> tuple[list[list[str]], Overrides]:
     numbers |= {"-ep": layout.ep, "-etp": layout.etp, "-mb": layout.micro_batch, "-gb": target.global_batch}
     if target.release >= WITH_OPTIONS:
         numbers |= {"-sl": length, "--max_steps": steps}
+        mode = ["lora"] if writes_adapter(target) else ["pretrain", "--dataset", "mock"]
         return [
-            ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock"],
+            ["--recipe", recipe, "--mode", *mode],
             [word for option, n in numbers.items() if n is not None for word in (option, str(n))],
         ], []
     mock = ["--dataset", "llm-pretrain-mock"] if target.release >= WITH_DATASETS else ["--mode", "pretrain"]
+    if writes_adapter(target):
+        mock = ["--peft_scheme", "lora", "--dataset", "llm-finetune"]
     keys: Overrides = [(SHORT_FLAGS[option], n) for option, n in numbers.items() if option != "-vp"]
     keys += [("model.seq_length", length), (SHORT_FLAGS["-sl"], length), ("train.train_iters", steps)]
     return [["--recipe", recipe, *mock]], keys
