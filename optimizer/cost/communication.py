@@ -58,9 +58,9 @@ class CommContext:
 
     @property
     def tp_share(self) -> FloatArray:
-        """Share of the blocking tensor-parallel collectives that stays exposed."""
+        """Share of the blocking tensor-parallel collectives that stays exposed: overlap is that of sequence parallelism."""
         ctx = self.compute
-        hides = ctx.switches.tp_overlap & (not ctx.rates.ideal)
+        hides = ctx.switches.tp_overlap & (self.keys.sp > 0) & (not ctx.rates.ideal)
         return np.where(hides, ctx.constants["tp_exposed_overlapped"], 1.0)
 
     def nothing(self) -> Exposed:

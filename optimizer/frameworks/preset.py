@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import framework_named, parse_release
+from layoutopt.optimizer.frameworks.switches import BY_NAME, acting
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import ADAMW
 from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Saver
@@ -16,10 +17,11 @@ from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.frameworks.switches import Switch, Value
-    from layoutopt.optimizer.specs.layout import Switches
-    from layoutopt.optimizer.specs.model import OptimizerSpec, TrainingSpec
+    from layoutopt.optimizer.specs.layout import Layout, Switches
+    from layoutopt.optimizer.specs.model import ModelSpec, OptimizerSpec, TrainingSpec
 
 
 class NarrowWeights(StrEnum):
@@ -201,6 +203,8 @@ class FrameworkPreset:
             _FIELDS.get(name, name): value for name, value in switches.stated().items() if name not in _MERGED
         }
         overlap = _expert_overlap(switches, self.ep_overlap)
+        if switches.dp_overlap is False:
+            own["param_overlap"] = False  # it needs the other
         own |= {"ep_overlap": overlap, "narrow_weights": _narrow_weights(switches, self.narrow_weights)}
         return replace(self, **own)
 
@@ -222,6 +226,21 @@ def preset_value(preset: FrameworkPreset, switch: Switch) -> Value:
         return preset.narrow_weights is NarrowWeights.ALONE
     value: Value = getattr(preset, _FIELDS.get(switch.name, switch.name))
     return value
+
+
+def telling(switches: Switches, layout: Layout, model: ModelSpec | None, preset: FrameworkPreset) -> Switches:
+    """Leave out what can't change anything in a layout, and what is as a preset has it anyway.
+
+    ``model`` None: of one that is not known.
+    """
+    own = acting(switches, layout, model)
+    usual = []
+    for name, value in own.stated().items():
+        switch = BY_NAME[name]
+        both = value, preset_value(preset, switch)
+        one, other = both if model is None else (switch.meant(each, model) for each in both)
+        usual += [name] * (one == other)
+    return replace(own, **dict.fromkeys(usual)) if usual else own
 
 
 def _expert_overlap(switches: Switches, own: EpOverlap) -> EpOverlap:
@@ -291,8 +310,13 @@ def _table(folder: str) -> Mapping[str, Any]:
 @cache
 def load_preset(framework: Framework, software: str | None = None) -> FrameworkPreset:
     """Return the preset of a framework's release, see ``read_release``."""
+    return preset_of_release(framework, parse_release(framework, software))
+
+
+@cache
+def preset_of_release(framework: Framework, release: Release) -> FrameworkPreset:
+    """Return the preset of a framework's release."""
     values = {**_table("base"), **_settings(framework)}
-    release = parse_release(framework, software)
     for last, own in _table(framework.record.folder).get(UNTIL, {}).items():
         if release <= parse_release(framework, last):
             values |= own

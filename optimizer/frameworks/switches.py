@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.model import Mixer
 from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from layoutopt.optimizer.specs.layout import Switches
+    from layoutopt.optimizer.specs.layout import Layout, Switches
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 Value = bool | int | str
 OFF_ON = (False, True)
+
+
+def _in_any(rows: Any) -> Any:
+    return rows.tp > 0
+
+
+def _of_experts(rows: Any) -> Any:
+    return rows.ep > 1
+
+
+def _of_replicas(rows: Any) -> Any:
+    return rows.dp * rows.cp > 1
+
+
+def _any_model(model: ModelSpec) -> bool:
+    return True
+
+
+def _with_experts(model: ModelSpec) -> bool:
+    return model.is_moe
+
+
+def _with_shared_experts(model: ModelSpec) -> bool:
+    return model.moe is not None and model.moe.shared_ffn > 0
+
+
+def _that_attends(model: ModelSpec) -> bool:
+    """Whether layers attend to keys that no indexer chooses: those may lie anywhere, and are gathered."""
+    return model.indexer is None and any(shape.mixer is Mixer.ATTENTION for shape in model.shapes)
+
+
+def _itself(value: Value, model: ModelSpec) -> Value:
+    return value
+
+
+def _without_ring(kind: Value, model: ModelSpec) -> Value:
+    """Return the kind of context parallelism where a ring is meant: layers with a window gather instead."""
+    windows = all(shape.window is not None for shape in model.shapes if shape.mixer is Mixer.ATTENTION)
+    return CpComm.ALL_GATHER if windows and kind in (CpComm.P2P, CpComm.A2A_P2P) else kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +62,26 @@ class Switch:
     """One launch switch: a field of ``Switches``, an axis of the space, a key of layouts.
 
     ``values`` are those that some trainer has; the first is the plain one. ``changes_numbers``: results differ, so that it
-    is searched only where it is opened by name. ``acts_on``: it does nothing where this is 1: the degree of an axis, or
-    ``experts`` for models without them; empty where it acts in every layout. ``never_slower``: the last value is at least
-    as fast as the others in every layout and takes no more memory, so that only it is searched.
+    is searched only where it is opened by name. ``traffic`` tells in which layouts there is what it acts on: of one
+    layout, or of many as arrays; ``of`` in which models. ``needs`` names a switch without which this one can't be on.
+    ``meant`` is what a value comes to in a model.
+    ``never_slower``: the last value is at least as fast as the others in every layout and takes no more memory, so that
+    only it is searched.
     """
 
     name: str
     meaning: str
     values: tuple[Value, ...]
-    acts_on: str = ""
+    traffic: Callable[[Any], Any] = _in_any
+    of: Callable[[ModelSpec], bool] = _any_model
+    needs: str = ""
+    meant: Callable[[Value, ModelSpec], Value] = _itself
     changes_numbers: bool = False
     never_slower: bool = False
+
+    def acts(self, layout: Layout, model: ModelSpec | None) -> bool:
+        """Whether it can change anything in a layout of a model; None: of one that is not known."""
+        return bool(self.traffic(layout)) and (model is None or self.of(model))
 
 
 SWITCHES: tuple[Switch, ...] = (
@@ -39,42 +89,60 @@ SWITCHES: tuple[Switch, ...] = (
         name="ep_overlap",
         meaning="expert traffic of one micro-batch beside the compute of another (1F1B)",
         values=OFF_ON,
-        acts_on="ep",
+        traffic=_of_experts,
+        of=_with_experts,
     ),
     Switch(
         name="delay_wgrad",
         meaning="the experts' weight gradients beside the next exchange",
         values=OFF_ON,
-        acts_on="ep",
+        needs="ep_overlap",
+        traffic=_of_experts,
+        of=_with_experts,
     ),
     Switch(
         name="shared_expert_overlap",
         meaning="expert traffic beside the shared experts",
         values=OFF_ON,
-        acts_on="ep",
+        traffic=_of_experts,
+        of=_with_shared_experts,
     ),
     Switch(
         name="dispatcher",
         meaning="how tokens reach their experts",
         values=tuple(Dispatcher),
-        acts_on="ep",
+        traffic=_of_experts,
+        of=_with_experts,
     ),
     Switch(
         name="tp_overlap",
         meaning="tensor-parallel traffic beside compute, in the buffers that it is gathered in anyway",
         values=OFF_ON,
-        acts_on="tp",
+        traffic=lambda rows: (rows.tp > 1) & (rows.sp > 0),
         never_slower=True,
     ),
-    Switch(name="dp_overlap", meaning="gradient reductions beside compute", values=OFF_ON, never_slower=True),
     Switch(
-        name="param_overlap", meaning="parameter gathers beside compute", values=OFF_ON, never_slower=True
+        name="dp_overlap",
+        meaning="gradient reductions beside compute",
+        values=OFF_ON,
+        traffic=_of_replicas,
+        never_slower=True,
+    ),
+    Switch(
+        name="param_overlap",
+        meaning="parameter gathers beside compute",
+        values=OFF_ON,
+        needs="dp_overlap",
+        traffic=lambda rows: _of_replicas(rows) & (rows.zero > 0),
+        never_slower=True,
     ),
     Switch(
         name="cp_kind",
         meaning="how context parallelism communicates",
         values=tuple(CpComm),
-        acts_on="cp",
+        traffic=lambda rows: rows.cp > 1,
+        of=_that_attends,
+        meant=_without_ring,
     ),
     Switch(name="cuda_graph", meaning="how much is replayed from CUDA graphs", values=tuple(CudaGraph)),
     Switch(
@@ -91,6 +159,25 @@ SWITCHES: tuple[Switch, ...] = (
 )
 
 BY_NAME: Mapping[str, Switch] = {switch.name: switch for switch in SWITCHES}
+
+
+def _follows(name: str, value: Value, switches: Switches) -> bool:
+    """Whether a switch is off since one that it needs is."""
+    needs = BY_NAME[name].needs
+    return bool(needs) and not value and getattr(switches, needs) is False
+
+
+def acting(switches: Switches, layout: Layout, model: ModelSpec | None) -> Switches:
+    """Leave out what can't change anything in a layout of a model, None: of one that is not known.
+
+    That a switch is off needs no saying where one that it needs is.
+    """
+    silent = [
+        name
+        for name, value in switches.stated().items()
+        if not BY_NAME[name].acts(layout, model) or _follows(name, value, switches)
+    ]
+    return replace(switches, **dict.fromkeys(silent)) if silent else switches
 
 
 def read_switch(name: str, text: object) -> Value:
@@ -120,11 +207,11 @@ def combination_fault(switches: Switches) -> str:
     dispatcher = switches.dispatcher
     if switches.ep_overlap and switches.shared_expert_overlap:
         return "ep_overlap excludes shared_expert_overlap"
-    if switches.delay_wgrad and not switches.ep_overlap:
-        return "delay_wgrad needs ep_overlap"
     for name in ("ep_overlap", "shared_expert_overlap"):
         if getattr(switches, name) and dispatcher is Dispatcher.ALLGATHER:
             return f"{name} needs a dispatcher other than allgather"
+    if switches.delay_wgrad and not switches.ep_overlap:
+        return "delay_wgrad needs ep_overlap"
     if switches.param_overlap and switches.dp_overlap is False:
         return "param_overlap needs dp_overlap"
     return ""

@@ -14,6 +14,7 @@ from layoutopt.optimizer.cost.objectives import parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.releases import date_remarks
+from layoutopt.optimizer.frameworks.switches import acting
 from layoutopt.optimizer.solve.certificate import (
     Status,
     build_certificate,
@@ -333,7 +334,10 @@ def _alternative(pair: tuple[Layout, Estimate], best: tuple[Layout, Estimate]) -
 
 
 def layout_of(source: CostedSpace, found: Found) -> Layout:
-    """Write a tuple with its stages as a layout; whole-layer recomputation of no layer is called none."""
+    """Write a tuple with its stages as a layout, without what does nothing there.
+
+    Whole-layer recomputation of no layer is called none.
+    """
     row = found.layout
     value = {name: int(getattr(row, name)[0]) for name in SAME}
     codes = row.codebook
@@ -344,7 +348,7 @@ def layout_of(source: CostedSpace, found: Found) -> Layout:
     stages = virtual_stages(
         source.cost.model, value["pp"], value["vp"], found.blocks, found.recomputed, schedule
     )
-    return Layout(
+    whole = Layout(
         sp=bool(row.sp[0]),
         hsdp_shard=int(row.hsdp_shard[0]) or None,
         recompute=recompute,
@@ -356,3 +360,4 @@ def layout_of(source: CostedSpace, found: Found) -> Layout:
         stages=stages,
         **value,
     )
+    return replace(whole, switches=acting(whole.switches, whole, source.model))

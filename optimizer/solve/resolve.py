@@ -16,6 +16,7 @@ from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.near import near_tuples
 from layoutopt.optimizer.solve.search.result import Found
+from layoutopt.optimizer.space.switch_sets import codes_like
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.model.cp_model import SolverLimits
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 TUPLES = 16
 """Tuples in the model. 16 are solved together in seconds; they hold the optimum and its near-ties."""
@@ -106,7 +108,7 @@ def open_model(
     source = question.costed_space()
     limit_s = best_s * WITHIN
     batch, bounds = near_tuples(source, limit_s)
-    own = np.flatnonzero(_same_tuple(batch, best))
+    own = np.flatnonzero(_same_tuple(batch, best, source.model))
     ranked = [i for i in np.argsort(bounds, kind="stable").tolist() if i not in own]
     chosen = np.sort(np.array([*own[:1], *ranked[: tuples - len(own[:1])]], dtype=np.int64))
     others = np.delete(bounds, chosen)
@@ -120,7 +122,7 @@ def open_model(
     return OpenModel(source=source, model=model, others_s=floor_s)
 
 
-def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:
+def _same_tuple(batch: LayoutBatch, layout: Layout, model: ModelSpec) -> NDArray[np.bool_]:
     """Tell which tuples a layout belongs to; one that recomputes nothing belongs to that of whole layers."""
     book = batch.codebook
     same = np.ones(len(batch), dtype=bool)
@@ -129,8 +131,7 @@ def _same_tuple(batch: LayoutBatch, layout: Layout) -> NDArray[np.bool_]:
     same &= batch.hsdp_shard == (layout.hsdp_shard or 0)
     same &= np.array([order == layout.mesh_order for order in book.orders])[batch.order]
     same &= np.array([schedule is layout.schedule for schedule in book.schedules])[batch.schedule]
-    own = (layout.precision, layout.savers, layout.switches)
-    same &= np.array([entry == own for entry in book.formats])[batch.precision]
+    same &= codes_like(layout, model, book)[batch.precision]
     nothing = layout.recompute.granularity is Granularity.NONE
     alike = [
         r == layout.recompute or (nothing and r.granularity is Granularity.FULL) for r in book.recomputes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.frameworks.preset import preset_of_release, telling
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.space.orders import same_order
 from layoutopt.optimizer.space.rows import default_schedule, row_of
 from layoutopt.optimizer.space.stage_splits import own_split
-from layoutopt.optimizer.specs.layout import Recompute
+from layoutopt.optimizer.space.switch_sets import stated
+from layoutopt.optimizer.specs.layout import Recompute, Switches
 from layoutopt.optimizer.specs.stage_split import build_stages, even_layers, kinds_of, model_order
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
 
@@ -24,7 +26,8 @@ def effective(layout: Layout, ctx: Context) -> Layout:
     """Drop what has no effect.
 
     Sequence parallelism needs tp > 1, sharding more than one rank, expert axes experts, a schedule a pipeline,
-    recomputation recomputed layers; axes of degree 1 have no place in the mesh order.
+    recomputation recomputed layers; axes of degree 1 have no place in the mesh order; a launch switch needs what it acts
+    on, and says nothing where it is as the trainer's preset has it.
     """
     ranks, full = layout.dp * layout.cp, layout.recompute.granularity is Granularity.FULL
     stages = _first_unnamed(layout, ctx.model)
@@ -44,8 +47,19 @@ def effective(layout: Layout, ctx: Context) -> Layout:
         recompute=Recompute() if idle else layout.recompute,
         schedule=piped if layout.pp > 1 else Schedule.NONE,
         mesh_order=_usual_order(layout, ctx),
+        switches=_telling(layout, ctx),
         stages=stages,
     )
+
+
+def _telling(layout: Layout, ctx: Context) -> Switches:
+    """Drop switches that do nothing, and those that are as the preset has them where the launch says nothing else."""
+    preset = preset_of_release(ctx.framework, ctx.release).with_training(ctx.training)
+    own = telling(layout.switches, layout, ctx.model, preset)
+    flags: dict[str, Any] = {
+        name: getattr(layout.switches, name) for name in stated(Switches(), ctx.options).stated()
+    }
+    return replace(own, **flags) if flags else own
 
 
 def _first_unnamed(layout: Layout, model: ModelSpec) -> tuple[VirtualStage, ...]:

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.preset import load_preset, preset_value
+from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.frameworks.switches import (
     SWITCHES,
+    acting,
     combination_fault,
     read_switch,
     switch_text,
 )
 from layoutopt.optimizer.specs.layout import Switches
-from layoutopt.optimizer.specs.vocabulary import CudaGraph
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
     from layoutopt.optimizer.frameworks.switches import Switch, Value
-    from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.context import Context, RunOptions
     from layoutopt.optimizer.space.options import SpaceOptions
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec
+
+
+FLAGS = {
+    "ep_overlap": "overlap_moe_expert_parallel_comm",
+    "delay_wgrad": "delay_wgrad",
+    "shared_expert_overlap": "shared_expert_overlap",
+    "tp_overlap": "tp_comm_overlap",
+    "cp_kind": "cp_comm",
+}
+"""Switches and the flags of a launch that say the same."""
+
+
+def stated(switches: Switches, options: RunOptions) -> Switches:
+    """Return the switches of a layout, and where it states none those of the launch."""
+    own: dict[str, Any] = {
+        name: getattr(options, flag)
+        for name, flag in FLAGS.items()
+        if getattr(options, flag) is not None and getattr(switches, name) is None
+    }
+    if switches.dispatcher is None and options.dispatcher in tuple(Dispatcher):
+        own["dispatcher"] = Dispatcher(options.dispatcher)
+    return replace(switches, **own) if own else switches
 
 
 def declared_switches(ctx: Context, options: SpaceOptions) -> dict[str, tuple[Value, ...]]:
@@ -56,9 +82,9 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
         return tuple(dict.fromkeys(read_switch(switch.name, text) for text in options.fix[switch.name]))
     if switch.name == "cp_kind" and not options.limits(switch.name):
         return ()
-    own = preset_value(load_preset(ctx.framework).with_training(ctx.training), switch)
+    own = preset_value(preset_of_release(ctx.framework, ctx.release).with_training(ctx.training), switch)
     limited = options.limits(switch.name)
-    if not has or (switch.changes_numbers and not limited) or not _may_act(switch, ctx):
+    if not has or (switch.changes_numbers and not limited) or not switch.of(ctx.model):
         return ()
     refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
     values = tuple(value for value in has if value not in refused)
@@ -74,15 +100,6 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
     if switch.never_slower and not limited:
         values = values[-1:] if _legal_everywhere(switch, ctx, options) else values
     return () if values == (own,) else values
-
-
-def _may_act(switch: Switch, ctx: Context) -> bool:
-    """Whether a switch can change anything for the model."""
-    if switch.name == "shared_expert_overlap":
-        return ctx.model.moe is not None and ctx.model.moe.shared_ffn > 0
-    if switch.name == "cp_kind":
-        return ctx.has_attention
-    return switch.acts_on != "ep" or ctx.experts > 0
 
 
 def _sized_by_routing(ctx: Context) -> bool:
@@ -105,25 +122,37 @@ def switches_text(switches: Switches) -> str:
     return " ".join(f"{name}={switch_text(value)}" for name, value in switches.stated().items())
 
 
+def codes_like(layout: Layout, model: ModelSpec | None, book: Codebook) -> NDArray[np.bool_]:
+    """Tell which precision codes a layout of a model means: switches that do nothing there need no saying."""
+    own = (layout.precision, layout.savers, acting(layout.switches, layout, model))
+    return np.array(
+        [
+            (precision, savers, acting(switches, layout, model)) == own
+            for precision, savers, switches in book.formats
+        ],
+        dtype=bool,
+    )
+
+
 def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Keep, among each row's valid precision codes, the first of every set whose switches act alike there.
 
     ``valid`` has shape (n, precisions of the codebook). Switches on traffic do nothing where a group is a single rank.
     """
     kept, book = valid.copy(), rows.codebook
-    acting = {axis: getattr(rows, axis) > 1 for axis in ("ep", "cp", "tp")}
-    idle = [switch for switch in SWITCHES if switch.acts_on]
-    for off in product((False, True), repeat=len(acting)):
-        silent = dict(zip(acting, off, strict=True))
-        alike = [
-            (*entry[:2], *_heard(entry[2], [s.name for s in idle if silent[s.acts_on]]))
-            for entry in book.formats
-        ]
+    stated = [
+        switch for switch in SWITCHES if any(getattr(one, switch.name) is not None for one in book.switches)
+    ]
+    acting = np.stack([np.broadcast_to(switch.traffic(rows), len(rows)) for switch in stated], axis=1)
+    patterns, which = np.unique(acting, axis=0, return_inverse=True)
+    for place, pattern in enumerate(patterns):
+        silent = [switch.name for switch, acts in zip(stated, pattern, strict=True) if not acts]
+        alike = [(*entry[:2], *_heard(entry[2], silent)) for entry in book.formats]
         if len(set(alike)) == len(alike):
             continue
-        where = np.flatnonzero(np.logical_and.reduce([acting[axis] != silent[axis] for axis in acting]))
+        where = np.flatnonzero(which.ravel() == place)
         for later in range(1, len(alike)):
-            for first in (place for place in range(later) if alike[place] == alike[later]):
+            for first in (earlier for earlier in range(later) if alike[earlier] == alike[later]):
                 kept[where, later] &= ~kept[where, first]
     return kept
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.frameworks.preset import load_preset, preset_value
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.frameworks.switches import BY_NAME as SWITCH_NAMES
+from layoutopt.optimizer.frameworks.switches import SWITCHES
 from layoutopt.optimizer.interop.launch.complete import complete_layout, named_model
 from layoutopt.optimizer.interop.launch.export import NotExpressible, export
 from layoutopt.optimizer.interop.launch.target import context_of
@@ -201,9 +200,20 @@ def random_layout(rng: np.random.Generator) -> tuple[Layout, ModelSpec]:
         mesh_order=pick(rng, [DEFAULT_MESH_ORDER, DEFAULT_MESH_ORDER, "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp"]),
         precision=pick(rng, [Precision.BF16, Precision.BF16, Precision.BF16, *Precision]),
         savers=tuple(sorted(saver for saver in Saver if rng.random() < 0.1)),
+        switches=_random_switches(rng),
         stages=tuple(replace(stage, recomputed=again[entry]) for entry, stage in enumerate(stages)),
     )
     return layout, model
+
+
+def _random_switches(rng: np.random.Generator) -> Switches:
+    """Launch switches, in most layouts none or one; those that change numbers are left alone."""
+    stated: dict[str, Any] = {
+        switch.name: pick(rng, switch.values)
+        for switch in SWITCHES
+        if not switch.changes_numbers and rng.random() < 0.1
+    }
+    return Switches(**stated)
 
 
 def _random_recompute(rng: np.random.Generator, counts: list[int]) -> tuple[Recompute, list[int]]:
@@ -286,32 +296,14 @@ def _batch(layout: Layout) -> int:
 def _round_trip_fault(trainer: Trainer, job: ExportedJob, model: ModelSpec, ctx: Context) -> str:
     """What was written reads back as the same layout and model."""
     read = read_back(trainer, job)
-    back = effective(complete_layout(read, model=model), ctx)
-    if _comparable(back, trainer, model) != _comparable(job.layout, trainer, model):
+    back = effective(
+        complete_layout(replace(read, model=None), model=model), ctx
+    )  # stages in the model's own words
+    if back != job.layout:
         return f"export wrote {job.layout}, import reads {back}"
     if trainer.reads_model and (found := _model_fault(named_model(read), model)):
         return found
     return ""
-
-
-def _comparable(layout: Layout, trainer: Trainer, model: ModelSpec) -> Layout:
-    """Leave out what follows from the rest or does nothing.
-
-    Kinds follow from the layers, and readers name runs of layers as they find them; a switch does nothing where the axis
-    that it acts on is 1, and says nothing where it is as the trainer's preset.
-    """
-    preset = load_preset(trainer.framework, trainer.release)
-    acts = {"experts": model.is_moe}
-    telling: dict[str, Any] = {
-        name: value
-        for name, value in layout.switches.stated().items()
-        if value != preset_value(preset, SWITCH_NAMES[name])
-        and acts.get(
-            SWITCH_NAMES[name].acts_on, getattr(layout, SWITCH_NAMES[name].acts_on or "gpus", 0) != 1
-        )
-    }
-    stages = tuple(replace(stage, kinds={}) for stage in layout.stages)
-    return replace(layout, stages=stages, switches=Switches(**telling))
 
 
 def _model_fault(found: ModelSpec | None, model: ModelSpec) -> str:

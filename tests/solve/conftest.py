@@ -63,6 +63,7 @@ class RandomSpace:
     tight: float = 1.0
     rows: int = 6
     demands: Demands = NO_DEMANDS
+    model: None = None
 
     @cached_property
     def counts(self) -> IntArray:

@@ -14,7 +14,9 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.switches import BY_NAME
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
+from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.verify.layout import find_tuple
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
@@ -116,17 +118,38 @@ def test_undominated_choices_hold_the_best() -> None:
 
 @pytest.mark.parametrize(("model", "cluster"), [("qwen3-30b-a3b", "h100x16")])
 def test_megatron_chooses_switches(model: str, cluster: str) -> None:
-    """A mixture of experts' answer states every declared switch, and stating them keeps its price."""
+    """A mixture of experts' answer states every declared switch that acts, and stating them keeps its price."""
     workload, machine = load_workload(model), load_cluster(cluster)
     options = SolveOptions(space=SpaceOptions(fix={"tp": (1,), "pp": (1,), "ep": (8, 16)}), top=1)
     plan = solve_layout(workload, machine, options)
     assert plan.layout is not None
     assert plan.estimate is not None
     stated = plan.layout.switches.stated()
-    assert {"ep_overlap", "dispatcher", "cuda_graph", "tp_overlap"} <= stated.keys() <= BY_NAME.keys()
+    assert {"ep_overlap", "dispatcher", "cuda_graph"} <= stated.keys()
+    assert all(BY_NAME[name].acts(plan.layout, workload.model) for name in stated)
     for name, value in stated.items():
         fixed = replace(options, space=replace(options.space, fix={**options.space.fix, name: (str(value),)}))
         if not isinstance(value, bool):
             again = solve_layout(workload, machine, fixed)
             assert again.estimate is not None
             assert again.estimate.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("degrees", "acts"), [((1, 0), False), ((2, 1), True)], ids=["tp 1", "tp 2"])
+def test_answers_state_only_switches_that_act(degrees: tuple[int, int], acts: bool) -> None:
+    """Overlap of tensor-parallel traffic is stated where there is some; either answer is found again and costs the same."""
+    workload, machine = load_workload("llama3-8b"), load_cluster("h100x8")
+    space = SpaceOptions(fix={"tp": (degrees[0],), "sp": (degrees[1],), "pp": (1,), "tp_overlap": ("1",)})
+    options = SolveOptions(space=space, top=1)
+    plan = solve_layout(workload, machine, options)
+    assert plan.layout is not None
+    assert plan.estimate is not None
+    assert ("tp_overlap" in plan.layout.switches.stated()) is acts
+    said = replace(plan.layout, switches=replace(plan.layout.switches, tp_overlap=True))
+    judged = judge_layout(workload, machine, said)
+    assert judged.estimate is not None
+    assert judged.estimate.step_time_s == plan.estimate.step_time_s
+    source = Question(workload=workload, cluster=machine, options=options).costed_space()
+    rows = [find_tuple(source, layout).table().tolist() for layout in (plan.layout, said)]
+    assert len(rows[0]) == 1
+    assert rows[0] == rows[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.frameworks.switches import BY_NAME
 from layoutopt.optimizer.interop.launch.common import looped_schedule
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches, VirtualStage
@@ -47,7 +46,7 @@ def complete_layout(
     if problems or not dp or not micro_batch or not micro_batches:
         raise InputError(*problems)
     schedule = part.schedule or looped_schedule(pp, vp)
-    return Layout(
+    whole = Layout(
         tp=tp,
         sp=bool(part.sp),
         cp=cp,
@@ -68,6 +67,10 @@ def complete_layout(
         switches=_switches(job),
         stages=_stages(job, pp, vp, model, schedule),
     )
+    from layoutopt.optimizer.frameworks.preset import load_preset, telling  # it loads numpy
+
+    preset = load_preset(job.framework, job.version)
+    return replace(whole, switches=telling(whole.switches, whole, model, preset))
 
 
 DEGREES = ("tp", "cp", "pp", "ep", "zero")
@@ -168,8 +171,7 @@ def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
 
 
 def _switches(job: ImportedJob) -> Switches:
-    """Return the stated launch switches that the framework's release has and its preset has otherwise."""
-    from layoutopt.optimizer.frameworks.preset import load_preset, preset_value
+    """Return the stated launch switches that the framework's release has."""
     from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
     from layoutopt.optimizer.solve.run_preset import named_dispatcher
 
@@ -180,20 +182,13 @@ def _switches(job: ImportedJob) -> Switches:
         "shared_expert_overlap": options.ep_overlap == "shared",
         "dispatcher": named_dispatcher(options.moe_dispatcher) if options.moe_dispatcher else None,
         "tp_overlap": options.tp_overlap,
+        "dp_overlap": options.dp_overlap,
+        "param_overlap": options.param_overlap,
+        "cp_kind": options.cp_comm,
         "cuda_graph": options.cuda_graph,
     }
     has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
-    preset = load_preset(job.framework, job.version)
-    own = {name: value for name, value in stated.items() if value in has.get(name, ()) and _acts(name, job)}
-    return Switches(
-        **{name: value for name, value in own.items() if value != preset_value(preset, BY_NAME[name])}
-    )
-
-
-def _acts(name: str, job: ImportedJob) -> bool:
-    """Whether a switch has traffic to act on; tensor-parallel overlap acts on that of sequence parallelism."""
-    part, axis = job.layout, BY_NAME[name].acts_on
-    return (not axis or (getattr(part, axis) or 1) > 1) and (name != "tp_overlap" or bool(part.sp))
+    return Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})
 
 
 def complete_workload(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.frameworks.switches import switch_text
+from layoutopt.optimizer.frameworks.switches import BY_NAME, switch_text
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.savers import savers_text
@@ -77,8 +77,17 @@ def axis_value(layout: Layout, axis: str) -> str:
     return "whole" if value is None else str(value)
 
 
+def with_silent(layout: Layout, other: Layout) -> Layout:
+    """Return a layout with the other's launch switches where they do nothing in the first: there they are no choice."""
+    silent = {
+        name: value for name, value in other.switches.stated().items() if not BY_NAME[name].acts(layout, None)
+    }
+    return replace(layout, switches=replace(layout.switches, **silent)) if silent else layout  # type: ignore[arg-type]
+
+
 def list_changes(before: Layout, after: Layout) -> tuple[str, ...]:
     """Say which choices differ, ``axis old -> new``; what only follows from others comes last, stages where nothing else."""
+    before, after = with_silent(before, after), with_silent(after, before)
     changed = [axis for axis in SHOWN if axis_value(before, axis) != axis_value(after, axis)]
     ordered = sorted(changed, key=lambda axis: axis in DERIVED)
     words = [f"{axis} {axis_value(before, axis)} -> {axis_value(after, axis)}" for axis in ordered]

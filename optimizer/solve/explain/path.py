@@ -13,7 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.solve.api import layout_of
-from layoutopt.optimizer.solve.explain.changes import list_changes
+from layoutopt.optimizer.solve.explain.changes import list_changes, with_silent
 from layoutopt.optimizer.solve.explain.lattice import Lattice, cheapest_path, differing
 from layoutopt.optimizer.solve.explain.records import Gap, GapStep
 from layoutopt.optimizer.solve.search.best_first import BestFirst
@@ -44,7 +44,8 @@ def explain_gap(source: CostedSpace, given: Priced, best: Priced) -> Gap:
 
     ``source`` gives rules and prices. The given layout need not keep the rules of the search, the best one does.
     """
-    lattice = Lattice(source, given[0], best[0], differing(given[0], best[0])[:MOST_CHOICES])
+    first, second = with_silent(given[0], best[0]), with_silent(best[0], given[0])
+    lattice = Lattice(source, first, second, differing(first, second)[:MOST_CHOICES])
     return Gap(
         step_time_s=given[1].step_time_s,
         best_s=best[1].step_time_s,

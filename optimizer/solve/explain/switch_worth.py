@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.switches import Switch
     from layoutopt.optimizer.specs.layout import Layout, Switches
 
-RESTS_ON = {"ep_overlap": ("delay_wgrad",)}
-"""Switches that are off where another one is."""
-
 
 def worth_of_switches(cost: CostModel, layout: Layout, price: Estimate) -> Mapping[str, float]:
     """Return how much slower the step of the same layout is without each switch, relative.
@@ -29,7 +26,7 @@ def worth_of_switches(cost: CostModel, layout: Layout, price: Estimate) -> Mappi
     worth = {}
     for switch in BY_NAME.values():
         other = _without(layout.switches, switch)
-        if other is not None and _acts(switch, layout):
+        if other is not None and switch.acts(layout, cost.model):
             step_s = estimate(cost, replace(layout, switches=other)).step_time_s
             worth[switch.name] = step_s / price.step_time_s - 1.0
     return worth
@@ -40,12 +37,9 @@ def _without(switches: Switches, switch: Switch) -> Switches | None:
     plain = switch.values[0]
     if getattr(switches, switch.name) in (None, plain):
         return None
-    resting = [name for name in RESTS_ON.get(switch.name, ()) if getattr(switches, name)]
+    resting = [
+        one.name for one in BY_NAME.values() if one.needs == switch.name and getattr(switches, one.name)
+    ]
     values = {switch.name: plain} | {name: BY_NAME[name].values[0] for name in resting}
     other = replace(switches, **values)  # type: ignore[arg-type]  # values of the switches' own records
     return None if combination_fault(other) else other
-
-
-def _acts(switch: Switch, layout: Layout) -> bool:
-    """Whether a switch has traffic to act on."""
-    return not switch.acts_on or getattr(layout, switch.acts_on) > 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.stage_rule import StageLimit, StageRule
     from layoutopt.optimizer.solve.search.space_size import StageShape
     from layoutopt.optimizer.space.enumeration import Space
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 
 SHAPE_LIMITS = (1 << 8, 1 << 20, 1 << 20)
@@ -66,6 +67,11 @@ class CostedSpace:
     def degrees(self) -> LayoutBatch:
         """The valid degree rows, one for each schedule they may run."""
         return self._scheduled[0]
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model that is trained."""
+        return self.cost.model
 
     @property
     def counts(self) -> IntArray:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.terms import IntArray, StageTerms
     from layoutopt.optimizer.solve.search.demands import Demands
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 # Ranks priced at once (tuples times pipeline stages): about 100 MB of intermediate arrays, and enough to hide
 # the fixed cost of numpy calls.
@@ -54,6 +55,10 @@ AUDITED_TUPLES = 1_000_000
 
 class PricedSpace(CountedSpace, Protocol):
     """A space of layouts with the terms of their stages."""
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """The model that is trained, as far as it is known."""
 
     @property
     def demands(self) -> Demands:

@@ -16,6 +16,7 @@ from layoutopt.optimizer.solve.search.demands import Finished
 from layoutopt.optimizer.solve.verify.plain_reader import short
 from layoutopt.optimizer.space.stage_splits import allowed_sizes, balanced
 from layoutopt.optimizer.space.stages import model_order
+from layoutopt.optimizer.space.switch_sets import codes_like
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import IntArray
     from layoutopt.optimizer.solve.verify.exclusion import PricedSpace
     from layoutopt.optimizer.specs.layout import Layout, VirtualStage
-    from layoutopt.optimizer.specs.model import Run
+    from layoutopt.optimizer.specs.model import ModelSpec, Run
 
     _Modifier = tuple[str, Sequence[object] | None, list[object]]
 
@@ -94,7 +95,7 @@ def find_tuple(space: PricedSpace, layout: Layout) -> LayoutBatch:
             raise Refuted(f"{name} {value} with the degrees before it is not in the space")
     batch, _ = space.expand(rows.take(np.flatnonzero(same)))
     same = np.ones(len(batch), dtype=bool)
-    for name, meanings, preferred in _modifiers(batch, layout):
+    for name, meanings, preferred in _modifiers(batch, layout, space.model):
         column = getattr(batch, name)
         choices = [same & _means(column, meanings, stated) for stated in preferred]
         found = next((choice for choice in choices if choice.any()), None)
@@ -115,13 +116,16 @@ def _means(column: IntArray, meanings: Sequence[object] | None, stated: object) 
     return np.isin(column, [code for code, meaning in enumerate(meanings) if meaning == stated])
 
 
-def _modifiers(batch: LayoutBatch, layout: Layout) -> list[_Modifier]:
+def _modifiers(batch: LayoutBatch, layout: Layout, model: ModelSpec | None) -> list[_Modifier]:
     """List each code column, what its codes mean, and the stated meanings in order of preference."""
     book = batch.codebook
     recomputes: list[object] = [layout.recompute]
     if layout.recompute == Recompute() and not any(stage.recomputed for stage in layout.stages):
         # Whole layers, any number of them, includes none of them: a space may hold both or only this.
         recomputes.append(Recompute(granularity=Granularity.FULL))
+    own = (layout.precision, layout.savers, layout.switches)
+    alike = codes_like(layout, model, book)
+    formats = [own if same else entry for entry, same in zip(book.formats, alike, strict=True)]
     return [
         ("sp", None, [int(layout.sp)]),
         ("zero", None, [layout.zero]),
@@ -129,7 +133,7 @@ def _modifiers(batch: LayoutBatch, layout: Layout) -> list[_Modifier]:
         ("recompute", book.recomputes, recomputes),
         ("order", book.orders, [layout.mesh_order]),
         ("schedule", book.schedules, [layout.schedule]),
-        ("precision", book.formats, [(layout.precision, layout.savers, layout.switches)]),
+        ("precision", formats, [own]),
     ]
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.frameworks.switches import BY_NAME, combination_fault, switch_text
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.switch_sets import stated
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Granularity
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
-    from layoutopt.optimizer.space.context import Context, RunOptions
+    from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
 
@@ -27,27 +29,6 @@ if TYPE_CHECKING:
 _CONFIG = "NVIDIA/Megatron-LM core/transformer/transformer_config.py"
 _ARGUMENTS = "NVIDIA/Megatron-LM training/arguments.py"
 _SEARCHED = MEGATRONS | FREEST
-
-STATED = {
-    "ep_overlap": "overlap_moe_expert_parallel_comm",
-    "delay_wgrad": "delay_wgrad",
-    "shared_expert_overlap": "shared_expert_overlap",
-    "tp_overlap": "tp_comm_overlap",
-    "cp_kind": "cp_comm",
-}
-"""Switches and the flags of a launch that say the same."""
-
-
-def stated(switches: Switches, options: RunOptions) -> Switches:
-    """Return the switches of a layout, and where it states none those of the launch."""
-    own: dict[str, Any] = {
-        name: getattr(options, flag)
-        for name, flag in STATED.items()
-        if getattr(options, flag) is not None and getattr(switches, name) is None
-    }
-    if switches.dispatcher is None and options.dispatcher in tuple(Dispatcher):
-        own["dispatcher"] = Dispatcher(options.dispatcher)
-    return replace(switches, **own) if own else switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +81,11 @@ def _says(text: str, *axes: str) -> Callable[[Layout, Context], tuple[str, Facto
 def _lacking(switches: Switches, ctx: Context) -> list[str]:
     """Name what a layout switches on that the release has not."""
     has = abilities_of(ctx.framework, ctx.release).switches
+    preset = preset_of_release(ctx.framework, ctx.release).with_training(ctx.training)
     return [
         f"{name}={switch_text(value)}"
         for name, value in switches.stated().items()
-        if value != BY_NAME[name].values[0]
+        if value != preset_value(preset, BY_NAME[name])
         and value not in has.get(name, ())
         and not (name == "loss_chunks" and has.get(name))
     ]
@@ -202,7 +184,7 @@ def _hybrid_domains(fits: Callable[[IntArray, int], BoolArray], **more: Any) -> 
 RULES: tuple[Rule, ...] = (
     Rule(
         name="switch_supported",
-        formula="launch switches in the release's list",
+        formula="launch switches in the release's list, or as it has them anyway",
         reason="the release has no flag for it",
         source="argument and configuration files of every release",
         reads=frozenset({"switches"}),
