@@ -53,13 +53,17 @@ class SliceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverLimits:
-    """How CP-SAT may work: seconds, workers, random seed, relative gap, and a flag that is polled to stop."""
+    """How CP-SAT may work: seconds, workers, random seed, relative gap, and a flag that is polled to stop.
+
+    ``first``: the first answer will do, however much faster others are.
+    """
 
     time_limit_s: float = float("inf")
     workers: int = 1
     seed: int = 0
     gap: float = 0.0
     should_stop: Callable[[], bool] | None = None
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +250,8 @@ class CpModel:
                 return status
             if answer.step_s < min(run.best_s, self.data.upper_s):
                 run.best = answer
+                if run.limits.first:
+                    return cp_model.FEASIBLE
                 self._limit_ns(self._below_ns(answer.step_s, run.limits.gap))
             told = solver.value(self.variables.step_ns)
             if (

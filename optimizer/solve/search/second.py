@@ -14,10 +14,11 @@ import numpy as np
 from layoutopt.optimizer.cost.run_facts import footprint_of
 from layoutopt.optimizer.cost.step import graph_of
 from layoutopt.optimizer.solve.model.coefficients import KIB, rounding_s
-from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
+from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, SliceStatus
 from layoutopt.optimizer.solve.model.slices import Goal, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound
 from layoutopt.optimizer.solve.search.near import ROWS, near_tuples
+from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
 from layoutopt.optimizer.solve.search.result import Found
 from layoutopt.optimizer.space.requirement import parse_requirement
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.quantities import Linear, Quantity
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
-    from layoutopt.optimizer.solve.model.cp_model import SliceResult, SolverLimits
+    from layoutopt.optimizer.solve.model.cp_model import SolverLimits
     from layoutopt.optimizer.solve.model.slices import TupleSlice
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
     from layoutopt.optimizer.solve.search.result import SearchResult
@@ -66,6 +67,7 @@ class SecondSearch:
         self._source = source
         self._goal, self._limit_s = goal, limit_s
         self._limits = limits
+        self._solver = TupleSolver(source, self._stopped)
         self.tuples = 0
 
     def value(self, found: Found) -> float:
@@ -87,8 +89,7 @@ class SecondSearch:
             reached = self.value(best)
             if floors[index] >= reached * (1 - 1e-9):
                 return best, True
-            limits = self._limits()
-            if limits.time_limit_s <= 0 or (limits.should_stop is not None and limits.should_stop()):
+            if self._stopped():
                 return best, False
             one = batch.take(np.array([index]))
             result = self._solve(one, float(bounds[index]), reached)
@@ -101,6 +102,10 @@ class SecondSearch:
                 )  # fmt: skip
                 best = found if self.value(found) < reached else best
         return best, True
+
+    def _stopped(self) -> bool:
+        limits = self._limits()
+        return limits.time_limit_s <= 0 or (limits.should_stop is not None and limits.should_stop())
 
     def _floors(self, batch: LayoutBatch) -> tuple[FloatArray, FloatArray]:
         """Return what each tuple reaches at best in the goal, and its bound on step time; equal tuples only once."""
@@ -127,7 +132,7 @@ class SecondSearch:
             return CpModel(data, demands=source.demands).solve(self._limits())
         if np.isinf(self._limit_s) and not source.demands.any:
             return self._leanest(replace(data, goal=Goal.PEAK_MEMORY))
-        return self._leaner(data, int(reached / per_byte / KIB))
+        return self._leaner(Waiting.of(one, data.terms, 0, bound_s=bound_s), reached / per_byte)
 
     def _leanest(self, data: TupleSlice) -> SliceResult:
         """Find the stages with the least memory, however slow; none where no order runs the tuple."""
@@ -136,18 +141,38 @@ class SecondSearch:
             return replace(result, status=SliceStatus.NO_BETTER, blocks=None, recomputed=None)
         return result
 
-    def _leaner(self, data: TupleSlice, most_kib: int) -> SliceResult:
-        """Find stages that meet the demands with less and less memory, until there are none."""
-        best: SliceResult | None = None
-        while True:
-            model = CpModel(data, track_peak=True, demands=self._source.demands)
-            model.model.add(model.variables.peak_kib <= most_kib)
-            result = model.solve(self._limits())
-            if result.status in (SliceStatus.UNKNOWN, SliceStatus.FEASIBLE):
+    def _leaner(self, item: Waiting, below_bytes: float) -> SliceResult:
+        """Find the leanest stages that meet the demands and hold less than ``below_bytes``: halve what is open.
+
+        After every success a little less is asked for, since memory comes in steps of whole layers.
+        """
+        best = SliceResult(status=SliceStatus.NO_BETTER)
+        low = float(least_peak_bytes(item.terms, int(self._source.counts.sum()))[0]) - KIB
+        high, close = below_bytes, True
+        while high - low > 2 * KIB:
+            most_bytes = high - KIB if close else (low + high) / 2
+            result = self._within(item, most_bytes)
+            if result.status is SliceStatus.UNKNOWN:
                 return result
+            close = result.blocks is not None and not close
             if result.blocks is None:
-                return best or result
-            best, most_kib = result, int(result.peak_bytes / KIB) - 1
+                low = most_bytes
+            else:
+                best, high = result, result.peak_bytes
+        return replace(best, status=SliceStatus.OPTIMAL if best.blocks is not None else best.status)
+
+    def _within(self, item: Waiting, most_bytes: float) -> SliceResult:
+        """Find stages of a tuple that meet the demands within some memory; those that come up first."""
+        capacity = np.minimum(item.terms.capacity_bytes, most_bytes)
+        tight = replace(item, terms=replace(item.terms, capacity_bytes=capacity))
+        limit_s = min(self._limit_s, float(self._source.demands.limit_s(item.layout)[0]))
+        if np.isfinite(limit_s):
+            near, decided = self._solver.tried(tight, float(np.nextafter(limit_s, np.inf)), np.inf)
+            if near is not None or decided:
+                return near or SliceResult(status=SliceStatus.NO_BETTER)
+        limits = replace(self._limits(), first=True)
+        upper_s = limit_s + 2 * rounding_s(self._source.counts)
+        return self._solver.solved([tight], item.bound_s, upper_s, limits)
 
 
 def least_peak_bytes(terms: StageTerms, blocks: int) -> FloatArray:
