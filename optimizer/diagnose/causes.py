@@ -14,9 +14,9 @@ from layoutopt.optimizer.specs.units import format_rate, format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, CudaGraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from layoutopt.optimizer.diagnose.difference import StepDifference
+    from layoutopt.optimizer.diagnose.difference import Row, StepDifference
     from layoutopt.optimizer.diagnose.predicted import Expectation
     from layoutopt.optimizer.diagnose.terms import AxisTraffic, RankTerms
 
@@ -84,7 +84,7 @@ class Findings:
 
     ranks: tuple[RankTerms, ...]
     expected: Expectation
-    difference: StepDifference
+    difference: StepDifference[Row]
 
     @property
     def least_s(self) -> float:
@@ -102,17 +102,19 @@ class Findings:
 
 
 def causes(
-    ranks: Sequence[RankTerms], expected: Expectation, difference: StepDifference
+    ranks: Sequence[RankTerms], expected: Expectation, difference: StepDifference[Row]
 ) -> tuple[Cause, ...]:
     """Return the causes that the terms show, the largest first.
 
     Another number of micro-batches changes every other term: where it is found it comes first.
     """
     found = Findings(ranks=tuple(ranks), expected=expected, difference=difference)
-    listed = [cause for rule in RULES for cause in rule(found) if cause.seconds >= found.least_s]
-    return tuple(
-        sorted(listed, key=lambda cause: (cause.kind is not CauseKind.MICRO_BATCHES, -cause.seconds))
-    )
+    return by_seconds(cause for rule in RULES for cause in rule(found) if cause.seconds >= found.least_s)
+
+
+def by_seconds(found: Iterable[Cause]) -> tuple[Cause, ...]:
+    """Order causes, the largest first, but for another number of micro-batches."""
+    return tuple(sorted(found, key=lambda cause: (cause.kind is not CauseKind.MICRO_BATCHES, -cause.seconds)))
 
 
 def _micro_batches(found: Findings) -> Iterator[Cause]:

@@ -4,63 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median, pstdev
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.causes import CauseKind
+from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
+from layoutopt.optimizer.diagnose.logged import PASSES, Span, predicted_spans
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.predicted import moved_in_domain
-from layoutopt.optimizer.evidence.calibrate import LEAST_SPREAD
+from layoutopt.optimizer.diagnose.term_fit import MeasuredTerm, TermFit, fit_term
 from layoutopt.optimizer.evidence.calibration import Sourced
-from layoutopt.optimizer.evidence.parameters import parameter
-from layoutopt.optimizer.evidence.profile import PRIOR_SIGMA
+from layoutopt.optimizer.evidence.predict import TIME_SCALE
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from layoutopt.optimizer.diagnose.causes import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.predicted import Expectation
+    from layoutopt.optimizer.diagnose.term_fit import Measured, Reprice
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.frameworks.registry import Framework
-
-    Reprice = Callable[[Mapping[str, float]], Expectation]
 
 STREAMING = (
     Activity.NORM, Activity.ACTIVATION, Activity.ELEMENTWISE, Activity.PERMUTE, Activity.LOSS, Activity.EMBEDDING
 )  # fmt: skip
 """Kernels that the plan prices by their bytes."""
-
-LEAST_SHARE = 0.005
-"""Share of the step that a term must have to tell anything."""
-
-AT_BOUND = 1e-3
-"""Logarithm from a bound of its source within which a constant stands at it."""
-
-STEPS = 12
-"""Steps of the search for a constant's value: each halves what is left of the range of its source at least."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermFit:
-    """One constant and the term that it was read from, seconds of a step in the middle of the ranks.
-
-    ``sigma`` is the standard deviation of the constant's logarithm: repeats of a run, ranks that differ, and how steeply the
-    term follows the constant. ``taken``: the term tells more of it than what was known before; ``reason`` says why it does
-    not, or what stays open.
-    """
-
-    name: str
-    term: str
-    present: float
-    value: float
-    sigma: float
-    measured_s: float
-    before_s: float
-    after_s: float
-    taken: bool
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +77,10 @@ class TermCalibration:
         return [head, *each, *left, *(f"Warning: {warning}." for warning in self.warnings)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Term:
-    """A constant, and how to read its term of a measured rank and of a prediction for it."""
-
-    name: str
-    words: str
-    measured_s: Callable[[RankTerms], float]
-    predicted_s: Callable[[Expectation, RankTerms], float]
-
-
 def calibrate_terms(
-    found: Diagnosis, reprice: Reprice, framework: Framework, present: Mapping[str, float]
+    found: Diagnosis | LogDiagnosis, reprice: Reprice, framework: Framework, present: Mapping[str, float]
 ) -> TermCalibration:
-    """Read constants from the terms of a profile.
+    """Read constants from the terms of a profile, or from the spans of a log.
 
     ``reprice`` returns the plan's prediction under other constants, ``present`` are those that the cluster states now.
     Raises ``InputError`` for a profile of another job than the plan's.
@@ -133,36 +93,84 @@ def calibrate_terms(
         raise input_error(
             "the profile is of another number of micro-batches", "the run of this plan", key="calibrate"
         )
-    values, fits = dict(present), list[TermFit]()
-    for term in _terms(found, framework):
-        fit = _fit(term, found.ranks, reprice, values, found.expected)
-        if fit is not None:
-            fits.append(fit)
-            values |= {fit.name: fit.value} if fit.taken else {}
+    if isinstance(found, LogDiagnosis):
+        source = f"a log of {found.profile.steps} steps"
+        values, fits = _fitted(_log_terms(found, framework), [found], found.expected, reprice, present)
+    else:
+        source = f"a profile of {len(found.ranks)} ranks and {found.ranks[0].steps} steps"
+        values, fits = _fitted(_terms(found, framework), found.ranks, found.expected, reprice, present)
     return TermCalibration(
         fits=tuple(fits),
         measured_s=found.difference.measured_s,
         before_s=found.expected.step_s,
         after_s=reprice(values).step_s,
-        source=f"a profile of {len(found.ranks)} ranks and {found.ranks[0].steps} steps",
-        warnings=tuple(_warnings(found)),
+        source=source,
+        warnings=tuple(_warnings(found.causes)),
     )
 
 
-def _warnings(found: Diagnosis) -> list[str]:
+def _fitted(
+    terms: Sequence[MeasuredTerm[Measured]],
+    measured: Sequence[Measured],
+    expected: Expectation,
+    reprice: Reprice,
+    present: Mapping[str, float],
+) -> tuple[dict[str, float], list[TermFit]]:
+    """Fit the terms' constants one after another; return all values and the fits."""
+    values, fits = dict(present), list[TermFit]()
+    for term in terms:
+        fit = fit_term(term, measured, reprice, values, expected)
+        if fit is not None:
+            fits.append(fit)
+            values |= {fit.name: fit.value} if fit.taken else {}
+    return values, fits
+
+
+def _warnings(causes: Sequence[Cause]) -> list[str]:
     """Name what constants cannot describe."""
     apart = (
         CauseKind.SLOW_RANK, CauseKind.NO_OVERLAP, CauseKind.RECOMPUTATION, CauseKind.UNFUSED_ATTENTION, CauseKind.DROPOUT,
         CauseKind.DATA_LOADER, CauseKind.CHECKPOINT, CauseKind.NO_CUDA_GRAPH, CauseKind.EXPERT_IMBALANCE,
     )  # fmt: skip
     return [
-        f"{cause.words}: mend it first, no constant stands for it"
-        for cause in found.causes
-        if cause.kind in apart
+        f"{cause.words}: mend it first, no constant stands for it" for cause in causes if cause.kind in apart
     ]
 
 
-def _terms(found: Diagnosis, framework: Framework) -> list[_Term]:
+def _log_terms(found: LogDiagnosis, framework: Framework) -> list[MeasuredTerm[LogDiagnosis]]:
+    """Return the terms of a log that decide one constant each: the passes' one scale, then what lies beside them.
+
+    Traffic beside the passes decides none: a log does not tell its speed from what hides it.
+    """
+    listed = [
+        (TIME_SCALE, PASSES),
+        (f"host_step_s.{framework.value}", (Span.REST,)),
+        ("optimizer_hbm_fraction", (Span.OPTIMIZER,)),
+    ]
+    rows = [row.spans for row in found.difference.rows]
+    terms = []
+    for name, spans in listed:
+        mine = {span for held in rows if set(held) & set(spans) for span in held}
+        if name == TIME_SCALE or mine == set(spans):
+            terms.append(_of_spans(name, tuple(span for span in Span if span in mine)))
+    return terms
+
+
+def _of_spans(name: str, spans: tuple[Span, ...]) -> MeasuredTerm[LogDiagnosis]:
+    def measured(found: LogDiagnosis) -> float:
+        """Sum the rows of the spans."""
+        return sum(row.measured_s for row in found.difference.rows if set(row.spans) & set(spans))
+
+    def predicted(expected: Expectation, found: LogDiagnosis) -> float:
+        """Sum the plan's spans."""
+        planned = predicted_spans(expected)
+        return sum(planned[span] for span in spans)
+
+    words = ", ".join(span.words for span in spans)
+    return MeasuredTerm(name=name, words=words, measured_s=measured, predicted_s=predicted)
+
+
+def _terms(found: Diagnosis, framework: Framework) -> list[MeasuredTerm[RankTerms]]:
     """Return the terms that decide one constant each, those of kernels before those that lie beside them."""
     assert found.expected is not None
     cluster, constants = found.expected.cost.cluster, found.expected.cost.constants
@@ -185,21 +193,23 @@ def _terms(found: Diagnosis, framework: Framework) -> list[_Term]:
     return [term for term in terms if not term.name.startswith(hidden or "-")]
 
 
-def _of_kernels(name: str, words: str, parts: tuple[Activity, ...]) -> _Term:
+def _of_kernels(name: str, words: str, parts: tuple[Activity, ...]) -> MeasuredTerm[RankTerms]:
     phases = (Component.FORWARD, Component.BACKWARD)
 
     def measured(terms: RankTerms) -> float:
+        """Sum kernels of the parts."""
         return sum(terms.seconds(phase, part) for phase in phases for part in parts)
 
     def predicted(expected: Expectation, terms: RankTerms) -> float:
+        """Sum the parts of the rank's stage."""
         stage = expected.stages[expected.stage_of(terms.rank)]
         return sum(stage.seconds(phase, part) for phase in phases for part in parts)
 
-    return _Term(name=name, words=words, measured_s=measured, predicted_s=predicted)
+    return MeasuredTerm(name=name, words=words, measured_s=measured, predicted_s=predicted)
 
 
-def _of_component(name: str, component: Component, part: Activity) -> _Term:
-    return _Term(
+def _of_component(name: str, component: Component, part: Activity) -> MeasuredTerm[RankTerms]:
+    return MeasuredTerm(
         name=name,
         words=component.words,
         measured_s=lambda terms: terms.seconds(component, part),
@@ -209,10 +219,11 @@ def _of_component(name: str, component: Component, part: Activity) -> _Term:
     )
 
 
-def _of_traffic(name: str, words: str, *, within: bool) -> _Term:
+def _of_traffic(name: str, words: str, *, within: bool) -> MeasuredTerm[RankTerms]:
     """Compare the transfer of all calls whose bytes are known with their price, hidden or not."""
 
     def calls(expected: Expectation, terms: RankTerms) -> list[tuple[float, float]]:
+        """Return each kind of call's seconds, measured and predicted."""
         found = []
         for one in terms.traffic:
             if one.axis is None or one.bytes <= 0 or moved_in_domain(expected, one.axis) is not within:
@@ -226,75 +237,11 @@ def _of_traffic(name: str, words: str, *, within: bool) -> _Term:
     kept: dict[int, float] = {}
 
     def predicted(expected: Expectation, terms: RankTerms) -> float:
+        """Sum the prices of the rank's calls."""
         pairs = calls(expected, terms)
         kept[terms.rank] = sum(pair[0] for pair in pairs)
         return sum(pair[1] for pair in pairs)
 
-    return _Term(
+    return MeasuredTerm(
         name=name, words=words, measured_s=lambda terms: kept.get(terms.rank, 0.0), predicted_s=predicted
     )
-
-
-def _fit(
-    term: _Term,
-    ranks: Sequence[RankTerms],
-    reprice: Reprice,
-    values: Mapping[str, float],
-    expected: Expectation,
-) -> TermFit | None:
-    """Find the value at which the prediction of the middle rank is what was measured; None without a term."""
-    known = parameter(term.name)
-    present = values.get(term.name, known.value)
-    before = [term.predicted_s(expected if not values else reprice(values), terms) for terms in ranks]
-    measured = [term.measured_s(terms) for terms in ranks]
-    least_s = LEAST_SHARE * expected.step_s
-    pairs = zip(measured, before, strict=True)
-    ratios = [math.log(now / was) for now, was in pairs if now > 0 and was > least_s]
-    if not ratios:
-        return None
-    low, high = known.bounds
-    at = [place for place, was in enumerate(before) if was > 0]
-    wanted = median(ratios)
-
-    def off(value: float) -> float:
-        """Log of predicted over measured at a value, in the middle of the ranks."""
-        priced = reprice({**values, term.name: value})
-        logs = [math.log(max(term.predicted_s(priced, ranks[place]), 1e-12) / before[place]) for place in at]
-        return median(logs) - wanted
-
-    near = known.clipped(present * 1.05)
-    near = known.clipped(present / 1.05) if near == present else near
-    slope = (off(near) + wanted) / math.log(near / present) if near != present else 0.0
-    spread = pstdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
-    sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
-    prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
-    reason = "" if sigma < prior else "the term hardly follows it, so the profile tells less than was known"
-    value = present if reason else _solved(off, low, high, present)
-    if not reason and min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND:
-        reason = "it stands at the bound of its source, and the rest of the term stays unexplained"
-    after = term.predicted_s(reprice({**values, term.name: value}), ranks[at[0]])
-    return TermFit(
-        name=term.name,
-        term=term.words,
-        present=present,
-        value=value,
-        sigma=min(sigma, 10.0),
-        measured_s=measured[at[0]],
-        before_s=before[at[0]],
-        after_s=after,
-        taken=sigma < prior,
-        reason=reason,
-    )
-
-
-def _solved(off: Callable[[float], float], low: float, high: float, present: float) -> float:
-    """Return the value within bounds at which ``off`` is least, by bisection of its sign in logarithms."""
-    low = max(low, present / 100, 1e-9)
-    at_low, at_high = off(low), off(high)
-    if at_low * at_high > 0:
-        return low if abs(at_low) < abs(at_high) else high
-    for _ in range(STEPS):
-        middle = math.sqrt(low * high)
-        here = off(middle)
-        low, high, at_low = (middle, high, here) if here * at_low > 0 else (low, middle, at_low)
-    return math.sqrt(low * high)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.causes import Cause, causes
-from layoutopt.optimizer.diagnose.difference import StepDifference, difference
+from layoutopt.optimizer.diagnose.difference import Row, StepDifference, difference
+from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
+from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
@@ -86,7 +88,7 @@ class Diagnosis:
     overlaps: tuple[Overlap, ...]
     speeds: tuple[RankSpeed, ...]
     expected: Expectation | None
-    difference: StepDifference | None
+    difference: StepDifference[Row] | None
     causes: tuple[Cause, ...]
 
     @property
@@ -130,6 +132,15 @@ def diagnose(
         difference=apart,
         causes=() if expected is None or apart is None else causes(ranks, expected, apart),
     )
+
+
+def diagnose_run(
+    read: Sequence[RankProfile] | LoggedProfile, cost: CostModel, layout: Layout
+) -> Diagnosis | LogDiagnosis:
+    """Hold what was read of a run, profiles of ranks or a log, against the plan that it ran."""
+    if isinstance(read, LoggedProfile):
+        return diagnose_log(read, cost, layout)
+    return diagnose(read, cost, layout)
 
 
 def _check(profiles: Sequence[RankProfile], layout: Layout | None) -> None:

@@ -121,13 +121,16 @@ class ImportedJob:
 class LoggedRun:
     """One measured run as columns of the measured-run table (``validate``), and what was assumed.
 
-    ``timers_s`` are a trainer's own timers: the least and the most seconds a step over ranks. ``samples_per_s`` is the
-    whole job's rate where the log states no step time.
+    ``timers_s`` are a trainer's own timers: the least and the most seconds a step over ranks, ``rank_timers_s`` those of
+    each rank where the log lists them. ``samples_per_s`` is the whole job's rate where the log states no step time,
+    ``steps`` counts the steps that are logged.
     """
 
     columns: dict[str, str | int | float]
     notes: tuple[str, ...] = ()
+    steps: int = 0
     timers_s: dict[str, tuple[float, float]] = field(default_factory=dict)
+    rank_timers_s: dict[str, dict[int, float]] = field(default_factory=dict)
     samples_per_s: float | None = None
 
 

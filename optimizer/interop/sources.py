@@ -98,7 +98,7 @@ _TEXT_SIGNS = (
     (FileKind.TORCHTITAN_LOG, r"step:\s*\d+.*memory:\s*[\d.]+GiB"),
     (FileKind.NANOTRON_LOG, r"iteration: \d+ / \d+ \|"),
     (FileKind.MEGATRON_LOG, r"elapsed time per iteration \(m?s\)"),
-    (FileKind.DEEPSPEED_LOG, r"CurrSamplesPerSec="),
+    (FileKind.DEEPSPEED_LOG, r"CurrSamplesPerSec=|time \(ms\) \| fwd|iter time \(s\): [\d.]+ samples/sec:"),
     (FileKind.NEMO_LOG, r"train_step_timing in s:"),
     (FileKind.TRAINER_LOG, r"'train_steps_per_second'|\d/\d+ \[[\d:]+<[\d:?]+, +[\d.]+ ?(s/it|it/s)"),
     (FileKind.NVIDIA_TOPO, r"^[ \t]*GPU0\s.*\bX\b|^[ \t]+GPU0\b.*(Affinity|NIC0|GPU1)"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.diagnose.causes import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
     from layoutopt.optimizer.diagnose.utilization import Utilization
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.interop.records import ExportedJob
@@ -237,14 +238,14 @@ def diagnose(
     """Hold profiles of a run against what it was to be: terms predicted and measured, traffic, ranks, causes.
 
     ``run`` is an answer of ``solve``, a job of ``load_job``, the file of a plan, or a launch file with the ``cluster`` that
-    it ran on. ``profiles`` are traces of PyTorch's profiler, SQLite exports of Nsight Systems, or folders of them.
+    it ran on. ``profiles`` are traces of PyTorch's profiler, SQLite exports of Nsight Systems, folders of them, or a log.
     ``steps``, ``rank`` and ``axes`` (``{"all_reduce": "dp"}``) say what profiles do not say themselves. Raises InputError
     with what is missing.
     """
     from layoutopt.optimizer.ask import planned
-    from layoutopt.optimizer.diagnose.diagnosis import diagnose as hold
+    from layoutopt.optimizer.diagnose.diagnosis import diagnose_run
     from layoutopt.optimizer.interop.profiles.options import ProfileOptions
-    from layoutopt.optimizer.interop.profiles.read import read_profiles
+    from layoutopt.optimizer.interop.profiles.read import read_run
     from layoutopt.optimizer.specs.vocabulary import Axis
 
     if isinstance(run, str | Path):
@@ -261,7 +262,7 @@ def diagnose(
         workload=question.workload,
         cluster=question.cluster,
         options=question.options,
-        diagnosis=hold(read_profiles(profiles, options), found.cost, found.layout),
+        diagnosis=diagnose_run(read_run(profiles, options), found.cost, found.layout),
     )
 
 
@@ -490,7 +491,7 @@ class Reasons(Answer):
 class Diagnosed(Answer):
     """The answer of ``diagnose``; ``diagnosis`` has everything."""
 
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis | LogDiagnosis
 
     @property
     def step_s(self) -> float:
@@ -504,9 +505,9 @@ class Diagnosed(Answer):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as ``layoutopt diagnose --json`` prints it."""
-        from layoutopt.optimizer.report.json_forms import diagnosis_to_plain
+        from layoutopt.optimizer.report.json_forms import run_diagnosis_to_plain
 
-        return diagnosis_to_plain(self.diagnosis)
+        return run_diagnosis_to_plain(self.diagnosis)
 
     def __repr__(self) -> str:
         apart = self.diagnosis.difference
@@ -515,6 +516,6 @@ class Diagnosed(Answer):
         return f"<{self.question_line}: {self.step_s:.5g} s measured{predicted}{first}>"
 
     def _tables(self) -> RenderableType:
-        from layoutopt.optimizer.report.tables.diagnosis import diagnosis_tables
+        from layoutopt.optimizer.report.tables.diagnosis import run_diagnosis_tables
 
-        return diagnosis_tables(self.diagnosis)
+        return run_diagnosis_tables(self.diagnosis)

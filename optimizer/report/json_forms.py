@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
     from layoutopt.optimizer.diagnose.outlook import Outlook
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.evidence.honesty import Honesty
@@ -114,6 +115,7 @@ FORMS: Mapping[str, Form] = {
         without=("results", "ranking_by_kind", "groups"), added={"priced": lambda report: len(report.results)}
     ),
     "diagnose.difference:Row": Form(added={"ratio": "ratio", "gap_s": "gap_s"}),
+    "diagnose.logged:SpanRow": Form(added={"ratio": "ratio", "gap_s": "gap_s"}),
     "diagnose.diagnosis:Overlap": Form(added={"hidden_share": "hidden_share"}),
     "evidence.next_runs:ProbeJob": Form(
         without=("workload", "cluster"),
@@ -313,6 +315,27 @@ def _rank(found: LayoutSimulation, rank: int) -> Plain:
         "analytic_peak_bytes": found.analytic_peak_bytes[rank],
         "memory": {"time_s": time_s, "held_bytes": held_bytes},
     }
+
+
+def run_diagnosis_to_plain(found: Diagnosis | LogDiagnosis) -> Plain:
+    """Write the diagnosis of profiles or of a log; terms of a log are its spans."""
+    from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_log
+
+    if not isinstance(found, LogDiagnosis):
+        return diagnosis_to_plain(found)
+    profile, apart = found.profile, found.difference
+    plain: Plain = to_plain(
+        {
+            "measured_step_s": apart.measured_s,
+            "predicted_step_s": apart.predicted_s,
+            "answers": list(answers_of_log(found)),
+            "causes": found.causes,
+            "terms": apart.rows,
+            "log": {"trainer": profile.trainer, "steps": profile.steps, "timers_s": dict(profile.timers_s)},
+            "notes": found.notes,
+        }
+    )
+    return plain
 
 
 def diagnosis_to_plain(found: Diagnosis) -> Plain:

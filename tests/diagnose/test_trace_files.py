@@ -36,8 +36,8 @@ FOREIGN = json.dumps(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TEXT[: len(TEXT) // 2], "ends in the middle of its events: the file is truncated"),
-        (gzip.compress(TEXT)[:20000], "ends in the middle of its events: the file is truncated"),
+        (TEXT[: len(TEXT) // 2], "ends in the middle: the file is truncated"),
+        (gzip.compress(TEXT)[:20000], "ends in the middle: the file is truncated"),
         (TEXT + TEXT, "holds several traces one behind another"),
         (merged(), "holds the profiles of 2 processes, merged"),
         (FOREIGN.encode(), "holds no events of PyTorch's profiler"),

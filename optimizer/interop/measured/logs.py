@@ -26,6 +26,8 @@ _TITAN = re.compile(
 )
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
+_TIMER_LINE = re.compile(r"time \(ms\) \|(.*)")
+_TIMER_PAIR = re.compile(r"([\w./-]{1,60}): ([\d.]{1,15})")
 
 
 def number(text: str) -> float | None:
@@ -44,6 +46,19 @@ def steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None
     if len(set(steps)) < 3:
         kept = [value for value in values if value is not None]
     return median(kept) if kept else None
+
+
+def timer_lines(text: str) -> dict[str, float]:
+    """Return the seconds of timers that are logged in one line, ``time (ms) | NAME: x | ...``, medians over the lines.
+
+    Of three or more values of a timer the first, of the step that compiles and warms up, is left out.
+    """
+    found: dict[str, list[float]] = {}
+    for line in _TIMER_LINE.findall(text):
+        for name, ms in _TIMER_PAIR.findall(line):
+            if (value := number(ms)) is not None:
+                found.setdefault(name, []).append(value / 1e3)
+    return {name: median(values[1:] if len(values) > 2 else values) for name, values in found.items()}
 
 
 @importer
@@ -72,7 +87,7 @@ def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = N
     }
     columns = measured("torchtitan", values, job)
     columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
-    return _with_step_time(columns, tokens_s, len(found))
+    return _with_step_time(columns, tokens_s, len(found), len(set(steps)))
 
 
 def measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
@@ -81,7 +96,7 @@ def measured(framework: str, values: dict[str, float | None], job: ImportedJob |
     return columns | {name: value for name, value in values.items() if value is not None}
 
 
-def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int) -> LoggedRun:
+def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int, steps: int) -> LoggedRun:
     notes = [f"median of {lines} logged steps"]
     needed = [columns.get(name) for name in ("seq", "global_batch", "n_gpus")]
     numbers = [value for value in needed if isinstance(value, int | float) and value > 0]
@@ -93,7 +108,7 @@ def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int) ->
         notes.append(
             "step time needs sequence length, global batch and GPUs: give the job's configuration too"
         )
-    return LoggedRun(columns=columns, notes=tuple(notes))
+    return LoggedRun(columns=columns, notes=tuple(notes), steps=steps)
 
 
 @importer
@@ -131,7 +146,7 @@ def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = Non
             "step_time_s": time_ms / 1e3,
         }
     _nanotron_batch(columns, rows[-1], notes)
-    return LoggedRun(columns=columns, notes=tuple(notes))
+    return LoggedRun(columns=columns, notes=tuple(notes), steps=len(set(steps)))
 
 
 def _nanotron_values(text: str) -> dict[str, float]:

@@ -6,7 +6,7 @@ import re
 from statistics import median
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.measured.logs import ANSI, measured, number, steady
+from layoutopt.optimizer.interop.measured.logs import ANSI, measured, number, steady, timer_lines
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.specs.errors import input_error
@@ -34,6 +34,10 @@ _HEADER_COLUMNS = {
 _TIMER = re.compile(
     r"^\s{4}([a-z][a-z0-9-]+) ?\.*: (?:\(([\d.]{1,15}), ([\d.]{1,15})\)|([\d.]{1,15}))\s*$", re.MULTILINE
 )
+_TIMER_OF_RANKS = re.compile(
+    r"^  ([a-z][a-z0-9-]+):[ \t]*\n((?: {5}rank +\d{1,7}: [\d.]{1,15}[ \t]*\n?)+)", re.MULTILINE
+)
+_RANK = re.compile(r"rank +(\d{1,7}): ([\d.]{1,15})")
 
 
 @importer
@@ -63,8 +67,14 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     columns |= {"mem_kind": "allocated"} if memory else {}
     if batches := _BATCH.findall(plain):
         columns.setdefault("global_batch", int(batches[-1]))
+    ranks = _timers_of_ranks(plain)
+    timers = _timers(plain) | {name: (value, value) for name, value in timer_lines(plain).items()}
     return LoggedRun(
-        columns=columns, notes=(f"median of {len(found)} logged steps",), timers_s=_timers(plain)
+        columns=columns,
+        notes=(f"median of {len(found)} logged steps",),
+        steps=len(set(steps)),
+        timers_s=timers | {name: (min(own.values()), max(own.values())) for name, own in ranks.items()},
+        rank_timers_s=ranks,
     )
 
 
@@ -91,3 +101,13 @@ def _timers(text: str) -> dict[str, tuple[float, float]]:
         name: (median(low for low, _ in pairs), median(high for _, high in pairs))
         for name, pairs in blocks.items()
     }
+
+
+def _timers_of_ranks(text: str) -> dict[str, dict[int, float]]:
+    """Return each timer's seconds a step by rank (``--timing-log-option all``), medians over the logged blocks."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for name, lines in _TIMER_OF_RANKS.findall(text):
+        for rank, ms in _RANK.findall(lines):
+            if (value := number(ms)) is not None:
+                found.setdefault(name, {}).setdefault(int(rank), []).append(value / 1e3)
+    return {name: {rank: median(values) for rank, values in ranks.items()} for name, ranks in found.items()}

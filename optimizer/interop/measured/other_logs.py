@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.measured.logs import ANSI, GIB, measured, number, steady
+from layoutopt.optimizer.interop.measured.logs import ANSI, GIB, measured, number, steady, timer_lines
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.specs.errors import input_error
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _DEEPSPEED = re.compile(
     r"global_step=(?P<step>\d{1,9}), RunningAvgSamplesPerSec=[\d.]{1,15}, CurrSamplesPerSec=(?P<rate>[\d.]{1,15}), "
     r"MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<gib>[\d.]{1,12})GB"
+)
+_DEEPSPEED_PIPE = re.compile(
+    r"steps: (?P<step>\d{1,9}) loss: .*?iter time \(s\): (?P<s>[\d.]{1,15}) samples/sec: (?P<rate>[\d.]{1,15})"
 )
 _NEMO = re.compile(
     r"iteration (?P<step>\d{1,9})/\d+ \|(?P<rest>.*?train_step_timing in s: (?P<s>[\d.]{1,15}).*)"
@@ -33,23 +36,33 @@ _TRAINER_BAR = re.compile(
 
 @importer
 def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
-    """Read DeepSpeed's throughput timer: samples/s of the whole job, memory in GiB though it prints GB.
+    """Read DeepSpeed's throughput timer, its pipeline engine's lines and the timers of ``wall_clock_breakdown``.
 
-    The step time follows from the batch, which the log does not state: with the job's configuration.
+    Samples/s are the whole job's, memory is in GiB though it prints GB, timers are those of rank 0. The step time follows
+    from the batch, which the log does not state: with the job's configuration.
     """
-    found = _matches(_DEEPSPEED, text)
-    if not found:
-        raise input_error("no DeepSpeed timer lines", "lines with CurrSamplesPerSec=", file=file)
-    rate = number(found[-1]["rate"])
-    memory = max(value for match in found if (value := number(match["gib"])) is not None)
-    columns = measured("deepspeed", {"mem_gb": memory * GIB / 1e9}, job) | {"mem_kind": "allocated"}
-    notes = [f"{rate:g} samples/s, the last of {len(found)} logged"]
+    rates, pipes, timers = _matches(_DEEPSPEED, text), _matches(_DEEPSPEED_PIPE, text), timer_lines(text)
+    if not rates and not pipes and not timers:
+        what = "lines with CurrSamplesPerSec=, iter time (s): or time (ms) | fwd:"
+        raise input_error("no DeepSpeed timer lines", what, file=file)
+    found = rates or pipes
+    rate = number(found[-1]["rate"]) if found else None
+    memory = max((value for match in rates if (value := number(match["gib"])) is not None), default=None)
+    columns = measured("deepspeed", {"mem_gb": None if memory is None else memory * GIB / 1e9}, job)
+    columns |= {} if memory is None else {"mem_kind": "allocated"}
+    steps = [int(match["step"]) for match in found]
+    notes = [f"{rate:g} samples/s, the last of {len(found)} logged"] if rate else []
     batch = columns.get("global_batch")
-    if isinstance(batch, int) and rate:
+    if pipes and not rates:
+        columns |= _step(steady(steps, [number(match["s"]) for match in pipes]))
+    elif isinstance(batch, int) and rate:
         columns |= _step(batch / rate)
-    else:
+    elif rate:
         notes.append("step time needs the global batch: give the job's configuration too")
-    return LoggedRun(columns=columns, notes=tuple(notes), samples_per_s=rate)
+    pairs = {name: (seconds, seconds) for name, seconds in timers.items()}
+    return LoggedRun(
+        columns=columns, notes=tuple(notes), steps=len(set(steps)), timers_s=pairs, samples_per_s=rate
+    )
 
 
 @importer
@@ -66,7 +79,7 @@ def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -
     batch = _NEMO_BATCH.search(found[-1]["rest"])
     if batch and (size := number(batch[1])):
         columns.setdefault("global_batch", round(size))
-    return LoggedRun(columns=columns, notes=(f"median of {len(found)} logged steps",))
+    return LoggedRun(columns=columns, notes=(f"median of {len(found)} logged steps",), steps=len(set(steps)))
 
 
 @importer
@@ -82,7 +95,9 @@ def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None
         note = f"median of {len(bars)} readings of the progress bar, which smooths"
     else:
         raise input_error("no trainer lines", "train_steps_per_second or a progress bar", file=file)
-    return LoggedRun(columns=measured("accelerate", {}, job) | _step(seconds), notes=(note,))
+    steps = {int(bar["step"]) for bar in bars}
+    columns = measured("accelerate", {}, job) | _step(seconds)
+    return LoggedRun(columns=columns, notes=(note,), steps=len(steps) or 1)
 
 
 def _bar_seconds(bar: re.Match[str]) -> float | None:

@@ -1,12 +1,16 @@
-"""Profiles of any kind, by what the files hold."""
+"""Profiles of any kind, by what the files hold: traces and reports, one per rank, or the log of a job."""
 
 from __future__ import annotations
 
+import re
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
+from layoutopt.optimizer.interop.profiles.trace_file import GZIP, require_regular, truncated
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -14,12 +18,17 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.diagnose.profile import RankProfile
 
+BEGINNING = 4096
+"""Bytes that tell what a file is."""
+
 SQLITE = b"SQLite format 3\x00"
 NAMED = ("*trace*.json", "*trace*.json.gz", "*.sqlite")
 OTHERS = ("*.json", "*.json.gz")
 """What profiles in a folder are called; other JSON lies beside traces, and only where there are none may be profiles."""
 
-NOTHING = "traces of PyTorch's profiler (.json, .json.gz), Nsight Systems exports (.sqlite)"
+NOTHING = (
+    "traces of PyTorch's profiler (.json, .json.gz), Nsight Systems exports (.sqlite), or a trainer's log"
+)
 
 
 def read_profiles(
@@ -27,21 +36,55 @@ def read_profiles(
     options: ProfileOptions | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> tuple[RankProfile, ...]:
-    """Read the profiles of a job: files, or folders of them.
+    """Read the profiles of a job's ranks: files, or folders of them.
 
     ``on_progress`` is called with a file's name and the share of it that was read. Raises ``InputError`` for what is none.
     """
+    found = read_run(sources, options, on_progress)
+    if isinstance(found, LoggedProfile):
+        raise input_error("is a log", NOTHING, file=found.source)
+    return found
+
+
+def read_run(
+    sources: Sequence[str | Path],
+    options: ProfileOptions | None = None,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> tuple[RankProfile, ...] | LoggedProfile:
+    """Read what is known of a run, as ``read_profiles``, or a trainer's log, which stands alone."""
     options = options or ProfileOptions()
     found: list[RankProfile] = []
-    for path in _files(sources):
+    files = _files(sources)
+    for path in files:
         report = None if on_progress is None else (lambda share, name=path.name: on_progress(name, share))
-        if _begins_with(path, SQLITE):
+        first = _beginning(path)
+        if first.startswith(SQLITE):
             from layoutopt.optimizer.interop.profiles.nsight import read_nsight
 
             found += read_nsight(path, options)
+        elif _is_log(first):
+            from layoutopt.optimizer.interop.profiles.log import read_log
+
+            if len(files) > 1:
+                what = "is a log, which stands alone"
+                raise input_error(what, "one log, or traces of ranks", file=str(path))
+            return read_log(path, report)
         else:
             found.append(read_kineto(path, options, report))
     return tuple(found)
+
+
+def _is_log(first: bytes) -> bool:
+    """Tell a log from JSON by how it begins; a Python dictionary in quotes is the Hugging Face trainer's."""
+    text = first.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return (
+        (text[:1].isascii() and text[:1] not in (b"{", b"[", b"")) or text[:2] in (b"{'",) or _has_stamp(text)
+    )
+
+
+def _has_stamp(text: bytes) -> bool:
+    """Tell whether a text in brackets is a line's prefix: ``[rank0]:``, ``[2025-06-01 10:00:00]``."""
+    return re.match(rb"\[[\w.: |,+-]{1,60}\]", text) is not None and not text.startswith(b"[]")
 
 
 def _files(sources: Sequence[str | Path]) -> list[Path]:
@@ -62,9 +105,16 @@ def _inside(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
-def _begins_with(path: Path, sign: bytes) -> bool:
+def _beginning(path: Path) -> bytes:
+    """Return the first bytes of a file, decompressed."""
     try:
+        require_regular(path)
         with path.open("rb") as file:
-            return file.read(len(sign)) == sign
+            first = file.read(BEGINNING)
+        if first.startswith(GZIP):
+            return zlib.decompressobj(wbits=31).decompress(first, BEGINNING)
+        return first
+    except zlib.error:
+        raise truncated(path) from None
     except OSError as error:
         raise input_error(f"cannot be read: {error.strerror}", NOTHING, file=str(path)) from None

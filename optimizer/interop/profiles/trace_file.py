@@ -47,12 +47,12 @@ class TraceFile:
 
         Raises ``InputError`` for a file that is no trace, ends in the middle, or holds several traces one behind another.
         """
-        with self._opened() as stream:
+        with opened(self.path, self.on_progress, wanted=WANTED) as stream:
             self._begin(stream)
             yield from self._listed(stream)
             self._finish(stream)
 
-    def _listed(self, stream: _Stream) -> Iterator[Event]:
+    def _listed(self, stream: TextStream) -> Iterator[Event]:
         decode = json.JSONDecoder().raw_decode
         while True:
             self._skip(stream)
@@ -66,7 +66,7 @@ class TraceFile:
             if isinstance(event, dict):
                 yield event
 
-    def _skip(self, stream: _Stream) -> None:
+    def _skip(self, stream: TextStream) -> None:
         """Go to the next event; raises ``InputError`` where the file ends before its list of events does."""
         while True:
             match = _BETWEEN.match(self._text, self._place)
@@ -76,7 +76,7 @@ class TraceFile:
             if not self._fill(stream):
                 raise self._truncated()
 
-    def _more(self, stream: _Stream, error: json.JSONDecodeError) -> None:
+    def _more(self, stream: TextStream, error: json.JSONDecodeError) -> None:
         """Read on where an event is not complete; mend a key without a value, which some releases write."""
         cut = error.pos >= len(self._text) - 64 or "Unterminated" in error.msg
         event, place = self._text[self._place :], error.pos - self._place
@@ -89,11 +89,9 @@ class TraceFile:
             raise self._truncated()
 
     def _truncated(self) -> Exception:
-        return input_error(
-            "ends in the middle of its events: the file is truncated", "the whole file", file=str(self.path)
-        )
+        return truncated(self.path)
 
-    def _begin(self, stream: _Stream) -> None:
+    def _begin(self, stream: TextStream) -> None:
         """Read what stands before the events."""
         while not (found := _START.search(self._text)):
             filled = self._fill(stream)
@@ -107,7 +105,7 @@ class TraceFile:
         self.header |= self._object(before + "}")
         self._place = found.end()
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: TextStream) -> None:
         """Read what stands behind the events."""
         while len(self._text) - self._place < LARGEST_EVENT and self._fill(stream):
             pass
@@ -131,48 +129,69 @@ class TraceFile:
             raise input_error(f"is no JSON: {error.msg[:60]}", WANTED, file=str(self.path)) from None
         return found if isinstance(found, dict) else {}
 
-    def _fill(self, stream: _Stream) -> bool:
+    def _fill(self, stream: TextStream) -> bool:
         """Read on; False at the end of the file."""
         if self._ended:
             return False
         chunk = stream.read()
         self._ended = not chunk
         self._text, self._place = self._text[self._place :] + chunk, 0
-        if self.on_progress is not None:
-            self.on_progress(stream.share)
         return not self._ended
 
-    @contextmanager
-    def _opened(self) -> Iterator[_Stream]:
-        try:
-            with self.path.open("rb") as raw:
-                size = max(self.path.stat().st_size, 1)
-                compressed = raw.read(2) == GZIP
-                raw.seek(0)
-                content: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
-                yield _Stream(raw=raw, content=content, size=size)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise self._truncated() from None
-        except UnicodeDecodeError:
-            raise input_error("is no text", WANTED, file=str(self.path)) from None
-        except OSError as error:
-            raise input_error(f"cannot be read: {error.strerror}", WANTED, file=str(self.path)) from None
+
+def truncated(path: Path) -> Exception:
+    """Return the error of a file that ends too early."""
+    return input_error("ends in the middle: the file is truncated", "the whole file", file=str(path))
+
+
+def require_regular(path: Path) -> None:
+    """Refuse pipes, devices and folders, which cannot be read twice and may never end."""
+    if path.exists() and not path.is_file():
+        raise input_error("is no regular file", "a file: what a pipe gives, saved first", file=str(path))
+
+
+@contextmanager
+def opened(
+    path: Path, on_progress: OnProgress | None, *, wanted: str, errors: str = "strict"
+) -> Iterator[TextStream]:
+    """Open a file of text, compressed or not; ``errors`` says what becomes of bytes that are no UTF-8.
+
+    Raises ``InputError`` in one line, also for what fails while the file is read.
+    """
+    try:
+        require_regular(path)
+        with path.open("rb") as raw:
+            size = max(path.stat().st_size, 1)
+            compressed = raw.read(2) == GZIP
+            raw.seek(0)
+            content: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
+            decoder = codecs.getincrementaldecoder("utf-8")(errors)
+            yield TextStream(raw=raw, content=content, size=size, decoder=decoder, on_progress=on_progress)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise truncated(path) from None
+    except UnicodeDecodeError:
+        raise input_error("is no text", wanted, file=str(path)) from None
+    except OSError as error:
+        raise input_error(f"cannot be read: {error.strerror}", wanted, file=str(path)) from None
 
 
 @dataclass(slots=True)
-class _Stream:
+class TextStream:
     """The text of a file in pieces."""
 
     raw: IO[bytes]
     content: IO[bytes]
     size: int
-    decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
+    decoder: codecs.IncrementalDecoder
+    on_progress: OnProgress | None = None
 
     def read(self) -> str:
         """Return the next piece, empty at the end."""
         while True:
             data = self.content.read(CHUNK)
             text = self.decoder.decode(data, final=not data)
+            if self.on_progress is not None:
+                self.on_progress(self.share)
             if text or not data:
                 return text
 

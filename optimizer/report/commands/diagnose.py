@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
     from layoutopt.optimizer.diagnose.outlook import Outlook
 
 CALIBRATE, TRACE, REPORT = "--calibrate", "--trace", "--report"
@@ -80,6 +81,9 @@ def command(
     PLAN is what solve -o wrote; a launch file needs --cluster. A PROFILE is a trace of PyTorch's profiler (.json, .json.gz),
     an SQLite export of Nsight Systems, or a folder of them, one per rank: layoutopt diagnose plan.json traces/
 
+    The log of a run tells less: its step and, where timers are on (Megatron-LM's --timing-log-level 2, DeepSpeed's
+    wall_clock_breakdown), the passes, sums of gradients and optimizer: layoutopt diagnose plan.json train.log
+
     Without profiles a throughput alone is judged: MFU and HFU in every count of FLOPs that is quoted. layoutopt diagnose
     llama3-8b --gpu h100 --gpus 256 --tokens-per-s 2.5M
     """
@@ -96,7 +100,12 @@ def command(
     notes(found.notes, output)
     constants = None if calibrate is None else _calibrated(found, planned, calibrate, output)
     if trace is not None:
+        from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
         from layoutopt.optimizer.report.diagnosis_trace import diagnosis_trace
+
+        if isinstance(found, LogDiagnosis):
+            what = "traces of ranks: a log does not say when a kernel ran"
+            raise input_error("not of a log", what, key=TRACE)
 
         write_file(trace, json.dumps(diagnosis_trace(found), separators=(",", ":")).encode(), key=TRACE)
         note(f"wrote {trace}", output)
@@ -123,18 +132,18 @@ def _planned(subject: str, cluster: str | None, asked: RunChoices, trainer: Fram
 
 def _diagnosed(
     profiles: tuple[Path, ...], planned: Planned, choices: ProfileChoices, output: OutputOptions
-) -> Diagnosis:
-    from layoutopt.optimizer.diagnose.diagnosis import diagnose
-    from layoutopt.optimizer.interop.profiles.read import read_profiles
+) -> Diagnosis | LogDiagnosis:
+    from layoutopt.optimizer.diagnose.diagnosis import diagnose_run
+    from layoutopt.optimizer.interop.profiles.read import read_run
     from layoutopt.optimizer.report.progress import reading_progress
 
     with reading_progress(quiet=output.quiet or output.json) as on_progress:
-        read = read_profiles(profiles, choices.options(), on_progress)
-    return diagnose(read, planned.cost, planned.layout)
+        read = read_run(profiles, choices.options(), on_progress)
+    return diagnose_run(read, planned.cost, planned.layout)
 
 
 def _calibrated(
-    found: Diagnosis, planned: Planned, file: Path, output: OutputOptions
+    found: Diagnosis | LogDiagnosis, planned: Planned, file: Path, output: OutputOptions
 ) -> tuple[TermCalibration, Outlook]:
     """Read constants from the terms, write the cluster with them, and search again."""
     from layoutopt.optimizer.diagnose.constants import calibrate_terms
@@ -156,16 +165,20 @@ def _calibrated(
     return constants, outlook(question, constants)
 
 
-def _show(found: Diagnosis, constants: tuple[TermCalibration, Outlook] | None, output: OutputOptions) -> None:
+def _show(
+    found: Diagnosis | LogDiagnosis, constants: tuple[TermCalibration, Outlook] | None, output: OutputOptions
+) -> None:
     if output.json:
-        from layoutopt.optimizer.report.json_forms import diagnosis_to_plain, term_calibration_to_plain
+        from layoutopt.optimizer.report.json_forms import run_diagnosis_to_plain, term_calibration_to_plain
 
-        print_json(diagnosis_to_plain(found) | (term_calibration_to_plain(*constants) if constants else {}))
+        print_json(
+            run_diagnosis_to_plain(found) | (term_calibration_to_plain(*constants) if constants else {})
+        )
         return
-    from layoutopt.optimizer.report.tables.diagnosis import diagnosis_tables
+    from layoutopt.optimizer.report.tables.diagnosis import run_diagnosis_tables
     from layoutopt.optimizer.report.tables.term_calibration import term_calibration_tables
 
-    print_tables(diagnosis_tables(found, verbose=output.verbose))
+    print_tables(run_diagnosis_tables(found, verbose=output.verbose))
     if constants:
         print_tables(term_calibration_tables(*constants))
 

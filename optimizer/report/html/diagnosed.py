@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.diagnosis import answers
+from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_log
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.timeline import tracks
 from layoutopt.optimizer.report.html.chart import Chart, Figure, Section, axis, label, layout, render
@@ -17,37 +18,41 @@ from layoutopt.optimizer.specs.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.diagnose.causes import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
-    from layoutopt.optimizer.diagnose.difference import Row, StepDifference
+    from layoutopt.optimizer.diagnose.difference import Compared, StepDifference
 
 ROW_PX = 44
 LEAST_SHARE = 0.002
 """Terms below this share of the step are in the tables only."""
 
 
-def diagnosis_page(found: Diagnosis, model: str) -> str:
+def diagnosis_page(found: Diagnosis | LogDiagnosis, model: str) -> str:
     """Write the page; raises ``InputError`` when the plotting library is not installed."""
-    ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}, {found.ranks[0].steps} steps"
-    apart = found.difference
+    apart: StepDifference[Any] | None = found.difference
     numbers = [("measured step", format_seconds(found.step_s if apart is None else apart.measured_s))]
+    charts: list[Chart] = []
+    sections: list[Section] = []
     if apart is not None:
         numbers += [
             ("predicted step", format_seconds(apart.predicted_s)),
             ("measured over predicted", f"{apart.measured_s / apart.predicted_s:.3f}"),
         ]
-    lead = [tiles(numbers), bullets(answers(found))]
-    sections = [Section(title="Causes", blocks=[_causes(found)])] if apart is not None else []
-    charts = [
-        *([] if apart is None else [bars_chart(apart), waterfall_chart(apart)]),
-        ranks_chart(found),
-        time_chart(found),
-    ]
+        charts += [bars_chart(apart), waterfall_chart(apart)]
+        sections.append(Section(title="Causes", blocks=[_causes(found.causes)]))
+    if isinstance(found, LogDiagnosis):
+        subject, lines = f"log of {found.profile.trainer}, {found.profile.steps} steps", answers_of_log(found)
+    else:
+        several = "s" if len(found.ranks) > 1 else ""
+        subject, lines = f"{len(found.ranks)} rank{several}, {found.ranks[0].steps} steps", answers(found)
+        charts += [ranks_chart(found), time_chart(found)]
     sections.append(Section(title="The step", blocks=[render(chart) for chart in charts]))
-    return page(f"{model}: a run against its plan", ranks, lead, sections)
+    lead = [tiles(numbers), bullets([*lines, *(f"open: {note}" for note in found.notes)])]
+    return page(f"{model}: a run against its plan", subject, lead, sections)
 
 
-def _causes(found: Diagnosis) -> Markup:
-    if not found.causes:
+def _causes(causes: Sequence[Cause]) -> Markup:
+    if not causes:
         return element("p", "Nothing stands out: every term is near its prediction.")
     return joined(
         joined(
@@ -56,19 +61,19 @@ def _causes(found: Diagnosis) -> Markup:
                 bullets([*cause.evidence, *([f"try: {cause.remedy}"] if cause.remedy else [])]),
             )
         )
-        for cause in found.causes
+        for cause in causes
     )
 
 
-def _shown(apart: StepDifference) -> list[Row]:
+def _shown(apart: StepDifference[Any]) -> list[Compared]:
     least_s = LEAST_SHARE * apart.measured_s
     return [row for row in apart.rows if max(row.measured_s, row.predicted_s) > least_s]
 
 
-def _terms_table(apart: StepDifference) -> Table:
+def _terms_table(apart: StepDifference[Any]) -> Table:
     rows = [
         [
-            row.component.words,
+            row.words,
             format_seconds(row.predicted_s),
             format_seconds(row.measured_s),
             f"{row.gap_s:+.3g} s",
@@ -79,7 +84,7 @@ def _terms_table(apart: StepDifference) -> Table:
     return Table(columns=["component", "predicted", "measured", "gap"], rows=rows)
 
 
-def bars_chart(apart: StepDifference) -> Chart:
+def bars_chart(apart: StepDifference[Any]) -> Chart:
     """Draw both steps as stacked bars on one time axis, the measured one above."""
     shown = _shown(apart)
     data = [
@@ -88,9 +93,9 @@ def bars_chart(apart: StepDifference) -> Chart:
             "orientation": "h",
             "y": ["predicted", "measured"],
             "x": [row.predicted_s, row.measured_s],
-            "name": row.component.words,
-            "marker": {"color": variable(row.component.record.hue)},
-            "hovertemplate": f"{row.component.words}: %{{x:.4g}} s<extra></extra>",
+            "name": row.words,
+            "marker": {"color": variable(row.hue)},
+            "hovertemplate": f"{row.words}: %{{x:.4g}} s<extra></extra>",
         }
         for row in shown
     ]
@@ -104,17 +109,17 @@ def bars_chart(apart: StepDifference) -> Chart:
             "data": data,
             "layout": layout(190, x=axis("seconds", rangemode="tozero"), y=axis(), barmode="stack"),
         },
-        legend=[(row.component.words, row.component.record.hue) for row in shown],
+        legend=[(row.words, row.hue) for row in shown],
         table=_terms_table(apart),
     )
 
 
-def waterfall_chart(apart: StepDifference) -> Chart:
+def waterfall_chart(apart: StepDifference[Any]) -> Chart:
     """Draw how the predicted step becomes the measured one, the largest difference first."""
     changed = sorted((row for row in apart.rows if row.gap_s), key=lambda row: -abs(row.gap_s))
     shown = [row for row in changed if abs(row.gap_s) > LEAST_SHARE * apart.predicted_s]
     rest = sum(row.gap_s for row in changed if row not in shown)
-    steps = [(row.component.words, row.gap_s) for row in shown] + ([("all others", rest)] if rest else [])
+    steps = [(row.words, row.gap_s) for row in shown] + ([("all others", rest)] if rest else [])
     first = f" Most of it: {steps[0][0]}, {steps[0][1]:+.3g} s." if shown else ""
     return Chart(
         key="waterfall",
@@ -126,7 +131,7 @@ def waterfall_chart(apart: StepDifference) -> Chart:
     )
 
 
-def _waterfall(apart: StepDifference, steps: Sequence[tuple[str, float]]) -> Figure:
+def _waterfall(apart: StepDifference[Any], steps: Sequence[tuple[str, float]]) -> Figure:
     rows = [("predicted", 0.0, apart.predicted_s, "blue")]
     at = apart.predicted_s
     for words, gap_s in steps:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.diagnosis import answers
+from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_log
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.specs.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
 
     from layoutopt.optimizer.diagnose.causes import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
-    from layoutopt.optimizer.diagnose.difference import Row
+    from layoutopt.optimizer.diagnose.difference import Compared, StepDifference
 
 SHOWN_CAUSES = 3
 SHOWN_OPERATIONS = 12
@@ -28,9 +29,20 @@ LEAST_SHARE = 5e-4
 """Share of the step below which a term is not shown."""
 
 
+def run_diagnosis_tables(found: Diagnosis | LogDiagnosis, *, verbose: bool = False) -> RenderableType:
+    """Show the diagnosis of profiles or of a log."""
+    if not isinstance(found, LogDiagnosis):
+        return diagnosis_tables(found, verbose=verbose)
+    apart = found.difference
+    head = f"{_both_steps(apart)} (log of {found.profile.trainer}, {found.profile.steps} steps)"
+    rows = [_row(row, row.words) for row in apart.rows]
+    step = section("Step", _sums(apart, rows))
+    return Group(Text(head, style="bold"), facts(_named(answers_of_log(found))), *_causes(found.causes), step)
+
+
 def diagnosis_tables(found: Diagnosis, *, verbose: bool = False) -> RenderableType:
     """Show what was found; ``verbose`` adds parts of components, operations and all ranks."""
-    parts: list[RenderableType] = [Text(_headline(found), style="bold"), facts(_questions(found))]
+    parts: list[RenderableType] = [Text(_headline(found), style="bold"), facts(_named(answers(found)))]
     if found.expected is not None:
         parts += _causes(found.causes)
     parts.append(section("Step", _terms(found, verbose=verbose), note=_terms_note(found)))
@@ -50,15 +62,19 @@ def _headline(found: Diagnosis) -> str:
     apart = found.difference
     if apart is None:
         return f"measured {format_seconds(found.step_s)} per step ({ranks})"
+    return f"{_both_steps(apart)} ({ranks})"
+
+
+def _both_steps(apart: StepDifference[Any]) -> str:
     share = apart.measured_s / apart.predicted_s - 1
-    return (
-        f"measured {format_seconds(apart.measured_s)} per step, predicted {format_seconds(apart.predicted_s)}: "
-        f"{share:+.1%} ({ranks})"
+    steps = (
+        f"measured {format_seconds(apart.measured_s)} per step, predicted {format_seconds(apart.predicted_s)}"
     )
+    return f"{steps}: {share:+.1%}"
 
 
-def _questions(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    for line in answers(found):
+def _named(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
         name, _, words = line.partition(": ")
         yield name, words
 
@@ -93,16 +109,21 @@ def _terms(found: Diagnosis, *, verbose: bool) -> Table:
     for row in apart.rows:
         if max(row.measured_s, row.predicted_s) <= LEAST_SHARE * apart.measured_s:
             continue
-        rows.append(_row(row, row.component.words))
+        rows.append(_row(row, row.words))
         if verbose:
             mine = (one for one in apart.parts if one.component is row.component)
-            rows += [_row(one, f"  {one.part.words if one.part else ''}") for one in mine]
+            rows += [_row(one, f"  {one.words}") for one in mine]
+    return _sums(apart, rows)
+
+
+def _sums(apart: StepDifference[Any], rows: Sequence[tuple[str, ...]]) -> Table:
+    """Put the step under its terms."""
     total = (format_seconds(apart.predicted_s), format_seconds(apart.measured_s))
-    rows.append(("step", *total, f"{apart.measured_s / apart.predicted_s:.2f}", f"{apart.gap_s:+.3g} s", ""))
-    return grid(["component", "predicted", "measured", "ratio", "gap", "of the gap"], rows)
+    step = ("step", *total, f"{apart.measured_s / apart.predicted_s:.2f}", f"{apart.gap_s:+.3g} s", "")
+    return grid(["component", "predicted", "measured", "ratio", "gap", "of the gap"], [*rows, step])
 
 
-def _row(row: Row, words: str) -> tuple[str, ...]:
+def _row(row: Compared, words: str) -> tuple[str, ...]:
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
     share = "" if row.gap_share is None or abs(row.gap_share) > 10 else f"{row.gap_share:.0%}"
     return (

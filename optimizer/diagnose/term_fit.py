@@ -1,0 +1,131 @@
+"""One constant read from one term of a measured step: the value at which the prediction is what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median, pstdev
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from layoutopt.optimizer.evidence.calibrate import LEAST_SPREAD
+from layoutopt.optimizer.evidence.parameters import parameter
+from layoutopt.optimizer.evidence.profile import PRIOR_SIGMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from layoutopt.optimizer.diagnose.predicted import Expectation
+
+    Reprice = Callable[[Mapping[str, float]], Expectation]
+
+LEAST_SHARE = 0.005
+"""Share of the step that a term must have to tell anything."""
+
+AT_BOUND = 1e-3
+"""Logarithm from a bound of its source within which a constant stands at it."""
+
+STEPS = 12
+"""Steps of the search for a constant's value: each halves what is left of the range of its source at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermFit:
+    """One constant and the term that it was read from, seconds of a step in the middle of the ranks.
+
+    ``sigma`` is the standard deviation of the constant's logarithm: repeats of a run, ranks that differ, and how steeply the
+    term follows the constant. ``taken``: the term tells more of it than what was known before; ``reason`` says why it does
+    not, or what stays open.
+    """
+
+    name: str
+    term: str
+    present: float
+    value: float
+    sigma: float
+    measured_s: float
+    before_s: float
+    after_s: float
+    taken: bool
+    reason: str = ""
+
+
+Measured = TypeVar("Measured")
+"""What a term is measured of: a rank, or a log of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTerm(Generic[Measured]):
+    """A constant, and how to read its term of what was measured and of a prediction for it, seconds of a step."""
+
+    name: str
+    words: str
+    measured_s: Callable[[Measured], float]
+    predicted_s: Callable[[Expectation, Measured], float]
+
+
+def fit_term(
+    term: MeasuredTerm[Measured],
+    ranks: Sequence[Measured],
+    reprice: Reprice,
+    values: Mapping[str, float],
+    expected: Expectation,
+) -> TermFit | None:
+    """Find the value at which the prediction of the middle rank is what was measured; None without a term.
+
+    ``values`` are the constants that differ from the package's so far, ``expected`` the plan at the cluster's own.
+    """
+    known = parameter(term.name)
+    present = values.get(term.name, known.value)
+    before = [term.predicted_s(expected if not values else reprice(values), terms) for terms in ranks]
+    measured = [term.measured_s(terms) for terms in ranks]
+    least_s = LEAST_SHARE * expected.step_s
+    pairs = zip(measured, before, strict=True)
+    ratios = [math.log(now / was) for now, was in pairs if now > 0 and was > least_s]
+    if not ratios:
+        return None
+    low, high = known.bounds
+    at = [place for place, was in enumerate(before) if was > 0]
+    wanted = median(ratios)
+
+    def off(value: float) -> float:
+        """Log of predicted over measured at a value, in the middle of the ranks."""
+        priced = reprice({**values, term.name: value})
+        logs = [math.log(max(term.predicted_s(priced, ranks[place]), 1e-12) / before[place]) for place in at]
+        return median(logs) - wanted
+
+    near = known.clipped(present * 1.05)
+    near = known.clipped(present / 1.05) if near == present else near
+    slope = (off(near) + wanted) / math.log(near / present) if near != present else 0.0
+    spread = pstdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
+    prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
+    reason = "" if sigma < prior else "the term hardly follows it, so the profile tells less than was known"
+    value = present if reason else _solved(off, low, high, present)
+    if not reason and min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND:
+        reason = "it stands at the bound of its source, and the rest of the term stays unexplained"
+    after = term.predicted_s(reprice({**values, term.name: value}), ranks[at[0]])
+    return TermFit(
+        name=term.name,
+        term=term.words,
+        present=present,
+        value=value,
+        sigma=min(sigma, 10.0),
+        measured_s=measured[at[0]],
+        before_s=before[at[0]],
+        after_s=after,
+        taken=sigma < prior,
+        reason=reason,
+    )
+
+
+def _solved(off: Callable[[float], float], low: float, high: float, present: float) -> float:
+    """Return the value within bounds at which ``off`` is least, by bisection of its sign in logarithms."""
+    low = max(low, present / 100, 1e-9)
+    at_low, at_high = off(low), off(high)
+    if at_low * at_high > 0:
+        return low if abs(at_low) < abs(at_high) else high
+    for _ in range(STEPS):
+        middle = math.sqrt(low * high)
+        here = off(middle)
+        low, high, at_low = (middle, high, here) if here * at_low > 0 else (low, middle, at_low)
+    return math.sqrt(low * high)

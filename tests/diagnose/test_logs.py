@@ -1,0 +1,215 @@
+"""Logs of trainers held against the plan that ran: what timers tell comes back, causes are named, constants are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from checks.logged_runs import deepspeed_log, logged_job, megatron_log, nanotron_log, torchtitan_log
+from click.testing import CliRunner, Result
+
+from layoutopt import diagnose
+from layoutopt.cli import main
+from layoutopt.optimizer.ask.planned import load_planned
+from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
+from layoutopt.optimizer.diagnose.logged import Span
+from layoutopt.optimizer.interop.profiles.log import read_log
+
+if TYPE_CHECKING:
+    from checks.logged_runs import LoggedJob
+
+FORMATS = Path(__file__).parents[1] / "interop" / "samples"
+WRITERS: dict[str, Any] = {
+    "megatron": megatron_log,
+    "deepspeed": deepspeed_log,
+    "torchtitan": torchtitan_log,
+    "nanotron": nanotron_log,
+}
+
+
+def run(*words: str) -> Result:
+    """Run the command line."""
+    return CliRunner(env={"COLUMNS": "110"}).invoke(main, list(words))
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a plan on eight GPUs with a pipeline."""
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    fixed = ("--fix", "tp=2", "--fix", "pp=2", "--fix", "zero=1")
+    assert run("solve", "llama3-8b", "h100x8", "--batch", "8", *fixed, "-q", "-o", str(file)).exit_code == 0
+    return file
+
+
+@pytest.fixture(scope="module")
+def job(plan: Path) -> LoggedJob:
+    """Return the run that the plan predicts."""
+    return logged_job(load_planned(plan))
+
+
+def held(text: str, job: LoggedJob, folder: Path) -> LogDiagnosis:
+    """Read a log and hold it against the plan."""
+    file = folder / "train.log"
+    file.write_text(text)
+    return diagnose_log(read_log(file), job.planned.cost, job.planned.layout)
+
+
+def seconds(found: LogDiagnosis) -> dict[str, tuple[float, float]]:
+    """Return predicted and measured seconds by words."""
+    return {row.words: (row.predicted_s, row.measured_s) for row in found.difference.rows}
+
+
+def test_megatron_timers_come_back_term_by_term(job: LoggedJob, tmp_path: Path) -> None:
+    """Level 2: every span alone, what was put in, and the step is their sum; nothing stands out of a clean run."""
+    found = held(megatron_log(job), job, tmp_path)
+    assert [row.spans for row in found.difference.rows] == [(span,) for span in Span if job.spans_s[span]]
+    for row in found.difference.rows:
+        assert row.measured_s == pytest.approx(job.spans_s[row.spans[0]], abs=2e-4)
+        assert row.predicted_s == pytest.approx(job.spans_s[row.spans[0]], abs=1e-9)
+    assert sum(row.measured_s for row in found.difference.rows) == pytest.approx(found.step_s)
+    assert found.causes == () and found.notes == ("median of 4 logged steps",)
+
+
+def test_fewer_timers_tell_sums(job: LoggedJob, tmp_path: Path) -> None:
+    """Level 1 sums the passes, level 0 everything, and one line says what is not told apart."""
+    one = held(megatron_log(job, level=1), job, tmp_path)
+    words = "forward passes, backward passes, pipeline sends and bubble"
+    assert seconds(one)[words][1] == pytest.approx(
+        sum(job.spans_s[span] for span in (Span.FORWARD, Span.BACKWARD, Span.PIPELINE)), abs=2e-4
+    )
+    assert f"does not tell apart: {words}. Traces" in one.notes[-1]
+    none = held(megatron_log(job, level=0), job, tmp_path)
+    assert len(none.difference.rows) == 1 and none.difference.rows[0].measured_s == pytest.approx(
+        job.step_s, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_trainer_tells_the_step(writer: str, job: LoggedJob, tmp_path: Path) -> None:
+    """The step comes from a time, from tokens a second and GPU, or from samples a second; terms sum to both steps."""
+    found = held(WRITERS[writer](job), job, tmp_path)
+    assert found.profile.trainer == writer and found.step_s == pytest.approx(job.step_s, rel=5e-3)
+    assert sum(row.predicted_s for row in found.difference.rows) == pytest.approx(
+        found.difference.predicted_s
+    )
+    assert sum(row.measured_s for row in found.difference.rows) == pytest.approx(found.step_s)
+    assert found.causes == ()
+
+
+def test_deepspeed_timers(job: LoggedJob, tmp_path: Path) -> None:
+    """Passes are told, gathers of weights not from the optimizer; without rates the timers are the step."""
+    found = held(deepspeed_log(job), job, tmp_path)
+    told = seconds(found)
+    assert told["forward passes"][1] == pytest.approx(job.spans_s[Span.FORWARD], abs=1e-4)
+    assert told["backward passes"][1] == pytest.approx(job.spans_s[Span.BACKWARD], abs=1e-4)
+    assert (
+        "gradient sums and weight gathers, optimizer" in told
+        and "deepspeed does not tell apart" in found.notes[-1]
+    )
+    bare = held(deepspeed_log(job, rates=False), job, tmp_path)
+    timed = (Span.FORWARD, Span.BACKWARD, Span.GRADIENTS, Span.OPTIMIZER)
+    assert bare.step_s == pytest.approx(sum(job.spans_s[span] for span in timed), abs=2e-4)
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "batches": (lambda job: job.added(data=0.1), "batches take"),
+    "recomputation": (lambda job: job.added(backward=0.9 * job.spans_s[Span.FORWARD]), "recomputation"),
+    "slow passes": (
+        lambda job: job.scaled(forward=1.2, backward=1.2),
+        "forward and backward passes take 1.20 times",
+    ),
+    "no overlap": (lambda job: job.added(gradients=0.014), "they are not overlapped"),
+    "slow link": (lambda job: job.added(gradients=2.0), "longer than all of that traffic"),
+    "optimizer": (lambda job: job.scaled(optimizer=6.0), "the optimizer took"),
+    "between timers": (lambda job: job.added(rest=0.2), "what lies between the timers"),
+    "slow rank": (lambda job: replace(job, slow_rank=(5, 1.3)), "forward passes of one rank take 1.3"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_named_first(name: str, job: LoggedJob, tmp_path: Path) -> None:
+    """One fault each, with seconds, evidence and what to try."""
+    change, words = FAULTS[name]
+    found = held(megatron_log(change(job)), job, tmp_path)
+    assert found.causes and words in found.causes[0].words, [cause.words for cause in found.causes]
+    assert found.causes[0].seconds > 0 and found.causes[0].evidence and found.causes[0].remedy
+
+
+def test_all_ranks_name_the_slow_one(job: LoggedJob, tmp_path: Path) -> None:
+    """``--timing-log-option all`` lists every rank's timers."""
+    found = held(megatron_log(replace(job, slow_rank=(5, 1.3)), option="all"), job, tmp_path)
+    assert found.causes[0].about == "rank 5"
+
+
+def test_calibration_reads_what_the_log_tells(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """One scale from the passes, the optimizer from its timer; the new step is the measured one."""
+    log, out = tmp_path / "train.log", tmp_path / "calibrated.yaml"
+    passes = job.scaled(forward=1.1, backward=1.1, pipeline=1.1, gradients=1.1, rest=1.1, optimizer=1.6)
+    log.write_text(megatron_log(passes))
+    result = run("diagnose", str(plan), str(log), "--calibrate", str(out), "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    fits = {fit["name"]: fit for fit in found["calibration"]["fits"]}
+    assert fits["time_scale"]["value"] == pytest.approx(1.1, rel=0.01) and fits["time_scale"]["taken"]
+    assert fits["optimizer_hbm_fraction"]["value"] < fits["optimizer_hbm_fraction"]["present"]
+    assert found["calibration"]["after_s"] == pytest.approx(passes.step_s, rel=0.01)
+    assert found["outlook"]["best_s"] > 0 and "time_scale" in out.read_text()
+    assert run("solve", "llama3-8b", str(out), "--batch", "8", "-q").exit_code == 0
+
+
+def test_command_page_and_python(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """Tables, JSON, page and the call from Python; a log has no trace to write; gzip is read."""
+    log, page = tmp_path / "train.log.gz", tmp_path / "page.html"
+    log.write_bytes(gzip.compress(megatron_log(job.added(data=0.2)).encode()))
+    result = run("diagnose", str(plan), str(log), "--report", str(page))
+    assert result.exit_code == 0, result.stderr
+    assert "1. batches take 200 ms" in result.stdout and "(log of megatron, 4 steps)" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 110
+    assert "Measured above predicted" in page.read_text() and "From predicted to measured" in page.read_text()
+    found = json.loads(run("diagnose", str(plan), str(log), "--json").stdout)
+    assert sum(term["measured_s"] for term in found["terms"]) == pytest.approx(found["measured_step_s"])
+    assert found["log"]["trainer"] == "megatron" and found["terms"][0]["spans"] == ["forward"]
+    called = diagnose(plan, log)
+    assert called.causes[0].about == "data loader" and called.step_s == pytest.approx(
+        job.step_s + 0.2, rel=1e-3
+    )
+    refused = run("diagnose", str(plan), str(log), "--trace", str(tmp_path / "x.json"))
+    assert refused.exit_code == 2 and "a log does not say when a kernel ran" in refused.stderr
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "truncated": (lambda job: gzip.compress(megatron_log(job).encode())[:-200], "the file is truncated"),
+    "cut before a step": (lambda job: megatron_log(job)[:250].encode(), "no Megatron iteration lines"),
+    "merged": (
+        lambda job: (megatron_log(job) + megatron_log(replace(job, changed={"tp": 4, "dp": 1}))).encode(),
+        "holds the logs of 2 jobs",
+    ),
+    "foreign": (lambda job: b"Epoch 1: loss 0.3\nEpoch 2: loss 0.2\n", "tells of no steps"),
+    "another layout": (
+        lambda job: megatron_log(replace(job, changed={"tp": 4, "dp": 1})).encode(),
+        "is of a run with tp 4, dp 1",
+    ),
+    "binary": (lambda job: bytes(range(256)) * 40, "no"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_logs(name: str, job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """One line each."""
+    log = tmp_path / "train.log"
+    log.write_bytes(BAD[name][0](job))
+    result = run("diagnose", str(plan), str(log))
+    assert result.exit_code == 2 and BAD[name][1] in result.stderr, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_log_stands_alone(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """Two logs, or a log among traces, are refused."""
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log(job))
+    result = run("diagnose", str(plan), str(log), str(log))
+    assert result.exit_code == 2 and "is a log, which stands alone" in result.stderr
