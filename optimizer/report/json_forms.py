@@ -216,10 +216,13 @@ def with_interval(plain: Plain, honesty: Honesty | None) -> Plain:
 
 def space_to_plain(space: Space) -> Plain:
     """Write a declared space: its axes, what the rules remove, and its size."""
+    from layoutopt.optimizer.space.openable import openable  # its rules load numpy
+
     counts, joint = space.counts, space.joint_assignments_log10
     plain: Plain = to_plain(
         {
             "axes": space.axes_table(),
+            "openable": openable(space.axes),
             "declared": {"degree_tuples": counts.declared_degrees, "tuples": counts.declared_tuples},
             "removed_by_rule": {
                 count.rule: {"degree_tuples": count.degrees, "tuples": count.tuples}

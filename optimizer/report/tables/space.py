@@ -10,8 +10,11 @@ from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_table
+from layoutopt.optimizer.space.openable import openable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
 
     from layoutopt.optimizer.space.enumeration import Space
@@ -35,6 +38,7 @@ def space_tables(space: Space, workload: Workload, cluster: ClusterSpec, *, fram
     parts: list[RenderableType] = [
         header_table(workload, cluster, framework),
         section("Axes", axes),
+        *_openable_sections(space),
         section("Tuples", grid(["", "of degrees", "with modifiers"], rows)),
     ]
     joint = space.joint_assignments_log10
@@ -44,6 +48,22 @@ def space_tables(space: Space, workload: Workload, cluster: ClusterSpec, *, fram
     if space.empty is not None:
         parts.append(section("Empty", Text(space.empty.message)))
     return Group(*parts)
+
+
+def _openable_sections(space: Space) -> Iterator[RenderableType]:
+    """List what is not searched unless it is opened, apart where results differ with it."""
+    found = openable(space.axes)
+    for title, changes in (
+        ("Not searched, results are the same", False),
+        ("Not searched, results differ", True),
+    ):
+        rows = [
+            (one.name, ", ".join(one.values), f"{one.meaning}; {one.opened_by}")
+            for one in found
+            if one.changes_numbers is changes
+        ]
+        if rows:
+            yield section(title, grid(["axis", "values", "meaning; what opens it"], rows, left=(0, 1, 2)))
 
 
 def _stage_words(space: Space) -> str:

@@ -1,0 +1,97 @@
+"""What a question does not search unless it is opened: values of switches, memory savers, number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
+from layoutopt.optimizer.frameworks.registry import savers_of
+from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
+from layoutopt.optimizer.specs.vocabulary import Saver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.space.axes import Axes
+
+SAVERS = {
+    Saver.BF16_MOMENTS: "moments of the optimizer in 16 bits",
+    Saver.OFFLOAD_OPTIMIZER: "the optimizer's state in host memory",
+    Saver.OFFLOAD_ACTIVATIONS: "what layers keep for the backward pass in host memory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Openable:
+    """Values that are not searched: of which axis, what they mean, what opens them, whether results differ with them."""
+
+    name: str
+    values: tuple[str, ...]
+    meaning: str
+    opened_by: str
+    changes_numbers: bool
+
+
+def openable(axes: Axes) -> tuple[Openable, ...]:
+    """List what the framework's release has and the question leaves out, what keeps the numbers first."""
+    found = [*_switches(axes), *_savers(axes), *_formats(axes)]
+    return tuple(sorted(found, key=lambda one: one.changes_numbers))
+
+
+def _switches(axes: Axes) -> Iterator[Openable]:
+    preset = preset_of_release(axes.ctx.framework, axes.ctx.release).with_training(axes.ctx.training)
+    for switch in SWITCHES:
+        has = axes.abilities.switches.get(switch.name, ())
+        declared = axes.switch_values.get(switch.name, (preset_value(preset, switch),))
+        rest = [switch_text(value) for value in has if value not in declared]
+        if rest and switch.of(axes.ctx.model) and switch.name not in axes.options.fix:
+            every = ",".join(switch_text(value) for value in has)
+            yield Openable(
+                name=switch.name,
+                values=tuple(rest),
+                meaning=switch.meaning,
+                opened_by=f"--fix {switch.name}={every}",
+                changes_numbers=switch.changes_numbers,
+            )
+
+
+def _savers(axes: Axes) -> Iterator[Openable]:
+    ctx = axes.ctx
+    tried = {saver for chosen in axes.savers for saver in chosen}
+    for saver in savers_of(ctx.framework, ctx.release, ctx.model):
+        if saver not in tried and saver in SAVERS:
+            yield Openable(
+                name="savers",
+                values=(saver.value,),
+                meaning=SAVERS[saver],
+                opened_by=f"--allow {saver.value}",
+                changes_numbers=saver is Saver.BF16_MOMENTS,
+            )
+
+
+def _formats(axes: Axes) -> Iterator[Openable]:
+    """Formats that the GPU and the release have; of the buffers and the master weights a model file states one."""
+    ctx, known = axes.ctx, [*axes.precisions]
+    others = [
+        one for one in axes.abilities.precisions if one not in known and one in ctx.cluster.gpu.dense_flops
+    ]
+    if others:
+        every = ",".join([*known, *others])
+        meaning = "precision of the matrix multiplications"
+        yield Openable(
+            name="precision",
+            values=tuple(others),
+            meaning=meaning,
+            opened_by=f"--precision {every}",
+            changes_numbers=True,
+        )
+    stated: dict[str, tuple[tuple[str, ...], str, str]] = {
+        "grad_dtype": (("fp32", "bf16"), "gradient buffer", "training.grad_dtype of the model file"),
+        "master_dtype": (("fp32", "none"), "master weights", "training.master_dtype of the model file"),
+    }
+    if ctx.experts:
+        drops = "capacity_factor of the model's experts"
+        stated["capacity_factor"] = (("1.0",), "experts of a fixed size, which drop tokens", drops)
+    for name, (values, meaning, where) in stated.items():
+        yield Openable(name=name, values=values, meaning=meaning, opened_by=where, changes_numbers=True)

@@ -1,0 +1,58 @@
+"""What a question leaves out is listed apart by whether results differ with it, and what is named opens it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.solve.api import describe_space
+from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.space.openable import openable
+from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.vocabulary import Saver
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.space.axes import Axes
+
+FEW = {"tp": (1,), "pp": (1, 2), "ep": (1, 8)}
+
+
+def axes_of(framework: Framework, **opened: Any) -> Axes:
+    """Declare the space of a small question about experts."""
+    fix = {**FEW, **opened.pop("fix", {})}
+    options = SolveOptions(space=SpaceOptions(fix=fix, **opened), framework=framework)
+    return describe_space(load_workload("qwen3-30b-a3b"), load_cluster("b200x16"), options).axes
+
+
+@pytest.mark.parametrize("framework", [Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY])
+def test_both_sets_hold_all_that_the_release_has(framework: Framework) -> None:
+    """A value of a switch is searched, the trainer's own, or named with what opens it; what changes numbers apart."""
+    axes = axes_of(framework)
+    named = {one.name: one for one in openable(axes)}
+    for name, values in axes.abilities.switches.items():
+        searched = [value for value in values if value in axes.switch_values.get(name, ())]
+        rest = named[name].values if name in named else ()
+        assert len(searched) + len(rest) >= len(values) - 1 or name == "shared_expert_overlap", name
+    differ = {one.name for one in openable(axes) if one.changes_numbers}
+    assert {"precision", "grad_dtype", "master_dtype", "capacity_factor"} <= differ
+    assert not differ & set(axes.switch_values)
+
+
+def test_what_is_named_opens_it() -> None:
+    """Every option of the list declares the values that it names."""
+    for one in openable(axes_of(Framework.MEGATRON)):
+        option, _, rest = one.opened_by.partition(" ")
+        if option == "--fix":
+            name, _, values = rest.partition("=")
+            axes = axes_of(Framework.MEGATRON, fix={name: tuple(values.split(","))})
+            assert len(axes.switch_values[name]) == len(values.split(","))
+            assert name not in {left.name for left in openable(axes)}
+        elif option == "--allow":
+            axes = axes_of(Framework.MEGATRON, allow=(Saver(rest),))
+            assert any(Saver(rest) in chosen for chosen in axes.savers)
+            assert (rest,) not in {left.values for left in openable(axes)}
+        else:
+            assert one.changes_numbers
