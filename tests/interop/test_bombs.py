@@ -11,6 +11,7 @@ import pytest
 
 from layoutopt.optimizer.ask.load import is_foreign_model, load_model
 from layoutopt.optimizer.interop.reading import parse_yaml_value
+from layoutopt.optimizer.interop.shell.scripts import read_commands
 from layoutopt.optimizer.interop.sources import KINDS, detect_kind, import_text, read_text
 from layoutopt.optimizer.specs.document import MAX_BYTES
 from layoutopt.optimizer.specs.errors import InputError
@@ -171,6 +172,43 @@ DEEP = {
 }
 """Deep, wide and long files, of shells above all."""
 
+_OPEN = {
+    name: mark * (400_000 // len(mark)) for name, mark in {
+        "ends": "x )) ", "pipes": "a |\n|", "expressions": "[[ a =~ ", "brackets": "[$",
+        "branches": "if x; then ", "cases": "case x in a) ", "documents": "<<E\n"
+    }.items()
+} | {"a pipe without end": "x|" * 10_000, "evaluated": "".join(
+    f"eval '{'a )) ' * 2_000}{n}'\n" for n in range(40)
+)}  # fmt: skip
+"""Scripts whose errors the grammar takes time and memory with their square to pass over."""
+
+_STOPPED = """
+import json, os, sys
+from contextlib import suppress
+from layoutopt.optimizer.interop.sources import import_text
+from layoutopt.optimizer.specs.errors import InputError
+for name, text in json.load(sys.stdin).items():
+    child = os.fork()
+    if not child:
+        with suppress(InputError):
+            import_text(text, "x", "megatron-args")
+        os._exit(0)
+    _, status, used = os.wait4(child, 0)
+    print(name, used.ru_utime + used.ru_stime, used.ru_maxrss, status, sep=",", flush=True)
+"""
+
+_PARSED = """
+import faulthandler, sys
+faulthandler.enable()
+from layoutopt.optimizer.interop.shell.syntax import parse, text_of
+high = [chr(point) for point in (*range(0x80, 0xD800, 4_001), 0xFFFF, *range(0xE000, 0x10FFFF, 4_001), 0x10FFFF)]
+for start in ("echo {", "echo {1..", "echo {1..2", "a=", "$", "${a", "[[ a =~ ", "<<", "case "):
+    for char in high:
+        text = f"x\\n{start}{char}}} y"
+        assert f"{char}}} y" in text_of(parse(text)), text
+        assert parse(text).text.isascii()
+"""
+
 
 def test_shells_and_importers_survive_depth() -> None:
     """Each kind that recognises such a file reads it or says one line, within the same bounds."""
@@ -182,3 +220,45 @@ def test_shells_and_importers_survive_depth() -> None:
     peak, worst = map(float, ran.stdout.split())
     assert peak < MOST_KIB
     assert worst < MOST_CPU_S
+
+
+def test_a_parse_has_an_end() -> None:
+    """Errors whose passing over grows with the square of the script: the same bounds for each, in a process of its own.
+
+    (A parse that is stopped leaves its stack behind, which one command does once.)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", _STOPPED], input=json.dumps(_OPEN), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-800:]
+    for line in ran.stdout.splitlines():
+        name, seconds, kib, status = line.split(",")
+        assert int(status) == 0, name
+        assert float(seconds) < MOST_CPU_S, name
+        assert int(kib) < MOST_KIB, name
+    assert len(ran.stdout.splitlines()) == len(_OPEN)
+
+
+def test_no_character_ends_the_process() -> None:
+    """The grammar looks up digits in a table that ends at 256: it is shown ASCII only, and the text comes back whole.
+
+    In a process of its own, for what goes wrong here ends it.
+    """
+    ran = subprocess.run([sys.executable, "-c", _PARSED], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-800:]
+
+
+def test_foreign_blanks_and_letters_are_of_the_word(tmp_path: Path) -> None:
+    """As in bash: an ideographic or hard space parts no words, an accent ends a variable's name."""
+    wide, hard = "\u3000", "\u00a0"
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"A=a{wide}b\nB=4\nN=é{hard}\U0010ffff\n"
+        "python pretrain_gpt.py --num-layers $B --run-name $A$Bé{\U0010ffff,x} --other $N --micro-batch-size 2\n"
+    )
+    commands, _ = read_commands(script.read_text(), lambda script: script.commands[-1])
+    words = commands[0][1]
+    assert words[2:] == (
+        "--num-layers", "4", "--run-name", f"a{wide}b4é\U0010ffff", f"a{wide}b4éx", "--other", f"é{hard}\U0010ffff",
+        "--micro-batch-size", "2",
+    )  # fmt: skip

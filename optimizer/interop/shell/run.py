@@ -34,6 +34,9 @@ MAX_DEPTH = 40
 STATEMENT = 50
 """What a statement costs of ``record.MAX_SPENT``; a character of a value costs 1."""
 
+RECOVERED = 500
+"""Square of the characters of a text with errors that one of ``record.MAX_SPENT`` pays: recovery takes this much."""
+
 PARSED = 4
 """What a character of a text costs that is run as commands: its tree is larger than itself."""
 
@@ -159,7 +162,10 @@ class Shell(ShellVariables):
         self.depth += 1
         self.record.spend(PARSED * len(text))
         try:
-            return self.run(parse(text, self.record.file))
+            root = parse(text, self.record.file)
+            if root.has_error:
+                self.record.spend(len(text) ** 2 // RECOVERED)
+            return self.run(root)
         finally:
             self.depth -= 1
 

@@ -52,6 +52,7 @@ def read_commands(
     tried.
     """
     text, outside = without_private(text.replace("\r\n", "\n")), outside or Outside()
+    root = parse(text, file)
     found: list[tuple[Script, tuple[str, ...]]] = []
     budget = [MAX_SPENT]
     waiting: list[_Decisions] = [{}]
@@ -63,7 +64,7 @@ def read_commands(
             continue
         seen.add(mark)
         try:
-            script = _read(text, file, outside, decisions, budget)
+            script = _read(root, Record(file=file, outside=outside, decisions=decisions, budget=budget))
         except InputError:
             if not found:
                 raise
@@ -133,10 +134,8 @@ def how_to_give(names: list[str]) -> str:
     return " or ".join(dict.fromkeys(shown)) or "--set NAME=VALUE or --arg N=VALUE"
 
 
-def _read(text: str, file: str, outside: Outside, decisions: _Decisions, budget: list[int]) -> Script:
-    record = Record(file=file, outside=outside, decisions=decisions, budget=budget)
+def _read(root: Node, record: Record) -> Script:
     shell = Shell(record)
-    root = parse(text, file)
     wrong = first_error(root)
     shell.ended(lambda: shell.run(root))
     if wrong is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
+from time import thread_time
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import input_error
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 500_000
 """Longest script that is read; launch scripts have some ten thousand."""
+
+MAX_PARSE_S = 0.5
+"""Longest time of a parse, in CPU seconds; scripts of the greatest length take a fifth of it."""
+
+MAX_PIPES = 2_000
+"""Most pipes of a script: the parser keeps what it has seen of one that nothing ends, which grows with their square."""
+
+SURE_BYTES = 2_000
+"""Scripts up to here are parsed in a twentieth of a second whatever they hold."""
 
 
 _VALUE = r"""(?:"[^"`\n]*"|'[^'\n]*'|\$\{[^{}\s]*\}|\$\([^()\n]*\)|\$\(\([^()\n]*\)\)|[^\s'"`;&|<>()\\#])*"""
@@ -29,13 +39,22 @@ _BETWEEN = re.compile(rf"(?<==)({_VALUE})[ \t]+(?=[A-Za-z_]\w*\+?=)")
 _NAME_BEFORE_MARK = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)(?=[-+*\[%@^!?~#/,:=.])")
 
 
-_COMPARED = re.compile(r"(?<!\[)\[ ([^\]\n]*) \\([<>]) ([^\]\n]*) \](?!\])")
+_COMPARED = re.compile(r"(?<!\[)\[ ([^\]\n]{0,200}) \\([<>]) ([^\]\n]{0,200}) \](?!\])")
 _LAST_BLANK = re.compile(r"^([^'\"#\n]*[^\\'\"#\n])\\[ \t]+$", re.MULTILINE)
 """A backslash before a blank at the end of a line: a word of one blank, which ends the command."""
 
 
 _RUN = re.compile(r"([$&|;<>!'\"`~^%@?,+\\)(\]\[}{])\1{999}")
 """A thousand of one mark, which no script has."""
+
+_FOREIGN = re.compile(rb"[\x0e-\x1d\x80-\xff]")
+_STAND_INS = re.compile(rb"[\x0e-\x1d]{2}")
+"""Bytes that the grammar never sees, and two of the sixteen control characters in place of each.
+
+Its scanner looks characters up in the C library's table of 384 entries, far behind whose end the high ones of Unicode
+lie, which ends the process now and then; and it takes letters of other scripts for names and their spaces for blanks, as
+bash does not.
+"""
 
 
 @cache
@@ -55,13 +74,42 @@ def _parser() -> Parser:
 
 
 def parse(text: str, file: str = "") -> Node:
-    """Return the tree of a script; one that is too long raises ``InputError``."""
-    if _RUN.search(text):  # the grammar's recovery takes time with the square of these
+    """Return the tree of a script; one that is too long, or takes too long, raises ``InputError``."""
+    if _RUN.search(text) or text.count("|") > MAX_PIPES:
         raise input_error("not understood as a shell script", "no marks in long rows", file=file)
-    source = _plainer(text.replace("\0", "")).encode()  # bash drops them too
+    source = _plainer(text.replace("\0", "")).encode(errors="surrogatepass")  # bash drops them too
     if len(source) > MAX_BYTES:
         raise input_error("script is too long", f"up to {MAX_BYTES:,} bytes", file=file)
+    source = _FOREIGN.sub(_stand_in, source)
+    if len(source) <= SURE_BYTES:
+        return _tree(source)
+    if not _parsed_in_time(source):
+        raise input_error("not understood as a shell script", "no marks in long rows", file=file)
     return _parser().parse(source).root_node
+
+
+@lru_cache(maxsize=256)  # a word is parsed again for every turn of a loop and every way through a script
+def _tree(source: bytes) -> Node:
+    return _parser().parse(source).root_node
+
+
+def _parsed_in_time(source: bytes) -> bool:
+    """Try to parse within ``MAX_PARSE_S``: the grammar's recovery takes time with the square of what it passes over.
+
+    Only a parser that asks for its text can be stopped, and only one that holds it gives the text of nodes safely; so
+    that what is parsed in time is parsed once more. The binding never lets go of what it was given: a view, closed here.
+    """
+    start = thread_time()
+
+    def late(_offset: int, _wrong: bool) -> bool:
+        return thread_time() - start > MAX_PARSE_S
+
+    with memoryview(source) as whole:
+        try:
+            _parser().parse(lambda at, _: source[at:] if at else whole, progress_callback=late)
+        except ValueError:  # stopped
+            return False
+    return True
 
 
 def _plainer(text: str) -> str:
@@ -74,9 +122,20 @@ def _plainer(text: str) -> str:
     return _ASSIGNMENTS.sub(lambda match: match[1] + _BETWEEN.sub(r"\1; ", match[2]), text)
 
 
+def _stand_in(match: re.Match[bytes]) -> bytes:
+    high, low = divmod(match[0][0], 16)
+    return bytes((0x0E + high, 0x0E + low))
+
+
+def _decoded(source: bytes) -> str:
+    """Return the text of bytes that the grammar saw."""
+    plain = _STAND_INS.sub(lambda pair: bytes(((pair[0][0] - 0x0E) * 16 + pair[0][1] - 0x0E,)), source)
+    return plain.decode(errors="replace")
+
+
 def text_of(node: Node) -> str:
     """Return the source of a node."""
-    return (node.text or b"").decode(errors="replace")
+    return _decoded(node.text or b"")
 
 
 def line_of(node: Node) -> int:
@@ -95,11 +154,11 @@ def parts_of(node: Node, start: int, end: int) -> Iterator[Node | str]:
         if child.start_byte < start or child.end_byte > end:
             continue
         if child.start_byte > at:
-            yield source[at - base : child.start_byte - base].decode(errors="replace")
+            yield _decoded(source[at - base : child.start_byte - base])
         yield child
         at = child.end_byte
     if at < end:
-        yield source[at - base : end - base].decode(errors="replace")
+        yield _decoded(source[at - base : end - base])
 
 
 def child_of(node: Node, field: str) -> Node | None:
