@@ -43,16 +43,74 @@ def slowdowns(model: ModelSpec, cluster: ClusterSpec, gpus: FloatArray, replicas
 
     A failure stops the whole job, which goes back to its last checkpoint; the better checkpoint mode at its best interval.
     Where the cluster states ``failures.hot_restart`` and another replica has the state, only the replica that failed
-    stands still for so long, and the others train on with their share of the batch.
+    stands still for so long, and the others train on with their share of the batch. Where it states ``failures.repair``, a
+    failed node has to be replaced by a spare one, or is waited for.
     """
+    failures = cluster.failures
     whole = {count: job_slowdown(model, cluster, int(count)) for count in np.unique(gpus).tolist()}
     stopped = np.array([whole[count] for count in gpus.tolist()])
-    hot_s = cluster.failures.hot_restart_s
-    if hot_s is None:
+    mtbf_s = failures.gpu_hours_per_failure * 3600.0 / gpus
+    waiting_s = np.zeros(len(gpus))
+    if failures.repair_s is not None:
+        spares, load = ready_nodes(cluster, gpus), failures.repair_s / mtbf_s
+        stopped = np.minimum(stopped / (1 - blocking(spares, load)), NEVER)
+        waiting_s = waiting_for_nodes_s(spares, load, mtbf_s)
+    if failures.hot_restart_s is None:
         return stopped
-    mtbf_s = cluster.failures.gpu_hours_per_failure * 3600.0 / gpus
-    result: FloatArray = np.where(replicas > 1, hot_slowdown(hot_s, mtbf_s, replicas), stopped)
+    hot = hot_slowdown(failures.hot_restart_s + waiting_s, mtbf_s, replicas)
+    result: FloatArray = np.where(replicas > 1, np.minimum(hot, stopped), stopped)
     return result
+
+
+def ready_nodes(cluster: ClusterSpec, gpus: FloatArray) -> FloatArray:
+    """Return the nodes that stand ready for failed ones, (n,): the cluster's spare ones and what a layout leaves idle."""
+    idle: FloatArray = cluster.failures.spare_nodes + (cluster.gpu_count - gpus) // cluster.gpus_per_node
+    return idle
+
+
+def blocking(spares: FloatArray, load: FloatArray) -> FloatArray:
+    """Return the share of time that a job stands still for lack of a node, (n,).
+
+    Nodes fail while the job runs and are away for repair; it waits when one more than its ``spares`` is. With ``load``,
+    repair time over the mean time between failures, that is Erlang's loss formula (Erlang 1917), which holds whatever the
+    distribution of repair times.
+    """
+    share, found = np.ones(len(load)), np.ones(len(load))
+    for nodes in range(1, int(spares.max(initial=0.0)) + 2):
+        share = load * share / (nodes + load * share)
+        found = np.where(spares + 1 >= nodes, share, found)
+    return found
+
+
+def waiting_for_nodes_s(spares: FloatArray, load: FloatArray, mtbf_s: FloatArray) -> FloatArray:
+    """Return how long a failed replica waits for a node in the mean, (n,) seconds, the others training on.
+
+    Nodes in repair are Poisson distributed with mean ``load`` (M/G/infinity; Palm 1943); those beyond the spares are
+    missing, and by Little's law each failure waits for that number times the time between failures.
+    """
+    from scipy.special import pdtr
+
+    at_least = 1 - np.where(spares > 0, pdtr(spares - 1, load), 0.0)
+    missing = load * at_least - spares * (1 - pdtr(spares, load))
+    waiting: FloatArray = np.maximum(missing, 0.0) * mtbf_s
+    return waiting
+
+
+def failure_words(cluster: ClusterSpec, ours: tuple[float, float], other: tuple[float, float]) -> str:
+    """Say why failures cost one layout less than another: of each its GPUs and its state replicas."""
+    spares = [float(ready_nodes(cluster, np.array([gpus]))[0]) for gpus, _ in (ours, other)]
+    parts = []
+    if cluster.failures.hot_restart_s is not None and ours[1] > other[1]:
+        held = f"{other[1]:.0f} copies" if other[1] > 1 else "one copy"
+        parts.append(
+            f"{ours[1]:.0f} copies of the training state instead of {held}, so that the others train on while one that "
+            "failed restarts"
+        )
+    if cluster.failures.repair_s is not None and spares[0] > spares[1]:
+        parts.append(f"{spares[0]:.0f} nodes stand ready for failed ones instead of {spares[1]:.0f}")
+    elif ours[0] < other[0]:
+        parts.append(f"fewer of {ours[0]:,.0f} GPUs fail than of {other[0]:,.0f}")
+    return ", and ".join(parts)
 
 
 def hot_slowdown(hot_restart_s: float, mtbf_s: FloatArray, replicas: FloatArray) -> FloatArray:

@@ -82,7 +82,7 @@ def solve_layout(
     result = _search(source, asked, on_progress=on_progress, should_stop=should_stop)
     second: Second | None = None
     if asked.then is not None and result.complete and result.found:
-        limits = _solver_limits(asked, start, should_stop)
+        limits = solver_limits(asked, start, should_stop)
         result, second = choose_second(source, GOALS[asked.then], result, limits, within=asked.within)
     result, outcome = _in_objective(question, source, result, start, should_stop)
     certificate = _certificate(question, source, result)
@@ -130,8 +130,8 @@ def _in_objective(
         return result, None
     asked = Asked(
         source=source,
-        options=_search_options(options, DISTANCES[0] if options.near is None else options.near),
-        limits=_solver_limits(options, start, should_stop),
+        options=search_options(options, DISTANCES[0] if options.near is None else options.near),
+        limits=solver_limits(options, start, should_stop),
         samples=question.costs_under(options.samples, source.cost),
         should_stop=should_stop,
     )
@@ -149,7 +149,7 @@ def _in_seconds(source: CostedSpace, result: SearchResult, outcome: ObjectiveAns
     return replace(result, found=(priced[0], *rest), bound_s=steps[0] * (1 - gap), complete=outcome.proven)
 
 
-def _solver_limits(
+def solver_limits(
     options: SolveOptions, start: float, should_stop: Callable[[], bool] | None
 ) -> Callable[[], SolverLimits]:
     """Return what gives the limits of one solve at the time that it begins."""
@@ -196,7 +196,7 @@ def _search(
     """Search; where runners-up are wanted however slow, again and farther until there are enough of them."""
     deadline = time.perf_counter() + options.time_limit_s
     nearest, *farther = DISTANCES if options.near is None else (options.near,)
-    asked = _search_options(options, nearest)
+    asked = search_options(options, nearest)
     result = BestFirst(source, asked, on_progress=on_progress, should_stop=should_stop).run()
     for near in () if options.one_model else farther:
         if len(result.found) >= options.top or not result.complete or result.best is None:
@@ -210,7 +210,8 @@ def _search(
     return result
 
 
-def _search_options(options: SolveOptions, near: float) -> SearchOptions:
+def search_options(options: SolveOptions, near: float) -> SearchOptions:
+    """Return how to search; runners-up may be slower by the share ``near``."""
     return SearchOptions(
         top=options.top,
         near=near,

@@ -228,7 +228,9 @@ def _space_to_plain(options: SpaceOptions) -> dict[str, Any]:
         "run": {name: value for name, value in asdict(options.run).items() if value not in (None, False)},
     }
     if options.require:
-        plain |= {"require": list(options.require), "gpu_hour_cost": options.gpu_hour_cost}
+        plain["require"] = list(options.require)
+    if options.gpu_hour_cost is not None:
+        plain["gpu_hour_cost"] = options.gpu_hour_cost
     for name in _LISTS:
         values = getattr(options, name)
         plain[name] = None if values is None else list(values)

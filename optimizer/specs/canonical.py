@@ -192,6 +192,8 @@ _ZERO_ALLOWED = {
         "reserve_bytes",
         "restart_s",
         "hot_restart_s",
+        "repair_s",
+        "spare_nodes",
     ),
 }
 """Fields that may be 0; every other number in a spec counts or measures something that is there."""

@@ -107,12 +107,15 @@ class FailureSpec:
     """Hardware failures: mean GPU-hours between job interruptions, and the time to restart, seconds.
 
     ``hot_restart_s``: time in which one replica of the training state takes it from another one while the others train
-    on; None: every interruption restarts the whole job.
+    on; None: every interruption restarts the whole job. ``repair_s``: how long a failed node is away; None: another one
+    always stands ready. ``spare_nodes`` stand ready beside the cluster's own, as do those that a layout leaves idle.
     """
 
     gpu_hours_per_failure: float = 50_700.0
     restart_s: float = 600.0
     hot_restart_s: float | None = None
+    repair_s: float | None = None
+    spare_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

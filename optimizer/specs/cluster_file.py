@@ -79,6 +79,13 @@ class FailuresFile(FileModel):
         description="time in which a replica takes its state from another one, the others training on; left out: "
         "every interruption restarts the whole job",
     )
+    repair: Annotated[float | None, quantity(TIME, least=0.0)] = Field(
+        default=None,
+        description="time that a failed node is away; left out: another one always stands ready",
+    )
+    spare_nodes: Annotated[int, whole(least=0)] = Field(
+        default=0, description="nodes beside the cluster's own that stand ready for failed ones"
+    )
 
 
 def _read_calibration(value: object) -> dict[str, float]:
@@ -251,6 +258,8 @@ class ClusterFile(FileModel):
                 gpu_hours_per_failure=self.failures.gpu_hours_per_failure,
                 restart_s=self.failures.restart,
                 hot_restart_s=self.failures.hot_restart,
+                repair_s=self.failures.repair,
+                spare_nodes=self.failures.spare_nodes,
             ),
             graph=self._graph(document),
             calibration=self.calibration,

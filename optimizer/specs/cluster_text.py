@@ -63,6 +63,10 @@ def cluster_mapping(cluster: ClusterSpec) -> dict[str, Any]:
     }
     if cluster.failures.hot_restart_s is not None:
         data["failures"]["hot_restart"] = f"{cluster.failures.hot_restart_s!r} s"
+    if cluster.failures.repair_s is not None:
+        data["failures"]["repair"] = f"{cluster.failures.repair_s!r} s"
+    if cluster.failures.spare_nodes:
+        data["failures"]["spare_nodes"] = cluster.failures.spare_nodes
     if cluster.host_power_w is not None:
         data["host_power"] = f"{cluster.host_power_w!r} W"
     if cluster.host_memory_bytes is not None:

@@ -58,7 +58,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "published": ("published", "--time-limit", "1"),
     "validate": ("validate", str(RUNS), "--worst", "1"),
     "next-runs": ("next-runs", *Q, "--top", "3", "--budget", "2"),
-    "pareto": ("pareto", *Q, "--of", "time,memory"),
+    "pareto": ("pareto", *Q, "--of", "time,memory", "--points", "3"),
     "topology": ("topology", "show", "h100x64"),
     "catalog": ("catalog",),
     "model": ("model", "show", "llama3-8b"),

@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
-from layoutopt.optimizer.cost.interruptions import hot_slowdown, job_schedule, slowdowns, state_replicas
+from layoutopt.optimizer.cost.interruptions import (
+    blocking,
+    hot_slowdown,
+    job_schedule,
+    slowdowns,
+    state_replicas,
+    waiting_for_nodes_s,
+)
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.cost.run_facts import RunFacts, footprint_of
 from layoutopt.optimizer.plan.monte_carlo import simulate_runs
+from layoutopt.optimizer.report.tables.plan import outcome_words
+from layoutopt.optimizer.solve.api import solve_layout
+from layoutopt.optimizer.solve.plan import Plan, SolveOptions
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.specs.layout import Layout
-from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 from layoutopt.optimizer.specs.units import DAY_S
 
 STEP_S = 6.0
@@ -90,3 +100,96 @@ def test_smaller_replicas_lose_less_where_they_restart_alone() -> None:
     hot = replace(cluster, failures=replace(cluster.failures, hot_restart_s=120.0))
     alone = slowdowns(model, hot, gpus, replicas).tolist()
     assert alone[0] > alone[1] > alone[2] > 1.0
+
+
+@pytest.mark.parametrize(("spares", "load"), [(0, 0.5), (1, 0.5), (3, 4.0)])
+def test_jobs_wait_for_nodes_as_simulated(spares: int, load: float) -> None:
+    """The share of time without enough nodes is that of a simulated job whose nodes fail while it runs."""
+    rng, repair_s, now, stopped = np.random.default_rng(1), 1.0, 0.0, 0.0
+    back: list[float] = []
+    for _ in range(200_000):
+        failed = now + rng.exponential(repair_s / load)
+        back = [at for at in back if at > failed] + [failed + repair_s]
+        now = failed
+        if len(back) > spares:
+            now = min(back)
+            stopped += now - failed
+            back.remove(now)
+    expected = blocking(np.array([float(spares)]), np.array([load]))
+    assert stopped / now == pytest.approx(float(expected[0]), rel=0.02)
+    assert 1 / (1 - stopped / now) == pytest.approx(1 / (1 - float(expected[0])), rel=0.01)
+
+
+@pytest.mark.parametrize(("spares", "load"), [(0, 0.7), (2, 3.0)])
+def test_failed_replicas_wait_for_nodes_as_simulated(spares: int, load: float) -> None:
+    """A replica waits until repair brings a node back that no earlier one waits for; the mean is the closed form's."""
+    rng, repair_s = np.random.default_rng(2), 1.0
+    failed = np.cumsum(rng.exponential(repair_s / load, 200_000))
+    # The n-th failure takes a spare node, or the node of the failure so many before it, once that is repaired.
+    ready = np.concatenate([np.zeros(spares), failed + repair_s])[: len(failed)]
+    waited = np.maximum(ready - failed, 0.0).mean()
+    closed = waiting_for_nodes_s(np.array([float(spares)]), np.array([load]), np.array([repair_s / load]))
+    assert waited == pytest.approx(float(closed[0]), rel=0.01)
+
+
+SMALL = override_training(load_workload("llama3-8b"), global_batch=256)
+FAILING = 500.0
+"""GPU-hours per failure of a young cluster: 64 GPUs fail every eight hours."""
+
+
+def _fewest_days(**failures: object) -> Plan:
+    cluster = load_cluster("h100x64")
+    cluster = replace(cluster, failures=replace(cluster.failures, **failures))  # type: ignore[arg-type]
+    options = SolveOptions(top=1, minimize="days")
+    if "repair_s" in failures:
+        options = replace(options, space=replace(options.space, allow_idle=0.5))
+    return solve_layout(SMALL, cluster, options)
+
+
+def test_days_of_a_search_are_those_of_simulated_runs() -> None:
+    """What a search proves to be the fewest days is within 1% of the mean of simulated runs of its answer."""
+    plan = _fewest_days(gpu_hours_per_failure=FAILING)
+    assert plan.outcome is not None and plan.outcome.proven and plan.estimate is not None
+    cluster = load_cluster("h100x64")
+    cluster = replace(cluster, failures=replace(cluster.failures, gpu_hours_per_failure=FAILING))
+    facts = RunFacts(model=SMALL.model, training=SMALL.training, cluster=cluster)
+    schedule = job_schedule(SMALL.model, cluster, cluster.gpu_count)
+    runs = simulate_runs(
+        facts.steps * plan.estimate.step_time_s,
+        schedule.interval_s,
+        schedule.stall_s,
+        schedule.restart_s,
+        job_mean_time_between_failures_s(FAILING, cluster.gpu_count),
+        runs=500,
+    )
+    assert plan.outcome.value == pytest.approx(runs.mean_s / DAY_S, rel=0.01)
+    assert plan.outcome.value > 1.02 * facts.steps * plan.estimate.step_time_s / DAY_S
+
+
+def test_replicas_that_restart_alone_change_the_layout() -> None:
+    """With hot restarts a slower layout that keeps several copies of the state is done first, and the answer says why."""
+    plain = _fewest_days(gpu_hours_per_failure=FAILING)
+    hot = _fewest_days(gpu_hours_per_failure=FAILING, hot_restart_s=120.0)
+    assert (
+        plain.layout is not None
+        and hot.layout is not None
+        and hot.outcome is not None
+        and plain.outcome is not None
+    )
+    assert plain.estimate is not None and hot.estimate is not None
+    assert state_replicas(row_of(plain.layout)).tolist() == [1.0] and plain.outcome.why is None
+    assert state_replicas(row_of(hot.layout))[0] > 1
+    assert hot.estimate.step_time_s > plain.estimate.step_time_s
+    assert hot.outcome.value < 0.99 * hot.outcome.first_value
+    assert "copies of the training state instead of one copy" in outcome_words(hot.outcome)
+
+
+def test_nodes_in_repair_change_the_layout() -> None:
+    """Where failed nodes are away for a day, some are left idle to replace them; with spare ones all are used again."""
+    few = _fewest_days(gpu_hours_per_failure=FAILING, repair_s=DAY_S)
+    many = _fewest_days(gpu_hours_per_failure=FAILING, repair_s=DAY_S, spare_nodes=20)
+    assert few.layout is not None and many.layout is not None
+    assert few.outcome is not None and many.outcome is not None
+    assert few.layout.gpus < 64 == many.layout.gpus
+    assert many.outcome.value < 0.7 * few.outcome.value < 0.7 * few.outcome.first_value
+    assert "nodes stand ready for failed ones instead of 0" in outcome_words(few.outcome)

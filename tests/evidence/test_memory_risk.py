@@ -6,12 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from checks.published import read_runs
 
 from layoutopt.optimizer.evidence.memory_risk import peak_ratios, reserve_of_risk
+from layoutopt.optimizer.evidence.validate import validate
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+
+
+def measured_over_predicted() -> list[float]:
+    """Return today's ratios of the runs whose peak of allocated memory is stated with all that decides it."""
+    runs = [run for run in read_runs() if run.mem_kind == "allocated"]
+    rows = validate(runs).memory.rows
+    return sorted(row.measured_bytes / row.predicted_bytes for row in rows if row.kind == "allocated")
+
+
+def test_the_table_is_that_of_todays_predictions() -> None:
+    """The package's ratios are those of every run that reports such a peak, as it is priced now."""
+    assert len(peak_ratios()) >= 30
+    assert peak_ratios() == pytest.approx(measured_over_predicted(), abs=5e-4)
 
 
 @pytest.mark.parametrize("risk", [0.05, 0.1, 0.25, 0.5])
@@ -41,3 +56,7 @@ def test_reserve_and_risk_change_the_answer() -> None:
         memory = plan.estimate.memory
         assert memory.peak_bytes <= (1 - reserve) * memory.capacity_bytes < free.estimate.memory.peak_bytes
         assert plan.estimate.step_time_s > free.estimate.step_time_s
+
+
+if __name__ == "__main__":
+    print(", ".join(f"{ratio:.4f}" for ratio in measured_over_predicted()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.report.html import raster
+from layoutopt.optimizer.report.html.front import front_page, front_picture
 from layoutopt.optimizer.report.html.palette import LIGHT, MEMORY, WALL
 from layoutopt.optimizer.report.html.picture import solve_picture
 from layoutopt.optimizer.report.html.raster import find_renderer, require_renderer, size_px, to_png
@@ -21,6 +23,7 @@ from layoutopt.optimizer.report.html.series import nice_values, spaced
 from layoutopt.optimizer.report.html.svg import Scale, spread_apart, ticks, width_px
 from layoutopt.optimizer.report.html.sweep_picture import sweep_picture
 from layoutopt.optimizer.report.html.training_picture import training_picture
+from layoutopt.optimizer.solve.pareto import Front, FrontPoint
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -187,3 +190,43 @@ def test_scales_map_ends_to_ends() -> None:
 def test_picture_size_is_read_from_the_picture(tmp_path: Path) -> None:
     """Fractions of a pixel are rounded up."""
     assert size_px('<svg viewBox="0 0 960 450.5">') == (960, 451)
+
+
+def front_of(plan: Plan, *, complete: bool) -> Front:
+    """Two points of a front: the plan's answer, and the same one three times slower in a third of the memory."""
+    assert plan.layout is not None and plan.estimate is not None
+    step_s, peak_gb = plan.estimate.step_time_s, plan.estimate.memory.peak_bytes / 1e9
+    points = [
+        FrontPoint(
+            layout=plan.layout,
+            estimate=plan.estimate,
+            values=(step_s * slower, peak_gb / slower),
+            proven=proven,
+        )
+        for slower, proven in ((1.0, True), (3.0, complete))
+    ]
+    return Front(goals=("time", "memory"), units=("s", "GB"), points=tuple(points), complete=complete)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_front_is_drawn_where_its_values_are(plan: Plan, complete: bool) -> None:
+    """One dot per point, the slower one right of and below the other; open fronts are dashed, what is unproven hollow."""
+    front = front_of(plan, complete=complete)
+    root = parsed(front_picture(front, "a <model> on a cluster"))
+    dots = list(root.iter(f"{SVG}circle"))
+    assert len(dots) == 2
+    (x, y), (right, lower) = ((float(one.get("cx", "0")), float(one.get("cy", "0"))) for one in dots)
+    assert x < right and y < lower
+    assert [one.get("fill") == LIGHT["paper"] for one in dots] == [False, not complete]
+    dashed = [one for one in root.iter(f"{SVG}polyline") if one.get("stroke-dasharray")]
+    assert bool(dashed) is not complete
+    page = front_page(front, "a <model> on a cluster")
+    assert "a &lt;model&gt;" in page and "a <model>" not in page
+    assert page.count("<circle") == 2 and f"{front.points[1].values[0]:,.6g} s" in page
+
+
+def test_a_front_of_one_point_is_drawn(plan: Plan) -> None:
+    """A single point, and one of cost nothing, has a place in the middle."""
+    front = front_of(plan, complete=True)
+    one = replace(front, points=(replace(front.points[0], values=(2.0, 0.0)),))
+    assert len(list(parsed(front_picture(one, "one")).iter(f"{SVG}circle"))) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from checks.small_questions import enumerate_question, small_question
@@ -9,24 +12,74 @@ from checks.small_questions import enumerate_question, small_question
 from layoutopt.optimizer.solve.pareto import pareto_front
 from layoutopt.optimizer.specs.errors import InputError
 
+if TYPE_CHECKING:
+    from checks.small_questions import Enumerated
+
+    from layoutopt.optimizer.solve.pareto import Front
+
 APART = 1e-4
 """Relative distance below which the solver's rounding may join two points."""
 
 
-@pytest.mark.parametrize(("seed", "goals"), [(1, ("days", "gpus")), (3, ("time", "cost"))])
+def _front(seed: int, goals: tuple[str, str], most: int) -> tuple[Front, Enumerated]:
+    question = small_question(seed)
+    front = pareto_front(question.workload, question.cluster, question.options, goals, most=most)
+    return front, enumerate_question(question)
+
+
+@pytest.mark.parametrize(
+    ("seed", "goals"),
+    [
+        (1, ("days", "gpus")),
+        (3, ("time", "cost")),
+        pytest.param(5, ("energy", "time"), id="more-energy-time"),
+        pytest.param(7, ("cost", "days"), id="more-cost-days"),
+        pytest.param(9, ("gpus", "days"), id="more-gpus-days"),
+    ],
+)
 def test_the_front_is_that_of_enumeration(seed: int, goals: tuple[str, str]) -> None:
     """No layout dominates a point, and every layout that none dominates is near a point."""
-    question = small_question(seed)
-    every = enumerate_question(question)
+    front, every = _front(seed, goals, 1000)
     first, second = (every.goals[name] for name in goals)
-    front = pareto_front(question.workload, question.cluster, question.options, goals)
-    assert front.complete and front.points and all(point.proven for point in front.points)
+    assert front.complete and front.points and front.proven
     for one, other in (point.values for point in front.points):
         assert not ((first < one * (1 - APART)) & (second <= other * (1 + 1e-9))).any()
         assert not ((first <= one * (1 + 1e-9)) & (second < other * (1 - APART))).any()
+    found = np.array([point.values for point in front.points])
     for one, other in zip(first.tolist(), second.tolist(), strict=True):
-        found = np.array([point.values for point in front.points])
         assert ((found[:, 0] <= one * (1 + APART)) & (found[:, 1] <= other * (1 + APART))).any()
+    assert (np.diff(found[:, 0]) > 0).all() and (np.diff(found[:, 1]) < 0).all()
+
+
+def test_few_points_show_the_whole_front() -> None:
+    """With fewer points than the front has, both ends are among them, all lie on it, and others are said to exist."""
+    goals = ("time", "memory")
+    few, every = _front(2, goals, 4)
+    first, second = (every.goals[name] for name in goals)
+    assert len(few.points) == 4 and few.proven and not few.complete
+    assert few.points[0].values[0] == pytest.approx(first.min(), rel=APART)
+    assert few.points[-1].values[1] == pytest.approx(second.min(), rel=APART)
+    for one, other in (point.values for point in few.points):
+        assert not ((first < one * (1 - APART)) & (second < other * (1 - APART))).any()
+
+
+def test_no_layout_at_all_and_a_stopped_search() -> None:
+    """A budget that nothing meets leaves a complete front without a point; a stop leaves nothing that claims a proof."""
+    question = small_question(3)
+    options, goals = question.options, ("time", "cost")
+    none = replace(options, space=replace(options.space, require=("cost<=1e-9",)))
+    front = pareto_front(question.workload, question.cluster, none, goals)
+    assert front.points == () and front.complete
+    stopped = pareto_front(question.workload, question.cluster, options, goals, should_stop=lambda: True)
+    assert not stopped.complete and not (stopped.points and stopped.proven)
+
+
+def test_a_price_of_nothing_leaves_one_point() -> None:
+    """Where every layout costs the same, the front is the fastest one."""
+    question = small_question(3)
+    options = replace(question.options, space=replace(question.options.space, gpu_hour_cost=0.0))
+    front = pareto_front(question.workload, question.cluster, options, ("days", "cost"))
+    assert front.complete and len(front.points) == 1 and front.points[0].values[1] == 0.0
 
 
 def test_goals_are_two_quantities() -> None:

@@ -16,7 +16,8 @@ from layoutopt.optimizer.report.commands.options import (
     output_options,
     workload_options,
 )
-from layoutopt.optimizer.report.terminal import note, print_json, print_tables
+from layoutopt.optimizer.report.commands.searching import watched
+from layoutopt.optimizer.report.terminal import print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.ask.job import Job
@@ -80,20 +81,17 @@ def _options(job: Job, trainer: FrameworkOptions) -> SolveOptions:
 
 def _explain(job: Job, options: SolveOptions, output: OutputOptions, *, compare: bool) -> Explanation:
     """Explain with progress on stderr; Ctrl-C ends the search for the optimum."""
-    from layoutopt.optimizer.report.commands.interrupt import Interrupt
-    from layoutopt.optimizer.report.progress import progress_printer
     from layoutopt.optimizer.solve.explain.api import explain_layout
 
-    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
-    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+    with watched(output) as watch:
         return explain_layout(
             job.workload,
             job.cluster,
             job.layout,
             options,
             compare=compare,
-            on_progress=printer.update,
-            should_stop=interrupt.asked,
+            on_progress=watch.on_progress,
+            should_stop=watch.should_stop,
         )
 
 

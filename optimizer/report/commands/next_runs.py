@@ -12,24 +12,10 @@ import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.export import require_folder
-from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
-from layoutopt.optimizer.report.commands.options import (
-    OUTPUT,
-    DemandChoices,
-    FrameworkOptions,
-    OutputOptions,
-    SearchChoices,
-    SpaceChoices,
-    SpaceCommand,
-    cluster_argument,
-    demand_options,
-    framework_options,
-    model_argument,
-    output_options,
-    search_options,
-    space_options,
-    workload_options,
-)
+from layoutopt.optimizer.report.commands.inputs import named
+from layoutopt.optimizer.report.commands.options import OUTPUT, OutputOptions, SpaceCommand
+from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
+from layoutopt.optimizer.report.commands.searching import solve_watched
 from layoutopt.optimizer.report.commands.values import Whole
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
@@ -38,20 +24,16 @@ from layoutopt.optimizer.specs.writing import write_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.next_runs import NextRuns
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.workload import Workload
 
 LAYOUTS = 10
 """Layouts that the choice is among, unless ``--top`` says otherwise."""
 
 
 @click.command(cls=SpaceCommand)
-@model_argument
-@cluster_argument
 @click.option(
     "--budget", type=Whole(1, 20), default=3, show_default=True, help="Suggest at most so many measurements."
 )
@@ -63,24 +45,9 @@ LAYOUTS = 10
     "-o", "--output", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
     help="Write launch files, benchmark lines and what to expect of them there.",
 )  # fmt: skip
-@workload_options
-@framework_options
-@space_options
-@demand_options
-@search_options
-@output_options
+@question_options
 def command(
-    model: str,
-    cluster: str,
-    budget: int,
-    measured: tuple[str, ...],
-    folder: Path | None,
-    asked: RunChoices,
-    trainer: FrameworkOptions,
-    space: SpaceChoices,
-    demands: DemandChoices,
-    search: SearchChoices,
-    output: OutputOptions,
+    budget: int, measured: tuple[str, ...], folder: Path | None, question: QuestionChoices
 ) -> ExitCode:
     """Say which runs or benchmarks would change the choice of a layout for MODEL on CLUSTER most.
 
@@ -91,15 +58,16 @@ def command(
     from layoutopt.optimizer.evidence.next_runs import next_runs
 
     require_folder(folder)
-    workload, machine = read_question(model, cluster, asked, output)
-    options = solve_options(space, search, trainer, asked.precision, demands=demands)
-    options = replace(options, top=LAYOUTS if search.top is None else options.top, near=None)
+    output = question.output
+    workload, machine = question.read()
+    options = question.options()
+    options = replace(options, top=LAYOUTS if question.search.top is None else options.top, near=None)
     readings = {
         place: seconds for one in measured if (reading := _reading(one)) for place, seconds in [reading]
     }
     runs = _cases([one for one in measured if _reading(one) is None], machine)
     with named(allow="--allow"):
-        plan = _solve(workload, machine, options, output)
+        plan = solve_watched(workload, machine, options, output)
     found = next_runs(plan, workload, machine, options, budget=budget, measured=runs, readings=readings)
     if found is None:
         return _print_none(plan, output)
@@ -114,19 +82,6 @@ def command(
 
         print_tables(next_runs_tables(found, len(runs) + len(readings)))
     return ExitCode.OK
-
-
-def _solve(workload: Workload, cluster: ClusterSpec, options: SolveOptions, output: OutputOptions) -> Plan:
-    """Search with progress on stderr; Ctrl-C stops it."""
-    from layoutopt.optimizer.report.commands.interrupt import Interrupt
-    from layoutopt.optimizer.report.progress import progress_printer
-    from layoutopt.optimizer.solve.api import solve_layout
-
-    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
-    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
-        return solve_layout(
-            workload, cluster, options, on_progress=printer.update, should_stop=interrupt.asked
-        )
 
 
 def _cases(tables: Sequence[str], cluster: ClusterSpec) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Options of what an answer is the best in, and of how much memory it leaves free."""
+"""Options of what an answer is the best in, how much memory it leaves free, and what fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from layoutopt.optimizer.report.commands.inputs import named
 from layoutopt.optimizer.report.commands.options import grouped
-from layoutopt.optimizer.report.commands.values import OBJECTIVE, Share, Whole
+from layoutopt.optimizer.report.commands.values import OBJECTIVE, Number, QuantityText, Share, Whole
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -23,6 +23,16 @@ class MemoryChoices:
 
     reserve: float
     oom_risk: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureChoices:
+    """How often nodes fail and what replaces them, where it is not as the cluster says."""
+
+    mtbf: float | None
+    hot_restart: float | None
+    repair: float | None
+    spares: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,39 @@ objective_options = grouped(
         help="Sets of constants drawn for expected, quantile and regret; 32 by default.",
     ),
 )
+
+
+failure_options = grouped(
+    "failures",
+    FailureChoices,
+    click.option(
+        "--mtbf", type=Number("GPU-HOURS", positive=True), help="GPU-hours between interruptions of a job."
+    ),
+    click.option(
+        "--hot-restart", type=QuantityText("TIME", "TIME"),
+        help="Time in which a failed replica takes its state from another one while the others train on.",
+    ),
+    click.option(
+        "--repair", type=QuantityText("TIME", "TIME"),
+        help="Time that a failed node is away: idle and spare ones replace it."
+    ),
+    click.option("--spares", type=Whole(0, 100_000), help="Nodes beside the cluster's own that replace failed ones."),
+)  # fmt: skip
+
+
+def with_failures(cluster: ClusterSpec, choices: FailureChoices) -> ClusterSpec:
+    """Return the cluster with what was said of its failures."""
+    said = {
+        "gpu_hours_per_failure": choices.mtbf,
+        "hot_restart_s": choices.hot_restart,
+        "repair_s": choices.repair,
+        "spare_nodes": choices.spares,
+    }
+    stated = {name: value for name, value in said.items() if value is not None}
+    failures = replace(cluster.failures, **stated)
+    if failures.spare_nodes and failures.repair_s is None:
+        raise input_error("replace nodes in repair", "--repair 24h beside it", key="--spares")
+    return replace(cluster, failures=failures) if stated else cluster
 
 
 def with_room(options: SolveOptions, memory: MemoryChoices) -> SolveOptions:

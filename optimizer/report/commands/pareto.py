@@ -2,68 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
-from layoutopt.optimizer.report.commands.objective_options import MemoryChoices, memory_options, with_room
-from layoutopt.optimizer.report.commands.options import (
-    DemandChoices,
-    FrameworkOptions,
-    OutputOptions,
-    SearchChoices,
-    SpaceChoices,
-    SpaceCommand,
-    cluster_argument,
-    demand_options,
-    framework_options,
-    model_argument,
-    output_options,
-    search_options,
-    space_options,
-    workload_options,
+from layoutopt.optimizer.report.commands.inputs import named
+from layoutopt.optimizer.report.commands.objective_options import (
+    FailureChoices,
+    MemoryChoices,
+    failure_options,
+    memory_options,
+    with_failures,
+    with_room,
 )
+from layoutopt.optimizer.report.commands.options import DrawingOptions, SpaceCommand, drawing_options
+from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
+from layoutopt.optimizer.report.commands.searching import watched
 from layoutopt.optimizer.report.commands.values import GOALS_OF, Whole
-from layoutopt.optimizer.report.terminal import print_json, print_tables
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.ask.records import RunChoices
+    from layoutopt.optimizer.report.commands.options import OutputOptions
+    from layoutopt.optimizer.solve.pareto import Front
 
 
 @click.command(cls=SpaceCommand)
-@model_argument
-@cluster_argument
 @click.option("--of", "goals", type=GOALS_OF, default="days,cost", show_default=True, help="The two goals.")
 @click.option(
-    "--points", type=Whole(1, 1000), default=50, show_default=True, help="Most points of the front."
+    "--points",
+    type=Whole(1, 1000),
+    default=12,
+    show_default=True,
+    help="Most points of the front, spread over all of it.",
 )
-@workload_options
-@framework_options
-@space_options
-@demand_options
+@question_options
 @memory_options
-@search_options
-@output_options
+@failure_options
+@drawing_options
 def command(
-    model: str,
-    cluster: str,
     goals: tuple[str, ...],
     points: int,
-    asked: RunChoices,
-    trainer: FrameworkOptions,
-    space: SpaceChoices,
-    demands: DemandChoices,
+    question: QuestionChoices,
     memory: MemoryChoices,
-    search: SearchChoices,
-    output: OutputOptions,
+    failures: FailureChoices,
+    drawing: DrawingOptions,
 ) -> ExitCode:
     """Find the layouts of MODEL on CLUSTER of which none is better in one goal without being worse in the other.
 
-    Each point is proven; with --allow-idle layouts of fewer GPUs are among them.
+    Each point is proven. Both ends of the front are found, then the points that part its widest gaps. With --allow-idle
+    layouts of fewer GPUs are among them. The first Ctrl-C prints the points that were found (exit code 4).
     """
     from layoutopt.optimizer.report.json_forms import to_plain
     from layoutopt.optimizer.report.tables.pareto import front_table
@@ -71,16 +61,46 @@ def command(
 
     if len(goals) != 2:
         raise input_error(f"names {len(goals)} goals", "two, e.g. days,cost", key="--of")
-    workload, machine = read_question(model, cluster, asked, output)
-    options = with_room(solve_options(space, search, trainer, asked.precision, demands=demands), memory)
-    with named(of="--of", gpu_hour_cost="--gpu-hour-cost", require="--require"):
+    require_drawing(drawing)
+    output = question.output
+    workload, machine = question.read()
+    machine = with_failures(machine, failures)
+    options = with_room(question.options(), memory)
+    with (
+        named(of="--of", gpu_hour_cost="--gpu-hour-cost", require="--require", allow="--allow"),
+        watched(output) as watch,
+    ):
         front = pareto_front(
-            workload, machine, replace(options, then=None, within=0.0), (goals[0], goals[1]), most=points
+            workload,
+            machine,
+            options,
+            (goals[0], goals[1]),
+            most=points,
+            on_progress=watch.on_progress,
+            should_stop=watch.should_stop,
         )
+    title = f"{workload.model.name} on {machine.gpu_count:,} x {machine.gpu.name}"
     if output.json:
         print_json(to_plain(front))
     else:
         print_tables(front_table(front))
+    _draw(front, title, drawing, output)
     if not front.points:
-        return ExitCode.REJECTED
-    return ExitCode.OK if all(point.proven for point in front.points) else ExitCode.STOPPED
+        return ExitCode.REJECTED if front.complete else ExitCode.STOPPED
+    return ExitCode.OK if front.proven else ExitCode.STOPPED
+
+
+def _draw(front: Front, title: str, drawing: DrawingOptions, output: OutputOptions) -> None:
+    if not drawing.wanted:
+        return
+    if not front.points:
+        note("there is no layout to draw: no file was written", output)
+        return
+    from layoutopt.optimizer.report.html.front import front_page, front_picture
+
+    write_drawing(
+        drawing,
+        output,
+        page=lambda: front_page(front, title),
+        picture=lambda: front_picture(front, title),
+    )

@@ -12,26 +12,15 @@ from layoutopt.optimizer.report.commands.buyer import asks_what_to_buy
 from layoutopt.optimizer.report.commands.buyer import command as buyer
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
-    DemandChoices,
     DrawingOptions,
-    FrameworkOptions,
     OutputOptions,
-    SearchChoices,
-    SpaceChoices,
     SpaceCommand,
-    cluster_argument,
-    demand_options,
     drawing_options,
-    framework_options,
-    model_argument,
-    output_options,
-    search_options,
-    space_options,
-    workload_options,
 )
+from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
+from layoutopt.optimizer.report.commands.searching import solve_watched
 from layoutopt.optimizer.report.commands.values import Number, Share
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
@@ -41,7 +30,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.plan.training_plan import TrainingPlan
     from layoutopt.optimizer.solve.plan import Plan
@@ -88,8 +76,6 @@ class PlanCommand(SpaceCommand):
     epilog="Several machines, number formats or a range of batches ask what to buy: layoutopt plan MODEL h100,b200 "
     "--help says how.",
 )
-@model_argument
-@cluster_argument
 @click.option(
     "--error",
     type=Share("PERCENT", percent=True),
@@ -108,16 +94,9 @@ class PlanCommand(SpaceCommand):
     "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write the plan as JSON.",
 )  # fmt: skip
-@workload_options
-@framework_options
-@space_options
-@demand_options
-@search_options
+@question_options
 @drawing_options
-@output_options
 def command(
-    model: str,
-    cluster: str,
     error: float | None,
     days: float | None,
     fewest: bool,
@@ -125,33 +104,27 @@ def command(
     largest_batch: bool,
     marginal: bool,
     file: Path | None,
-    asked: RunChoices,
-    trainer: FrameworkOptions,
-    space: SpaceChoices,
-    demands: DemandChoices,
-    search: SearchChoices,
+    question: QuestionChoices,
     drawing: DrawingOptions,
-    output: OutputOptions,
 ) -> ExitCode:
     """Plan a training run of MODEL on CLUSTER: days, cost, failures, checkpoints, and what to watch.
 
     The layout is solved to proof, every phase of the model file by itself.
     """
     from layoutopt.optimizer.plan.options import PlanOptions
-    from layoutopt.optimizer.plan.training_plan import make_training_plan
+    from layoutopt.optimizer.plan.training_plan import make_training_plan, phase_workloads
 
     require_writable(file, key=OUTPUT)
     require_drawing(drawing)
-    workload, machine = read_question(model, cluster, asked, output)
+    output = question.output
+    workload, machine = question.read()
     options = PlanOptions(
-        gpu_hour_cost=demands.gpu_hour_cost,
-        solve=solve_options(space, search, trainer, asked.precision, demands=demands),
-        seed=search.seed,
+        gpu_hour_cost=question.demands.gpu_hour_cost, solve=question.options(), seed=question.search.seed
     )
     questions = _Asked(days=days, fewest=fewest, sizes=sizes, largest_batch=largest_batch, marginal=marginal)
-    plan = _solve(workload, machine, options, output)
-    extra = _size_questions(workload, cluster, questions, options)
-    if plan is None or plan.layout is None:
+    plan = solve_watched(phase_workloads(workload)[0][1], machine, options.solve, output)
+    extra = _size_questions(workload, question.cluster, questions, options)
+    if plan.layout is None:
         return _print_none(plan, extra, drawing, output)
     options, told = _with_error(options, error, plan.layout.precision, workload, machine)
     training = make_training_plan(workload, machine, plan, options)
@@ -183,39 +156,18 @@ def _with_error(
     ]
 
 
-def _solve(
-    workload: Workload, cluster: ClusterSpec, options: PlanOptions, output: OutputOptions
-) -> Plan | None:
-    """Solve the main training with progress on stderr; Ctrl-C stops it."""
-    from layoutopt.optimizer.plan.training_plan import phase_workloads
-    from layoutopt.optimizer.report.commands.interrupt import Interrupt
-    from layoutopt.optimizer.report.progress import progress_printer
-    from layoutopt.optimizer.solve.api import solve_layout
-
-    main = phase_workloads(workload)[0][1]
-    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
-    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
-        return solve_layout(
-            main, cluster, options.solve, on_progress=printer.update, should_stop=interrupt.asked
-        )
-
-
-def _print_none(
-    plan: Plan | None, extra: list[_Extra], drawing: DrawingOptions, output: OutputOptions
-) -> ExitCode:
+def _print_none(plan: Plan, extra: list[_Extra], drawing: DrawingOptions, output: OutputOptions) -> ExitCode:
     """Say why there is no plan; questions about other sizes are answered all the same."""
-    why = plan.infeasibility.message if plan and plan.infeasibility else "stopped before a layout was found"
+    why = plan.infeasibility.message if plan.infeasibility else "stopped before a layout was found"
     if output.json:
-        status = plan.status.value if plan else "stopped"
-        print_json({"status": status, "reasons": [why]} | {part.key: part.plain for part in extra})
+        print_json({"status": plan.status.value, "reasons": [why]} | {part.key: part.plain for part in extra})
     else:
         from rich.console import Group
         from rich.text import Text
 
         print_tables(Group(Text(why), *(part.table for part in extra)))
-    if plan is not None:
-        draw_solve(plan, drawing, output)
-    return ExitCode.REJECTED if plan and plan.infeasibility else ExitCode.STOPPED
+    draw_solve(plan, drawing, output)
+    return ExitCode.REJECTED if plan.infeasibility else ExitCode.STOPPED
 
 
 def _print_plan(

@@ -8,6 +8,7 @@ import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.searching import watched
 from layoutopt.optimizer.report.commands.values import QuantityText, Whole
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
@@ -46,16 +47,13 @@ def command(no_search: bool, time_limit: float | None, workers: int, output: Out
 
 def _distance(one: Reference, limit_s: float, workers: int, output: OutputOptions) -> Distance:
     from layoutopt.optimizer.evidence.published import distance
-    from layoutopt.optimizer.report.commands.interrupt import Interrupt
-    from layoutopt.optimizer.report.progress import progress_printer
 
     note(f"searching beside {one.case.run.id}", output)
-    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
-    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+    with watched(output) as watch:
         return distance(
             one,
             time_limit_s=limit_s,
             workers=workers,
-            on_progress=printer.update,
-            should_stop=interrupt.asked,
+            on_progress=watch.on_progress,
+            should_stop=watch.should_stop,
         )

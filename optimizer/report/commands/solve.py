@@ -10,39 +10,31 @@ import click
 
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.inputs import named, read_question, solve_options
+from layoutopt.optimizer.report.commands.inputs import named
 from layoutopt.optimizer.report.commands.objective_options import (
+    FailureChoices,
     MemoryChoices,
     ObjectiveChoices,
+    failure_options,
     in_objective,
     memory_options,
     objective_options,
+    with_failures,
     with_room,
 )
 from layoutopt.optimizer.report.commands.options import (
     OUTPUT,
-    DemandChoices,
     DrawingOptions,
-    FrameworkOptions,
     OutputOptions,
-    SearchChoices,
-    SpaceChoices,
     SpaceCommand,
-    cluster_argument,
-    demand_options,
     drawing_options,
-    framework_options,
-    model_argument,
-    output_options,
-    search_options,
-    space_options,
-    workload_options,
 )
+from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
+from layoutopt.optimizer.report.commands.searching import watched
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -60,15 +52,10 @@ CODES = {
 
 
 @click.command(cls=SpaceCommand)
-@model_argument
-@cluster_argument
-@workload_options
-@framework_options
-@space_options
-@demand_options
+@question_options
 @memory_options
 @objective_options
-@search_options
+@failure_options
 @click.option("--space", "only_space", is_flag=True, help="Print the declared space and search nothing.")
 @click.option(
     "--robust",
@@ -81,23 +68,16 @@ CODES = {
     help="Write the plan as JSON, for verify and evaluate.",
 )  # fmt: skip
 @drawing_options
-@output_options
 def command(
-    model: str,
-    cluster: str,
-    asked: RunChoices,
-    trainer: FrameworkOptions,
-    space: SpaceChoices,
-    demands: DemandChoices,
+    question: QuestionChoices,
     memory: MemoryChoices,
     objective: ObjectiveChoices,
-    search: SearchChoices,
+    failures: FailureChoices,
     only_space: bool,
     robust: bool,
     compare_any: bool,
     file: Path | None,
     drawing: DrawingOptions,
-    output: OutputOptions,
 ) -> ExitCode:
     """Find the layout of MODEL on CLUSTER with the smallest step time, and prove that none is faster.
 
@@ -106,9 +86,10 @@ def command(
     """
     require_writable(file, key=OUTPUT)
     require_drawing(drawing)
-    workload, machine = read_question(model, cluster, asked, output)
-    options = solve_options(space, search, trainer, asked.precision, demands=demands)
-    options = in_objective(with_room(options, memory), objective, machine)
+    output = question.output
+    workload, machine = question.read()
+    machine = with_failures(machine, failures)
+    options = in_objective(with_room(question.options(), memory), objective, machine)
     if only_space:
         return _print_space(workload, machine, options, output)
     from layoutopt.optimizer.evidence.honesty import assess
@@ -166,17 +147,14 @@ def _solve(
     compare_any: bool,
 ) -> Plan:
     """Search with progress on stderr; Ctrl-C stops it."""
-    from layoutopt.optimizer.report.commands.interrupt import Interrupt
-    from layoutopt.optimizer.report.progress import progress_printer
     from layoutopt.optimizer.solve.api import freer_gain, solve_layout
 
-    printer = progress_printer(quiet=output.quiet, verbose=output.verbose)
-    with printer, Interrupt(lambda: note("stopping; Ctrl-C again aborts", output)) as interrupt:
+    with watched(output) as watch:
         plan = solve_layout(
-            workload, cluster, options, on_progress=printer.update, should_stop=interrupt.asked
+            workload, cluster, options, on_progress=watch.on_progress, should_stop=watch.should_stop
         )
-        if compare_any and plan.layout is not None and not interrupt.asked():
-            gain = freer_gain(workload, cluster, plan, options, should_stop=interrupt.asked)
+        if compare_any and plan.layout is not None and not watch.should_stop():
+            gain = freer_gain(workload, cluster, plan, options, should_stop=watch.should_stop)
             plan = replace(plan, freer_gain=gain)
     return plan
 

@@ -37,6 +37,16 @@ def layout_text(layout: Layout) -> str:
     return " ".join(f"{name}={value}" for name, value in (words | named).items())
 
 
+def short_text(layout: Layout) -> str:
+    """Write the degrees that are not 1 and the micro-batch alone: ``tp8 pp4 dp2 zero1 mb1``."""
+    words = [
+        f"{name}{getattr(layout, name)}"
+        for name in ("tp", "cp", "pp", "vp", "ep", "etp", "dp", "zero")
+        if getattr(layout, name) > (name != "zero")
+    ]
+    return " ".join([*words, f"mb{layout.micro_batch}"])
+
+
 def recompute_words(layout: Layout) -> str:
     """Write the recomputation as ``--layout`` reads it."""
     if layout.recompute.granularity is Granularity.SELECTIVE:

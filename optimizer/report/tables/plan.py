@@ -195,7 +195,7 @@ def outcome_words(outcome: ObjectiveAnswer) -> str:
     words = f"{outcome.name} {value} ({outcome.meaning}{over}): {proof}; {beside}"
     if outcome.mean_regret is not None:
         words += f"; regret {outcome.mean_regret:.2%} in the mean, {outcome.worst_regret:.2%} at worst"
-    return words
+    return words if outcome.why is None else f"{words}; {outcome.why}"
 
 
 def _in_unit(value: float, unit: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.cost.cost_model import CostModel
+from layoutopt.optimizer.cost.interruptions import failure_words
 from layoutopt.optimizer.cost.objective_cost import ObjectiveCost
 from layoutopt.optimizer.cost.objectives import EXPECTED, QUANTILE
 from layoutopt.optimizer.cost.run_facts import Footprint, footprint_of
@@ -46,6 +47,7 @@ class ObjectiveAnswer:
 
     ``first_value`` is that of the fastest layout; ``samples`` counts the sets of constants (0: the base alone), over which
     ``mean_regret`` and ``worst_regret`` say how much slower it is than each set's own best, where that was asked for.
+    ``why`` says what makes a layout with slower steps the better one; None where failures do not.
     """
 
     name: str
@@ -58,6 +60,7 @@ class ObjectiveAnswer:
     samples: int = 0
     mean_regret: float | None = None
     worst_regret: float | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +85,7 @@ def best_by(objective: Criterion, asked: Asked, first: SearchResult) -> tuple[Se
     """
     if objective.quantity is None:
         return _by_statistic(objective, asked, first)
-    linear = _linear(asked.source, objective.quantity, first.found[0].layout)
-    if np.any(linear.per_second) and not (np.any(linear.constant) or np.any(linear.per_byte)):
+    if is_rate(asked.source, objective.quantity):
         return _by_rate(objective, objective.quantity, asked, first)
     return _by_order(objective, objective.quantity, asked, first)
 
@@ -99,12 +101,22 @@ def costed_by(source: CostedSpace, **changes: Any) -> CostedSpace:
     return replace(source, cost=ObjectiveCost(**base, **changes))
 
 
-def reference_rate(source: CostedSpace, quantity: Quantity) -> float:
-    """Return a quantity's value per second of a step on the whole cluster: what terms are relative to."""
+def _on_all(source: CostedSpace, quantity: Quantity) -> Linear:
+    """Return a quantity of a layout on the whole cluster."""
     facts = source.demands.facts
     assert facts is not None
-    whole = Footprint(gpus=np.array([float(facts.cluster.gpu_count)]), replicas=np.ones(1))
-    return float(np.ravel(quantity.of(facts, whole).per_second)[0])
+    return quantity.of(facts, Footprint(gpus=np.array([float(facts.cluster.gpu_count)]), replicas=np.ones(1)))
+
+
+def is_rate(source: CostedSpace, quantity: Quantity) -> bool:
+    """Tell whether a quantity is proportional to the step of a layout."""
+    linear = _on_all(source, quantity)
+    return bool(np.any(linear.per_second) and not (np.any(linear.constant) or np.any(linear.per_byte)))
+
+
+def reference_rate(source: CostedSpace, quantity: Quantity) -> float:
+    """Return a quantity's value per second of a step on the whole cluster: what terms are relative to."""
+    return float(np.ravel(_on_all(source, quantity).per_second)[0])
 
 
 def rated_space(source: CostedSpace, quantity: Quantity) -> CostedSpace:
@@ -137,11 +149,27 @@ def _by_rate(
     bound_s = min(result.bound_s, best_s)
     return result, ObjectiveAnswer(
         name=objective.name, unit=objective.unit, meaning=objective.words, value=best_s * reference,
-        bound=bound_s * reference, first_value=values[0], proven=_proven(best_s, bound_s, result, options),
+        bound=bound_s * reference, first_value=values[0], proven=proves(best_s, bound_s, result, options),
+        why=_why(asked.source, result.found[0], first.found[0]),
     )  # fmt: skip
 
 
-def _proven(best: float, bound: float, result: SearchResult, options: SearchOptions) -> bool:
+def _why(source: CostedSpace, best: Found, fastest: Found) -> str | None:
+    """Say what failures have to do with it that the fastest layout is not the best."""
+    facts = source.demands.facts
+    assert facts is not None
+    uses = [footprint_of(one.layout) for one in (best, fastest)]
+    ours, other = (float(facts.slowdowns(use)[0]) for use in uses)
+    if not ours < other * (1 - 1e-9):
+        return None
+    words = failure_words(facts.cluster, *((float(use.gpus[0]), float(use.replicas[0])) for use in uses))
+    return f"failures lengthen its run by {ours - 1:.2%}, the fastest layout's by {other - 1:.2%}: {words}"
+
+
+def proves(best: float, bound: float, result: SearchResult, options: SearchOptions) -> bool:
+    """Tell whether a bound shows that nothing is better than the best, but for the solver's rounding."""
+    if np.isinf(best):
+        return bool(np.isinf(bound))
     return bool(bound >= best * (1 - options.gap) - result.rounding_s - 1e-10 * best)
 
 

@@ -1,0 +1,77 @@
+"""A model, a cluster and all that decides the best layout: what commands that search have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.report.commands.inputs import read_question, solve_options
+from layoutopt.optimizer.report.commands.options import (
+    DemandChoices,
+    FrameworkOptions,
+    OutputOptions,
+    SearchChoices,
+    SpaceChoices,
+    cluster_argument,
+    demand_options,
+    framework_options,
+    model_argument,
+    output_options,
+    search_options,
+    space_options,
+    workload_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from layoutopt.optimizer.ask.records import RunChoices
+    from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionChoices:
+    """What was typed of a question."""
+
+    model: str
+    cluster: str
+    asked: RunChoices
+    trainer: FrameworkOptions
+    space: SpaceChoices
+    demands: DemandChoices
+    search: SearchChoices
+    output: OutputOptions
+
+    def read(self) -> tuple[Workload, ClusterSpec]:
+        """Load the workload and the cluster, saying what was assumed."""
+        return read_question(self.model, self.cluster, self.asked, self.output)
+
+    def options(self) -> SolveOptions:
+        """Return all else that decides the answer."""
+        return solve_options(
+            self.space, self.search, self.trainer, self.asked.precision, demands=self.demands
+        )
+
+
+_PARTS = (
+    model_argument, cluster_argument, workload_options, framework_options, space_options, demand_options, search_options,
+    output_options,
+)  # fmt: skip
+
+
+def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments and options of a question, whose record is passed as ``question``."""
+    names = [field.name for field in fields(QuestionChoices)]
+
+    @wraps(command)
+    def collect(**given: Any) -> Any:
+        parts = {name: given.pop(name) for name in names}
+        return command(**given, question=QuestionChoices(**parts))
+
+    decorated: Callable[..., Any] = collect
+    for part in reversed(_PARTS):
+        decorated = part(decorated)
+    return decorated
