@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -179,3 +180,59 @@ def test_the_command() -> None:
     for words, said in wrong.items():
         refused = run(*SMALL, *words)
         assert refused.exit_code == 2 and said in refused.stderr, refused.output
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    """Read the printed offers: columns stand two spaces apart at least."""
+    lines = table.split("Offers\n")[1].splitlines()
+    columns = re.split(r"\s{2,}", lines[0].strip())
+    rows = []
+    for line in lines[2:]:
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) != len(columns):
+            break
+        rows.append(dict(zip(columns, cells, strict=True)))
+    return rows
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("words", "offered", "prices", "kwh"),
+    [
+        ("llama3-8b h100,a100 --days 45 --tokens 1T --gpu-hour-cost h100=2.5,a100=1.2", 2, (2.5, 1.2), 0.0),
+        (
+            "llama3-8b h100 --days 60 --tokens 500B --precision bf16,fp8 --gpu-hour-cost 2 --price-kwh 0.12 --pue 1.3 "
+            "--mtbf 20000",
+            2,
+            (2.0, 2.0),
+            0.12,
+        ),
+        (
+            "llama3-8b h100 --days 20 --tokens 500B --network 100,400 --batch 512:768 --gpu-hour-cost 3 --price-kwh 0.2",
+            2,
+            (3.0, 3.0),
+            0.2,
+        ),
+    ],
+)
+def test_printed_tables_add_up_by_hand(
+    words: str, offered: int, prices: tuple[float, ...], kwh: float
+) -> None:
+    """GPUs times days times 24 times the price, and MWh at theirs, are the cost; nothing cheaper is left unmarked."""
+    told = run("plan", *words.split())
+    assert told.exit_code == 0, told.output
+    rows = _rows(told.stdout)
+    assert len(rows) == offered
+    for row, price in zip(rows, prices, strict=True):
+        gpu_hours = _number(row["GPUs"]) * _number(row["days"]) * 24
+        cost = gpu_hours * price + 1e3 * _number(row["MWh"]) * kwh
+        assert _number(row["cost"]) == pytest.approx(cost, rel=0.012)  # three figures are printed of each
+        low, high = map(_number, row["80%"].split(" to "))
+        assert low < _number(row["days"]) < high
+    cheapest = min(rows, key=lambda row: _number(row["cost"]))
+    assert [row["GPU"].endswith(" <") for row in rows].count(True) == 1 and cheapest["GPU"].endswith(" <")
+    assert f"cost {cheapest['cost']}, the cheapest" in told.stdout
+    assert "Gbit/s" in told.stdout.split("Taken")[1] or "one node" in told.stdout.split("Taken")[1]

@@ -54,15 +54,6 @@ def purchase_tables(
     )
 
 
-def _networks(found: Sequence[Offer]) -> list[str]:
-    """Say how the GPUs of every machine are taken to be joined, at the largest size that is offered of it."""
-    largest: dict[tuple[str, float], Offer] = {}
-    for one in found:
-        known = largest.get((one.gpu, one.network_gbit_per_s), one)
-        largest[(one.gpu, one.network_gbit_per_s)] = max(one, known, key=lambda offer: offer.gpus or 0)
-    return [network_words(describe_cluster(one.cluster)) for one in largest.values() if one.cluster]
-
-
 def _rough(value: float) -> float:
     """Round to three digits: the error of a prediction is percents."""
     return float(f"{value:.3g}")
