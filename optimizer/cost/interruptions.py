@@ -113,7 +113,7 @@ def failure_words(cluster: ClusterSpec, ours: tuple[float, float], other: tuple[
     return ", and ".join(parts)
 
 
-def hot_slowdown(hot_restart_s: float, mtbf_s: FloatArray, replicas: FloatArray) -> FloatArray:
+def hot_slowdown(hot_restart_s: FloatArray | float, mtbf_s: FloatArray, replicas: FloatArray) -> FloatArray:
     """Return wall-clock over useful time where a failed replica alone stands still, the other ones training on.
 
     Each replica fails after ``replicas * mtbf_s`` in the mean and is away for ``hot_restart_s``: a renewal process, so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -99,7 +99,7 @@ failure_options = grouped(
 
 def with_failures(cluster: ClusterSpec, choices: FailureChoices) -> ClusterSpec:
     """Return the cluster with what was said of its failures."""
-    said = {
+    said: dict[str, Any] = {
         "gpu_hours_per_failure": choices.mtbf,
         "hot_restart_s": choices.hot_restart,
         "repair_s": choices.repair,
