@@ -29,7 +29,7 @@ def write_trace(path: Path, size_bytes: float) -> int:
     """Write a compressed trace of about so many bytes of JSON, an event per line, and return the bytes."""
     from checks.traced_faults import clean
     from checks.traced_files import trace_of
-    from checks.traced_job import Run
+    from checks.traced_run import Run
 
     case = clean(0)
     plain = trace_of(case.job, Run(case.job).ranks[0])

@@ -24,8 +24,8 @@ LEAST_SHARE = 0.005
 AT_BOUND = 1e-3
 """Logarithm from a bound of its source within which a constant stands at it."""
 
-STEPS = 12
-"""Steps of the search for a constant's value: each halves what is left of the range of its source at least."""
+PRECISION = 2e-4
+"""Logarithm to which a constant is searched: far below by what repeats of a run differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,8 @@ def fit_term(
     """
     known = parameter(term.name)
     present = values.get(term.name, known.value)
-    before = [term.predicted_s(expected if not values else reprice(values), terms) for terms in ranks]
+    priced = reprice(values) if values else expected
+    before = [term.predicted_s(priced, terms) for terms in ranks]
     measured = [term.measured_s(terms) for terms in ranks]
     least_s = LEAST_SHARE * expected.step_s
     pairs = zip(measured, before, strict=True)
@@ -89,8 +90,8 @@ def fit_term(
 
     def off(value: float) -> float:
         """Log of predicted over measured at a value, in the middle of the ranks."""
-        priced = reprice({**values, term.name: value})
-        logs = [math.log(max(term.predicted_s(priced, ranks[place]), 1e-12) / before[place]) for place in at]
+        here = reprice({**values, term.name: value})
+        logs = [math.log(max(term.predicted_s(here, ranks[place]), 1e-12) / before[place]) for place in at]
         return median(logs) - wanted
 
     near = known.clipped(present * 1.05)
@@ -100,7 +101,7 @@ def fit_term(
     sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
     prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
     reason = "" if sigma < prior else "the term hardly follows it, so the profile tells less than was known"
-    value = present if reason else _solved(off, low, high, present)
+    value = present if reason else known.clipped(_solved(off, low, high, present))
     if not reason and min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND:
         reason = "it stands at the bound of its source, and the rest of the term stays unexplained"
     after = term.predicted_s(reprice({**values, term.name: value}), ranks[at[0]])
@@ -119,13 +120,12 @@ def fit_term(
 
 
 def _solved(off: Callable[[float], float], low: float, high: float, present: float) -> float:
-    """Return the value within bounds at which ``off`` is least, by bisection of its sign in logarithms."""
-    low = max(low, present / 100, 1e-9)
-    at_low, at_high = off(low), off(high)
+    """Return the value within bounds at which ``off`` is least, searched in logarithms."""
+    from scipy.optimize import brentq
+
+    low, high = math.log(max(low, present / 100, 1e-9)), math.log(high)
+    at_low, at_high = off(math.exp(low)), off(math.exp(high))
     if at_low * at_high > 0:
-        return low if abs(at_low) < abs(at_high) else high
-    for _ in range(STEPS):
-        middle = math.sqrt(low * high)
-        here = off(middle)
-        low, high, at_low = (middle, high, here) if here * at_low > 0 else (low, middle, at_low)
-    return math.sqrt(low * high)
+        return math.exp(low if abs(at_low) < abs(at_high) else high)
+    found: float = brentq(lambda log: off(math.exp(log)), low, high, xtol=PRECISION)
+    return math.exp(found)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from checks.traced_files import write_traces
-from checks.traced_job import Run
 from checks.traced_plan import (
     in_other_micro_batches,
     job_of,
@@ -18,6 +17,7 @@ from checks.traced_plan import (
     slower,
     without_fusion,
 )
+from checks.traced_run import Run
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.diagnose.causes import CauseKind, causes
 from layoutopt.optimizer.diagnose.difference import difference

@@ -12,7 +12,8 @@ from layoutopt.optimizer.diagnose.parts import Activity, Phase
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from checks.traced_job import Event, Job, Rank, Run
+    from checks.traced_job import Job
+    from checks.traced_run import Event, Rank, Run
 
 BASE_NS = 1_790_000_000_000_000_000
 MAIN, ENGINE = 101, 102

@@ -12,7 +12,7 @@ from layoutopt.optimizer.diagnose.parts import Activity, Phase
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from checks.traced_job import Event, Rank
+    from checks.traced_run import Event, Rank
 
 _TABLES = """
 create table StringIds (id integer, value text);

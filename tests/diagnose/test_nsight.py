@@ -6,8 +6,9 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from checks.traced_job import Job, Kernel, Run, Stage, Traffic
+from checks.traced_job import Job, Kernel, Stage, Traffic
 from checks.traced_report import write_report
+from checks.traced_run import Run
 
 from layoutopt import InputError
 from layoutopt.optimizer.cost.components import Component

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from checks.traced_files import write_traces
-from checks.traced_job import Job, Kernel, Run, Stage, Traffic
+from checks.traced_job import Job, Kernel, Stage, Traffic
+from checks.traced_run import Run
 
 from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.diagnose.parts import Activity

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checks.traced_files import write_traces
-from checks.traced_job import Run
 from checks.traced_plan import job_of
+from checks.traced_run import Run
 from click.testing import CliRunner
 
 from layoutopt import load_cluster
