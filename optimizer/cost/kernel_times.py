@@ -21,13 +21,19 @@ from layoutopt.optimizer.cost.compute import (
     mlp_work,
     norm_work,
 )
+from layoutopt.optimizer.cost.data_parallel import fsdp_layer_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, vocabulary_rows
-from layoutopt.optimizer.cost.layer_units import host_forward_s
+from layoutopt.optimizer.cost.layer_units import host_forward_s, layer_unit, recompute_members
+from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.placement import order_of
 from layoutopt.optimizer.cost.stage_counts import stage_blocks
+from layoutopt.optimizer.cost.states import on_rank
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.communication import CommContext
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.specs.layout import Layout, VirtualStage
@@ -76,6 +82,9 @@ def stage_times(cost: CostModel, layout: Layout) -> tuple[StageTimes, ...]:
     comm = cost.saving(batch).comm_context(batch, order_of(batch, closest=False))
     blocks, recomputed = stage_blocks(layout, cost.model)
     kinds = [_block(comm, run.block, cost.constants["time_scale"]) for run in cost.model.runs]
+    for kind, ways in zip(kinds, _streamed(cost, comm, batch), strict=True):
+        for passed, seconds in zip((kind.forward, kind.backward), ways, strict=True):
+            passed.traffic_s[Component.FSDP] = seconds * cost.constants["time_scale"]
     found = []
     for entry, stage in enumerate(layout.stages):
         times = StageTimes(forward=PassTimes(), backward=PassTimes(), again=PassTimes())
@@ -86,6 +95,17 @@ def stage_times(cost: CostModel, layout: Layout) -> tuple[StageTimes, ...]:
         _add_ends(comm, times, stage, cost.constants["time_scale"])
         found.append(times)
     return tuple(found)
+
+
+def _streamed(cost: CostModel, comm: CommContext, batch: LayoutBatch) -> Iterator[tuple[float, float]]:
+    """Yield what stays exposed of gathering and reducing one block of each kind layer by layer, forward and backward."""
+    dp = cost.dp_context(batch, comm.groups)
+    members = recompute_members(batch.codebook.recomputes)
+    for run in cost.model.runs:
+        unit = layer_unit(comm, run.block[0], batch.recompute, members)
+        held = on_rank(cost.model, block_parameters(cost.model, run), batch)
+        forward, backward = fsdp_layer_s(dp, held, unit.cover_forward_s, unit.cover_backward_s)
+        yield _one(forward), _one(backward)
 
 
 def _block(comm: CommContext, shapes: tuple[LayerShape, ...], scale: float) -> StageTimes:

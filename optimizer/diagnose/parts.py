@@ -118,7 +118,7 @@ class Label:
 
 
 def traffic_component(axis: Axis, *, in_layers: bool) -> Component:
-    """Return the component of an axis' traffic; of data parallelism FSDP where the layers wait for it, as gathers do."""
+    """Return the component of an axis' traffic; of data parallelism FSDP where it runs between layers."""
     if axis is Axis.DP:
         return Component.FSDP if in_layers else Component.DP
     return next(part for part in Component if part.record.axis is axis)

@@ -65,8 +65,8 @@ def match(profiles: Sequence[RankProfile]) -> tuple[Matched, ...]:
 def _keys(profile: RankProfile, table: dict[tuple[object, ...], int]) -> tuple[IntArray, IntArray]:
     """Return the events that are calls, and for each a number that equal calls of other ranks have too.
 
-    Calls are equal that are the n-th of their group in a step. A number holds the group's place in ``table``, which all
-    ranks share, and the step and the order in it.
+    Calls are equal that are the n-th of their kind and group in a step. A number holds the place of both in ``table``, which
+    all ranks share, and the step and the order in it.
     """
     events, calls = profile.events, profile.calls
     event = np.flatnonzero(events.call >= 0)
@@ -93,7 +93,7 @@ def _identity(profile: RankProfile, call: int, table: dict[tuple[object, ...], i
         ends = (profile.rank, peer) if kind == "send" else (peer, profile.rank)
         name: tuple[object, ...] = ("p2p", *ends)
     elif group >= 0 and profile.groups[group].ranks:
-        name = (profile.groups[group].description, profile.groups[group].ranks)
+        name = (profile.groups[group].description, profile.groups[group].ranks, kind)
     else:
         name = ("alone", profile.rank, group, kind)
     return table.setdefault(name, len(table))

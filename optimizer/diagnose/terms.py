@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.diagnose.intervals import gaps, length, merged, overlap, shares
+from layoutopt.optimizer.diagnose.intervals import contains, gaps, length, merged, overlap, shares
 from layoutopt.optimizer.diagnose.parts import (
     CODE,
     COMPUTE,
@@ -23,6 +23,7 @@ from layoutopt.optimizer.specs.vocabulary import Axis
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.diagnose.intervals import Intervals
     from layoutopt.optimizer.diagnose.peers import Matched
     from layoutopt.optimizer.diagnose.profile import RankProfile
 
@@ -121,8 +122,9 @@ class RankTerms:
 def rank_terms(profile: RankProfile, matched: Matched, *, sharded: bool, staged: bool) -> RankTerms:
     """Attribute the time of a rank's steps.
 
-    ``sharded``: weights are gathered layer by layer (ZeRO-3, FSDP), so that gathers over the data-parallel axis belong to
-    the layers. ``staged``: there are several pipeline stages, so that waiting in groups of no axis is the pipeline's.
+    ``sharded``: weights are gathered and gradients reduced layer by layer (ZeRO-3, FSDP), so that what of it lies between a
+    step's first kernel and its last backward one belongs to the layers. ``staged``: there are several pipeline stages, so
+    that waiting in groups of no axis is the pipeline's.
     """
     low, high = int(profile.steps[0, 0]), int(profile.steps[-1, 1])
     start, end, code = stretches(profile, matched, sharded=sharded, staged=staged, low=low, high=high)
@@ -199,14 +201,31 @@ def _call_stretches(
     move = wait.copy()
     for number in range(len(wait)):
         axis = axis_of(profile, number)
-        gathers = profile.kinds[profile.calls.kind[number]] == "all_gather"
         piped = axis is Axis.PP or (axis is None and staged)
         wait[number] = CODE[Label(Component.BUBBLE if piped else Component.SYNC, Activity.PEER)]
-        component = Component.STEP if axis is None else traffic_component(axis, in_layers=sharded and gathers)
+        component = Component.STEP if axis is None else traffic_component(axis, in_layers=False)
         move[number] = CODE[Label(component, Activity.TRANSFER)]
     start, end, call = events.start_ns[event], events.end_ns[event], events.call[event]
-    ready = np.clip(matched.ready_ns, start, end)
-    return (start, ready, wait[call]), (ready, end, move[call])
+    ready, code = np.clip(matched.ready_ns, start, end), move[call]
+    if sharded:
+        once, in_layers = (
+            CODE[Label(traffic_component(Axis.DP, in_layers=way), Activity.TRANSFER)] for way in (False, True)
+        )
+        code = np.where((code == once) & contains(_layers(profile), start), in_layers, code)
+    return (start, ready, wait[call]), (ready, end, code)
+
+
+def _layers(profile: RankProfile) -> Intervals:
+    """Return of each step the time from its first kernel to the end of its last backward one."""
+    events = profile.events
+    kernels = (events.part < COLLECTIVE) & (events.phase != Phase.OPTIMIZER)
+    found = []
+    for low, high in profile.steps.tolist():
+        mine = kernels & (events.start_ns >= low) & (events.start_ns < high)
+        if mine.any():
+            found.append((int(events.start_ns[mine].min()), int(events.end_ns[mine].max())))
+    table = np.array(found, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 def _stalls(profile: RankProfile) -> list[Stretches]:

@@ -22,12 +22,18 @@ class Kernel(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """A collective that the layers wait for, over an axis: microseconds of transfer and bytes of the whole tensor."""
+    """A collective that the layers wait for, over an axis: microseconds of transfer and bytes of the whole tensor.
+
+    ``hidden_us`` of it run before, beside kernels that ran already: a gather that was prefetched, a sum of the layer behind.
+    It then begins ``ahead_us`` earlier still, for a group's calls follow one another and the next one needs its time too.
+    """
 
     axis: str
     kind: str
     us: int
     bytes: int
+    hidden_us: int = 0
+    ahead_us: int = 0
 
 
 Item = Kernel | Traffic

@@ -9,6 +9,7 @@ import numpy as np
 
 from checks.traced_job import Job, Kernel, Stage, Traffic
 from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.collectives import collectives
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.kernel_times import stage_times
 from layoutopt.optimizer.diagnose.parts import Activity
@@ -41,26 +42,20 @@ COLLECTIVES = {
 def job_of(cost: CostModel, layout: Layout, **changes: Any) -> Job:
     """Build the job of a layout with explicit stages."""
     expected = expectation(cost, layout)
-    stages = [
-        Stage(
-            forward=_items(expected, times.forward, layout.stages[entry].layers),
-            backward=_items(expected, times.backward, layout.stages[entry].layers),
-            again=_items(expected, times.again, layout.stages[entry].layers) if _total(times.again) else (),
-        )
-        for entry, times in enumerate(stage_times(cost, layout))
-    ]
+    gather, reduce = (_block_call(expected, kind) for kind in ("all_gather", "reduce_scatter"))
+    repeated = (reduce,) if cost.preset.reduce_each_micro_batch else ()
+    stages = []
+    for entry, times in enumerate(stage_times(cost, layout)):
+        layers = max(layout.stages[entry].layers, 1)  # a stage may hold the head alone
+        forward, backward = (_items(expected, one, layers) for one in (times.forward, times.backward))
+        again = _items(expected, times.again, layers) if _total(times.again) else ()
+        if layout.zero == 3:
+            forward = _streamed(forward, times.forward, (gather,), (), layers)
+            backward = _streamed(backward, times.backward, (gather,), repeated, layers)
+        stages.append(Stage(forward=forward * layers, backward=backward * layers, again=again * layers))
     breakdown = {component: expected.stages[0].seconds(component) for component in Component}
-    exposed_us = round(breakdown[Component.DP] * US)
-    hidden_us = round(HIDDEN_SHARE * expected.step_s * US) if layout.dp > 1 else 0
-    reduce_us = exposed_us // 2 + hidden_us
     given: dict[str, Any] = {
-        "reduce_us": max(reduce_us, 1) if layout.dp > 1 else 0,
-        "reduce_exposed_us": exposed_us // 2,
-        "reduce_bytes": _bytes(expected, Axis.DP, "reduce_scatter", reduce_us) if layout.dp > 1 else 0,
-        "gather_us": exposed_us - exposed_us // 2,
-        "gather_bytes": _bytes(expected, Axis.DP, "all_gather", exposed_us - exposed_us // 2)
-        if layout.dp > 1
-        else 0,
+        **(_sums(expected, breakdown, gather) if layout.dp > 1 else {}),
         "optimizer_us": max(round(breakdown[Component.OPTIMIZER] * US), 1),
         "host_us": round(breakdown[Component.STEP] * US),
     }
@@ -70,13 +65,66 @@ def job_of(cost: CostModel, layout: Layout, **changes: Any) -> Job:
     )  # fmt: skip
 
 
+def _sums(expected: Expectation, breakdown: dict[Component, float], gather: Traffic) -> dict[str, Any]:
+    """Divide what is exposed beside the passes: half of it sums of gradients, behind hidden ones, half gathers of weights.
+
+    Of streamed weights the first gather of a step is the first layer's own, and no sum is hidden but those of the layers.
+    """
+    exposed_us = round(breakdown[Component.DP] * US)
+    if expected.layout.zero == 3:
+        late_us = max(exposed_us - gather.us, 1)
+        hidden_us, gather_us = 0, 0
+    else:
+        hidden_us = round(HIDDEN_SHARE * expected.step_s * US)
+        late_us, gather_us = exposed_us // 2, exposed_us - exposed_us // 2
+    reduce_us = max(late_us + hidden_us, 1)
+    return {
+        "reduce_us": reduce_us,
+        "reduce_exposed_us": late_us,
+        "reduce_bytes": _bytes(expected, Axis.DP, "reduce_scatter", reduce_us),
+        "gather_us": gather_us,
+        "gather_bytes": _bytes(expected, Axis.DP, "all_gather", gather_us),
+    }
+
+
+def _block_call(expected: Expectation, kind: str) -> Traffic:
+    """Return the call of one block's weights or gradients: of the data-parallel calls of a kind the most frequent."""
+    calls = [
+        call
+        for call in collectives(expected.cost, expected.layout)
+        if call.axis == "dp" and call.kind == kind
+    ]
+    if not calls:
+        return Traffic("fsdp", kind, 0, 0)
+    size = max(calls, key=lambda call: call.count).bytes
+    took = expected.transfer_s(Axis.DP, kind, size)
+    assert took is not None
+    return Traffic("fsdp", kind, max(round(took * US), 1), round(size))
+
+
+def _streamed(
+    items: tuple[Item, ...],
+    passed: PassTimes,
+    before: tuple[Traffic, ...],
+    behind: tuple[Traffic, ...],
+    layers: int,
+) -> tuple[Item, ...]:
+    """Put a layer's gather before it and its sum behind it; what the plan leaves exposed is the gather's first."""
+    exposed_us = round(passed.traffic_s.get(Component.FSDP, 0.0) * US / layers)
+    found, ahead_us = [], 0
+    for call in (*before, *behind):
+        us = min(exposed_us, call.us)
+        found.append(call._replace(us=us, hidden_us=call.us - us, ahead_us=ahead_us))
+        exposed_us, ahead_us = exposed_us - us, call.us - us
+    return (*found[: len(before)], *items, *found[len(before) :])
+
+
 def _total(passed: PassTimes) -> float:
     return sum(passed.kernels_s.values())
 
 
 def _items(expected: Expectation, passed: PassTimes, layers: int) -> tuple[Item, ...]:
-    """Divide a pass among layers, a layer's times among its kernels and calls."""
-    layers = max(layers, 1)  # a stage may hold the head alone
+    """Return one layer's share of a pass, divided among its kernels and calls."""
     share = US / layers
     present = [kind for kind in ORDER if passed.kernels_s.get(kind, 0.0) * share >= 1.0]
     gap = round(passed.kernels_s.get("gap", 0.0) * share / max(len(present), 1))
@@ -91,7 +139,7 @@ def _items(expected: Expectation, passed: PassTimes, layers: int) -> tuple[Item,
             us = round(seconds * share / len(kinds))
             call = Traffic(axis, kind, us, _bytes(expected, Axis(axis), kind, us))
             items.insert(round(len(items) * (place + 1) / (len(kinds) + 1)), call)
-    return tuple(items) * layers
+    return tuple(items)
 
 
 def _bytes(expected: Expectation, axis: Axis, kind: str, us: int) -> int:

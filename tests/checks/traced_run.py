@@ -21,7 +21,7 @@ from layoutopt.optimizer.diagnose.parts import CODE, COMPUTE, LABELS, Activity, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checks.traced_job import Item, Job
+    from checks.traced_job import Item, Job, Traffic
 
 LEAD_US = 60
 """How far hosts run ahead of their devices."""
@@ -78,6 +78,7 @@ class Rank:
     ranges: list[tuple[str, float, float]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     counted: Counter[object] = field(default_factory=Counter)
+    """Calls by their group, whether the host was late, when the step's first kernel started."""
 
 
 class Run:
@@ -140,6 +141,7 @@ class Run:
         job = self.job
         begun = 0.0 if first else max(rank.launched_us + 1, self._checkpointed(rank))
         rank.begun_us.append(begun)
+        rank.counted["first"] = 0
         rank.launched_us = max(rank.launched_us, begun)
         start = max(rank.time_us, int(np.ceil(begun)))
         rank.painted.append((rank.time_us, start, Label(Component.STEP, Activity.LAUNCH)))
@@ -192,7 +194,14 @@ class Run:
                 late = 0 if self.job.graphs else item.late_us
                 self._kernel(rank, item._replace(us=self._noisy(rank, item.us * factor), late_us=late), phase)
             else:
-                yield self._post(rank, item.axis, item.kind, item.us, item.bytes, phase)
+                yield self._blocking(rank, item, phase)
+
+    def _blocking(self, rank: Rank, item: Traffic, phase: Phase) -> tuple[object, ...]:
+        """Post a collective that layers wait for; what of it is hidden began after the step's first kernel."""
+        first, us = rank.counted["first"], item.us + item.hidden_us
+        before = min(item.hidden_us + item.ahead_us, max(rank.time_us - first, 0)) if first else 0
+        at = rank.time_us - before if before else None
+        return self._post(rank, item.axis, item.kind, us, item.bytes, phase, at=at)
 
     def _noisy(self, rank: Rank, us: float) -> int:
         return max(1, round(us * (1 + self.job.noise * float(rank.rng.standard_normal()))))
@@ -207,6 +216,7 @@ class Run:
             rank.painted.append((rank.time_us, start, Label(COMPUTE[phase], Activity.GAP)))
         launch = self._launch(rank, rank.time_us)
         end = start + kernel.us
+        rank.counted["first"] = rank.counted["first"] or start
         rank.events.append(Event(start, end, COMPUTE_STREAM, kernel.part, phase, launch))
         rank.painted.append((start, end, Label(COMPUTE[phase], kernel.part)))
         rank.time_us = end
@@ -226,7 +236,9 @@ class Run:
         factor = self.job.axis_factor.get(over, 1.0)
         call = self.calls.get(key)
         if call is None:
-            call = _Call(members, self._shared(key, us * factor), over, kind, size, COMPONENT[axis])
+            streamed = axis == "fsdp" and rank.counted["first"] > 0
+            component = COMPONENT[axis] if streamed or axis != "fsdp" else COMPONENT[over]
+            call = _Call(members, self._shared(key, us * factor), over, kind, size, component)
             self.calls[key] = call
         self._enqueue(rank, key, call, over, phase, at)
         return key

@@ -51,6 +51,22 @@ LONG = (
     Kernel(Activity.GEMM, 180, 2),
 )
 SHARDED = (Traffic("fsdp", "all_gather", 90, 1 << 24), *MIXER, Kernel(Activity.GEMM, 170, 1))
+GATHER = Traffic("fsdp", "all_gather", 40, 1 << 24, hidden_us=70)
+SUM = Traffic("fsdp", "reduce_scatter", 30, 1 << 25, hidden_us=150)
+STREAMED = Stage(
+    forward=(GATHER, *MIXER, Kernel(Activity.GEMM, 170, 1)) * 3,
+    backward=(
+        GATHER,
+        Kernel(Activity.GEMM, 300, 1),
+        Kernel(Activity.ATTENTION, 160, 2),
+        Kernel(Activity.GEMM, 280, 1),
+        SUM,
+    )
+    * 3,
+    again=(*MIXER, Kernel(Activity.GEMM, 170, 1)) * 3,
+)
+"""Layers whose weights are gathered while the layer before computes, and whose gradients are reduced beside the next."""
+
 DGRAD = (
     Kernel(Activity.GEMM, 300, 1),
     TP[0],
@@ -65,6 +81,10 @@ GRADIENTS: dict[str, Any] = {
     "gather_us": 200,
     "host_us": 500,
 }
+
+
+SUMMED_LATE = {**GRADIENTS, "reduce_exposed_us": 2000, "gather_us": 0}
+"""What is left of a step's sums runs behind the last backward kernel."""
 
 
 def stage(forward: tuple[Kernel | Traffic, ...], *, again: bool = False) -> Stage:
@@ -90,7 +110,12 @@ JOBS = {
         **GRADIENTS,
     ),
     "long": Job(pipeline=pipeline(Schedule.ONE_F_ONE_B, 2), stages=(stage(LONG),) * 2, cp=2, dp=2, **GRADIENTS),
-    "sharded": Job(pipeline=pipeline(Schedule.NONE), stages=(stage(SHARDED),), dp=4, **{**GRADIENTS, "gather_us": 0}),
+    "sharded": Job(pipeline=pipeline(Schedule.NONE), stages=(stage(SHARDED),), dp=4, **SUMMED_LATE),
+    "fsdp": Job(pipeline=pipeline(Schedule.NONE), stages=(STREAMED,), dp=4, **SUMMED_LATE),
+    "fsdp in stages": Job(pipeline=pipeline(Schedule.ONE_F_ONE_B, 2), stages=(STREAMED,) * 2, dp=2, tp=2, **SUMMED_LATE),
+    "fsdp, a slow link": Job(
+        pipeline=pipeline(Schedule.NONE), stages=(STREAMED,), dp=4, axis_factor={"dp": 2.5}, **SUMMED_LATE
+    ),
     "gpipe": Job(pipeline=pipeline(Schedule.GPIPE, 4), stages=(stage(DENSE),) * 4, tp=2, data_stall_us=400),
     "interleaved": Job(pipeline=pipeline(Schedule.INTERLEAVED, 2, 2), stages=(stage(DENSE),) * 4, tp=2, dp=2, **GRADIENTS),
     "zb-h1": Job(
@@ -104,7 +129,7 @@ def measured(run: Run, folder: Path) -> list[RankTerms]:
     """Write the traces of a job and read them as a user does."""
     files = write_traces(run, folder)
     profiles = [read_kineto(file, ProfileOptions()) for file in files]
-    staged, sharded = run.job.pipeline.pp > 1, run.job.stages[0].forward[0] == SHARDED[0]
+    staged, sharded = run.job.pipeline.pp > 1, isinstance(run.job.stages[0].forward[0], Traffic)
     found = zip(profiles, match(profiles), strict=True)
     return [rank_terms(profile, matched, sharded=sharded, staged=staged) for profile, matched in found]
 
