@@ -1,4 +1,4 @@
-"""Near-ties can be exported as the answer can."""
+"""Near-ties and the robust choice can be exported as the answer can."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.report.commands.export import read_plan
+from layoutopt.optimizer.report.commands.export import ROBUST, read_plan
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from click.testing import Result
 
 
 def test_rank_two_is_the_first_near_tie(plan_text: str, tmp_path: Path) -> None:
@@ -32,3 +35,41 @@ def test_rank_two_is_the_first_near_tie(plan_text: str, tmp_path: Path) -> None:
         InputError, match=f"--rank: {count + 2} is not in the plan, which holds {count + 1} layouts"
     ):
         read_plan(str(file), count + 2)
+
+
+QUESTION = ("solve", "llama3-8b", "h100x8", "--batch", "64")
+
+
+def test_the_robust_choice_is_exported(run: Callable[..., Result], tmp_path: Path) -> None:
+    """The layout that ``solve --robust`` names, whichever rank it has, and the files that its rank gives."""
+    file = tmp_path / "plan.json"
+    assert run(*QUESTION, "--robust", "-o", str(file), "-q").exit_code == 0
+    plan = json.loads(file.read_text())
+    near = [1, *(rank for rank, one in enumerate(plan["alternatives"], 2) if not one["distinguishable"])]
+    assert len(near) == len(plan["robust"]["worst_regret"])
+    rank = near[plan["robust"]["chosen"]]
+    assert read_plan(str(file), ROBUST) == read_plan(str(file), rank)
+    written, ranked = (
+        run("export", str(file), "--to", "megatron-lm", *words)
+        for words in (("--robust",), ("--rank", str(rank)))
+    )
+    assert written.exit_code == 0 and written.stdout == ranked.stdout
+    for chosen in (0, len(near) - 1):
+        file.write_text(json.dumps(plan | {"robust": plan["robust"] | {"chosen": chosen}}))
+        assert read_plan(str(file), ROBUST) == read_plan(str(file), near[chosen])
+
+
+@pytest.mark.parametrize(
+    "chosen", [None, {}, {"chosen": 99}, {"chosen": -1}, {"chosen": "0"}, {"chosen": True}]
+)
+def test_a_robust_choice_that_is_not_there(
+    chosen: object, plan_text: str, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Plans without one, and forged ones, are refused with what to do; a rank beside it is one too many."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(json.loads(plan_text) | ({} if chosen is None else {"robust": chosen})))
+    ran = run("export", str(file), "--to", "megatron-lm", "--robust")
+    assert ran.exit_code == 2
+    assert "--robust: is not in the plan (a plan that solve --robust wrote)" in ran.stderr
+    both = run("export", str(file), "--to", "megatron-lm", "--robust", "--rank", "2")
+    assert both.exit_code == 2 and "--robust chooses the layout" in both.stderr

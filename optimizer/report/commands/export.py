@@ -30,6 +30,8 @@ TARGETS = Word(
     metavar="TRAINER",
 )
 NO_CHECKPOINTS = 0
+ROBUST = 0
+"""In place of a rank: the plan's robust choice."""
 
 
 @click.command()
@@ -41,9 +43,10 @@ NO_CHECKPOINTS = 0
     help="Steps between checkpoints, 0 for none; left out: the interval that loses least to failures.",
 )  # fmt: skip
 @click.option(
-    "--rank", type=Whole(1, 10**6), default=1,
+    "--rank", type=Whole(1, 10**6),
     help="Which layout of the plan: 1 is the answer, 2 the first of its near-ties.",
 )  # fmt: skip
+@click.option("--robust", is_flag=True, help="The robust choice of a plan that solve --robust wrote.")
 @click.option(
     "--nearest", is_flag=True, help="If the trainer can't launch the layout, export the nearest it can."
 )
@@ -57,7 +60,8 @@ def command(
     to: str,
     release: str | None,
     checkpoint_every: int | None,
-    rank: int,
+    rank: int | None,
+    robust: bool,
     nearest: bool,
     folder: Path | None,
     output: OutputOptions,
@@ -67,7 +71,9 @@ def command(
     What the trainer can't launch is refused with the nearest layout that it can, and what that costs.
     """
     require_folder(folder)
-    question, layout = read_plan(plan, rank)
+    if robust and rank is not None:
+        raise input_error("--robust chooses the layout", "one of the two", key="--rank")
+    question, layout = read_plan(plan, ROBUST if robust else rank or 1)
     checkpoints = _checkpoints(question, layout, checkpoint_every)
     try:
         job = _export(question, layout, to, release, checkpoints)
@@ -81,9 +87,9 @@ def command(
 
 
 def read_plan(file: str, rank: int = 1) -> tuple[Question, Layout]:
-    """Read the question and a layout of a plan: 1 is the answer, 2 the first of its near-ties.
+    """Read the question and a layout of a plan: 1 is the answer, 2 the first of its near-ties, ``ROBUST`` that choice.
 
-    Raises ``InputError`` for other files, plans without a layout, and ranks that the plan does not have.
+    Raises ``InputError`` for other files, plans without a layout, and ranks or choices that the plan does not have.
     """
     from layoutopt.optimizer.solve.inputs import question_from_plain
     from layoutopt.optimizer.specs.document import parse_document, read_text
@@ -96,10 +102,26 @@ def read_plan(file: str, rank: int = 1) -> tuple[Question, Layout]:
         raise input_error("is no plan", "what solve --json or solve -o wrote", key="inputs", file=file)
     if not isinstance(document.data.get("layout"), dict):
         raise input_error("holds no layout: nothing fits, or the search was stopped", key="layout", file=file)
+    if rank == ROBUST:
+        rank = _robust_rank(document.data, file)
     if rank > 1:
         document = document.replaced(("layout",), _of_rank(document.data.get("alternatives"), rank, file))
     question = question_from_plain(inputs, file=file)
     return question, read_layout(document).complete(question.workload, question.cluster, strict=False)
+
+
+def _robust_rank(plan: dict[str, Any], file: str) -> int:
+    """Return the rank of a plan's robust choice, of the answer and the near-ties inside the band."""
+    stated, known = plan.get("robust"), plan.get("alternatives")
+    chosen = stated.get("chosen") if isinstance(stated, dict) else None
+    others = enumerate(known if isinstance(known, list) else (), start=2)
+    ranks = [
+        1,
+        *(rank for rank, one in others if isinstance(one, dict) and not one.get("distinguishable", True)),
+    ]
+    if type(chosen) is not int or not 0 <= chosen < len(ranks):
+        raise input_error("is not in the plan", "a plan that solve --robust wrote", key="--robust", file=file)
+    return ranks[chosen]
 
 
 def _of_rank(alternatives: object, rank: int, file: str) -> dict[str, Any]:
