@@ -53,7 +53,10 @@ def record(checkout: Path, python: Path, folder: Path) -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         known[release] = set(json.loads(done.stdout.splitlines()[-1]))
     sources = "".join(path.read_text() for path in WRITERS.glob("write*.py"))
-    written = sorted(set(re.findall(r'"(--[a-z0-9-]+)"', sources)))
+    before = json.loads(RECORDED.read_text())[
+        "flags"
+    ]  # of fields of the configuration too, which no source spells
+    written = sorted({*before, *re.findall(r'"(--[a-z0-9-]+)"', sources)})
     flags = {flag: [release for release in ENGINES if flag in known[release]] for flag in written}
     origin = "NVIDIA/Megatron-LM megatron/training/arguments.py, option strings of its parser at the tags core_v*.0"
     rows = ",\n".join(f"    {json.dumps(flag)}: {json.dumps(releases)}" for flag, releases in flags.items())

@@ -36,9 +36,9 @@ Plain = dict[str, Any]
 SWITCHES = (
     "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "qk_norm_all", "layer_norms",
     "attention_sinks", "attention_gate", "activation_scalars", "head_bias", "learned_positions", "embedding_norm",
-    "mtp_layers",
+    "mtp_layers", "rope_base", "norm_epsilon",
 )  # fmt: skip
-"""Keys of an architecture that are left out where they are off or 0."""
+"""Keys of an architecture that are left out where they are off, 0 or not stated."""
 
 DTYPES = {4: "fp32", 2: "bf16", 1: "fp8"}
 
@@ -170,7 +170,10 @@ def _block(shape: LayerShape, count: int) -> Plain:
 
 def _moe(moe: MoeSpec) -> Plain:
     plain = {"experts": moe.experts, "top_k": moe.top_k, "ffn": moe.ffn}
-    optional = ("shared_ffn", "node_limit", "capacity_factor", "router_bias", "shared_gate", "expert_bias")
+    optional = (
+        *("shared_ffn", "node_limit", "capacity_factor", "router_bias", "shared_gate", "expert_bias"),
+        *("router_scaling", "router_groups", "router_group_limit"),
+    )
     return plain | {name: getattr(moe, name) for name in optional if getattr(moe, name)}
 
 

@@ -237,6 +237,17 @@ class Fields:
             raise self.fail(key, f"{shorten(value)!r} is not a number")
         return float(value)
 
+    def fact(self, *keys: str) -> float | None:
+        """Read a positive number that decides no price; None where anything else stands, or nothing."""
+        for key in keys:
+            try:
+                value = float(str(self.data.get(key)))
+            except ValueError:
+                continue
+            if 0 < value < math.inf:
+                return value
+        return None
+
     def flag(self, *keys: str) -> bool | None:
         """Read true or false."""
         key, value = self.find(*keys)

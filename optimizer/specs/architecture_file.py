@@ -74,10 +74,20 @@ class MoeFile(FileModel):
     router_bias: Switch = Field(default=False, description="one bias per expert in the router")
     shared_gate: Switch = Field(default=False, description="a gate vector on the shared experts")
     expert_bias: Switch = Field(default=False, description="biases in the experts' matrices")
+    router_scaling: Annotated[float | None, quantity(NUMBER)] = Field(
+        default=None, description="factor on the router's probabilities; for launch files"
+    )
+    router_groups: Annotated[int | None, whole(most=1_000_000)] = Field(
+        default=None, description="groups of experts that the router chooses among; for launch files"
+    )
+    router_group_limit: Annotated[int | None, whole(most=1_000_000)] = Field(
+        default=None, description="groups that one token's experts may be in; for launch files"
+    )
 
     @classmethod
     def check(cls, given: PartialFields) -> Iterator[Finding]:
-        """Check that a token can reach ``top_k`` different experts."""
+        """Check that a token can reach ``top_k`` different experts, and that groups are of equal size."""
+        yield from _check_groups(given)
         if given.top_k and given.experts and given.top_k > given.experts:
             yield (
                 ("top_k",),
@@ -88,6 +98,18 @@ class MoeFile(FileModel):
     def spec(self) -> MoeSpec:
         """Convert to the form that the other rooms use."""
         return MoeSpec(**{name: value for name, value in self if name not in ("dense_layers", "every")})
+
+
+def _check_groups(given: PartialFields) -> Iterator[Finding]:
+    """Check that both numbers of the router's groups are there, and that they divide the experts."""
+    groups, limit = given.router_groups, given.router_group_limit
+    if (groups is None) != (limit is None):
+        missing = "router_group_limit" if limit is None else "router_groups"
+        yield (missing,), "missing", "router_groups and router_group_limit come together"
+    elif groups and limit and limit > groups:
+        yield ("router_group_limit",), f"{limit} of only {groups} groups", f"at most router_groups, {groups}"
+    if groups and given.experts and given.experts % groups:
+        yield ("router_groups",), f"experts {given.experts} is not a multiple", _divisors(given.experts)
 
 
 class MlaFile(FileModel):
@@ -252,7 +274,7 @@ SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
     *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "attention_gate"),
     *("activation_scalars", "head_bias"),
-    *("learned_positions", "embedding_norm", "mtp_layers"),
+    *("learned_positions", "embedding_norm", "mtp_layers", "rope_base", "norm_epsilon"),
 )
 """Fields that ``ModelSpec`` has under the same name."""
 
@@ -316,6 +338,12 @@ class ArchitectureFile(FileModel):
         default=0, description="length of a learned position table, 0 for none"
     )
     embedding_norm: Switch = Field(default=False, description="a norm after the embedding")
+    rope_base: Annotated[float | None, quantity(NUMBER)] = Field(
+        default=None, description="base of rotary positions; for launch files"
+    )
+    norm_epsilon: Annotated[float | None, quantity(NUMBER)] = Field(
+        default=None, description="what norms add to the variance; for launch files"
+    )
     mtp_layers: Annotated[int, whole(least=0, most=64)] = Field(
         default=0, description="multi-token-prediction layers"
     )

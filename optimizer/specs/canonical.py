@@ -38,7 +38,10 @@ _NAMES = {
     "TrainingSpec": TrainingSpec,
 }
 """Names that the spec modules import for type checkers only."""
-_OMITTED_IF_EMPTY = ("recomputed_kinds", "savers", "switches", "group", "order")
+_OMITTED_IF_EMPTY = (
+    *("recomputed_kinds", "savers", "switches", "group", "order"),
+    *("rope_base", "norm_epsilon", "router_scaling", "router_groups", "router_group_limit"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,9 @@ class MoeSpec:
 
     ``shared_ffn`` is the total width of the shared experts (0: none). ``node_limit`` is the number of
     nodes a token may reach (DeepSeek's node-limited routing), None for no limit. ``capacity_factor``
-    None means dropless. ``router_bias`` adds one bias per expert, ``shared_gate`` one gate vector.
+    None means dropless. ``router_bias`` adds one bias per expert, ``shared_gate`` one gate vector. The router multiplies
+    probabilities by ``router_scaling`` and chooses within ``router_group_limit`` of its ``router_groups`` groups of experts,
+    which decide no price, so that models which differ in them alone are equal.
     """
 
     experts: int
@@ -100,6 +102,9 @@ class MoeSpec:
     router_bias: bool = False
     shared_gate: bool = False
     expert_bias: bool = False
+    router_scaling: float | None = field(default=None, compare=False)
+    router_groups: int | None = field(default=None, compare=False)
+    router_group_limit: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +160,8 @@ class ModelSpec:
     a layer: 2, 1 where attention and MLP run in parallel behind one, 4 with a norm after each of them too.
     ``qk_norm_all`` lets the query and key norms span all heads, ``attention_sinks`` adds one learned number per head,
     ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word,
-    ``attention_gate`` a gate of the query's width on attention's output.
+    ``attention_gate`` a gate of the query's width on attention's output. ``rope_base`` of rotary positions and
+    ``norm_epsilon`` are for launch files alone: they decide no price, so that models which differ in them alone are equal.
     """
 
     name: str
@@ -188,6 +194,8 @@ class ModelSpec:
     indexer: IndexerSpec | None = None
     published_parameters: float | None = None
     order: tuple[int, ...] = ()
+    rope_base: float | None = field(default=None, compare=False)
+    norm_epsilon: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what may not be a name, whichever way it came in."""

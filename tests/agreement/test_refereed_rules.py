@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CLUSTER = load_cluster("h100x64")
 DENSE, SPARSE = dense_model(8), dense_then_moe(8, 0)
 PLAIN = Layout(dp=4, micro_batches=4, zero=1)
+CHOSEN_KEYS = replace(load_workload("deepseek-v3.2").model, mtp_layers=0)
 
 
 def laid(model: ModelSpec, layout: Layout, layers: list[int]) -> Layout:
@@ -57,6 +58,8 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
         (replace(PLAIN, cp=2), dense_model(8, mtp_layers=1), "0.13", "0.14", "mtp_with_cp"),
         (PLAIN, dense_model(8, mtp_layers=1), "0.11", "0.12", "model_supported"),
         (PLAIN, SPARSE, "0.9", "0.10", "model_supported"),
+        (replace(PLAIN, ep=4), CHOSEN_KEYS, "0.17", "0.18", "model_supported"),
+        (replace(PLAIN, ep=4, cp=2), CHOSEN_KEYS, "0.18", "0.19", "sparse_without_cp"),
         (
             laid(DENSE, replace(PLAIN, cp=2, pp=2, mesh_order="tp-cp-ep-pp-dp"), [4, 4]),
             DENSE, "0.10", "0.11", "order_without_cp_or_ep",
@@ -67,7 +70,7 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
             dense_then_moe(31, 0), "0.11", "0.12", "stage_split",
         ),
     ],
-    ids=["mtp-cp", "mtp", "shared-experts", "order", "fp16-experts", "counted-ends"],
+    ids=["mtp-cp", "mtp", "shared-experts", "chosen-keys", "chosen-keys-cp", "order", "fp16-experts", "counted-ends"],
 )  # fmt: skip
 def test_rules_by_release(layout: Layout, model: ModelSpec, refused: str, accepted: str, rule: str) -> None:
     """Refused by the parser of one release, accepted by the next."""
@@ -109,8 +112,12 @@ def test_rope_is_not_fused_beside_latent_attention() -> None:
 
 
 def test_the_model_never_changes_without_a_note() -> None:
-    """Rope base, norm epsilon and router scaling are in no spec; a router's groups are left out at small ep."""
-    notes = script(replace(PLAIN, dp=8, ep=8), load_workload("deepseek-v3").model, "0.19")[1]
+    """A file that states no rope base, norm epsilon, router scaling or groups; the built-in model's are written."""
+    known = load_workload("deepseek-v3").model
+    assert known.moe is not None
+    router = replace(known.moe, router_scaling=None, router_groups=None, router_group_limit=None)
+    bare = replace(known, rope_base=None, norm_epsilon=None, moe=router)
+    notes = script(replace(PLAIN, dp=8, ep=8), bare, "0.19")[1]
     for word in (
         "--rotary-base",
         "--norm-epsilon",
@@ -119,6 +126,22 @@ def test_the_model_never_changes_without_a_note() -> None:
     ):
         assert word in notes
     assert "groups" not in script(PLAIN, DENSE, "0.19")[1]
+    text, notes = script(replace(PLAIN, dp=8, ep=8), known, "0.19")
+    assert "--moe-router-num-groups 8" in text and "does not state" not in notes and "groups" not in notes
+
+
+def test_a_norm_after_the_embedding_is_left_out_with_a_note() -> None:
+    """BigScience's Megatron-DeepSpeed has it, Megatron-LM's model none."""
+    bloom = load_workload("bloom-176b").model
+    assert "norm after the embedding is left out" in script(PLAIN, bloom, "0.19")[1]
+    assert "norm after the embedding" not in script(PLAIN, DENSE, "0.19")[1]
+
+
+def test_rope_is_not_fused_beside_an_indexer() -> None:
+    """Core 0.18 and 0.19 refuse chosen keys with fused rotary positions, which are on by default."""
+    model = CHOSEN_KEYS
+    for release in ("0.18", "0.19"):
+        assert "--no-rope-fusion" in script(replace(PLAIN, dp=8, ep=8), model, release)[0]
 
 
 @pytest.mark.parametrize(

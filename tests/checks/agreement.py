@@ -315,7 +315,7 @@ def _model_fault(found: ModelSpec | None, model: ModelSpec) -> str:
     ):  # all biases include these
         return f"import reads qkv_bias {found.qkv_bias}, not {model.qkv_bias}"
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "gated", "tied_embeddings", "moe", "mla",
-                 "linear", "indexer", "attention_gate", "mtp_layers"):  # fmt: skip
+                 "linear", "indexer", "attention_gate", "mtp_layers", "rope_base", "norm_epsilon"):  # fmt: skip
         if getattr(found, name) != getattr(model, name):
             return f"import reads {name} {getattr(found, name)}, not {getattr(model, name)}"
     shapes, wanted = ([s for run in m.runs for s in run.block * run.count] for m in (found, model))

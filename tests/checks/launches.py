@@ -108,7 +108,7 @@ def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: Clust
 
 def rank_parameters(layout: Layout, model: ModelSpec, preset: FrameworkPreset) -> tuple[int, ...]:
     """Parameters that every pipeline rank of a valid layout holds before their state is sharded."""
-    cut = by_layer(model)
+    cut = by_layer(replace(model, embedding_norm=False))  # in no trainer's words
     blocks = rank_blocks(layout, cut)[0]
     batch = batch_of_one(layout)
     schedule = schedule_of(batch)

@@ -140,6 +140,8 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         activation_scalars=family.activation_scalars,
         head_bias=reader.switch(family.head_bias),
         learned_positions=_positions(reader),
+        rope_base=_rope_base(reader),
+        norm_epsilon=reader.fields.fact("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"),
         embedding_norm=family.embedding_norm,
         mtp_layers=(reader.fields.integer(*MTP_KEYS, most=64) or 0) if family.mtp else 0,
         mla=mla,
@@ -209,6 +211,13 @@ def _positions(reader: ConfigReader) -> int:
     return reader.size(*family.positions) + family.extra_positions if family.positions else 0
 
 
+def _rope_base(reader: ConfigReader) -> float | None:
+    """The base of rotary positions, which newer files keep with their scaling."""
+    inner = reader.fields.data.get("rope_parameters")
+    stated = reader.fields.section("rope_parameters").fact("rope_theta") if isinstance(inner, dict) else None
+    return reader.fields.fact("rope_theta", "rotary_emb_base") if stated is None else stated
+
+
 def _mla(reader: ConfigReader) -> MlaSpec:
     return MlaSpec(
         q_lora_rank=reader.optional("q_lora_rank") or 0,
@@ -231,6 +240,8 @@ def _moe(reader: ConfigReader) -> MoeSpec:
         router_bias=reader.switch(family.router_bias),
         shared_gate=family.shared_gate,
         expert_bias=family.expert_bias,
+        router_scaling=fields.fact("routed_scaling_factor"),
+        **_groups(reader),
     )
     if fields.integer("moe_latent_size"):
         raise fields.fail("moe_latent_size", "experts on a latent of another width are not supported")
@@ -244,6 +255,14 @@ def _node_limit(reader: ConfigReader) -> int | None:
     if groups is None or limit is None or not 0 < limit < groups:
         return None
     return limit
+
+
+def _groups(reader: ConfigReader) -> dict[str, int]:
+    """The router's groups, where it has several."""
+    groups, limit = reader.optional("n_group"), reader.optional("topk_group")
+    if groups is None or limit is None or not 0 < limit < groups:
+        return {}
+    return {"router_groups": groups, "router_group_limit": limit}
 
 
 def _shared_width(reader: ConfigReader, width: int) -> int:

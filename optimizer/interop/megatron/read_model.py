@@ -85,6 +85,8 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
         linear=linear,
         indexer=indexer,
         attention_gate=fields.on("attention_output_gate"),
+        rope_base=fields.fact("rotary_base", "rope_theta", "rotary_position_embeddings_theta"),
+        norm_epsilon=fields.fact("norm_epsilon", "layernorm_epsilon"),
     )
 
 
@@ -184,6 +186,9 @@ def _moe(fields: Fields, ffn: int, *, biased: bool) -> MoeSpec:
         router_bias=fields.on("moe_router_enable_expert_bias"),
         shared_gate=fields.on("moe_shared_expert_gate"),
         expert_bias=biased,
+        router_scaling=fields.fact("moe_router_topk_scaling_factor"),
+        router_groups=groups if limit else None,
+        router_group_limit=limit if groups else None,
     )
     if moe.top_k > moe.experts:
         raise fields.fail("moe_router_topk", f"top-{moe.top_k} of {moe.experts} experts")

@@ -89,7 +89,9 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--qk-layernorm", model.qk_norm or model.mla is not None),
         ("--softmax-type", sinks(target, notes)),
         ("--normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
+        ("--norm-epsilon", model.norm_epsilon),
         ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
+        ("--rotary-base", rotary_base(target)),
         ("--position-embedding-type", "learned_absolute" if model.learned_positions else "rope"),
         ("--attention-backend", attention_backend(target, notes)),
         ("--attention-dropout", "0.1" if target.training.dropout else "0.0"),
@@ -138,36 +140,96 @@ def mla_flags(model: ModelSpec, release: Release) -> Flags:
         ("--qk-head-dim", mla.qk_nope_head_dim),
         ("--qk-pos-emb-head-dim", mla.qk_rope_head_dim),
         ("--v-head-dim", mla.v_head_dim),
-        # fused by default, which core 0.11 and 0.12 refuse beside MLA
-        ("--no-rope-fusion", (0, 11) <= release < (0, 13)),
+        # fused by default, which core 0.11 and 0.12 refuse beside MLA, and later ones beside an indexer
+        ("--no-rope-fusion", (0, 11) <= release < (0, 13) or model.indexer is not None),
     ]
 
 
-def expert_groups(target: Target) -> int | None:
-    """Groups of node-limited routing: the nodes that an expert group spans; None where no limit can bind."""
+ROTARY_BASE: Release = (0, 8)
+"""megatron-core release with ``--rotary-base``."""
+
+ROUTER_GROUPS: Release = (0, 11)
+"""megatron-core release with ``--moe-router-num-groups``, ``-group-topk`` and ``-topk-scaling-factor``."""
+
+
+def rotary_base(target: Target) -> int | None:
+    """The base of rotary positions, which the parser takes as a whole number."""
+    base = target.model.rope_base
+    return None if base is None or target.release < ROTARY_BASE else round(base)
+
+
+def router_scaling(target: Target) -> float | None:
+    """The factor on the router's probabilities."""
+    moe = target.model.moe
+    return None if moe is None or target.release < ROUTER_GROUPS else moe.router_scaling
+
+
+def expert_groups(target: Target) -> tuple[int, int] | None:
+    """Groups of the router and how many of them a token may use: the model's own, else the nodes of an expert group.
+
+    None where no limit can bind, and for releases whose router has no groups.
+    """
     moe, layout = target.model.moe, target.layout
-    if moe is None or moe.node_limit is None:
+    if moe is None or target.release < ROUTER_GROUPS:
+        return None
+    if moe.router_groups is not None and moe.router_group_limit is not None:
+        return (moe.router_groups, moe.router_group_limit) if moe.router_groups > 1 else None
+    if moe.node_limit is None:
         return None
     # ranks of an expert group are neighbours, so it fills its nodes
     nodes = layout.ep * layout.etp // target.cluster.gpus_per_node
-    return nodes if nodes > moe.node_limit and moe.experts % nodes == 0 else None
+    return (nodes, moe.node_limit) if nodes > moe.node_limit and moe.experts % nodes == 0 else None
+
+
+def unstated_facts(target: Target, words: dict[str, str]) -> list[str]:
+    """Say what the model file leaves open of what a model is beside its sizes, so that the trainer's defaults stand.
+
+    ``words`` are the trainer's for ``rope_base``, ``norm_epsilon`` and ``router_scaling``.
+    """
+    model, moe = target.model, target.model.moe
+    attends = any(shape.mixer is Mixer.ATTENTION for shape in model.shapes)
+    needed = {
+        "rope_base": model.rope_base is None and not model.learned_positions and attends,
+        "norm_epsilon": model.norm_epsilon is None,
+        "router_scaling": moe is not None and moe.router_bias and moe.router_scaling is None,
+    }
+    lacking = [words[name] for name, there in needed.items() if there and name in words]
+    if not lacking:
+        return []
+    return [f"the model file does not state, so not written: {', '.join(lacking)}; add the model's own"]
+
+
+OPEN_FLAGS = {
+    "rope_base": "--rotary-base (default 10000)",
+    "norm_epsilon": "--norm-epsilon (default 1e-5)",
+    "router_scaling": "--moe-router-topk-scaling-factor (default none)",
+}
 
 
 def unwritten(target: Target) -> list[str]:
-    """What a model is beside its sizes and no spec states: the trainer's defaults stand in the launch."""
-    moe = target.model.moe
-    rope = [] if target.model.learned_positions else ["--rotary-base (default 10000)"]
-    lacking = [*rope, "--norm-epsilon (default 1e-5)"]
-    if moe is not None and moe.router_bias:
-        lacking.append("--moe-router-topk-scaling-factor (default none)")
-    text = f"not part of a model spec, so not written: {', '.join(lacking)}; add the model's own"
-    return [text, *routing_notes(target)]
+    """What a model is beside its sizes and the launch does not say: the trainer's defaults stand in it."""
+    model, moe = target.model, target.model.moe
+    notes = unstated_facts(target, OPEN_FLAGS)
+    if model.rope_base is not None and target.release < ROTARY_BASE:
+        notes.append(f"rope base {model.rope_base:g} is left out: --rotary-base came with core 0.8")
+    if moe is not None and moe.router_scaling is not None and target.release < ROUTER_GROUPS:
+        flag = "--moe-router-topk-scaling-factor"
+        notes.append(f"router scaling {moe.router_scaling:g} is left out: {flag} came with core 0.11")
+    if model.embedding_norm:
+        notes.append("the norm after the embedding is left out: Megatron-LM builds none")
+    return [*notes, *routing_notes(target)]
 
 
 def routing_notes(target: Target) -> list[str]:
-    """Say that a router's groups are left out where no limit of nodes can bind."""
+    """Say that a router's groups are left out where no limit of nodes can bind, or the release has none."""
     moe = target.model.moe
-    if moe is None or moe.node_limit is None or expert_groups(target) is not None:
+    if moe is None or expert_groups(target) is not None:
+        return []
+    if (moe.router_groups or 1) > 1 and target.release < ROUTER_GROUPS:
+        return [
+            f"{moe.router_groups} groups of experts are left out: --moe-router-num-groups came with core 0.11"
+        ]
+    if moe.node_limit is None or moe.router_groups is not None:
         return []
     return [
         f"routing limited to {moe.node_limit} groups of experts is left out at ep {target.layout.ep}, where it saves no "
@@ -187,8 +249,9 @@ def moe_flags(target: Target) -> Flags:
         ("--moe-layer-freq", None if all(sparse) else pattern_text(sparse)),
         ("--moe-ffn-hidden-size", moe.ffn if target.release >= (0, 10) else None),  # --ffn-hidden-size before
         ("--moe-router-topk", moe.top_k),
-        ("--moe-router-num-groups", groups),
-        ("--moe-router-group-topk", moe.node_limit if groups else None),
+        ("--moe-router-num-groups", groups[0] if groups else None),
+        ("--moe-router-group-topk", groups[1] if groups else None),
+        ("--moe-router-topk-scaling-factor", router_scaling(target)),
         ("--moe-router-score-function", "sigmoid" if moe.router_bias else None),
         ("--moe-router-enable-expert-bias", moe.router_bias),
         ("--moe-router-pre-softmax", moe.top_k == 1 and not moe.router_bias),

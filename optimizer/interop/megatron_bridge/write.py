@@ -22,8 +22,11 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     dense_width,
     expert_groups,
     layer_list,
+    rotary_base,
+    router_scaling,
     routing_notes,
     sinks,
+    unstated_facts,
     window_marks,
 )
 from layoutopt.optimizer.interop.megatron_bridge.adapters import (
@@ -88,7 +91,7 @@ def export(target: Target) -> ExportedJob:
     notes: list[str] = []
     recipe = recipe_of(target, notes)
     options, sizes = run_words(target, adapter_recipe(recipe) if writes_adapter(target) else recipe)
-    notes += routing_notes(target)
+    notes += [*unstated_facts(target, OPEN_KEYS), *routing_notes(target)]
     sections = [
         sizes,
         model_overrides(target, notes),
@@ -178,6 +181,7 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
         ("vocab_size", model.vocab),
         ("gated_linear_unit", model.gated),
         ("normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
+        *facts(target),
         ("share_embeddings_and_output_weights", model.tied_embeddings),
         ("add_bias_linear", model.attention_bias),
         ("add_qkv_bias", model.qkv_bias and not model.attention_bias),
@@ -204,6 +208,26 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
         ]
     overrides += variant_settings(model, target.release)
     return [(f"model.{key}", value) for key, value in overrides]
+
+
+def facts(target: Target) -> Overrides:
+    """What the model is beside its sizes; what its file leaves open is the recipe's own."""
+    model = target.model
+    stated = {
+        "rotary_base": rotary_base(target),
+        "layernorm_epsilon": model.norm_epsilon,
+        "moe_router_topk_scaling_factor": router_scaling(target),
+        # on in most recipes, and refused beside an indexer
+        "apply_rope_fusion": False if model.indexer is not None else None,
+    }
+    return [(key, value) for key, value in stated.items() if value is not None]
+
+
+OPEN_KEYS = {
+    "rope_base": "model.rotary_base",
+    "norm_epsilon": "model.layernorm_epsilon",
+    "router_scaling": "model.moe_router_topk_scaling_factor",
+}
 
 
 def window_overrides(model: ModelSpec) -> Overrides:
@@ -233,8 +257,8 @@ def moe_overrides(target: Target) -> Overrides:
         ("moe_layer_freq", 1 if all(sparse) else sparse),
         ("moe_ffn_hidden_size", moe.ffn),
         ("moe_router_topk", moe.top_k),
-        ("moe_router_num_groups", groups),
-        ("moe_router_group_topk", moe.node_limit if groups else None),
+        ("moe_router_num_groups", groups[0] if groups else None),
+        ("moe_router_group_topk", groups[1] if groups else None),
         ("moe_router_enable_expert_bias", moe.router_bias),
         ("moe_shared_expert_intermediate_size", moe.shared_ffn or None),
         ("moe_shared_expert_gate", moe.shared_gate),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.deepspeed.write import NO_CHECK, deepspeed_config
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header
-from layoutopt.optimizer.interop.megatron.write_model import dense_width
+from layoutopt.optimizer.interop.megatron.write_model import dense_width, unstated_facts
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.model import Norm
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver, Schedule
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 Flags = list[tuple[str, Any]]
 
+OPEN_FLAGS = {
+    "rope_base": "--rotary-position-embeddings-theta (default 10000)",
+    "norm_epsilon": "--layernorm-epsilon (default 1e-5)",
+}
+
 
 def export(target: Target) -> ExportedJob:
     """Write ``launch.sh`` and ``ds_config.json``."""
-    notes: list[str] = []
+    notes: list[str] = unstated_facts(target, OPEN_FLAGS)
     sections = [_model_flags(target), _layout_flags(target), _run_flags(target)]
     start = [
         "deepspeed",
@@ -59,8 +64,10 @@ def _model_flags(target: Target) -> Flags:
         ("--swiglu", model.gated),
         ("--disable-bias-linear", not model.attention_bias),
         ("--normalization", "rmsnorm" if model.norm is Norm.RMS else "layernorm"),
+        ("--layernorm-epsilon", model.norm_epsilon),
         ("--untie-embeddings-and-output-weights", not model.tied_embeddings),
         ("--use-rotary-position-embeddings", not model.learned_positions),
+        ("--rotary-position-embeddings-theta", None if model.rope_base is None else round(model.rope_base)),
         ("--use-flash-attn-v2", target.training.flash),
         ("--attention-dropout", "0.1" if target.training.dropout else "0"),
         ("--hidden-dropout", "0.1" if target.training.dropout else "0"),

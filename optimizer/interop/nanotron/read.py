@@ -103,6 +103,8 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
         attention_bias=biased and kind != "qwen2",
         qkv_bias=biased or kind == "qwen2",
         mlp_bias=starcoder,
+        rope_base=config.fact("rope_theta"),
+        norm_epsilon=config.fact("rms_norm_eps", "norm_epsilon"),
     )
 
 

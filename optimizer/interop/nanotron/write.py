@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.text import header, torchrun_words, yaml_text
-from layoutopt.optimizer.interop.megatron.write_model import dense_width
+from layoutopt.optimizer.interop.megatron.write_model import dense_width, unstated_facts
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
 
+OPEN_KEYS = {"rope_base": "rope_theta (default 10000)", "norm_epsilon": "rms_norm_eps (default 1e-6)"}
 
 VOCABULARY_MULTIPLE = 128
 """A padded vocabulary is a multiple of this times tp, as the price has it."""
@@ -20,7 +21,7 @@ VOCABULARY_MULTIPLE = 128
 def export(target: Target) -> ExportedJob:
     """Write ``config.yaml``."""
     layout, ckpt = target.layout, target.checkpoint
-    notes = []
+    notes = unstated_facts(target, OPEN_KEYS)
     if ckpt is not None and ckpt.asynchronous:
         notes.append("checkpoints are synchronous: nanotron has no asynchronous save")
     steps = target.steps or 1000
@@ -118,12 +119,14 @@ def model_config(target: Target) -> dict[str, Any]:
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "max_position_embeddings": target.training.sequence_length,
-        "rope_theta": 500000.0,
         "rope_interleaved": False,
-        "rms_norm_eps": 1.0e-5,
         "tie_word_embeddings": model.tied_embeddings,
         "vocab_size": model.vocab,
     }
+    if model.rope_base is not None:
+        config["rope_theta"] = float(model.rope_base)
+    if model.norm_epsilon is not None:
+        config["rms_norm_eps"] = float(model.norm_epsilon)
     if target.layout.cp > 1:
         config["_attn_implementation"] = "ring_flash_triton"
     return config

@@ -50,6 +50,7 @@ def flavor_of(model: ModelSpec, notes: list[str]) -> tuple[str, str, bool]:
     """Return torchtitan's model, flavor, and whether that flavor exists with the model's sizes."""
     for (family, flavor), (name, layers) in FLAVORS.items():
         if layers == model.layers and (name == model.name or _same_sizes(model, name)):
+            notes += _other_facts(model, name, flavor)
             return family, flavor if family == "gpt_oss" else flavor.upper(), True
     family = _family_of(model)
     sizes = _sizes(model)
@@ -63,16 +64,37 @@ def _same_sizes(model: ModelSpec, name: str) -> bool:
     return replace(model, name=known.name, published_parameters=known.published_parameters) == known
 
 
+def _other_facts(model: ModelSpec, name: str, flavor: str) -> list[str]:
+    """Say where a flavor, whose facts no setting changes, is not the model that its file states."""
+    known = load_workload(name).model
+    facts = {
+        "rope base": (model.rope_base, known.rope_base),
+        "norm epsilon": (model.norm_epsilon, known.norm_epsilon),
+    }
+    return [
+        f"{what} {own:g} is left out: torchtitan's flavor {flavor} has {theirs:g}, which its configuration does not change"
+        for what, (own, theirs) in facts.items()
+        if own is not None and theirs is not None and own != theirs
+    ]
+
+
 def _sizes(model: ModelSpec) -> str:
     """Return a model's sizes in torchtitan's words (the arguments of its layer builders)."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "dim": model.hidden, "n_layers": model.layers, "n_heads": model.heads, "n_kv_heads": model.kv_heads,
         "head_dim": model.head_dim, "vocab_size": model.vocab, "enable_weight_tying": model.tied_embeddings,
         "hidden_dim": max((shape.ffn or 0 for run in model.runs for shape in run.block), default=0) or None,
     }  # fmt: skip
+    sizes |= {"rope theta": model.rope_base, "norm eps": model.norm_epsilon}
     if model.moe is not None:
+        sizes |= {"route_scale": model.moe.router_scaling, "num_expert_groups": model.moe.router_groups}
+        sizes |= {"num_limited_groups": model.moe.router_group_limit}
         sizes |= {"num_experts": model.moe.experts, "top_k": model.moe.top_k, "moe hidden_dim": model.moe.ffn}
-    return ", ".join(f"{key} {value}" for key, value in sizes.items() if value is not None)
+    return ", ".join(f"{key} {_number(value)}" for key, value in sizes.items() if value is not None)
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _family_of(model: ModelSpec) -> str:

@@ -40,7 +40,10 @@ def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
 
 
 def _of_megatron(ctx: Context) -> Mapping[str, bool]:
-    """What ``pretrain_gpt.py`` had no flags for: presence of each by tag."""
+    """What ``pretrain_gpt.py`` had no flags for, or does not build: presence of each by tag.
+
+    Core 0.16 and 0.17 have flags of sparse attention, which their ``gpt_builder`` refuses.
+    """
     model, moe, release = ctx.model, ctx.model.moe, ctx.release
     mixed = moe is not None and len({shape.mlp for shape in ctx.shapes}) > 1
     shared = moe is not None and moe.shared_ffn > 0
@@ -49,7 +52,7 @@ def _of_megatron(ctx: Context) -> Mapping[str, bool]:
         "Kimi delta attention": Mixer.KIMI_DELTA in mixers,
         "lightning attention": Mixer.LIGHTNING in mixers,
         "gated delta rule": Mixer.GATED_DELTA in mixers and release < (0, 16),
-        "sparse attention": model.indexer is not None and release < (0, 16),
+        "sparse attention": model.indexer is not None and release < (0, 18),
         "sparse attention without latent attention": model.indexer is not None and model.mla is None,
         "indexers whose keys layers share": _shared_index(model) and release < (0, 19),
         "indexers in no period of layers": _irregular(model),
