@@ -85,6 +85,8 @@ FREEST = Abilities(
     modules=(*MODULES, OP_MODULE),
     savers=tuple(Saver),
     optimizers=tuple(Optimizer),
-    switches={switch.name: switch.values for switch in SWITCHES if switch.name != "loss_chunks"},
+    switches={
+        switch.name: switch.values for switch in SWITCHES if switch.name not in ("loss_chunks", "compiled")
+    },
 )
 """Whatever some trainer can launch."""

@@ -13,6 +13,7 @@ from layoutopt.optimizer.frameworks.record import (
     Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL
+from layoutopt.optimizer.frameworks.switches import OFF_ON
 from layoutopt.optimizer.specs.vocabulary import Optimizer, Precision, Schedule
 
 # Newest first: what each release lacks that the one behind it has. Keys of the configuration were searched in the
@@ -28,6 +29,7 @@ _0_16 = Abilities(
     sp=False,
     etp=False,
     stage_rule=NEAR_EQUAL,
+    switches={"dp_overlap": OFF_ON},  # zero_optimization.overlap_comm
 )
 _0_19 = replace(_0_16, optimizers=(*_0_16.optimizers, Optimizer.MUON))  # 2025-08-26
 _0_10 = replace(_0_16, fixed_axes=("vp", "tp"))  # tensor_parallel.autotp_size

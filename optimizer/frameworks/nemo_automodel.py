@@ -16,7 +16,7 @@ from layoutopt.optimizer.frameworks.torchtitan import PYTORCH
 RECORD = FrameworkRecord(
     name="nemo-automodel",
     family=TrainerFamily.PYTORCH_PIPELINES,
-    releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(PYTORCH, etp=False)),),
+    releases=(PublishedRelease(number=NEWEST, date="", abilities=replace(PYTORCH, etp=False, switches={})),),
     unstated=Unstated(zero=3),
     exports=None,
     imports=(),

@@ -42,6 +42,11 @@ def _with_shared_experts(model: ModelSpec) -> bool:
     return model.moe is not None and model.moe.shared_ffn > 0
 
 
+def _without_prediction_layers(model: ModelSpec) -> bool:
+    """Whether the loss has one prediction: pytorch/torchtitan's chunks know no others (models/deepseek_v3/mtp.py)."""
+    return model.mtp_layers == 0
+
+
 def _that_attends(model: ModelSpec) -> bool:
     """Whether layers attend to keys that no indexer chooses: those may lie anywhere, and are gathered."""
     return model.indexer is None and any(shape.mixer is Mixer.ATTENTION for shape in model.shapes)
@@ -65,6 +70,7 @@ class Switch:
     is searched only where it is opened by name. ``traffic`` tells in which layouts there is what it acts on: of one
     layout, or of many as arrays; ``of`` in which models. ``needs`` names a switch without which this one can't be on.
     ``meant`` is what a value comes to in a model.
+    ``on_request``: searched only where it is opened by name too, though results are the same.
     ``never_slower``: the last value is at least as fast as the others in every layout and takes no more memory, so that
     only it is searched.
     """
@@ -77,6 +83,7 @@ class Switch:
     needs: str = ""
     meant: Callable[[Value, ModelSpec], Value] = _itself
     changes_numbers: bool = False
+    on_request: bool = False
     never_slower: bool = False
 
     def acts(self, layout: Layout, model: ModelSpec | None) -> bool:
@@ -142,6 +149,7 @@ SWITCHES: tuple[Switch, ...] = (
         values=tuple(CpComm),
         traffic=lambda rows: rows.cp > 1,
         of=_that_attends,
+        on_request=True,
         meant=_without_ring,
     ),
     Switch(name="cuda_graph", meaning="how much is replayed from CUDA graphs", values=tuple(CudaGraph)),
@@ -149,12 +157,19 @@ SWITCHES: tuple[Switch, ...] = (
         name="loss_chunks",
         meaning="parts of the tokens whose logits exist one after another",
         values=(1, 8),
+        of=_without_prediction_layers,
     ),
     Switch(
         name="fp8_param_gather",
         meaning="weights kept and gathered in 8 bits alone",
         values=OFF_ON,
         changes_numbers=True,
+    ),
+    Switch(
+        name="compiled",
+        meaning="kernels fused by a compiler (torch.compile)",
+        values=OFF_ON,
+        never_slower=True,
     ),
 )
 
@@ -212,6 +227,8 @@ def combination_fault(switches: Switches) -> str:
             return f"{name} needs a dispatcher other than allgather"
     if switches.delay_wgrad and not switches.ep_overlap:
         return "delay_wgrad needs ep_overlap"
+    if switches.tp_overlap and switches.compiled is False:
+        return "tp_overlap needs compiled"
     if switches.param_overlap and switches.dp_overlap is False:
         return "param_overlap needs dp_overlap"
     return ""

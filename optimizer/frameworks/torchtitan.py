@@ -14,6 +14,7 @@ from layoutopt.optimizer.frameworks.record import (
     Unstated,
 )
 from layoutopt.optimizer.frameworks.stage_rule import NEAR_EQUAL, Split
+from layoutopt.optimizer.frameworks.switches import OFF_ON
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Fp8Recipe, Precision, Schedule
 
 ERA_A: Release = (0, 2)
@@ -39,10 +40,15 @@ PYTORCH = Abilities(
     precisions=(Precision.BF16, Precision.FP8, Precision.MXFP8, Precision.NVFP4),
     savers=HOST_OPTIMIZER,  # training.enable_cpu_offload
     modules=(OP_MODULE,),  # SelectiveAC saves by operator, not by module
+    # compile.enable, compile.enable_async_tensor_parallel, and components/loss.py ChunkedLossWrapper
+    switches={"tp_overlap": OFF_ON, "loss_chunks": (1, 8), "compiled": OFF_ON},
     stage_rule=replace(NEAR_EQUAL, launch=Split.FREE),  # module_fqns_per_model_part takes any list
 )
 # The TOML era also shards embeddings and norms along the sequence whenever tp > 1; same axes otherwise.
-_TOML = replace(PYTORCH, precisions=PYTORCH.precisions[:-1])
+_TOML = replace(
+    PYTORCH, precisions=PYTORCH.precisions[:-1], switches={"tp_overlap": OFF_ON, "compiled": OFF_ON}
+)
+_DATACLASSES = replace(PYTORCH, switches=_TOML.switches)
 
 PLAIN_CONFIGURATIONS = (
     "llama3_8b", "llama3_70b", "deepseek_v3_671b", "qwen3_32b", "qwen3_30b_a3b", "gpt_oss_120b",
@@ -61,7 +67,7 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=ERA_A, date="2025-10-17", abilities=_TOML),
         PublishedRelease(number=(0, 2, 1), date="2025-12-26", abilities=_TOML),
         PublishedRelease(number=(0, 2, 2), date="2026-02-20", abilities=_TOML),
-        PublishedRelease(number=ERA_B, date="2026-02-23", abilities=PYTORCH),
+        PublishedRelease(number=ERA_B, date="2026-02-23", abilities=_DATACLASSES),
         PublishedRelease(number=ERA_C, date="2026-08-20", abilities=PYTORCH),
     ),
     unstated=Unstated(zero=3, etp_is_tp="without ep"),

@@ -77,6 +77,7 @@ class JobOptions:
     fp8_param_gather: bool | None = None
     delay_wgrad: bool | None = None
     cuda_graph: CudaGraph | None = None
+    loss_chunks: int | None = None
 
     def preset_overrides(self) -> dict[str, object]:
         """Return the stated switches under the names of the framework preset's fields."""

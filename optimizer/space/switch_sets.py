@@ -80,11 +80,9 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
     has = abilities_of(ctx.framework, ctx.release).switches.get(switch.name, ())
     if switch.name in options.fix:
         return tuple(dict.fromkeys(read_switch(switch.name, text) for text in options.fix[switch.name]))
-    if switch.name == "cp_kind" and not options.limits(switch.name):
-        return ()
     own = preset_value(preset_of_release(ctx.framework, ctx.release).with_training(ctx.training), switch)
     limited = options.limits(switch.name)
-    if not has or (switch.changes_numbers and not limited) or not switch.of(ctx.model):
+    if not has or ((switch.changes_numbers or switch.on_request) and not limited) or not switch.of(ctx.model):
         return ()
     refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
     values = tuple(value for value in has if value not in refused)

@@ -35,7 +35,8 @@ class Switches:
     ``ep_overlap`` runs expert traffic of one micro-batch beside the compute of another, ``delay_wgrad`` moves weight
     gradients to where they hide more of it, ``shared_expert_overlap`` runs it beside the shared experts. ``tp_overlap``,
     ``dp_overlap`` and ``param_overlap`` run tensor-parallel traffic, gradient reductions and parameter gathers beside
-    compute. ``cp_kind`` is how context parallelism communicates. The records are in ``frameworks/switches.py``.
+    compute. ``cp_kind`` is how context parallelism communicates, ``compiled`` fuses kernels (torch.compile). The records
+    are in ``frameworks/switches.py``.
     """
 
     ep_overlap: bool | None = None
@@ -49,6 +50,7 @@ class Switches:
     cuda_graph: CudaGraph | None = None
     loss_chunks: int | None = None
     fp8_param_gather: bool | None = None
+    compiled: bool | None = None
 
     def stated(self) -> dict[str, bool | int | str]:
         """Return what is stated, by name."""

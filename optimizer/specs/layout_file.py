@@ -180,6 +180,9 @@ class SwitchesFile(FileModel):
     fp8_param_gather: Annotated[bool | None, SWITCH] = Field(
         default=None, description="weights kept and gathered in 8 bits alone"
     )
+    compiled: Annotated[bool | None, SWITCH] = Field(
+        default=None, description="kernels fused by a compiler (torch.compile)"
+    )
 
     def spec(self) -> Switches:
         """Convert to ``Switches``."""

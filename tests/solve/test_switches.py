@@ -27,7 +27,7 @@ from layoutopt.optimizer.specs.workload import Workload
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
 
-QUESTIONS = 64
+QUESTIONS, OPENED = 64, 12
 NOTHING, WHOLE = Recompute(), Recompute(granularity=Granularity.FULL)
 ACTIVATION = Recompute(granularity=Granularity.SELECTIVE, modules=("moe_act",))
 
@@ -84,6 +84,38 @@ def test_search_agrees_with_joint_enumeration(number: int) -> None:
     assert plan.estimate is not None
     assert plan.estimate.step_time_s == pytest.approx(best, rel=1e-9)
     assert plan.status == "optimal"
+
+
+def opened_question(number: int) -> Question:
+    """Return a small question in which what is searched on request is open: torchtitan's switches, kinds of context
+    parallelism."""
+    question = small_question(number)
+    fix: dict[str, tuple[int | str, ...]] = {**question.options.space.fix}
+    fix |= {"cp": (1, 2), "cp_kind": ("p2p", "all_gather", "a2a", "a2a+p2p"), "ep_overlap": ("0",)}
+    framework = Framework.MEGATRON
+    if number % 2:
+        for name in ("cp_kind", "ep_overlap"):
+            del fix[name]
+        fix |= {"cp": (1,), "tp": (2,), "zero": (2, 3), "compiled": ("0", "1"), "tp_overlap": ("0", "1")}
+        framework = Framework.TORCHTITAN
+    space = replace(question.options.space, fix=fix, recomputes=None if number % 2 else (WHOLE, NOTHING))
+    return replace(question, options=replace(question.options, space=space, framework=framework))
+
+
+@pytest.mark.parametrize("number", range(OPENED))
+def test_search_agrees_where_more_is_opened(number: int) -> None:
+    """Chunks of the loss, compiled kernels, asynchronous tensor parallelism, kinds of context parallelism: all proven."""
+    question = opened_question(number)
+    source = question.costed_space()
+    assert {
+        "loss_chunks",
+        "compiled",
+        "tp_overlap",
+    } <= source.space.axes.switch_values.keys() or not number % 2
+    assert "cp_kind" in source.space.axes.switch_values or number % 2
+    plan = solve_layout(question.workload, question.cluster, question.options)
+    assert plan.estimate is not None
+    assert plan.estimate.step_time_s == pytest.approx(best_of_all(source), rel=1e-9)
 
 
 def test_small_questions_open_switches() -> None:

@@ -186,6 +186,8 @@ def _switches(job: ImportedJob) -> Switches:
         "param_overlap": options.param_overlap,
         "cp_kind": options.cp_comm,
         "cuda_graph": options.cuda_graph,
+        "compiled": options.compiled,
+        "loss_chunks": options.loss_chunks,
     }
     has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
     return Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})

@@ -300,12 +300,23 @@ def _options(data: Mapping[str, Any], parallelism: Fields, era: str, file: str) 
     return JobOptions(
         tp_overlap=source.on("enable_async_tensor_parallel"),
         compiled=compiling.flag("enable"),
+        loss_chunks=_loss_chunks(data),
         cp_comm=CpComm.ALL_GATHER if parallelism.count("context_parallel_degree") > 1 else None,
         moe_dispatcher=backend,
         optimizer_offload=1.0 if training.on("enable_cpu_offload") else None,
         checkpoint_interval=checkpoint.integer("interval", least=1) if saves else None,
         checkpoint_async=mode != "disabled" if saves else None,
     )
+
+
+def _loss_chunks(data: Mapping[str, Any]) -> int | None:
+    """Return in how many parts logits are made, None where a base configuration decides it."""
+    loss = data.get("loss")
+    if not isinstance(loss, dict) or "class" not in loss:
+        return None
+    if "ChunkedLossWrapper" in str(loss["class"]):
+        return Fields(loss, prefix="loss").count("num_chunks", default=8)
+    return 1 if "CrossEntropyLoss" in str(loss["class"]) else None
 
 
 def _missing(

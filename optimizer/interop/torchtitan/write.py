@@ -247,6 +247,7 @@ def _python(target: Target, family: str, flavor: str, known: bool, notes: list[s
     base = base_of(target.model, family, flavor, known)
     lines = [
         header(target, "torchtitan era C (2026-08-20 and later)").rstrip(),
+        f"from torchtitan.components.loss import {', '.join(_loss_classes(target))}",
         f"from torchtitan.components.quantization import {_converter(target).split('.')[0]}",
         "from torchtitan.config import ParallelismConfig",
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
@@ -282,6 +283,8 @@ def _python(target: Target, family: str, flavor: str, known: bool, notes: list[s
 
 def _unused_import(line: str, target: Target) -> bool:
     sixteen = target.layout.precision is Precision.BF16
+    if line.startswith("from torchtitan.components.loss"):
+        return not _loss_classes(target)
     return line.startswith("from torchtitan.components.quantization") and sixteen
 
 
@@ -311,6 +314,27 @@ def _converter(target: Target) -> str:
     }.get(precision, "")
 
 
+def _loss_classes(target: Target) -> tuple[str, ...]:
+    """Classes of the loss; one with prediction layers stays the base's."""
+    if target.model.mtp_layers:
+        return ()
+    return (
+        ("ChunkedLossWrapper", "CrossEntropyLoss") if target.preset.loss_chunks > 1 else ("CrossEntropyLoss",)
+    )
+
+
+def _loss(target: Target) -> list[str]:
+    """Say in how many parts logits are made: base configurations make them in 8."""
+    if target.model.mtp_layers:
+        return []
+    whole, chunks = (
+        f"CrossEntropyLoss.Config(global_vocab_size={target.model.vocab})",
+        target.preset.loss_chunks,
+    )
+    parts = f"ChunkedLossWrapper.Config(num_chunks={chunks}, loss_fn={whole})"
+    return [f"cfg.loss = {parts if chunks > 1 else whole}"]
+
+
 def _python_settings(target: Target) -> list[str]:
     """Training, recomputation, compilation and checkpoints."""
     layout, training = target.layout, target.training
@@ -332,6 +356,7 @@ def _python_settings(target: Target) -> list[str]:
         f"cfg.compile.enable = {target.preset.compiled}",
         f"cfg.compile.enable_async_tensor_parallel = {asynchronous}",
         f"cfg.activation_checkpoint = {policy[layout.recompute.granularity]}",
+        *_loss(target),
     ]
     if target.checkpoint is not None:
         mode = "async" if target.checkpoint.asynchronous else "disabled"

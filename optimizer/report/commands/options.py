@@ -39,7 +39,7 @@ AXES = (
     "tp, sp, cp, pp, vp, dp, ep, etp, zero, hsdp_shard, micro_batch, "
     "micro_batches, recompute, mesh_order, schedule, precision, savers, ep_overlap, delay_wgrad, "
     "shared_expert_overlap, dispatcher, tp_overlap, dp_overlap, param_overlap, cp_kind, cuda_graph, loss_chunks, "
-    "fp8_param_gather"
+    "fp8_param_gather, compiled"
 )
 """Names that restrictions take, as ``--help`` lists them; a test compares them with what is taken."""
 
