@@ -58,7 +58,7 @@ class RunChoices:
     The batch is given in sequences or in tokens, the run's length in tokens or as
     epochs over samples of one sequence. The first precision replaces the file's; the others are alternatives.
     For files of other tools: ``settings`` and ``arguments`` are variables and positions that a script leaves to the
-    outside, ``function`` is the one of a Python configuration, ``recipe_file`` holds a Megatron-Bridge recipe, and
+    outside, ``function`` is the one of a Python configuration, ``recipe_file`` holds a Megatron-Bridge or NeMo 2 recipe, and
     ``strict`` refuses whatever has to be assumed.
     """
 

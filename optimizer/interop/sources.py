@@ -193,7 +193,7 @@ class Around:
     """What is known of the world around a file: importers take what concerns their kind.
 
     ``variables`` and ``arguments`` (by position from 1) of a script, the ``function`` of a Python configuration, the
-    ``recipe_file`` of a Megatron-Bridge checkout, and the ``folder`` whose files a script may name.
+    ``recipe_file`` of a Megatron-Bridge or NeMo 2 checkout, and the ``folder`` whose files a script may name.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -168,3 +168,131 @@ def test_the_option_of_the_command_line(checkout: Path, tmp_path: Path) -> None:
     absent = CliRunner().invoke(main, ["import", str(launch), "--recipe-file", "nowhere.py"])
     assert absent.exit_code == 2
     assert "no such recipe file" in absent.output
+
+
+NEMO_PARTS = """
+import nemo_run as run
+
+def distributed_fused_adam(max_lr=1e-4):
+    return run.Config(MegatronOptimizerModule, config=run.Config(OptimizerConfig, use_distributed_optimizer=True))
+
+def bf16_mixed():
+    return run.Config(MegatronMixedPrecision, precision="bf16-mixed", grad_reduce_in_fp32=True)
+
+def bf16_with_fp8_mixed():
+    cfg = bf16_mixed()
+    cfg.fp8 = 'hybrid'
+    cfg.fp8_recipe = "delayed"
+    return cfg
+"""
+NEMO_RECIPE = """
+import nemo_run as run
+from nemo import lightning as nl
+from nemo.collections.llm.recipes.parts import bf16_mixed, bf16_with_fp8_mixed, distributed_fused_adam
+
+def trainer(tensor_parallelism=4, num_nodes=2, num_gpus_per_node=8, callbacks=None):
+    strategy = run.Config(nl.MegatronStrategy, tensor_model_parallel_size=tensor_parallelism,
+        pipeline_model_parallel_size=2, context_parallel_size=1, sequence_parallel=True,
+        ddp=run.Config(DistributedDataParallelConfig, overlap_grad_reduce=True))
+    return run.Config(nl.Trainer, devices=num_gpus_per_node, num_nodes=num_nodes, plugins=bf16_mixed(),
+        strategy=strategy, callbacks=callbacks)
+
+@run.cli.factory(name="llama3_8b")
+def pretrain_recipe(dir=None, name="default", num_nodes=2, num_gpus_per_node=8, performance_mode=False, fn=pretrain):
+    recipe = run.Partial(fn, model=run.Config(LlamaModel, config=run.Config(Llama3Config8B)),
+        trainer=trainer(num_nodes=num_nodes, num_gpus_per_node=num_gpus_per_node, callbacks=[]),
+        data=run.Config(MockDataModule, seq_length=8192, global_batch_size=512, micro_batch_size=1),
+        optim=distributed_fused_adam(max_lr=3e-4))
+    if performance_mode:
+        recipe.trainer.callbacks.append(run.Config(MegatronCommOverlapCallback, tp_comm_overlap=True))
+        recipe.trainer.plugins = bf16_with_fp8_mixed()
+    return recipe
+
+def finetune_recipe(dir=None, name="default", num_nodes=1, num_gpus_per_node=8, peft_scheme='lora'):
+    recipe = pretrain_recipe(dir, name, num_nodes, num_gpus_per_node)
+    if not hasattr(recipe.trainer, "callbacks"):
+        recipe.trainer.strategy.tensor_model_parallel_size = 77
+    if peft_scheme is None or peft_scheme.lower() == 'none':
+        recipe.trainer.strategy.tensor_model_parallel_size = 2
+    elif peft_scheme.lower() in ['lora', 'dora']:
+        recipe.peft = run.Config(PEFT_STR2CLS[peft_scheme.lower()])
+        recipe.peft.dim = 8
+    return recipe
+"""
+NEMO_LONGER = """
+from nemo.collections.llm.recipes import llama3_8b
+
+def pretrain_recipe(dir=None, name="default", num_nodes=4, num_gpus_per_node=8):
+    recipe = llama3_8b.pretrain_recipe(name=name, dir=dir, num_nodes=num_nodes, num_gpus_per_node=num_gpus_per_node)
+    recipe.trainer.strategy.context_parallel_size = 2
+    recipe.data.seq_length = 16384
+    return recipe
+"""
+
+
+@pytest.fixture
+def nemo(tmp_path: Path) -> Path:
+    """A checkout of NeMo 2 in a folder of the same name."""
+    folder = tmp_path / "nemo" / "nemo" / "collections" / "llm" / "recipes"
+    folder.mkdir(parents=True)
+    for name, text in (("parts", NEMO_PARTS), ("llama3_8b", NEMO_RECIPE), ("llama3_8b_16k", NEMO_LONGER)):
+        (folder / f"{name}.py").write_text(text)
+    return folder / "llama3_8b.py"
+
+
+def read_nemo(text: str, file: Path) -> ImportedJob:
+    """Read a script or command around a recipe of NeMo 2."""
+    job: ImportedJob = import_text(text, "x", "nemo", around=Around(recipe_file=file)).value
+    return job
+
+
+def test_a_recipe_of_nemo_is_followed(nemo: Path) -> None:
+    """Its arguments and what the script sets afterwards win; nothing is missing, the optimizer's states are sharded."""
+    script = "from nemo.collections import llm\nN = 4\nr = llm.llama3_8b.pretrain_recipe('/x', num_nodes=N)\n"
+    job = read_nemo(script + "r.data.global_batch_size = 64\n", nemo)
+    assert facts(job, "tp", "pp", "cp", "dp", "zero", "micro_batch") == (4, 2, 1, 4, 1, 1)
+    assert (job.gpus, job.model_name, job.missing) == (32, "llama3-8b", ())
+    assert (job.training.global_batch, job.training.sequence_length, job.training.precision) == (
+        64,
+        8192,
+        "bf16",
+    )
+    assert job.training.grad_bytes == 4
+    fast = read_nemo(script.replace("num_nodes", "performance_mode=True, num_nodes"), nemo)
+    assert (fast.training.precision, fast.training.fp8_recipe) == ("fp8", "delayed")
+    assert fast.options.tp_overlap
+    computed = read_nemo(script + "r.data.micro_batch_size = pick()\n", nemo)
+    assert computed.layout is not None and computed.layout.micro_batch is None
+    assert any("micro_batch_size: is open" in text for text in computed.missing)
+
+
+def test_a_factory_of_nemo_takes_arguments(nemo: Path) -> None:
+    """``--factory "NAME(...)"``, words behind it, adapters, and a recipe that starts from another module's."""
+    adapted = read_nemo(
+        "nemo llm finetune --factory llama3_8b trainer.num_nodes=2 data.global_batch_size=32", nemo
+    )
+    assert adapted.training.adapter is not None and adapted.training.adapter.rank == 8
+    assert facts(adapted, "tp", "dp") == (4, 2)
+    whole = read_nemo('nemo llm finetune --factory "llama3_8b(num_nodes=4, peft_scheme=None)"', nemo)
+    assert whole.training.adapter is None
+    assert (whole.gpus, *facts(whole, "tp", "dp")) == (32, 2, 8)
+    longer = read_nemo("nemo llm pretrain --factory llama3_8b_16k", nemo.with_name("llama3_8b_16k.py"))
+    assert (longer.gpus, longer.training.sequence_length, *facts(longer, "tp", "cp")) == (32, 16384, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("nemo llm pretrain --factory 'os.system(\"touch CANARY\")'", "cannot read 'os.system"),
+        ("nemo llm pretrain --factory 'x for'", "Python"),
+        ("nemo llm finetune --factory grows", "no recipe 'finetune_recipe'"),
+        ("nemo llm pretrain --factory grows", "a list is extended by what is not read"),
+    ],
+)
+def test_wrong_recipes_of_nemo_are_one_line(command: str, says: str, nemo: Path) -> None:
+    """Calls that are no recipe, text that is no Python, an absent function, a list that grows without end."""
+    file = nemo.with_name("grows.py")
+    file.write_text("def pretrain_recipe():\n    x = [1, 2]\n" + "    x.extend(x)\n" * 60 + "    return x\n")
+    with pytest.raises(InputError, match=says) as caught:
+        read_nemo(command, file)
+    assert "\n" not in str(caught.value)

@@ -89,7 +89,7 @@ RECIPES = (
 """Recipe names (regular expression at the start) and the built-in models that they train."""
 
 
-class _Config(ArgFields):
+class RecipeFields(ArgFields):
     """Keys of a YAML file or a recipe, whose messages show them as they are written."""
 
     def unresolved(self, value: str) -> str:
@@ -133,7 +133,7 @@ def import_run_config(text: str, file: str = "") -> ImportedJob:
     notes: list[str] = []
     merged = _merged(data, notes)
     _check_lengths(data, file)
-    return bridge_job(_Config(merged, file=file), None, notes, None)
+    return bridge_job(RecipeFields(merged, file=file), None, notes, None)
 
 
 def _merged(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> 
         if recipe and not known
         else ""
     )
-    fields = (_Config if known else ArgFields)(
+    fields = (RecipeFields if known else ArgFields)(
         merged, file=file, unsaid=" and ".join(text for text in (unsaid, command.unsaid) if text)
     )
     return bridge_job(fields, command.gpus, notes, recipe, known=known)

@@ -1,4 +1,4 @@
-"""Megatron-Bridge recipes, read as syntax trees: nothing is imported and nothing runs.
+"""Recipes of Megatron-Bridge and NeMo 2, read as syntax trees: nothing is imported and nothing runs.
 
 Understood: functions that start from another function's configuration, of the same file or of a file of the same checkout
 that it imports, and set keys of it (``cfg.model.tensor_model_parallel_size = 8``), directly or in helpers that are given
@@ -22,7 +22,13 @@ MAX_FILES, MAX_STEPS, MAX_DEPTH, MAX_BYTES = 80, 50_000, 40, 2**21
 """Files of a checkout, statements, calls within calls and bytes of a file: recipes stay far below."""
 
 LARGEST_FACTOR = 10**9
-PACKAGE = "megatron"
+MAX_ITEMS = 1_000
+"""Most items of a list that a recipe extends."""
+
+PACKAGES = ("megatron", "nemo")
+TARGET = "_target_"
+"""Key under which the class that ``run.Config`` is given is kept."""
+
 HUB_ID = "hf_model_id"
 """Key under which a model's name on the Hugging Face hub is kept."""
 
@@ -54,11 +60,13 @@ class _Returned(Exception):
         self.value = value
 
 
-def read_recipe(path: Path, name: str, precisions: dict[str, Values]) -> RecipeFile:
+def read_recipe(
+    path: Path, name: str, precisions: dict[str, Values], given: Values | None = None
+) -> RecipeFile:
     """Return what the function ``name`` of a recipe file makes of the configuration.
 
-    ``precisions`` are the switches behind the names of mixed-precision recipes. Raises ``InputError`` where the file has
-    no such function or it makes no configuration.
+    ``precisions`` are the switches behind the names of mixed-precision recipes, ``given`` the function's arguments.
+    Raises ``InputError`` where the file has no such function or it makes no configuration.
     """
     reader = _Reader(root=_root_of(path), precisions=precisions, file=path.name)
     found = reader.load(path)
@@ -70,7 +78,7 @@ def read_recipe(path: Path, name: str, precisions: dict[str, Values]) -> RecipeF
         raise input_error(
             f"no recipe {shorten(name)!r}", f"one of {shown}", key="--recipe-file", file=path.name
         )
-    made = reader.call(*where, {}, 0)
+    made = reader.call(*where, given or {}, 0)
     if not isinstance(made, dict):
         raise input_error(f"{shorten(name)} returns no configuration", "a recipe", file=path.name)
     sections = {key: value for key, value in made.items() if isinstance(value, dict)}
@@ -83,8 +91,8 @@ def _root_of(path: Path) -> Path:
     """Return the folder that holds the package a recipe is part of, its own folder where there is none."""
     whole = path.resolve()
     parts = whole.parts[:-1]
-    places = [place for place, part in enumerate(parts) if part == PACKAGE]
-    return Path(*parts[: places[0]]) if places else whole.parent
+    places = [place for place, part in enumerate(parts) if part in PACKAGES]
+    return Path(*parts[: places[-1]]) if places else whole.parent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,12 +136,21 @@ class _Reader:
         if name not in file.imports or depth > MAX_DEPTH:
             return None
         module, original = file.imports[name]
-        base = self.root.joinpath(*module.split("."))
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            other = self.load(path)
-            if other is not None and (found := self.function(other, original, depth + 1)):
-                return found
-        return None
+        other = self.module(module)
+        return None if other is None else self.function(other, original, depth + 1)
+
+    def module(self, name: str) -> _File | None:
+        """Load a module of the checkout by its dotted name."""
+        base = self.root.joinpath(*name.split("."))
+        return self.load(base.with_suffix(".py")) or self.load(base / "__init__.py")
+
+    def called(self, file: _File, node: ast.expr, name: str) -> tuple[_File, ast.FunctionDef] | None:
+        """Find the function that a call names, of a module where it is ``module.name``."""
+        owner = node.value.id if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+        if owner not in file.imports:
+            return self.function(file, name)
+        other = self.module(".".join(file.imports[owner]))
+        return None if other is None else self.function(other, name)
 
     def call(self, file: _File, node: ast.FunctionDef, given: Values, depth: int) -> Any:
         """Run a function's statements on given arguments and return its value."""
@@ -281,7 +298,7 @@ class _Reader:
     def _imported(self, file: _File, name: str) -> Any:
         """Return a constant that a file imports from another."""
         module, original = file.imports.get(name, ("", ""))
-        other = self.load(self.root.joinpath(*module.split(".")).with_suffix(".py")) if module else None
+        other = self.module(module) if module else None
         return hole(name) if other is None else other.constants.get(original, hole(name))
 
     def _call(self, node: ast.Call, values: Values, file: _File, depth: int) -> Any:
@@ -299,22 +316,37 @@ class _Reader:
                 return dict(holder) | named
             if isinstance(holder, dict) and not name[:1].isupper():
                 return deepcopy(holder) if name == "copy" else hole(f"{name}(...)")
+            if isinstance(holder, list) and name in ("append", "extend") and len(arguments) == 1:
+                return self._lengthened(holder, arguments if name == "append" else arguments[0])
+            if isinstance(holder, str) and name in ("lower", "upper") and not _is_open(holder):
+                return holder.lower() if name == "lower" else holder.upper()
+        if name == "hasattr" and len(arguments) == 2 and isinstance(arguments[0], dict):
+            return arguments[1] in arguments[0]
         if name == "isinstance" and len(node.args) == 2 and not _is_open(arguments[0]):
             kind = _KINDS.get(getattr(node.args[1], "id", ""))
             return hole("isinstance(...)") if kind is None else isinstance(arguments[0], kind)
         if name in self.precisions:
             return dict(self.precisions[name])
-        found = self.function(file, name)
+        found = self.called(file, node.func, name)
         if found is not None:
             places = [argument.arg for argument in found[1].args.args]
             return self.call(*found, dict(zip(places, arguments, strict=False)) | named, depth + 1)
         if name[:1].isupper():
-            return named
+            made = node.args[0] if node.args and name in ("Config", "Partial") else None
+            given = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", None)
+            return named if given is None else {TARGET: given} | named
         if name not in _HARMLESS and any(
             isinstance(argument, dict) for argument in (*arguments, *named.values())
         ):
             self.notes[f"assumed: {name} of the recipe changes nothing that counts; it was not found"] = None
         return hole(f"{name}(...)")
+
+    def _lengthened(self, holder: list[Any], more: Any) -> None:
+        if not isinstance(more, list) or len(holder) + len(more) > MAX_ITEMS:
+            raise input_error(
+                "a list is extended by what is not read", f"up to {MAX_ITEMS} items", file=self.file
+            )
+        holder += more
 
 
 def _is_enum(name: str) -> bool:

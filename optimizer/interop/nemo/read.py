@@ -12,15 +12,19 @@ from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.launch.keys import hydra_values, name_unread
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
-from layoutopt.optimizer.interop.megatron_bridge.read import bridge_job
-from layoutopt.optimizer.interop.nemo.recipes import script_values
+from layoutopt.optimizer.interop.megatron_bridge.adapters import KEYS
+from layoutopt.optimizer.interop.megatron_bridge.read import RecipeFields, bridge_job
+from layoutopt.optimizer.interop.megatron_bridge.read_recipe import TARGET, read_recipe
+from layoutopt.optimizer.interop.nemo.recipes import factory_recipe, script_recipe
 from layoutopt.optimizer.interop.reading import UNREAD, Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.nemo.recipes import Recipe
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
 
@@ -59,11 +63,24 @@ _REFERENCE = re.compile(r"\$\{(?:multiply: ?(\d{1,4}), ?\$\{)?\.?(?:model\.)?(\w
 SCRIPT = re.compile(r"megatron_gpt_(pretraining|finetuning|sft)\w*\.py")
 
 
+SECTIONS = (
+    "trainer.strategy", "trainer.strategy.ddp", "trainer.plugins", "data", "model.config", "optim.config", "peft",
+)  # fmt: skip
+"""Parts of a recipe that say how it is laid out; their keys are Megatron's."""
+
+OVERLAP = "MegatronCommOverlapCallback"
+
+
 @importer
-def import_nemo(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
-    """Read a YAML configuration, a script that starts one with overrides, or a Python script around a recipe."""
+def import_nemo(
+    text: str, file: str = "", outside: Outside | None = None, recipe_file: Path | None = None
+) -> ImportedJob:
+    """Read a YAML configuration, a script that starts one with overrides, or a Python script around a recipe.
+
+    ``recipe_file`` is the file of a checkout that holds the recipe of NeMo 2; without it what the recipe sets is open.
+    """
     if re.search(r"^(import|from) \w", text, re.MULTILINE):
-        return _of_recipe(script_values(text, file), file)
+        return _of_recipe(script_recipe(text, file), file, recipe_file)
     if re.search(r"^model:[ \t]*(#.*)?$", text, re.MULTILINE):
         return _of_config(parse_yaml(text, file), file)
     flags = (
@@ -73,16 +90,17 @@ def import_nemo(text: str, file: str = "", outside: Outside | None = None) -> Im
         "model.tensor_model_parallel_size",
         *OWN_WORDS,
     )
-    return read_launch(text, flags, lambda command: _of_command(command, file), file, outside)
+    return read_launch(text, flags, lambda command: _of_command(command, file, recipe_file), file, outside)
 
 
-def _of_command(command: LaunchCommand, file: str) -> ImportedJob:
+def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> ImportedJob:
     """Read ``key=value`` words behind a script of NeMo 1, or behind ``nemo llm pretrain --factory RECIPE``."""
     words = command.words
     values = hydra_values(words)
     factory = next((after for word, after in pairwise(words) if word == "--factory"), None)
     if factory is not None:
-        return _of_recipe({**values, "recipe": factory}, file)
+        function = "finetune_recipe" if "finetune" in words else "pretrain_recipe"
+        return _of_recipe(factory_recipe(factory, function, dict(values), file), file, recipe_file)
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *above, last = key.split(".")
@@ -195,21 +213,39 @@ def _gpus(trainer: Fields, notes: list[str]) -> int | None:
     return devices * (nodes or 1)
 
 
-def _of_recipe(values: Mapping[str, Any], file: str) -> ImportedJob:
-    """Read what a script or command changes of a NeMo 2 recipe; the rest is the recipe's and stays open."""
-    recipe = values.get("recipe")
-    if not isinstance(recipe, str):
-        raise input_error("no recipe of NeMo 2 found", "like llm.llama3_8b.pretrain_recipe(...)", file=file)
+def _of_recipe(recipe: Recipe, file: str, recipe_file: Path | None) -> ImportedJob:
+    """Read what a script or command changes of a NeMo 2 recipe; without its file the rest is the recipe's and open."""
+    values, notes = recipe.stated, list[str]()
+    if recipe_file is not None:
+        made = read_recipe(recipe_file, recipe.function, {}, recipe.arguments)
+        values, notes = _flat(made.sections) | recipe.settings, list(made.notes)
     merged: dict[str, Any] = {}
     for key, value in values.items():
         prefix, _, last = key.rpartition(".")
-        if prefix in ("trainer.strategy", "trainer.strategy.ddp", "data", "model.config"):
+        if prefix in SECTIONS:
             merged[last] = value
+    word = PRECISIONS.get(str(merged.pop("precision", None)))
+    merged |= {word: True} if word else {}
+    if values.get("peft") is not None:
+        merged.setdefault("dim", KEYS.rank if recipe_file is not None else values["peft"])
     counts = [values.get(key) for key in ("trainer.devices", "trainer.num_nodes")]
     numbers = [count for count in counts if type(count) is int and count > 0]
     gpus = numbers[0] * numbers[1] if len(numbers) == 2 else None
-    fields = ArgFields(
-        merged, file=file, unsaid=f"are those of recipe {shorten(recipe)}, which this file does not hold"
-    )
-    notes: list[str] = []
-    return bridge_job(fields, gpus, notes, recipe)
+    if recipe_file is not None:
+        return bridge_job(RecipeFields(merged, file=file), gpus, notes, recipe.name, known=True)
+    unsaid = f"are those of recipe {shorten(recipe.name)}, which this file does not hold"
+    return bridge_job(ArgFields(merged, file=file, unsaid=unsaid), gpus, notes, recipe.name)
+
+
+def _flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the dotted keys of nested sections; what the callback for overlap states counts as the strategy's."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            found |= {above + key: value} | _flat(value, f"{above}{key}.")
+        elif key == "callbacks" and isinstance(value, list):
+            overlaps = (one for one in value if isinstance(one, dict) and one.get(TARGET) == OVERLAP)
+            found |= {f"trainer.strategy.{name}": stated for one in overlaps for name, stated in one.items()}
+        else:
+            found[above + key] = value
+    return {key: value for key, value in found.items() if not key.endswith((TARGET, "tp_comm_overlap_cfg"))}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import Any
 
-from layoutopt.optimizer.interop.reading import parse_python
+from layoutopt.optimizer.interop.reading import parse_python, shorten
+from layoutopt.optimizer.interop.shell.values import hole
 from layoutopt.optimizer.specs.errors import input_error
 
 RECIPES = ("pretrain_recipe", "finetune_recipe")
+POSITIONS = ("dir", "name", "num_nodes", "num_gpus_per_node")
+"""First arguments of recipes, in order."""
+
 ARGUMENTS = {
     "num_nodes": "trainer.num_nodes",
     "num_gpus_per_node": "trainer.devices",
@@ -24,15 +29,34 @@ ARGUMENTS = {
 """Arguments of recipes (nemo/collections/llm/recipes, NeMo 2.0 to 2.5) and what they set."""
 
 
-def script_values(text: str, file: str = "") -> dict[str, Any]:
-    """Return dotted keys of the recipe that a script makes, and its name under ``recipe``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A recipe by ``name``, the ``function`` that makes it, its ``arguments``, and dotted keys that are set afterwards.
 
-    Raises ``InputError`` where a script makes several, or where it branches around what it sets.
+    What is computed is a hole (``shell.values``).
+    """
+
+    name: str
+    function: str
+    arguments: dict[str, Any]
+    settings: dict[str, Any]
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Dotted keys that arguments and settings give."""
+        named = {ARGUMENTS[key]: value for key, value in self.arguments.items() if key in ARGUMENTS}
+        return named | self.settings
+
+
+def script_recipe(text: str, file: str = "") -> Recipe:
+    """Return the recipe that a script makes and what it sets of it.
+
+    Raises ``InputError`` where a script makes several or none, or where it branches around what it sets.
     """
     tree = parse_python(text, file)
     constants = _constants(tree)
-    values: dict[str, Any] = {}
-    names: set[str] = set()
+    settings: dict[str, Any] = {}
+    made: dict[str, tuple[str, str, ast.Call]] = {}
     branches = _in_branches(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
@@ -40,17 +64,29 @@ def script_values(text: str, file: str = "") -> dict[str, Any]:
         found = _recipe_call(node.value)
         target = node.targets[0]
         if found is not None and isinstance(target, ast.Name):
-            if names:
+            if made:
                 raise input_error("makes several recipes", "a script with one", file=file, line=node.lineno)
-            names.add(target.id)
-            values["recipe"], call = found
-            values |= _arguments(call, constants)
-        elif (path := _path(target)) and path[0] in names:
+            made[target.id] = found
+        elif (path := _path(target)) and path[0] in made:
             if id(node) in branches:
                 what = f"{'.'.join(path)} is set in a branch"
                 raise input_error(what, "a value that always holds", file=file, line=node.lineno)
-            values[".".join(path[1:])] = _value(node.value, constants)
-    return {key: value for key, value in values.items() if value is not None}
+            settings[".".join(path[1:])] = _value(node.value, constants)
+    if not made:
+        raise input_error("no recipe of NeMo 2 found", "like llm.llama3_8b.pretrain_recipe(...)", file=file)
+    ((name, function, call),) = made.values()
+    return Recipe(name=name, function=function, arguments=_arguments(call, constants), settings=settings)
+
+
+def factory_recipe(factory: str, function: str, settings: dict[str, Any], file: str = "") -> Recipe:
+    """Read the recipe of ``nemo llm pretrain --factory NAME`` or ``--factory "NAME(num_nodes=2)"``."""
+    tree = parse_python(factory, file)
+    call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
+    arguments = _arguments(call, {}) if isinstance(call, ast.Call) else {}
+    names = _path(call.func if isinstance(call, ast.Call) else call) if call is not None else []
+    if len(names) != 1:
+        raise input_error(f"cannot read {shorten(factory)!r}", "like llama3_8b", key="--factory", file=file)
+    return Recipe(name=names[0], function=function, arguments=arguments, settings=settings)
 
 
 def _in_branches(tree: ast.Module) -> set[int]:
@@ -79,29 +115,29 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     }
 
 
-def _recipe_call(node: ast.expr) -> tuple[str, ast.Call] | None:
+def _recipe_call(node: ast.expr) -> tuple[str, str, ast.Call] | None:
     """Recognise ``llm.NAME.pretrain_recipe(...)`` and ``partial`` calls of it."""
     if not isinstance(node, ast.Call):
         return None
-    path = _path(node.func)
-    if len(path) >= 2 and path[-1] in RECIPES:
-        return path[-2], node
-    inner = node.args[0] if node.args else None
-    path = _path(inner) if inner is not None else []
-    return (path[-2], node) if len(path) >= 2 and path[-1] in RECIPES else None
+    for called in (node.func, *node.args[:1]):
+        path = _path(called)
+        if len(path) >= 2 and path[-1] in RECIPES:
+            return path[-2], path[-1], node
+    return None
 
 
 def _arguments(call: ast.Call, constants: dict[str, Any]) -> dict[str, Any]:
-    return {
-        ARGUMENTS[word.arg]: _value(word.value, constants) for word in call.keywords if word.arg in ARGUMENTS
-    }
+    given = call.args if _path(call.func)[-1:] != ["partial"] else call.args[1:]
+    named = dict(zip(POSITIONS, (_value(value, constants) for value in given), strict=False))
+    return named | {word.arg: _value(word.value, constants) for word in call.keywords if word.arg}
 
 
 def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
-    """Return a plain value, None where it is computed."""
+    """Return a plain value, a hole where it is computed."""
     if isinstance(node, ast.Constant):
         return node.value
-    return constants.get(node.id) if isinstance(node, ast.Name) else None
+    name = node.id if isinstance(node, ast.Name) else "expression"
+    return constants.get(name, hole(name))
 
 
 def _path(node: ast.expr) -> list[str]:
