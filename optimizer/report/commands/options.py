@@ -157,7 +157,7 @@ _READING = (
     ),
     click.option("--function", metavar="NAME", help="The function of a Python configuration."),
     click.option(
-        "--recipe-file", metavar="FILE", help="The file of a Megatron-Bridge or NeMo 2 checkout that holds the launched recipe."
+        "--recipe-file", metavar="FILE", help="The file of a Megatron-Bridge or NeMo 2 checkout that holds the recipe."
     ),
     click.option("--strict", is_flag=True, help="Refuse a foreign file where something has to be assumed."),
 )  # fmt: skip
