@@ -176,6 +176,8 @@ def _json_kind(text: str, file: str) -> str:
     keys = set(data) if isinstance(data, dict) else set()
     if {"nodes"} <= keys and keys & {"links", "edges"}:
         return FileKind.NODE_LINK
+    if "traceEvents" in keys:
+        raise _profile_error("FILE", file)
     if "results" in keys:
         return FileKind.NCCL_TESTS
     if keys & {"model_type", "architectures", "text_config", "hidden_size", "n_embd"}:
@@ -255,6 +257,20 @@ def import_text(
         ) from None
 
 
+def _refuse_profile(place: Path) -> None:
+    """Say what profiles are for: they tell of a run's time, not of a model, a launch or a machine."""
+    from layoutopt.optimizer.interop.profiles.trace_file import beginning, is_profile
+
+    if is_profile(beginning(place)):
+        raise _profile_error(shorten(place.name), str(place))
+
+
+def _profile_error(name: str, file: str) -> InputError:
+    return input_error(
+        "is a profile of a run", f"layoutopt diagnose PLAN {name} holds it against its plan", file=file
+    )
+
+
 def _named(kind: str) -> str:
     if kind in KINDS:
         return kind
@@ -280,4 +296,6 @@ def import_path(
         options.setdefault("name", place.resolve().name)
         kind = kind or FileKind.HF_CONFIG
     near = replace(around or Around(), folder=place.parent)
+    if kind is None and place.is_file():
+        _refuse_profile(place)
     return import_text(read_text(path), place.name, kind, around=near, **options)

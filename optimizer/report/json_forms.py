@@ -367,7 +367,13 @@ def diagnosis_to_plain(found: Diagnosis) -> Plain:
 def term_calibration_to_plain(found: TermCalibration, ahead: Outlook) -> Plain:
     """Write constants that a profile told, and the optimum that follows."""
     outlook = to_plain(ahead) | {"saving": ahead.saving, "worth_it": ahead.worth_it}
-    return {"calibration": to_plain(found) | {"values": to_plain(found.values)}, "outlook": outlook}
+    return {"calibration": told_to_plain(found), "outlook": outlook}
+
+
+def told_to_plain(found: TermCalibration) -> Plain:
+    """Write the constants that a profile told."""
+    plain: Plain = to_plain(found) | {"values": to_plain(found.values)}
+    return plain
 
 
 def _rank_terms(terms: RankTerms) -> Plain:

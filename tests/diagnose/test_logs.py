@@ -18,6 +18,7 @@ from layoutopt.optimizer.ask.planned import load_planned
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import Span
 from layoutopt.optimizer.interop.profiles.log import read_log
+from layoutopt.optimizer.specs.loading import load_cluster
 
 if TYPE_CHECKING:
     from checks.logged_runs import LoggedJob
@@ -159,6 +160,26 @@ def test_calibration_reads_what_the_log_tells(job: LoggedJob, plan: Path, tmp_pa
     assert found["calibration"]["after_s"] == pytest.approx(passes.step_s, rel=0.01)
     assert found["outlook"]["best_s"] > 0 and "time_scale" in out.read_text()
     assert run("solve", "llama3-8b", str(out), "--batch", "8", "-q").exit_code == 0
+
+
+def test_calibrate_takes_the_same_door(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """``calibrate --profile`` reads the constants that ``diagnose --calibrate`` does, and needs the plan."""
+    log, one, other = tmp_path / "train.log", tmp_path / "one.yaml", tmp_path / "other.yaml"
+    log.write_text(megatron_log(job.scaled(forward=1.1, backward=1.1)))
+    assert run("diagnose", str(plan), str(log), "--calibrate", str(one)).exit_code == 0
+    words = ("calibrate", "--cluster", "h100x8", "--profile", str(log), "-o", str(other))
+    result = run(*words, "--plan", str(plan))
+    assert result.exit_code == 0 and "time_scale" in result.stdout, result.stderr
+    assert load_cluster(other).calibration == load_cluster(one).calibration != {}
+    refused = run(*words)
+    assert refused.exit_code == 2 and "--plan: missing" in refused.stderr
+    nothing = run("calibrate", "--cluster", "h100x8", "-o", str(other))
+    assert nothing.exit_code == 2 and "nothing to calibrate with" in nothing.stderr
+    wrong = run(
+        "calibrate", "--cluster", "b200x8", "--profile", str(log), "-o", str(other), "--plan", str(plan)
+    )
+    assert wrong.exit_code == 2 and "ran on h100, the cluster has b200" in wrong.stderr
+    assert len(wrong.stderr.splitlines()) == 1
 
 
 def test_command_page_and_python(job: LoggedJob, plan: Path, tmp_path: Path) -> None:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from checks.traced_job import Job, Kernel, Stage, Traffic
 from checks.traced_report import write_report
 from checks.traced_run import Run
+from click.testing import CliRunner
 
 from layoutopt import InputError
+from layoutopt.cli import main
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.diagnose.diagnosis import diagnose
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.interop.profiles.read import read_profiles
+from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.vocabulary import Axis, Schedule
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from layoutopt.optimizer.diagnose.terms import RankTerms
 
 TP = Traffic("tp", "all_gather", 30, 1 << 22)
@@ -89,3 +92,17 @@ def test_an_unknown_group_is_asked_for(tmp_path: Path) -> None:
     report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
     (profile,) = read_profiles([report])
     assert any("--axis all_gather=" in note for note in profile.notes)
+
+
+def test_import_says_what_profiles_are_for(tmp_path: Path) -> None:
+    """A trace, compressed or not, and a report: one line that names ``diagnose``."""
+    report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
+    packed = Path(__file__).parents[1] / "data" / "profiles" / "cpu_dp2" / "rank0_trace.json.gz"
+    plain = tmp_path / "trace.json"
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    for file in (report, packed, plain):
+        result = CliRunner().invoke(main, ["import", str(file)])
+        assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+        assert f"is a profile of a run (layoutopt diagnose PLAN {file.name} holds it" in result.stderr
+    with pytest.raises(InputError, match="is a profile of a run"):
+        import_text(plain.read_text())

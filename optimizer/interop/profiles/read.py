@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
-from layoutopt.optimizer.interop.profiles.trace_file import GZIP, require_regular, truncated
+from layoutopt.optimizer.interop.profiles.trace_file import SQLITE, beginning
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.diagnose.profile import RankProfile
 
-BEGINNING = 4096
-"""Bytes that tell what a file is."""
-
-SQLITE = b"SQLite format 3\x00"
 NAMED = ("*trace*.json", "*trace*.json.gz", "*.sqlite")
 OTHERS = ("*.json", "*.json.gz")
 """What profiles in a folder are called; other JSON lies beside traces, and only where there are none may be profiles."""
@@ -57,7 +52,7 @@ def read_run(
     files = _files(sources)
     for path in files:
         report = None if on_progress is None else (lambda share, name=path.name: on_progress(name, share))
-        first = _beginning(path)
+        first = beginning(path, NOTHING)
         if first.startswith(SQLITE):
             from layoutopt.optimizer.interop.profiles.nsight import read_nsight
 
@@ -103,18 +98,3 @@ def _files(sources: Sequence[str | Path]) -> list[Path]:
 
 def _inside(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern)})
-
-
-def _beginning(path: Path) -> bytes:
-    """Return the first bytes of a file, decompressed."""
-    try:
-        require_regular(path)
-        with path.open("rb") as file:
-            first = file.read(BEGINNING)
-        if first.startswith(GZIP):
-            return zlib.decompressobj(wbits=31).decompress(first, BEGINNING)
-        return first
-    except zlib.error:
-        raise truncated(path) from None
-    except OSError as error:
-        raise input_error(f"cannot be read: {error.strerror}", NOTHING, file=str(path)) from None

@@ -24,8 +24,15 @@ CHUNK = 2**20
 LARGEST_EVENT = 16 * 2**20
 """Characters that one event, or what stands before or behind the events, may have."""
 
+BEGINNING = 4096
+"""Bytes that tell what a file is."""
+
+SQLITE = b"SQLite format 3\x00"
 GZIP = b"\x1f\x8b"
 WANTED = "a trace of PyTorch's profiler: JSON with traceEvents"
+_TRACE = re.compile(
+    rb'^\s*[{\[].*"(traceEvents|schemaVersion|deviceProperties|distributedInfo)"\s*:', re.DOTALL
+)
 _START = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _NO_VALUE = re.compile(r":\s*(?=[,}])")
@@ -142,6 +149,24 @@ class TraceFile:
 def truncated(path: Path) -> Exception:
     """Return the error of a file that ends too early."""
     return input_error("ends in the middle: the file is truncated", "the whole file", file=str(path))
+
+
+def beginning(path: Path, wanted: str = WANTED) -> bytes:
+    """Return the first bytes of a file, decompressed."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            first = file.read(BEGINNING)
+        return zlib.decompressobj(wbits=31).decompress(first, BEGINNING) if first.startswith(GZIP) else first
+    except zlib.error:
+        raise truncated(path) from None
+    except OSError as error:
+        raise input_error(f"cannot be read: {error.strerror}", wanted, file=str(path)) from None
+
+
+def is_profile(first: bytes) -> bool:
+    """Tell a trace of PyTorch's profiler and a report of Nsight Systems by how they begin."""
+    return first.startswith(SQLITE) or _TRACE.search(first) is not None
 
 
 def require_regular(path: Path) -> None:

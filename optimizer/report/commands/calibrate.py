@@ -14,25 +14,29 @@ from layoutopt.optimizer.report.commands.options import (
     OutputOptions,
     output_options,
 )
+from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
 from layoutopt.optimizer.report.commands.validate import read_tables
-from layoutopt.optimizer.report.terminal import note, print_json, print_tables
+from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.evidence.calibration import Sourced
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.run import MeasuredRun
     from layoutopt.optimizer.interop.machines.nccl_log import NcclTable
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
+PROFILE, PLAN = "--profile", "--plan"
+
 
 @click.command(
     epilog="The table's columns: docs/measured-runs.md. Then: layoutopt solve MODEL C-calibrated.yaml"
 )
-@click.argument("tables", metavar="RUNS.csv...", nargs=-1, required=True)
+@click.argument("tables", metavar="[RUNS.csv...]", nargs=-1)
 @click.option("--cluster", required=True, metavar="CLUSTER", help="The cluster that the runs were made on.")
 @click.option(
     "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.yaml",
@@ -42,23 +46,44 @@ if TYPE_CHECKING:
     "--nccl", multiple=True, metavar="LOG",
     help="Output of nccl-tests on the cluster: bandwidths that are measured need no fit.",
 )  # fmt: skip
+@click.option(
+    PROFILE, "profiles", multiple=True, type=click.Path(path_type=Path), metavar="PATH",
+    help="Traces of a run on the cluster, a folder of them, or its log; the constants that their terms tell need no fit.",
+)  # fmt: skip
+@click.option(PLAN, metavar="FILE", help="With --profile: the plan or launch file that ran.")
+@profile_options
 @output_options
 def command(
-    tables: tuple[str, ...], cluster: str, file: Path, nccl: tuple[str, ...], output: OutputOptions
+    tables: tuple[str, ...],
+    cluster: str,
+    file: Path,
+    nccl: tuple[str, ...],
+    profiles: tuple[Path, ...],
+    plan: str | None,
+    choices: ProfileChoices,
+    output: OutputOptions,
 ) -> ExitCode:
     """Fit the cost model to a cluster with 1 to 20 own runs, and write the cluster with its constants.
 
     One factor on all step times comes first; a further constant is taken only if runs that were left out are
-    predicted clearly better.
+    predicted clearly better. Profiles of one run, with the plan that ran, tell constants term by term, as diagnose
+    --calibrate does; runs then fit what is left.
     """
     from layoutopt.optimizer.evidence.calibrate import calibrate
     from layoutopt.optimizer.evidence.cluster_text import calibrated_cluster_text
 
     require_writable(file, key=OUTPUT)
-    runs, machine = read_tables(tables), load_cluster(cluster)
-    given = _measured(nccl, machine, output)
-    found = calibrate(_cases(runs), machine, given=given)
+    if not tables and not profiles:
+        raise input_error("nothing to calibrate with", "RUNS.csv, or --profile with --plan", key="RUNS.csv")
+    runs, machine = read_tables(tables) if tables else [], load_cluster(cluster)
     name = f"{machine.name}-calibrated"
+    given = _measured(nccl, machine, output)
+    if profiles:
+        told = _profiled(profiles, plan, cluster, choices, output)
+        given = {**told.values, **given}
+        if not tables:
+            return _write_told(told, given, machine, file, output)
+    found = calibrate(_cases(runs), machine, given=given)
     write_file(file, calibrated_cluster_text(machine, found, name=name).encode(), key=OUTPUT)
     if output.json:
         print_json({"cluster": str(file), **found.provenance()})
@@ -66,6 +91,51 @@ def command(
         from layoutopt.optimizer.report.tables.calibration import calibration_tables
 
         print_tables(calibration_tables(found))
+    note(f"wrote {file}", output)
+    return ExitCode.OK
+
+
+def _profiled(
+    profiles: tuple[Path, ...], plan: str | None, cluster: str, choices: ProfileChoices, output: OutputOptions
+) -> TermCalibration:
+    """Read constants from the profiles of a plan's run on this cluster."""
+    from layoutopt.optimizer.ask.planned import load_planned
+    from layoutopt.optimizer.report.commands.inputs import OPTIONS
+    from layoutopt.optimizer.report.commands.profiled import constants_of, diagnosed
+
+    if plan is None:
+        raise input_error("missing", "the plan or launch file whose run was profiled", key=PLAN)
+    planned = load_planned(plan, cluster=cluster, names=OPTIONS)
+    ran, machine = planned.question.cluster.gpu.name, load_cluster(cluster).gpu.name
+    if ran != machine:
+        raise input_error(
+            f"ran on {ran}, the cluster has {machine}", "a run on this cluster", key=PLAN, file=plan
+        )
+    found = diagnosed(profiles, planned, choices, output)
+    notes(found.notes, output)
+    return constants_of(found, planned)
+
+
+def _write_told(
+    told: TermCalibration,
+    values: Mapping[str, Sourced],
+    machine: ClusterSpec,
+    file: Path,
+    output: OutputOptions,
+) -> ExitCode:
+    """Write a cluster whose constants come from profiles and benchmarks alone."""
+    from layoutopt.optimizer.evidence.cluster_text import cluster_text
+
+    text = cluster_text(machine, values, told.lines, name=f"{machine.name}-calibrated")
+    write_file(file, text.encode(), key=OUTPUT)
+    if output.json:
+        from layoutopt.optimizer.report.json_forms import told_to_plain
+
+        print_json({"cluster": str(file), **told_to_plain(told)})
+    else:
+        from layoutopt.optimizer.report.tables.term_calibration import constants_tables
+
+        print_tables(constants_tables(told))
     note(f"wrote {file}", output)
     return ExitCode.OK
 

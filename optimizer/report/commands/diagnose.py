@@ -18,6 +18,7 @@ from layoutopt.optimizer.report.commands.options import (
     workload_options,
 )
 from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
+from layoutopt.optimizer.report.commands.profiled import constants_of, diagnosed
 from layoutopt.optimizer.report.commands.speed_options import SpeedChoices, speed_options
 from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
@@ -96,7 +97,7 @@ def command(
         require_writable(file, key=key)
     planned = _planned(subject, cluster, asked, trainer)
     notes(planned.notes, output)
-    found = _diagnosed(profiles, planned, choices, output)
+    found = diagnosed(profiles, planned, choices, output)
     notes(found.notes, output)
     constants = None if calibrate is None else _calibrated(found, planned, calibrate, output)
     if trace is not None:
@@ -130,34 +131,14 @@ def _planned(subject: str, cluster: str | None, asked: RunChoices, trainer: Fram
     )
 
 
-def _diagnosed(
-    profiles: tuple[Path, ...], planned: Planned, choices: ProfileChoices, output: OutputOptions
-) -> Diagnosis | LogDiagnosis:
-    from layoutopt.optimizer.diagnose.diagnosis import diagnose_run
-    from layoutopt.optimizer.interop.profiles.read import read_run
-    from layoutopt.optimizer.report.progress import reading_progress
-
-    with reading_progress(quiet=output.quiet or output.json) as on_progress:
-        read = read_run(profiles, choices.options(), on_progress)
-    return diagnose_run(read, planned.cost, planned.layout)
-
-
 def _calibrated(
     found: Diagnosis | LogDiagnosis, planned: Planned, file: Path, output: OutputOptions
 ) -> tuple[TermCalibration, Outlook]:
     """Read constants from the terms, write the cluster with them, and search again."""
-    from layoutopt.optimizer.diagnose.constants import calibrate_terms
     from layoutopt.optimizer.diagnose.outlook import outlook
-    from layoutopt.optimizer.diagnose.predicted import expectation
     from layoutopt.optimizer.evidence.cluster_text import cluster_text
 
-    question = planned.question
-    constants = calibrate_terms(
-        found,
-        lambda values: expectation(planned.repriced(values), planned.layout),
-        question.options.framework,
-        question.cluster.calibration,
-    )
+    question, constants = planned.question, constants_of(found, planned)
     name = f"{question.cluster.name}-calibrated"
     text = cluster_text(question.cluster, constants.values, constants.lines, name=name)
     write_file(file, text.encode(), key=CALIBRATE)

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 def term_calibration_tables(found: TermCalibration, ahead: Outlook) -> RenderableType:
     """Show every constant with its term, and the optimum that follows."""
+    return Group(constants_tables(found), section("Then", bullets(_ahead(ahead))))
+
+
+def constants_tables(found: TermCalibration) -> RenderableType:
+    """Show every constant with its term."""
     rows = [
         (
             fit.name, f"{fit.present:.4g}", f"{fit.value:.4g}" if fit.taken else "stays", f"{fit.sigma:.0%}",
@@ -32,7 +37,7 @@ def term_calibration_tables(found: TermCalibration, ahead: Outlook) -> Renderabl
     warned = [*(f"{fit.name}: {fit.reason}" for fit in found.fits if fit.reason), *found.warnings]
     if warned:
         parts.append(section("Warnings", bullets(warned)))
-    return Group(*parts, section("Then", bullets(_ahead(ahead))))
+    return Group(*parts)
 
 
 def _ahead(ahead: Outlook) -> list[str]:
