@@ -16,6 +16,7 @@ from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
 from layoutopt.optimizer.diagnose.terms import is_sharded, rank_terms
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.profile import RankProfile
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.specs.layout import Layout
-    from layoutopt.optimizer.specs.vocabulary import Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,22 @@ def _check(profiles: Sequence[RankProfile], layout: Layout | None) -> None:
                 what, "one profile per rank; --rank tells the rank of a single one", file=profile.source
             )
         seen[profile.rank] = profile.source
-        if layout is not None and profile.rank >= layout.gpus:
-            what = f"is of rank {profile.rank}, the plan has {layout.gpus:,} GPUs"
+        if layout is not None and (what := _of_another_job(profile, layout)):
             raise input_error(what, "profiles of the job that ran this plan", file=profile.source)
+
+
+def _of_another_job(profile: RankProfile, layout: Layout) -> str:
+    """Say what shows that a profile is not of a layout's job; empty where nothing does."""
+    if profile.rank >= layout.gpus:
+        return f"is of rank {profile.rank}, the plan has {layout.gpus:,} GPUs"
+    if profile.world not in (0, layout.gpus):
+        return f"is of a job of {profile.world:,} GPUs, the plan has {layout.gpus:,}"
+    for axis, degree in ((Axis.TP, layout.tp), (Axis.CP, layout.cp), (Axis.PP, layout.pp)):
+        most = max((len(group.ranks) for group in profile.groups if group.axis is axis), default=degree)
+        # over cp and pp trainers have smaller groups too: hierarchical ones, first and last stage
+        if most > degree or (axis is Axis.TP and 1 < most < degree):
+            return f"is of a job of {axis}={most}, the plan has {axis}={degree}"
+    return ""
 
 
 def _operations(ranks: Sequence[RankTerms]) -> tuple[Operation, ...]:

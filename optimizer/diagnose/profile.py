@@ -76,8 +76,9 @@ class RankProfile:
 
     ``steps`` (n, 2) are windows of whole optimizer steps that follow one another on the device, ``begun_ns`` (n,) is when
     the host began each. ``stalls`` are host ranges that may keep the device waiting, by what they are, ``host`` the machine
-    whose clock the times are of. ``launches`` counts kernels launched one by one, ``graphs`` replays of CUDA graphs.
-    ``device`` names the GPU; in a run without one it is ``cpu``, and events are the operators themselves.
+    whose clock the times are of. ``launches`` counts kernels launched one by one, ``graphs`` replays of CUDA graphs,
+    ``world`` the job's ranks, 0 where the file does not say. ``device`` names the GPU; in a run without one it is ``cpu``,
+    and events are the operators themselves.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class RankProfile:
     stalls: dict[str, tuple[HostRange, ...]] = field(default_factory=dict)
     launches: int = 0
     graphs: int = 0
+    world: int = 0
     notes: tuple[str, ...] = ()
 
     @property

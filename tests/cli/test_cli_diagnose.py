@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from checks.traced_files import write_traces
@@ -16,6 +15,9 @@ from click.testing import CliRunner, Result
 from layoutopt import diagnose
 from layoutopt.cli import main
 from layoutopt.optimizer.ask.planned import load_planned
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def run(*words: str) -> Result:
@@ -98,12 +100,12 @@ def test_bad_input(words: tuple[str, ...], message: str, job: tuple[Path, Path],
     assert message in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-def test_a_launch_file_needs_its_cluster(job: tuple[Path, Path]) -> None:
-    """A launch file says what ran in which layout, but not on what."""
-    sample = Path(__file__).parents[1] / "interop" / "samples" / "megatron_train.sh"
-    result = run("diagnose", str(sample), str(job[1] / "rank0_trace.json.gz"))
+def test_a_launch_file_needs_its_cluster(job: tuple[Path, Path], tmp_path: Path) -> None:
+    """A launch file says what ran in which layout, but not on what; exported from the plan it finds what the plan finds."""
+    assert run("export", str(job[0]), "--to", "megatron", "-o", str(tmp_path)).exit_code == 0
+    launch = str(tmp_path / "launch.sh")
+    result = run("diagnose", launch, str(job[1]))
     assert result.exit_code == 2 and "needs the cluster that it ran on" in result.stderr
-    found = run(
-        "diagnose", str(sample), str(job[1] / "rank0_trace.json.gz"), "--cluster", "h100-256", "--json"
-    )
+    found = run("diagnose", launch, str(job[1]), "--cluster", "h100x8", "--json")
     assert found.exit_code == 0, found.stderr
+    assert json.loads(found.stdout)["causes"][0]["about"] == "rank 5"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from click.testing import CliRunner
 
 from layoutopt.cli import main
+from layoutopt.optimizer.specs.loading import load_cluster
 
 if TYPE_CHECKING:
     import pytest
@@ -30,7 +31,14 @@ def test_the_page_runs_from_solve_to_solve(tmp_path: Path, monkeypatch: pytest.M
         for block in BLOCK.findall((ROOT / "docs" / "diagnose.md").read_text("utf-8"))
         for line in block.splitlines()
     ]
-    assert [line.split()[1] for line in lines] == ["solve", "export", "diagnose", "diagnose", "solve"]
+    assert [line.split()[1] for line in lines] == [
+        "solve",
+        "export",
+        "diagnose",
+        "diagnose",
+        "solve",
+        "calibrate",
+    ]
     printed = {}
     for line in lines:
         result = CliRunner().invoke(main, shlex.split(line)[1:])
@@ -38,5 +46,9 @@ def test_the_page_runs_from_solve_to_solve(tmp_path: Path, monkeypatch: pytest.M
         printed[line] = result.stdout
     assert "1. backward computes" in printed[lines[2]] and "of the forward pass again" in printed[lines[2]]
     assert "Calibration" in printed[lines[3]] and "the optimum becomes" in printed[lines[3]]
+    assert (
+        load_cluster(tmp_path / "same.yaml").calibration
+        == load_cluster(tmp_path / "calibrated.yaml").calibration
+    )
     for name in ("plan.json", "page.html", "both.json", "calibrated.yaml", "again.json"):
         assert (tmp_path / name).stat().st_size > 0

@@ -86,7 +86,7 @@ def call_table(
 def _configured(distributed: dict[str, Any], options: ProfileOptions) -> dict[str, ProcessGroup]:
     """Return the groups that the file lists, by name."""
     found = {}
-    for entry in distributed.get("pg_config") or ():
+    for entry in listed_in(distributed, "pg_config"):
         if not isinstance(entry, dict):
             continue
         name, description = str(entry.get("pg_name", "")), str(entry.get("pg_desc", ""))
@@ -97,6 +97,12 @@ def _configured(distributed: dict[str, Any], options: ProfileOptions) -> dict[st
             axis=_axis(name, description, options),
         )
     return found
+
+
+def listed_in(mapping: dict[str, Any], key: str) -> list[Any]:
+    """Return a list of a file's JSON; anything else in its place tells nothing."""
+    found = mapping.get(key)
+    return found if isinstance(found, list) else []
 
 
 def _axis(name: str, description: str, options: ProfileOptions) -> Axis | None:
@@ -140,9 +146,11 @@ def _ranks(text: Any) -> tuple[int, ...]:
     if isinstance(text, str):
         try:
             text = ast.literal_eval(text) if text.startswith("[") and "..." not in text else ()
-        except (SyntaxError, ValueError):
+        except (MemoryError, RecursionError, SyntaxError, ValueError):
             return ()
-    return tuple(int(rank) for rank in text or () if isinstance(rank, int))
+    return (
+        tuple(int(rank) for rank in text if isinstance(rank, int)) if isinstance(text, list | tuple) else ()
+    )
 
 
 def _bytes(text: CallTexts, kind: str) -> int:

@@ -13,8 +13,8 @@ from layoutopt.optimizer.diagnose.kernels import kernel_kind, stall_of
 from layoutopt.optimizer.diagnose.parts import Activity, Phase
 from layoutopt.optimizer.diagnose.profile import Events, HostRange, RankProfile
 from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
-from layoutopt.optimizer.interop.profiles.calls import CallTable, call_table
-from layoutopt.optimizer.interop.profiles.kineto_events import KinetoEvents
+from layoutopt.optimizer.interop.profiles.calls import CallTable, call_table, listed_in
+from layoutopt.optimizer.interop.profiles.kineto_events import KinetoEvents, whole
 from layoutopt.optimizer.interop.profiles.phases import phases_by_name
 from layoutopt.optimizer.interop.profiles.steps import step_windows
 from layoutopt.optimizer.interop.profiles.trace_file import WANTED, TraceFile
@@ -42,7 +42,11 @@ def read_kineto(path: Path, options: ProfileOptions, on_progress: OnProgress | N
     for event in file.events():
         found.add(event)
     if not len(found.device) and not len(found.operators):
-        what = "holds no events of PyTorch's profiler (categories kernel, cpu_op)"
+        odd = f"; {found.odd:,} have no name or an impossible time" if found.odd else ""
+        what = f"holds no events of PyTorch's profiler (categories kernel, cpu_op){odd}"
+        raise input_error(what, WANTED, file=str(path))
+    if len(found.launched) and not len(found.device):
+        what = "holds launches of kernels, but no kernel with a possible time"
         raise input_error(what, WANTED, file=str(path))
     if len(found.processes) > 1:
         what = f"holds the profiles of {len(found.processes)} processes, merged"
@@ -62,7 +66,7 @@ class _Reading:
     @property
     def base_ns(self) -> int:
         """What the file's times count from."""
-        return int(self.header.get("baseTimeNanoseconds") or 0)
+        return whole(self.header.get("baseTimeNanoseconds"), 0)
 
     @property
     def distributed(self) -> dict[str, Any]:
@@ -108,11 +112,20 @@ class _Reading:
             stalls=self._stalls(annotations, names),
             launches=launches,
             graphs=graphs,
-            notes=table.notes,
+            notes=(*table.notes, *self._left_out()),
+            world=whole(self.distributed.get("world_size"), 0),
+        )
+
+    def _left_out(self) -> list[str]:
+        odd = self.found.odd
+        return (
+            [f"{self.path.name}: {odd:,} events without a name or a possible time are left out"]
+            if odd
+            else []
         )
 
     def _device(self) -> str:
-        listed = self.header.get("deviceProperties") or []
+        listed = listed_in(self.header, "deviceProperties")
         number = int(np.bincount(np.maximum(self.found.device.table()["gpu"], 0)).argmax())
         named = [
             str(one.get("name", "")) for one in listed if isinstance(one, dict) and one.get("id") == number

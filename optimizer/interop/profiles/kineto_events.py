@@ -10,6 +10,12 @@ from layoutopt.optimizer.interop.profiles.columns import Columns, Numbered
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.profiles.trace_file import Event
 
+MOST_NS = 2**60
+"""Nanoseconds, some 36 years, that no event of a profile lasts or is away from the file's base."""
+
+MOST_WHOLE = 2**62
+"""What columns of 64 bits hold, added to a time of that size."""
+
 MEMCPY = {"HtoD": 1, "DtoH": 2}
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt", "hipModuleLaunch")
 _ENGINE = "autograd::engine::evaluate_function"
@@ -64,12 +70,20 @@ class KinetoEvents:
     outer: dict[int, int] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], int] = field(default_factory=dict)
     processes: set[int] = field(default_factory=set)
+    odd: int = 0
 
     def add(self, event: Event) -> None:
-        """Sort an event in; what does not matter here is left out."""
+        """Sort an event in; what does not matter here is left out, what has no name or an impossible time is counted."""
         if event.get("ph") != "X":
             return
-        category = event.get("cat")
+        try:
+            self._sort_in(event, event.get("cat"))
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            self.odd += 1
+
+    def _sort_in(self, event: Event, category: Any) -> None:
+        if not isinstance(event["name"], str):
+            raise TypeError
         if category in ("kernel", "gpu_memcpy", "gpu_memset"):
             self._on_device(event)
         elif category == "cpu_op":
@@ -88,23 +102,23 @@ class KinetoEvents:
             else 0
         )
         self.device.add(
-            start, end, _whole(args.get("stream", event.get("tid"))), self.names.number(name), copy,
-            _whole(args.get("correlation")), _whole(args.get("External id")), self._call(args),
-            _whole(args.get("device", event.get("pid"))),
+            start, end, whole(args.get("stream", event.get("tid"))), self.names.number(name), copy,
+            whole(args.get("correlation")), whole(args.get("External id")), self._call(args),
+            whole(args.get("device", event.get("pid"))),
         )  # fmt: skip
 
     def _operator(self, event: Event) -> None:
         name, args = event["name"], event.get("args") or {}
-        self.processes.add(_whole(event.get("pid")))
+        self.processes.add(whole(event.get("pid")))
         start, end = _times(event)
-        thread = _whole(event.get("tid"))
+        thread = whole(event.get("tid"))
         if name.startswith(_ENGINE):
             self.engine.add(start, end, thread)
             return
         if name == "record_param_comms":
             call = self._call(args)
             if call >= 0:
-                self.outer[_whole(args.get("External id"))] = call
+                self.outer[whole(args.get("External id"))] = call
             return
         if args.get("Sequence number") is not None and args.get("Fwd thread id") == 0:
             self.forward.add(start, end, thread)
@@ -118,15 +132,15 @@ class KinetoEvents:
         graph = "GraphLaunch" in name
         if graph or name.startswith(_LAUNCHES) or "Memcpy" in name or "Memset" in name:
             start, end = _times(event)
-            link = _whole((event.get("args") or {}).get("correlation"))
+            link = whole((event.get("args") or {}).get("correlation"))
             counted = 2 if graph else int(name.startswith(_LAUNCHES))
-            self.launched.add(link, start, end, _whole(event.get("tid")), counted)
+            self.launched.add(link, start, end, whole(event.get("tid")), counted)
 
     def _annotation(self, event: Event) -> None:
         name, args = event["name"], event.get("args") or {}
         start, end = _times(event)
-        thread = _whole(event.get("tid"))
-        self.processes.add(_whole(event.get("pid")))
+        thread = whole(event.get("tid"))
+        self.processes.add(whole(event.get("pid")))
         if name.startswith("gloo:"):
             call = self._gloo_call(name, args)
             self.called.add(start, end, thread, self.names.number(name), call)
@@ -140,8 +154,8 @@ class KinetoEvents:
         key = (
             str(args["Collective name"]), str(args.get("Process Group Name", "")),
             str(args.get("Process Group Description", "")), str(args.get("Process Group Ranks", "")),
-            _whole(args.get("Group size"), 0), _whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems")),
-            str(args.get("dtype", "")), _whole(args.get("Src Rank")), _whole(args.get("Dst Rank")),
+            whole(args.get("Group size"), 0), whole(args.get("In msg nelems")), whole(args.get("Out msg nelems")),
+            str(args.get("dtype", "")), whole(args.get("Src Rank")), whole(args.get("Dst Rank")),
         )  # fmt: skip
         return self.calls.setdefault(key, len(self.calls))
 
@@ -165,19 +179,22 @@ def _elements(shape: Any) -> int:
         return sum(_elements(one) for one in shape)
     total = 1
     for size in shape:
-        total *= _whole(size, 0)
+        total *= whole(size, 0)
     return total
 
 
 def _times(event: Event) -> tuple[int, int]:
     """Return start and end in nanoseconds; the file has microseconds."""
-    start = round(event["ts"] * 1000)
-    return start, start + max(round(event.get("dur", 0) * 1000), 0)
+    start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
+    if not -MOST_NS < start < MOST_NS or not 0 <= duration < MOST_NS:
+        raise ValueError
+    return start, start + duration
 
 
-def _whole(value: Any, other: int = -1) -> int:
+def whole(value: Any, other: int = -1) -> int:
     """Return a whole number that may be written as text."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        found = int(value)
+    except (OverflowError, TypeError, ValueError):
         return other
+    return found if -MOST_WHOLE < found < MOST_WHOLE else hash(found)  # told apart all the same

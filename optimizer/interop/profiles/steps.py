@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 MARK = "ProfilerStep#"
+OVERLAP = 0.01
+"""Share of a step by which its mark may reach into the next one's."""
+
 STEP_OF_OPTIMIZER = "Optimizer.step#"
 
 
@@ -37,6 +40,7 @@ def step_windows(
     """
     marks = _marked(annotations, names, MARK)
     if len(marks):
+        _check_marks(annotations, names, marks, file)
         begun = marks[:, 0] + base_ns
         return _on_device(begun, int(marks[-1, 1]) + base_ns, events), begun
     calls = _marked(annotations, names, STEP_OF_OPTIMIZER)
@@ -46,9 +50,33 @@ def step_windows(
     if options.steps is None:
         what = "marks no step: neither ProfilerStep# nor two optimizer calls"
         raise input_error(what, "--steps N says how many it holds", file=file)
+    if options.steps > len(events.start_ns):
+        what = f"has {len(events.start_ns):,} events, too few for {options.steps:,} steps"
+        raise input_error(what, "--steps as many as it holds", file=file)
     low, high = int(events.start_ns[0]), int(events.end_ns.max())
     cuts = np.linspace(low, high, options.steps + 1).round().astype(np.int64)
     return np.stack([cuts[:-1], cuts[1:]], axis=1), cuts[:-1]
+
+
+def _check_marks(
+    annotations: dict[str, IntArray], names: tuple[str, ...], marks: IntArray, file: str
+) -> None:
+    """Refuse steps that are marked twice or overlap: several traces in one, or a file that somebody edited."""
+    kinds, counts = np.unique(annotations["name"], return_counts=True)
+    twice = [
+        names[one]
+        for one, count in zip(kinds, counts, strict=True)
+        if count > 1 and names[one].startswith(MARK)
+    ]
+    if twice:
+        raise input_error(f"marks {twice[0][:60]} twice", "one profile of one rank", file=file)
+    late = marks[:-1, 1] - marks[1:, 0]
+    if (late > OVERLAP * (marks[:-1, 1] - marks[:-1, 0])).any():
+        raise input_error(
+            "has steps that overlap",
+            "steps one after another, as the profiler's schedule marks them",
+            file=file,
+        )
 
 
 def _marked(annotations: dict[str, IntArray], names: tuple[str, ...], word: str) -> IntArray:

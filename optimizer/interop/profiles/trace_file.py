@@ -70,6 +70,8 @@ class TraceFile:
             except json.JSONDecodeError as error:
                 self._more(stream, error)
                 continue
+            except RecursionError:
+                raise self._too_deep() from None
             if isinstance(event, dict):
                 yield event
 
@@ -98,6 +100,9 @@ class TraceFile:
     def _truncated(self) -> Exception:
         return truncated(self.path)
 
+    def _too_deep(self) -> Exception:
+        return input_error("is nested too deeply", WANTED, file=str(self.path))
+
     def _begin(self, stream: TextStream) -> None:
         """Read what stands before the events."""
         while not (found := _START.search(self._text)):
@@ -123,6 +128,8 @@ class TraceFile:
             behind, end = json.JSONDecoder().raw_decode("{" + rest.removeprefix(",").lstrip())
         except json.JSONDecodeError:
             raise self._truncated() from None
+        except RecursionError:
+            raise self._too_deep() from None
         if "traceEvents" in behind or rest.removeprefix(",").lstrip()[end - 1 :].strip():
             raise input_error(
                 "holds several traces one behind another", "one file per rank", file=str(self.path)
@@ -132,6 +139,8 @@ class TraceFile:
     def _object(self, text: str) -> dict[str, Any]:
         try:
             found = json.loads(_NO_VALUE.sub(': ""', text))
+        except RecursionError:
+            raise self._too_deep() from None
         except json.JSONDecodeError as error:
             raise input_error(f"is no JSON: {error.msg[:60]}", WANTED, file=str(self.path)) from None
         return found if isinstance(found, dict) else {}
@@ -190,7 +199,7 @@ def opened(
             compressed = raw.read(2) == GZIP
             raw.seek(0)
             content: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
-            decoder = codecs.getincrementaldecoder("utf-8")(errors)
+            decoder = codecs.getincrementaldecoder("utf-8-sig")(errors)
             yield TextStream(raw=raw, content=content, size=size, decoder=decoder, on_progress=on_progress)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise truncated(path) from None
