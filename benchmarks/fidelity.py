@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from checks.ablation import ablate
 from checks.baseline import figures, percent
 from checks.bounds import at_bound, constants_at_bounds
+from checks.choosing_text import lines as choosing_lines
 from checks.experiment import calibration_gain
 from checks.healthy import FAULTY, faulty_builds, order_of
 from checks.pair_tables import lines as pair_lines
@@ -465,6 +466,9 @@ def page(report: ValidationReport, fitted: dict[str, Any], ablation: Sequence[Ab
         "",
         "Groups of at least three layouts of one model, cluster and batch; repeats are averaged.",
         *ranking_table(report),
+        "## Choosing a layout",
+        "",
+        *choosing_lines(json.loads((HERE / "next_runs_baseline.json").read_text(encoding="utf-8"))),
         *pair_lines(),
         "## Memory",
         *memory_lines(report),

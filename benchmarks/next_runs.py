@@ -13,7 +13,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -21,7 +21,15 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from checks.choosing import at_random, choices, fit_discrepancy, regrets_of_runs, run_groups, suggested
+from checks.choosing import (
+    at_random,
+    choices,
+    fit_discrepancy,
+    regret_by_repeats,
+    regrets_of_runs,
+    run_groups,
+    suggested,
+)
 from checks.fit import derivatives
 from checks.fit_plan import parse_plan
 from checks.healthy import healthy
@@ -50,6 +58,12 @@ RUNS = 3
 
 SMALLEST = 6
 """Distinct layouts of a group from which on three runs are a choice."""
+
+LEAST = 3
+"""Distinct layouts of a group from which on there is a choice at all."""
+
+CARRY = 4
+"""Groups named as those that carry most of the regret."""
 
 RANDOM_SEEDS = 20
 
@@ -130,21 +144,52 @@ def by_choice(groups: Sequence[RunGroup], errors: Discrepancy) -> dict[str, dict
     }
 
 
+def attainable(groups: Sequence[RunGroup], errors: Discrepancy) -> dict[str, float]:
+    """Return what regret is to be expected: by what is believed, and of who knows the fastest layout but for repeats."""
+    return {
+        "expected by the belief": round(
+            float(np.mean([one.belief(errors).expected_loss() for one in groups])), 5
+        ),
+        "repeats alone": round(float(np.mean([regret_by_repeats(one, errors) for one in groups])), 5),
+    }
+
+
+def carried_by(groups: Sequence[RunGroup], errors: Discrepancy) -> dict[str, Any]:
+    """Return the groups that carry most of the default choice's regret, and what is left in the mean without them."""
+    regrets = {one.name: one.regret(one.belief(errors).best) for one in groups}
+    worst = sorted(regrets, key=lambda name: -regrets[name])[:CARRY]
+    rest = [value for name, value in regrets.items() if name not in worst]
+    by_source: dict[str, list[float]] = {}
+    for one in groups:
+        by_source.setdefault(one.source, []).append(regrets[one.name])
+    return {
+        "worst": {name: round(regrets[name], 5) for name in worst},
+        "mean of the others": round(float(np.mean(rest)), 5),
+        "by publication": {
+            name: [len(values), round(float(np.mean(values)), 5)]
+            for name, values in sorted(by_source.items())
+        },
+    }
+
+
 @click.command(help=__doc__)
 @click.option("--renew", is_flag=True, help="Write the baseline and the errors.")
 def main(renew: bool) -> None:
     """Fit the errors, choose, run, and compare."""
     groups = measured_groups(2)
     errors = fit_discrepancy(groups, network=network_error(), repeat=REPEAT)
+    several = [group for group in groups if len(group.measured) >= LEAST]
     large = [group for group in groups if len(group.measured) >= SMALLEST]
     found = {
         "groups": {
             "of 2": len(groups),
-            "of 3": sum(len(one.measured) >= 3 for one in groups),
+            "of 3": len(several),
             "of 6": len(large),
         },
         "errors": asdict(errors),
-        "choice": by_choice([one for one in groups if len(one.measured) >= 3], errors),
+        "choice": by_choice(several, errors),
+        "attainable": attainable(several, errors),
+        "carried by": carried_by(several, errors),
         "runs": after_runs(large, errors),
     }
     click.echo(json.dumps(found, indent=1))

@@ -101,10 +101,14 @@ class Belief:
         fastest = self._draws(seed).argmin(axis=1)
         return np.bincount(fastest, minlength=self.layouts) / DRAWS
 
-    def expected_loss(self, seed: int = 0) -> float:
-        """Return by what share the choice is slower in the mean than the layout that is really the fastest."""
+    def regrets(self, seed: int = 0) -> FloatArray:
+        """Return by what share each layout is slower in the mean than the one that is really the fastest, (layouts,)."""
         draws = self._draws(seed)
-        return float((np.exp(draws[:, self.best] - draws.min(axis=1)) - 1).mean())
+        return np.asarray((np.exp(draws - draws.min(axis=1, keepdims=True)) - 1).mean(axis=0))
+
+    def expected_loss(self, seed: int = 0) -> float:
+        """Return the mean regret of the choice."""
+        return float(self.regrets(seed)[self.best])
 
     def _means_by_reading(self, item: int) -> FloatArray:
         slope = self.covariance[: self.layouts, item] / self._reading_variance(item) ** 0.5

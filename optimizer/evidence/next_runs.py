@@ -21,6 +21,7 @@ from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.posterior import draw_posterior
 from layoutopt.optimizer.evidence.predict import price
 from layoutopt.optimizer.evidence.proxy import proxy_of
+from layoutopt.optimizer.evidence.steps_under import covariance_of_draws
 from layoutopt.optimizer.plan.watch import ExpectedBandwidth, expected_bandwidths
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import HOUR_S
@@ -278,14 +279,13 @@ def _belief(
         *(_price_all(probes, runs, one, options) for one in draws),
     ]
     logs = np.array([[0.0 if one is None else np.log(one.step_time_s) for one in row] for row in priced])
-    apart = (logs[1:] - logs[1:].mean(axis=0)) / max(len(draws) - 1, 1) ** 0.5
     parts = [probe.benchmark for probe in probes] + [None] * len(runs)
     loadings = np.stack([_loading(*pair) for pair in zip(parts, priced[0], strict=True)])
     own = np.array([0.0 if one is None else errors.layout**2 for one in priced[0]])
     return Belief(
         layouts=layouts,
         mean=logs[0],
-        covariance=apart.T @ apart + loadings @ loadings.T + np.diag(own),
+        covariance=covariance_of_draws(logs[1:]) + loadings @ loadings.T + np.diag(own),
         noise=errors.repeat,
     )
 

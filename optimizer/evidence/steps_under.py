@@ -11,6 +11,8 @@ from layoutopt.optimizer.cost.cost_model import CostModel
 from layoutopt.optimizer.cost.objective_cost import ObjectiveCost
 from layoutopt.optimizer.cost.stage_counts import seat_blocks
 from layoutopt.optimizer.cost.statistic import Statistic, StatisticKind
+from layoutopt.optimizer.evidence.belief import Belief
+from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.posterior import draw_posterior
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.model.sampled_paths import SampledPaths
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -34,10 +37,10 @@ DRAWS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRisk:
-    """What the constants' uncertainty says of the answer among its near-ties.
+    """What is uncertain says of the answer among its near-ties: constants, and what the cost model errs beside them.
 
-    ``chance_best`` is the share of ``draws`` sets of constants under which none of the other ``layouts`` - 1 is faster,
-    ``expected_loss`` how much slower it is in the mean than the fastest of them under each set.
+    ``chance_best`` is the chance that none of the other ``layouts`` - 1 is really faster, ``expected_loss`` how much slower
+    the answer is in the mean than the one that is. ``draws`` sets of constants were priced.
     """
 
     layouts: int
@@ -49,20 +52,38 @@ class ChoiceRisk:
 def choice_risk(
     plan: Plan, workload: Workload, cluster: ClusterSpec, options: SolveOptions, *, draws: int = DRAWS
 ) -> ChoiceRisk | None:
-    """Compare an answer with its near-ties under sets of constants of the posterior; None without any near-tie."""
-    if plan.layout is None or not plan.alternatives:
+    """Compare an answer with its near-ties; None without any near-tie."""
+    if plan.layout is None or plan.estimate is None or not plan.alternatives:
         return None
     layouts = (plan.layout, *(one.layout for one in plan.alternatives))
-    steps = steps_under(
-        layouts, workload, cluster, options, draw_posterior(cluster, samples=draws, seed=options.seed)
-    )
-    best = steps.min(axis=1)
+    estimates = (plan.estimate, *(one.estimate for one in plan.alternatives))
+    drawn = draw_posterior(cluster, samples=draws, seed=options.seed)
+    believed = belief_of(estimates, steps_under(layouts, workload, cluster, options, drawn))
     return ChoiceRisk(
         layouts=len(layouts),
         draws=draws,
-        chance_best=float(np.mean(steps[:, 0] <= best)),
-        expected_loss=float(np.mean(steps[:, 0] / best - 1)),
+        chance_best=float(believed.chances(options.seed)[0]),
+        expected_loss=float(believed.regrets(options.seed)[0]),
     )
+
+
+def belief_of(estimates: Sequence[Estimate], steps_s: FloatArray) -> Belief:
+    """Return what is believed of layouts' steps by ``steps_s`` (sets, layouts), and errors beside the constants."""
+    errors = discrepancy()
+    return Belief(
+        layouts=len(estimates),
+        mean=np.log([one.step_time_s for one in estimates]),
+        covariance=covariance_of_draws(np.log(steps_s))
+        + errors.covariance([one.breakdown_s for one in estimates]),
+        noise=errors.repeat,
+    )
+
+
+def covariance_of_draws(logs: FloatArray) -> FloatArray:
+    """Return the covariance (n, n) of logs of steps under sets of constants, (sets, n)."""
+    apart = (logs - logs.mean(axis=0)) / max(len(logs) - 1, 1) ** 0.5
+    covariance: FloatArray = apart.T @ apart
+    return covariance
 
 
 def steps_under(

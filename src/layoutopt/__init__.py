@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.specs.version import VERSION
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.report.answers import Diagnosed, Evaluation, Reasons, Result
     from layoutopt.optimizer.report.api import (
-        Diagnosed,
-        Evaluation,
-        Reasons,
-        Result,
         diagnose,
         evaluate,
         explain,
@@ -35,10 +32,6 @@ _API = "layoutopt.optimizer.report.api"
 _HOMES = {
     **dict.fromkeys(
         (
-            "Reasons",
-            "Result",
-            "Evaluation",
-            "Diagnosed",
             "diagnose",
             "evaluate",
             "explain",
@@ -50,6 +43,7 @@ _HOMES = {
         ),
         _API,
     ),
+    **dict.fromkeys(("Diagnosed", "Evaluation", "Reasons", "Result"), "layoutopt.optimizer.report.answers"),
     "SolveOptions": "layoutopt.optimizer.solve.plan",
     "SpaceOptions": "layoutopt.optimizer.space.options",
     "InputError": "layoutopt.optimizer.specs.errors",

@@ -10,7 +10,7 @@ import numpy as np
 
 from checks.fit import source_of
 from checks.healthy import healthy
-from layoutopt.optimizer.evidence.belief import Belief, suggest
+from layoutopt.optimizer.evidence.belief import DRAWS, Belief, suggest
 from layoutopt.optimizer.evidence.discrepancy import Discrepancy
 from layoutopt.optimizer.evidence.groups import layout_key, members
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 FREEDOM = 4.0
 """Degrees of freedom of Student's distribution of errors: single layouts are far off now and then."""
-
-EXPECTED_DRAWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +167,19 @@ def choices(group: RunGroup, errors: Discrepancy) -> dict[str, int]:
     """Return the layouts chosen by prediction, by expected step time, and by mean and worst regret over draws."""
     belief = group.belief(errors)
     generator = np.random.default_rng(0)
-    draws = generator.multivariate_normal(belief.mean, belief.covariance, size=EXPECTED_DRAWS, method="eigh")
+    draws = generator.multivariate_normal(belief.mean, belief.covariance, size=DRAWS, method="eigh")
     seconds = np.exp(draws)
-    regret = seconds / seconds.min(axis=1, keepdims=True) - 1
+    worst = (seconds / seconds.min(axis=1, keepdims=True)).max(axis=0)
     return {
-        "time": int(np.argmin(belief.mean)),
+        "time": belief.best,
         "expected": int(np.argmin(seconds.mean(axis=0))),
-        "mean regret": int(np.argmin(regret.mean(axis=0))),
-        "worst regret": int(np.argmin(regret.max(axis=0))),
+        "mean regret": int(np.argmin(belief.regrets())),
+        "worst regret": int(np.argmin(worst)),
     }
+
+
+def regret_by_repeats(group: RunGroup, errors: Discrepancy, seed: int = 0) -> float:
+    """Return the mean regret of who knows the fastest layout, where measurements differ from each other as repeats do."""
+    noise = np.random.default_rng(seed).normal(0.0, errors.repeat, (DRAWS, len(group.measured)))
+    read = group.measured + noise
+    return float(np.mean(np.exp(read[:, np.argmin(group.measured)] - read.min(axis=1)) - 1))

@@ -29,6 +29,7 @@ def test_the_layouts_of_the_band_are_asked_for_and_found() -> None:
     assert "only layout" not in robust_line(honesty.robust)
     assert 0 < honesty.choice.chance_best <= 1 and honesty.choice.expected_loss >= 0
     assert f"{honesty.choice.draws} sets of constants" in choice_line(honesty.choice)
+    assert honesty.robust.mean_regret[honesty.robust.chosen] == min(honesty.robust.mean_regret)
 
 
 def test_a_borderline_answer_names_a_roomier_layout() -> None:

@@ -60,7 +60,7 @@ CODES = {
 @click.option(
     "--robust",
     is_flag=True,
-    help="Of layouts the model can't tell apart, name the one that loses least at worst.",
+    help="Of layouts the model can't tell apart, name the one that loses least in the mean.",
 )
 @click.option("--compare-any", is_flag=True, help="Say what a trainer without rules would gain.")
 @click.option(

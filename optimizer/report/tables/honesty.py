@@ -73,22 +73,23 @@ def range_section(band: Band, deviation: float, *, calibrated: bool) -> Renderab
 def choice_line(choice: ChoiceRisk) -> str:
     """Say how likely the answer is the best of its near-ties, and what it loses in the mean if it is not."""
     return (
-        f"the fastest of its {choice.layouts} near-ties under {choice.chance_best:.0%} of {choice.draws} sets of "
-        f"constants; expected loss {choice.expected_loss:.2%}"
+        f"the fastest of its {choice.layouts} near-ties with a chance of {choice.chance_best:.0%} ({choice.draws} sets of "
+        f"constants, and errors of components beside them); expected loss {choice.expected_loss:.2%}"
     )
 
 
 def robust_line(choice: RobustChoice) -> str:
-    """Say which layout loses least at worst."""
-    regret = f"{choice.worst_regret[choice.chosen]:.1%} at worst over {choice.samples} sets of constants"
+    """Say which layout loses least in the mean."""
+    at_worst = f"{choice.worst_regret[choice.chosen]:.1%} at worst over {choice.samples} sets of constants"
+    regret = f"{choice.mean_regret[choice.chosen]:.1%} in the mean, {at_worst}"
     if len(choice.layouts) == 1:
         return f"robust choice: no other layout is predicted within the band ({regret})"
     if choice.chosen == 0:
-        others = min(choice.worst_regret[1:])
+        others = min(choice.mean_regret[1:])
         return f"robust choice: the fastest layout too; it loses {regret}, the next {others:.1%}"
     return (
         f"robust choice: {layout_text(choice.layout)}; it loses {regret}, the fastest "
-        f"{choice.worst_regret[0]:.1%}"
+        f"{choice.mean_regret[0]:.1%}"
     )
 
 
