@@ -24,6 +24,9 @@ NUMERIC_AXES = (
     "tp", "sp", "cp", "pp", "vp", "dp", "ep", "etp", "zero", "hsdp_shard", "micro_batch", "micro_batches",
 )  # fmt: skip
 NAMED_AXES = ("recompute", "mesh_order", "schedule", "precision", "savers", *SWITCH_NAMES)
+HIGHEST_PRICE = 1e9
+"""Of a GPU hour, in any currency: sums of what runs cost stay finite."""
+
 MAX_VALUE = 10_000_000
 """Clusters have no more GPUs, and tables are as long as the largest value."""
 _FROM_ZERO = ("sp", "zero", "hsdp_shard")
@@ -102,8 +105,10 @@ class SpaceOptions:
                 parse_requirement(text)
             except InputError as error:
                 yield from error.problems
-        if self.gpu_hour_cost is not None and not 0 <= self.gpu_hour_cost < float("inf"):
-            yield _problem("gpu_hour_cost", f"{self.gpu_hour_cost} is no price", "0 or more")
+        if self.gpu_hour_cost is not None and not 0 <= self.gpu_hour_cost <= HIGHEST_PRICE:
+            yield _problem(
+                "gpu_hour_cost", f"{self.gpu_hour_cost:g} is no price", f"0 to {HIGHEST_PRICE:,.0f}"
+            )
 
     def _bad_values(self) -> Iterator[Problem]:
         for option, given in (("fix", self.fix), ("forbid", self.forbid)):

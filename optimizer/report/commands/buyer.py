@@ -12,6 +12,7 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, SpaceCommand, output_options
 from layoutopt.optimizer.report.commands.values import Number, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
+from layoutopt.optimizer.space.options import HIGHEST_PRICE
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _prices_by_gpu(text: str | None, names: Sequence[str]) -> dict[str, float]:
             value = float(price)
         except ValueError:
             value = -1.0
-        if not 0 <= value < 1e9:
+        if not 0 <= value <= HIGHEST_PRICE:
             raise input_error(f"{part[:60]!r} is no price", "2.5, or h100=2.5,b200=4", key="--gpu-hour-cost")
         found[name.strip()] = value
     return found
