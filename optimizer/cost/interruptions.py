@@ -53,7 +53,7 @@ def slowdowns(model: ModelSpec, cluster: ClusterSpec, gpus: FloatArray, replicas
     waiting_s = np.zeros(len(gpus))
     if failures.repair_s is not None:
         spares, load = ready_nodes(cluster, gpus), failures.repair_s / mtbf_s
-        stopped = np.minimum(stopped / (1 - blocking(spares, load)), NEVER)
+        stopped = np.minimum(stopped / np.maximum(1 - blocking(spares, load), 1 / NEVER), NEVER)
         waiting_s = waiting_for_nodes_s(spares, load, mtbf_s)
     if failures.hot_restart_s is None:
         return stopped

@@ -10,6 +10,7 @@ import pytest
 
 from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
 from layoutopt.optimizer.cost.interruptions import (
+    NEVER,
     blocking,
     hot_slowdown,
     job_schedule,
@@ -118,6 +119,16 @@ def test_jobs_wait_for_nodes_as_simulated(spares: int, load: float) -> None:
     expected = blocking(np.array([float(spares)]), np.array([load]))
     assert stopped / now == pytest.approx(float(expected[0]), rel=0.02)
     assert 1 / (1 - stopped / now) == pytest.approx(1 / (1 - float(expected[0])), rel=0.01)
+
+
+def test_nodes_that_never_come_back_are_a_number() -> None:
+    """Repairs that take for ever, and failures at once, make a run that never ends, not an infinity or a warning."""
+    model, cluster = load_workload("llama3-8b").model, load_cluster("h100x64")
+    for failures in ({"repair_s": 1e300}, {"gpu_hours_per_failure": 1e-30, "repair_s": 1.0}):
+        for hot in (None, 60.0):
+            stated = replace(cluster.failures, **failures, hot_restart_s=hot)
+            found = slowdowns(model, replace(cluster, failures=stated), np.array([64.0]), np.array([8.0]))
+            assert 1e3 < found[0] <= NEVER
 
 
 @pytest.mark.parametrize(("spares", "load"), [(0, 0.7), (2, 3.0)])

@@ -12,7 +12,6 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, SpaceCommand, output_options
 from layoutopt.optimizer.report.commands.values import Number, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
-from layoutopt.optimizer.space.options import HIGHEST_PRICE
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -155,6 +154,8 @@ def _machines(names: str, network: str | None, prices: _Prices) -> list[Machine]
 
 def _prices_by_gpu(text: str | None, names: Sequence[str]) -> dict[str, float]:
     """Read ``2.5`` or ``h100=2.5,b200=4``; an empty name is the price of all."""
+    from layoutopt.optimizer.space.options import HIGHEST_PRICE
+
     found: dict[str, float] = {}
     for part in (text or "").split(",") if text else ():
         name, equals, price = part.rpartition("=")

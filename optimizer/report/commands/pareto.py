@@ -60,7 +60,7 @@ def command(
     from layoutopt.optimizer.solve.pareto import pareto_front
 
     if len(goals) != 2:
-        raise input_error(f"names {len(goals)} goals", "two, e.g. days,cost", key="--of")
+        raise input_error(f"names {len(goals)} different goals", "two, e.g. days,cost", key="--of")
     require_drawing(drawing)
     output = question.output
     workload, machine = question.read()

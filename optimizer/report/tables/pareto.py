@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from layoutopt.optimizer.report.tables.console import grid, section
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.specs.units import format_seconds
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 def front_table(front: Front) -> RenderableType:
     """Show every point with its values, the best in the first goal first."""
+    if not front.points:
+        return Text(front_words(front))
     return section(
         f"{front.goals[0]} against {front.goals[1]}",
         grid(front_columns(front), [front_row(front, point) for point in front.points], left=(4,)),
@@ -26,7 +30,8 @@ def front_table(front: Front) -> RenderableType:
 def front_words(front: Front) -> str:
     """Say what is proven of the points."""
     if not front.points:
-        return "no layout meets what is demanded" if front.complete else "stopped before a layout was found"
+        none = "no layout runs and meets what is demanded; solve says why"
+        return none if front.complete else "stopped before a layout was found"
     if front.complete:
         return "no layout dominates a point, and there is no other"
     if front.proven:
