@@ -126,7 +126,7 @@ def test_nodes_that_never_come_back_are_a_number() -> None:
     model, cluster = load_workload("llama3-8b").model, load_cluster("h100x64")
     for failures in ({"repair_s": 1e300}, {"gpu_hours_per_failure": 1e-30, "repair_s": 1.0}):
         for hot in (None, 60.0):
-            stated = replace(cluster.failures, **failures, hot_restart_s=hot)
+            stated = replace(cluster.failures, **failures, hot_restart_s=hot)  # type: ignore[arg-type]
             found = slowdowns(model, replace(cluster, failures=stated), np.array([64.0]), np.array([8.0]))
             assert 1e3 < found[0] <= NEVER
 
