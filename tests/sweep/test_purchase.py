@@ -173,6 +173,10 @@ def test_the_command() -> None:
     wrong = {
         ("--gpu-hour-cost", "x"): "no price",
         ("--gpu-hour-cost", "v100=2"): "none of the machines",
+        ("--gpu-hour-cost", "h100=2,h100=3"): "given twice",
+        ("--gpu-hour-cost", "1e10"): "no price",
+        ("--batch", "within 1..2x"): "--batch",
+        ("--batch", "1:1e30"): "out of range",
         ("--precision", "bf17"): "no number format",
         ("--batch", "9:3"): "first <= last",
         ("--network", "0"): "network",

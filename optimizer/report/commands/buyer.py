@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.ask.records import MAX_COUNT
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, SpaceCommand, output_options
 from layoutopt.optimizer.report.commands.values import Number, QuantityText
@@ -27,7 +28,7 @@ OWN = ("--network", "--price-kwh", "--mtbf", "--pue")
 LISTS = ("--precision", "--gpu-hour-cost", "--batch")
 """Options of a plan that take several values here."""
 
-WITHIN = re.compile("within ([0-9.]+)x")
+WITHIN = re.compile(r"within ([0-9]{1,9}(?:\.[0-9]{1,9})?)x")
 
 
 def asks_what_to_buy(words: Sequence[str]) -> bool:
@@ -169,6 +170,8 @@ def _prices_by_gpu(text: str | None, names: Sequence[str]) -> dict[str, float]:
             value = -1.0
         if not 0 <= value <= HIGHEST_PRICE:
             raise input_error(f"{part[:60]!r} is no price", "2.5, or h100=2.5,b200=4", key="--gpu-hour-cost")
+        if name.strip() in found:
+            raise input_error(f"{part[:60]!r} is given twice", "one price per GPU", key="--gpu-hour-cost")
         found[name.strip()] = value
     return found
 
@@ -193,8 +196,11 @@ def _batches(text: str | None, workload: Workload) -> tuple[int, int]:
     if text is None:
         return own, own
     factor = WITHIN.fullmatch(text.strip())
-    if factor is not None:
-        return own, max(int(own * float(factor[1])), own)
     first, colon, last = text.partition(":")
-    low, high = (parse_quantity(part, COUNT, key="--batch") for part in (first, last if colon else first))
+    if factor is not None:
+        low, high = float(own), max(own * float(factor[1]), float(own))
+    else:
+        low, high = (parse_quantity(part, COUNT, key="--batch") for part in (first, last if colon else first))
+    if high > MAX_COUNT:
+        raise input_error(f"{text[:60]!r} is out of range", f"up to {MAX_COUNT:,}", key="--batch")
     return int(low), int(high)

@@ -137,6 +137,9 @@ def _write(found: NextRuns, options: SolveOptions, folder: Path, output: OutputO
 
     for name, text in experiment_files(found, options).items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise input_error(f"{folder}: {error.strerror}", "a folder to write into", key=OUTPUT) from None
         write_file(path, text.encode(), key=OUTPUT)
     note(f"wrote {folder}", output)
