@@ -25,7 +25,8 @@ from checks.fit import FitResult, derivatives, leave_one_source_out, log_measure
 from checks.fit_plan import parse_plan
 from checks.healthy import healthy
 from checks.pricing import Pricer
-from checks.published import NEWER, read_runs
+from checks.published import newer_runs as newer_rows
+from checks.published import read_runs
 from checks.residuals import Residual, families, from_csv, ratios, to_csv
 
 from layoutopt.optimizer.evidence.band import ALL
@@ -140,7 +141,7 @@ def intervals_table(residuals: Sequence[Residual]) -> str:
 @click.option("--workers", default=1, show_default=True, help="Processes that price cases.")
 def main(workers: int) -> None:
     """Price, refit without each publication, and write."""
-    newer = validate(read_runs([NEWER]))
+    newer = validate(newer_rows())
     residuals = [
         *fitted_runs(workers),
         *newer_runs(newer),

@@ -95,8 +95,13 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
         late = np.maximum(reduce - wgrad, 0.0)
     backward = np.where(sharded, share * gather + behind, late)
     trailing = np.where(sharded, scatter, reduce)  # the last scatter of a recomputed layer is not repeated
+    more = share * np.where(
+        sharded, _further_gathers(comm, shape) * gather, 0.0
+    )  # scatters of gradients take as long
     return Exposed(
-        share * pairs * forward, pairs * backward, share * np.maximum(pairs * forward - trailing, 0.0)
+        share * pairs * forward + more,
+        pairs * backward + more,
+        share * np.maximum(pairs * forward - trailing, 0.0) + more,
     )
 
 
@@ -110,6 +115,14 @@ def tp_pairs(comm: CommContext, shape: LayerShape) -> int:
     moe = comm.compute.model.moe
     shared = shape.mlp is Mlp.MOE and moe is not None and moe.shared_ffn > 0
     return int(shape.mixer is not Mixer.NONE) + int(shape.mlp is Mlp.DENSE or shared)
+
+
+def _further_gathers(comm: CommContext, shape: LayerShape) -> int:
+    """Gathers of a layer beyond one in front of each pair, where every column-parallel matrix has its own."""
+    if comm.compute.preset.gathers_once:
+        return 0
+    attention = 2 if shape.mixer is not Mixer.NONE else 0
+    return attention + int(shape.mlp is Mlp.DENSE and comm.compute.model.gated)
 
 
 def _cover(comm: CommContext, work: dict[str, Work], pairs: int) -> tuple[FloatArray, FloatArray]:

@@ -155,11 +155,14 @@ def moved(ctx: ComputeContext, forward_bytes: FloatArray, backward_bytes: FloatA
 def norm_work(ctx: ComputeContext, keys: Keys) -> Work:
     """Time one normalisation, its residual addition and dropout, on sequence-sharded tokens.
 
-    Bytes per element: norm 4 forward and 8 backward, residual add 6 both ways, dropout 5 both ways.
+    Bytes per element: norm 4 forward and 8 backward, residual add 6 both ways, dropout 5 both ways. As kernels of their
+    own, cast, square, mean, two products and cast back read and write 40 forward, and their gradients 72.
     """
     dropout = 5.0 if ctx.training.dropout else 0.0
+    fused = ctx.preset.fused_norm or ctx.preset.compiled or ctx.rates.ideal
+    forward, backward = (4.0, 8.0) if fused else (40.0, 72.0)
     elements = keys.local_tokens * ctx.model.hidden
-    return moved(ctx, elements * (10 + dropout), elements * (14 + dropout))
+    return moved(ctx, elements * (6 + forward + dropout), elements * (6 + backward + dropout))
 
 
 def gaps_work(ctx: ComputeContext, like: FloatArray) -> Work:
@@ -332,7 +335,8 @@ def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
     """Time batched score multiplications and the softmax kernels that pass over them.
 
     Forward passes per 16-bit score: write, softmax read and write, read for PV (8 bytes), dropout 5 more;
-    backward about twice as many (softmax backward reads two tensors and writes one).
+    backward about twice as many (softmax backward reads two tensors and writes one). A mask that is no part of the
+    softmax kernel reads and writes them once more each way.
     """
     model, length = ctx.model, float(ctx.training.sequence_length)
     heads = keys.micro_batch * model.heads / keys.tp
@@ -340,9 +344,9 @@ def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
     inner = np.full_like(scores, model.head_dim)
     rows, full = np.broadcast_arrays(keys.sequence, np.full_like(scores, length))
     one = _head_gemm_s(ctx, rows, full, inner) + _head_gemm_s(ctx, rows, inner, full)
-    dropout = 5.0 if ctx.training.dropout else 0.0
-    forward = heads * one + memory_bound_s(ctx.rates, scores * (8.0 + dropout))
-    backward = 2 * heads * one + memory_bound_s(ctx.rates, scores * (14.0 + dropout))
+    more = (5.0 if ctx.training.dropout else 0.0) + (0.0 if ctx.preset.fused_softmax else 4.0)
+    forward = heads * one + memory_bound_s(ctx.rates, scores * (8.0 + more))
+    backward = 2 * heads * one + memory_bound_s(ctx.rates, scores * (14.0 + more))
     return Work(forward, backward, np.zeros_like(forward))
 
 
@@ -392,6 +396,15 @@ def dense_mlp_work(ctx: ComputeContext, keys: Keys, ffn: float) -> Work:
     width, h = ffn / keys.tp, np.full_like(keys.tp, float(ctx.model.hidden))
     up = linear(ctx, keys.tokens, width * (2 if ctx.model.gated else 1), h)
     return up + activation_function_work(ctx, keys.tokens * width) + linear(ctx, keys.tokens, h, width)
+
+
+def last_matrix_s(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Forward seconds of the matrix multiplication that ends a layer; 0 where others follow what it gives."""
+    if shape.mlp is not Mlp.DENSE:
+        return np.zeros_like(keys.tp)
+    return linear(
+        ctx, keys.tokens, np.full_like(keys.tp, float(ctx.model.hidden)), shape.ffn / keys.tp
+    ).forward_s
 
 
 def mlp_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:

@@ -73,6 +73,17 @@ class DpContext:
         most = parameters / np.maximum(self.preset.rank_bucket_parameters * ranks, 1.0)
         return np.asarray(np.maximum(np.minimum(calls, most), 1.0))
 
+    def gather_s(
+        self, size_bytes: FloatArray, parameters: FloatArray, blocks: FloatArray, group: GroupBatch
+    ) -> FloatArray:
+        """Seconds in which updated weights come back: gathered, or one broadcast by every rank that has some."""
+        size = self.preset.broadcast_parameters
+        if self.ideal or not size:
+            calls = self.calls(parameters, blocks)
+            return calls * self.topology.all_gather_s(size_bytes / calls, group)
+        calls = np.maximum(np.minimum(parameters / size, group.size), 1.0)
+        return np.asarray(calls * self.topology.broadcast_s(size_bytes / calls, group))
+
     def shard_group(self) -> GroupBatch:
         """The ranks that share sharded dense state."""
         return self.groups.hsdp_inner(self.batch.hsdp_shard)
@@ -122,12 +133,12 @@ def traffic(
     blocks = np.ones_like(held.dense) if blocks is None else blocks
     calls = ctx.calls(held.dense, blocks)
     scatter = calls * top.reduce_scatter_s(moved.dense_grad / calls, shard)
-    gather = calls * top.all_gather_s(moved.dense_weight / calls, shard)
+    gather = ctx.gather_s(moved.dense_weight, held.dense, blocks, shard)
     reduce = calls * top.all_reduce_s(moved.dense_grad / calls, ctx.groups.dp_cp)
     if held.expert.any():
         calls = ctx.calls(held.expert, blocks)
         scatter = scatter + calls * top.reduce_scatter_s(moved.expert_grad / calls, edp)
-        gather = gather + calls * top.all_gather_s(moved.expert_weight / calls, edp)
+        gather = gather + ctx.gather_s(moved.expert_weight, held.expert, blocks, edp)
         reduce = reduce + calls * top.all_reduce_s(moved.expert_grad / calls, edp)
     return Traffic(scatter, gather, reduce)
 

@@ -98,28 +98,34 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     if ctx.training.adapter is not None:
         logits = Work(logits.forward_s, logits.dgrad_s, 0.0 * logits.wgrad_s)
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
-    loss = moved(ctx, keys.tokens * rows * per_logit / 2, keys.tokens * rows * per_logit / 2)
+    lost = rows if ctx.preset.splits_loss else rows * keys.tp
+    loss = moved(ctx, keys.tokens * lost * per_logit / 2, keys.tokens * lost * per_logit / 2)
     work = logits + loss + norm_work(ctx, keys)
-    reductions = (
-        0.0
-        if ctx.rates.ideal
-        else LOSS_SUMS * comm.topology.all_reduce_s(LOSS_BYTES * keys.tokens, comm.groups.tp)
-    )
     parts = {
         Component.FORWARD: passes * work.forward_s,
         Component.BACKWARD: passes * (work.dgrad_s + work.wgrad_s),
-        Component.TP: passes * (_boundary_s(comm) + reductions),
+        Component.TP: passes * (_boundary_s(comm) + _loss_traffic_s(comm, lost)),
     }
     per_logit_kept = 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes
     # With several chunks the head runs its backward at once: what waits is the gradient of its input, in 16 bits.
     waiting = np.where(chunks > 1, BF16_BYTES * keys.tokens * ctx.model.hidden, 0.0)
-    kept = per_logit_kept * keys.tokens * rows / chunks + waiting + 4.0 * keys.local_tokens * ctx.model.hidden
+    kept = per_logit_kept * keys.tokens * lost / chunks + waiting + 4.0 * keys.local_tokens * ctx.model.hidden
     return EndUnit(
         parts_s=parts,
         forward_s=parts[Component.FORWARD] + parts[Component.TP] / 2,
         wgrad_s=passes * work.wgrad_s,
         activation_bytes=0.0 * kept if ctx.rates.ideal else kept,
     )
+
+
+def _loss_traffic_s(comm: CommContext, logits: FloatArray) -> FloatArray:
+    """All-reduces of a cross-entropy over a split vocabulary, or the gather of its ``logits`` per token."""
+    topology, group = comm.topology, comm.groups.tp
+    if comm.compute.rates.ideal:
+        return np.zeros_like(logits)
+    if not comm.compute.preset.splits_loss:
+        return topology.all_gather_s(BF16_BYTES * comm.keys.tokens * logits, group)
+    return LOSS_SUMS * topology.all_reduce_s(LOSS_BYTES * comm.keys.tokens, group)
 
 
 def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:

@@ -16,6 +16,7 @@ from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import (
     activation_function_work,
     gaps_work,
+    last_matrix_s,
     linear,
     mixer_work,
     mlp_work,
@@ -144,6 +145,8 @@ def _layer(comm: CommContext, shape: LayerShape) -> StageTimes:
         _count(forward, kind, work.forward_s)
         _count(again, kind, work.forward_s)
         _count(backward, kind, work.dgrad_s + work.wgrad_s)
+    if not ctx.preset.repeats_last_matrix:
+        _count(again, "gemm", -last_matrix_s(ctx, keys, shape))
     host_s = float(np.ravel(host_forward_s(comm, shape))[0])
     for passed, launched in (
         (forward, host_s),

@@ -17,9 +17,9 @@ from layoutopt.optimizer.cost.communication import (
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import Work, gaps_work, mixer_work, mlp_work
+from layoutopt.optimizer.cost.compute import Work, gaps_work, last_matrix_s, mixer_work, mlp_work
 from layoutopt.optimizer.frameworks.preset import EpOverlap
-from layoutopt.optimizer.specs.model import Mlp
+from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, CudaGraph, Granularity
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
     """
     constants, switches = comm.compute.constants, comm.compute.switches
     dense = np.where(comm.keys.tp > 1, constants["host_tp"], 1.0)
+    if shape.mixer is not Mixer.NONE and not shape.mixer.is_linear and comm.compute.model.mla is not None:
+        dense = dense + constants["host_mla"]
     experts = _host_of_experts(comm, shape)
     dense = dense * np.where(switches.graph, constants["host_full_graph"], 1.0)
     partial = np.where(switches.graphs[CudaGraph.PARTIAL], constants["host_partial_graph"], 1.0)
@@ -214,6 +216,7 @@ def _host_of_experts(comm: CommContext, shape: LayerShape) -> FloatArray:
         return zero
     padded = ctx.model.moe.capacity_factor is not None
     exchange = ctx.constants["host_moe"] * (ctx.constants["host_moe_padded"] if padded else 1.0)
+    exchange += ctx.constants["host_shared"] if ctx.model.moe.shared_ffn else 0.0
     if ctx.preset.grouped_experts:
         return zero + exchange
     launches = ctx.constants["host_expert"] * (2.0 if ctx.rates.eight_bit else 1.0)
@@ -244,7 +247,10 @@ def _assemble(
     zero = np.zeros_like(again)
     device_f = work.forward_s + sum((t.forward_s for t in traffic.values()), zero)
     device_b = work.dgrad_s + work.wgrad_s + again + sum((t.backward_s for t in traffic.values()), zero)
-    repeat = work.forward_s + sum((t.recompute_s for t in traffic.values()), zero)
+    repeated_s = work.forward_s
+    if not ctx.preset.repeats_last_matrix and not ctx.rates.ideal:
+        repeated_s = repeated_s - last_matrix_s(ctx, comm.keys, shape)
+    repeat = repeated_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(comm, shape)
     host_once_b = host_f * ctx.constants["host_backward"]
     launched = np.where(ctx.switches.graphs[CudaGraph.FULL], ctx.constants["host_full_graph"], 1.0)
@@ -261,7 +267,7 @@ def _assemble(
     more |= {Component.FORWARD: zero, Component.BACKWARD: zero}
     return BlockUnit(
         parts_s=parts | {Component.HOST: idle_f + idle_b},
-        recompute_parts_s=more | {Component.RECOMPUTE: work.forward_s, Component.HOST: idle_again},
+        recompute_parts_s=more | {Component.RECOMPUTE: repeated_s, Component.HOST: idle_again},
         forward_s=device_f + idle_f,
         backward_s=device_b + idle_b,
         wgrad_s=work.wgrad_s,

@@ -89,6 +89,16 @@ def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
     return np.asarray((batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp)
 
 
+def adds_whole_gradients(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
+    """Tell where sharded weights' gradients are added up whole over micro-batches, in the format they are reduced in.
+
+    FSDP2 does so where a trainer holds back the reduction (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
+    to_accumulated_grad_if_needed).
+    """
+    held_back = preset.whole_gradients & (batch.micro_batches > 1)
+    return np.asarray(held_back & ((batch.zero == 0) | (batch.zero == 3)) & ~keeps_gathered(preset, batch))
+
+
 def owned_parameters(batch: LayoutBatch, held: RankParameters, copies: int = 1) -> FloatArray:
     """Parameters whose optimizer state a rank has, of those that it holds; see ``shard_sizes`` for ``copies``."""
     dense, expert = shard_sizes(batch, copies)
@@ -133,17 +143,20 @@ def state_bytes(
     stays = preset.master_bytes > 0 or not preset.offload_optimizer
     grads = preset.grad_bytes
     split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
+    late = adds_whole_gradients(preset, batch)
     whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, whole, 0.0))
     dense, expert = shard_sizes(batch, copies)
     return StateBytes(
         whole={
             "weights": whole_weights,
-            "gradients": np.where(zero < 2, grads + preset.bucket_bytes, 0.0),
+            "gradients": np.where(
+                late, preset.grad_comm_bytes, np.where(zero < 2, grads + preset.bucket_bytes, 0.0)
+            ),
             "optimizer": np.where(zero == 0, optimizer, 0.0),
         },
         sharded={
             "weights": np.where(split_weights & stays, preset.fsdp_weight_bytes, 0.0),
-            "gradients": np.where((zero >= 2) & stays, grads, 0.0),
+            "gradients": np.where((zero >= 2) & stays & ~late, grads, 0.0),
             "optimizer": np.where(zero >= 1, optimizer, 0.0),
         },
         dense_shard=dense,
@@ -170,4 +183,5 @@ def working_set_bytes(
     """
     weights = np.where((batch.zero == 3) & ~keeps_gathered(preset, batch), 2 * weight_bytes, 0.0)
     grads = np.where(batch.zero == 3, 2.0, np.where(batch.zero == 2, 1.0, 0.0)) * preset.grad_comm_bytes
+    grads = np.where(adds_whole_gradients(preset, batch), 0.0, grads)
     return (weights + trained_share * grads) * unit

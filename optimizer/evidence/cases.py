@@ -140,7 +140,7 @@ METHODS = ("pretrain", "sft", "lora")
 OFFLOADS = {"activations": "offload_activations", "optimizer": "offload_optimizer"}
 """What a row may keep on the host, by the preset's switch. How much of it a source leaves open, so that is assumed: all."""
 
-_FACTS = ("compiled", "fp8_attention", "fused_loss", "flash_attention_2", "loss_chunks")
+_FACTS = ("compiled", "fp8_attention", "fused_loss", "fused_norm", "flash_attention_2", "loss_chunks")
 """Facts in the notes that are switches of the preset under the same name."""
 
 

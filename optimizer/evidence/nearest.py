@@ -26,10 +26,11 @@ PREFIX = "framework."
 SINGLE_STATES: Mapping[str, Any] = MappingProxyType(
     {
         "weight_bytes": 2, "fsdp_weight_bytes": 2, "grad_bytes": 2, "grad_comm_bytes": 2, "master_bytes": 0,
-        "moment_bytes": 2, "bucket_bytes": 0,
+        "moment_bytes": 2, "bucket_bytes": 0, "fused_softmax": False,
     }
 )  # fmt: skip
-"""Bytes of 32-bit training's state per parameter in units of ``in_half_bytes``: weights, gradients, two moments."""
+"""Bytes of 32-bit training's state per parameter in units of ``in_half_bytes``: weights, gradients, two moments; the fused
+softmax takes 16-bit scores alone (NVIDIA/Megatron-LM fused_softmax.py, ``input_in_float16``)."""
 
 NO_TENSOR_CORES_FOR_TF32 = ("volta",)
 

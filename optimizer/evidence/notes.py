@@ -34,8 +34,8 @@ class NoteFacts:
 
     ``dispatcher`` sends tokens to their experts. ``memory_gib``: memory is in GiB.
     ``fp32_reduction``: gradients are reduced in fp32 whatever the buffer's format. ``fp8_attention``,
-    ``fused_loss``, ``flash_attention_2`` and ``loss_chunks`` are the preset's switches. ``adapter_attention``: of
-    attention alone.
+    ``fused_loss``, ``fused_norm``, ``flash_attention_2`` and ``loss_chunks`` are the preset's switches.
+    ``adapter_attention``: of attention alone.
     """
 
     compiled: bool | None = None
@@ -44,6 +44,7 @@ class NoteFacts:
     fp32_reduction: bool | None = None
     fp8_attention: bool | None = None
     fused_loss: bool | None = None
+    fused_norm: bool | None = None
     flash_attention_2: bool | None = None
     memory_gib: bool = False
     capacity_factor: float | None = None
@@ -52,7 +53,15 @@ class NoteFacts:
     adapter_attention: bool = False
 
 
-FLAGS = ("compiled", "dropout", "fp32_reduction", "fp8_attention", "fused_loss", "flash_attention_2")
+FLAGS = (
+    "compiled",
+    "dropout",
+    "fp32_reduction",
+    "fp8_attention",
+    "fused_loss",
+    "fused_norm",
+    "flash_attention_2",
+)
 """Facts that are either so or not."""
 
 

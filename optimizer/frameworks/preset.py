@@ -89,7 +89,13 @@ class FrameworkPreset:
     ``separate_product``: a gated MLP multiplies in a kernel of its own (as where ``fused_function`` is False), which
     keeps no more. ``copies_gathered``: sharded weights are copied out of the buffer they are gathered in, and gradients
     into the one they are reduced from. ``bucket_parameters``: parameters reduced or gathered by one call, 0 for about a
-    block of layers, and at least ``rank_bucket_parameters`` for each rank.
+    block of layers, and at least ``rank_bucket_parameters`` for each rank; ``broadcast_parameters``: every rank
+    broadcasts the weights that it updated, whole tensors of so many parameters in the mean (0: weights are gathered).
+    ``repeats_last_matrix`` False: recomputing a layer ends before its last matrix multiplication.
+    ``fused_norm`` False: RMS normalisation is a chain of element-wise kernels in 32 bits; ``fused_softmax`` False:
+    materialised scores are masked by a kernel of their own. ``splits_loss`` False: tensor-parallel ranks gather the
+    logits and each compute the whole loss. ``gathers_once`` False: every matrix gathers its input for itself.
+    ``whole_gradients``: ZeRO-3 adds up unsharded gradients and reduces them in the last micro-batch.
     ``allocator_reserve`` is memory reserved over allocated, ``overhead_bytes`` context and NCCL buffers,
     ``borderline_share`` the share of usable memory from which runs both ran and died.
     """
@@ -159,6 +165,13 @@ class FrameworkPreset:
     separate_product: bool
     bucket_parameters: float
     rank_bucket_parameters: float
+    broadcast_parameters: float
+    repeats_last_matrix: bool
+    fused_norm: bool
+    fused_softmax: bool
+    splits_loss: bool
+    gathers_once: bool
+    whole_gradients: bool
     optimizer: OptimizerSpec = ADAMW
 
     def with_training(self, training: TrainingSpec) -> FrameworkPreset:

@@ -29,6 +29,10 @@ TREE_UPLINKS = 3.0
 and to the parent of its middle node."""
 
 
+MEASURED_NODES = 2
+"""Nodes up to which a protocol of flags is not held to its bandwidth over many: NVIDIA/nccl has another bound there."""
+
+
 def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> list[Line]:
     """Rings: one pass is a reduce-scatter or an all-gather, two are an all-reduce."""
     lay = spread(group, fabric)
@@ -42,7 +46,9 @@ def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> 
     lines = []
     for protocol in fabric.links.ring:
         latency_s = _ring_latency_s(fabric, lay, protocol, passes)
-        lines.append(line(latency_s, near, far, protocol.bandwidth_share))
+        share = protocol.bandwidth_share
+        least = share * around / protocol.most_bytes_per_s * (lay.nodes(fabric) > MEASURED_NODES)
+        lines.append(line(latency_s, np.maximum(near, least), np.maximum(far, least), share))
     return lines
 
 

@@ -210,6 +210,11 @@ class Spread:
         first = fabric.first_network
         return self.leaves(first) if first < len(fabric.tiers) else np.zeros_like(self.size)
 
+    def nodes(self, fabric: Fabric) -> FloatArray:
+        """Nodes or NVLink domains that the group reaches over."""
+        first = fabric.first_network
+        return self.blocks(first) if first < len(fabric.tiers) else np.ones_like(self.size)
+
     def even(self, k: int) -> BoolArray:
         """Tell where blocks below tier ``k`` cut the group into equal parts."""
         return np.asarray(self.most[k] == self.inside[k], dtype=np.bool_)

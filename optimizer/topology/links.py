@@ -43,7 +43,8 @@ class LinkConstant:
 class Protocol:
     """Latencies of one algorithm with one wire protocol, and the share of the bandwidth it keeps.
 
-    ``overhead_s`` is the least time of a step, wherever it is, of a collective over several nodes.
+    ``overhead_s`` is the least time of a step, wherever it is, of a collective over several nodes. ``most_bytes_per_s``
+    bounds the bus bandwidth of a ring over more than two nodes, whatever its links carry.
     """
 
     base_s: float
@@ -52,6 +53,7 @@ class Protocol:
     network_step_s: float
     bandwidth_share: float
     overhead_s: float = 0.0
+    most_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +244,7 @@ def _protocols(algorithm: str, values: Mapping[str, float]) -> tuple[Protocol, .
         Protocol(
             bandwidth_share=values[f"{share}.{name}"],
             overhead_s=values.get(f"{algorithm}_overhead_s.{name}", 0.0),
+            most_bytes_per_s=values.get(f"{algorithm}_most_bytes_per_s.{name}", math.inf),
             **{step: values[f"{algorithm}_{step}.{name}"] for step in steps},
         )
         for name in PROTOCOLS

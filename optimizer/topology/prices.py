@@ -79,6 +79,10 @@ class Topology:
         """Reduce-scatter of ``size_bytes`` on every member, by rings."""
         return self._price(size_bytes, group, _GATHER, sharing)
 
+    def broadcast_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
+        """Broadcast of ``size_bytes`` from one member: whole through every other one, by rings of the bulk protocol."""
+        return self._price(size_bytes, group, _BROADCAST, sharing)
+
     def all_to_all_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
         """All-to-all; ``size_bytes`` is one member's whole send buffer, of which it keeps one part in n."""
         return self._price(size_bytes, group, _EXCHANGE, sharing)
@@ -188,6 +192,10 @@ _ALL_REDUCE = _Pricing(
 _GATHER = _Pricing(
     lambda fabric, group: ring_lines(fabric, group, 1, fabric.network.network_gather),
     lambda fabric, group: ring_bounds(fabric, group, 1, fabric.network.network_gather),
+)
+_BROADCAST = _Pricing(
+    lambda fabric, group: ring_lines(fabric, group, 1, fabric.network.network_gather)[:1],
+    lambda fabric, group: ring_bounds(fabric, group, 1, fabric.network.network_gather)[:1],
 )
 _EXCHANGE = _Pricing(exchange_lines, exchange_bounds)
 _SPLIT = _Pricing(split_lines, split_bounds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from checks.published import EVIDENCE
+from checks.published import EVIDENCE, SHOWN_ONLY
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.case_layout import SELECTIVE_OP
 from layoutopt.optimizer.evidence.cases import build_case
@@ -65,9 +65,6 @@ NEEDED = (
     "gpu",
     "n_gpus",
 )
-
-SHOWN_ONLY = re.compile(r"^aws-q30.*-(uccl|nvshmem)$")
-"""Arms that are bound by their host's library: shown, not counted (evidence notes)."""
 
 FABRICS = {"EFA": NetworkFabric.EFA, "IB": NetworkFabric.INFINIBAND}
 DISPATCHERS = {

@@ -84,3 +84,69 @@ def test_bytes_of_an_unfused_loss_per_logit() -> None:
     ]
     logits = 8192 * 129024 / 8  # the vocabulary is padded to a multiple of 128 on every rank
     assert [size - kept[0] for size in kept[1:]] == pytest.approx([4 * logits, 8 * logits])
+
+
+def test_a_layer_whose_repetition_stops_early_repeats_all_but_its_last_matrix() -> None:
+    """The down projection is more than a quarter of a block's multiplications."""
+    layout = "tp=1,pp=8,mb=1,zero=1,recompute=full"
+    whole, early = (
+        price(layout, repeats_last_matrix=own).breakdown_s[Component.RECOMPUTE] for own in (True, False)
+    )
+    last = 8192 * 28672 / (8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672)
+    assert 0.8 * last < 1 - early / whole < last
+
+
+def test_normalisation_step_by_step_reads_and_writes_what_its_kernels_do() -> None:
+    """Forward 36 bytes an element more, backward 64, twice a layer; a compiler fuses them."""
+    layout = "tp=8,pp=8,mb=1,zero=1,sp=true"
+    fused, apart = (price(layout, fused_norm=own).breakdown_s for own in (True, False))
+    speed = HBM_BYTES_PER_S * load_constants().of("hbm_fraction", "hopper")
+    batch = load_workload("llama3-70b").training.global_batch
+    elements = batch * 8192 * 8192 / 8
+    expected = [
+        36 * (2 * 10 + own) * elements / speed for own in (0, 1)
+    ]  # ten layers, and the norm in front of the head
+    assert expected[0] * 0.999 <= apart[Component.FORWARD] - fused[Component.FORWARD] <= expected[1] * 1.001
+    compiled = [price(layout, fused_norm=own, compiled=True).step_time_s for own in (True, False)]
+    assert compiled[0] == compiled[1]
+
+
+def test_ranks_that_gather_logits_keep_and_pass_over_all_of_them() -> None:
+    """Eight times the logits of a rank of eight beside what else waits, and their gather in place of three small sums."""
+    layout = "tp=8,pp=8,mb=1,zero=1"
+    split, whole = (price(layout, splits_loss=own) for own in (True, False))
+    kept = [one.memory.stages[-1].components_bytes["logits"] for one in (split, whole)]
+    assert kept[1] > 6 * kept[0]
+    assert whole.breakdown_s[Component.TP] > split.breakdown_s[Component.TP]
+    assert whole.breakdown_s[Component.FORWARD] > split.breakdown_s[Component.FORWARD]
+
+
+def test_every_matrix_that_gathers_for_itself_adds_a_gather_and_a_scatter() -> None:
+    """Of query, key and value two, of gate and up one more each way: six beside the eight exposed ones."""
+    layout = "tp=8,pp=8,mb=1,zero=1,sp=true"
+    once, each = (
+        price(layout, gathers_once=own, tp_async_backward=False).breakdown_s[Component.TP]
+        for own in (True, False)
+    )
+    assert each / once == pytest.approx(14 / 8, rel=0.03)
+
+
+def test_gradients_that_wait_for_the_last_micro_batch_are_whole() -> None:
+    """Four bytes of every parameter on the rank instead of its share."""
+    layout = "tp=1,pp=1,mb=1,zero=3"
+    shares, whole = (
+        price(layout, whole_gradients=own).memory.stages[0].components_bytes["gradients"]
+        for own in (False, True)
+    )
+    assert whole == pytest.approx(64 * shares, rel=0.01)
+
+
+def test_tensors_that_their_owners_broadcast_pass_every_rank_one_after_the_other() -> None:
+    """More tensors take more passes of the ring; no more of them than ranks."""
+    layout = "tp=1,pp=1,mb=1,zero=1"
+    few, many, most = (
+        price(layout, broadcast_parameters=own, param_overlap=False).breakdown_s[Component.DP]
+        for own in (70e9 / 8, 70e9 / 64, 70e9 / 1000)
+    )
+    assert few < many
+    assert most == pytest.approx(many, rel=0.01)

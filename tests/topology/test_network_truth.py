@@ -162,6 +162,18 @@ def test_latency_grows_with_ranks() -> None:
     assert 1.0 < many[1][Collective.ALL_REDUCE] / many[0][Collective.ALL_REDUCE] < 1.2
 
 
+def test_a_protocol_that_the_host_polls_carries_small_messages_alone() -> None:
+    """32 MiB over 80 ranks of 10 nodes took 682 us (xxrjun/nccl-tests-cluster): steps of 5 us and more, not of 2."""
+    cluster = load_cluster("h100x80")
+    polled = next(one for one in LINKS.ring if one.most_bytes_per_s < np.inf)
+    assert polled is LINKS.ring[-1]
+    seconds = price_one(
+        cluster, LINKS, Collective.ALL_GATHER, size_bytes=32 * 2.0**20, ranks=80, per_node=8
+    ).seconds
+    assert seconds > 79 * LINKS.ring[1].overhead_s
+    assert seconds == pytest.approx(682e-6, rel=0.3)
+
+
 def test_network_switches_that_add_up(make_cluster: MakeCluster) -> None:
     """In-network reduction sends every byte once: 1.4 times a ring on few nodes, and as fast on many."""
     cluster = make_cluster(512, network_reduction=True, in_switch_reduction=True)
