@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,9 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
 
 
 def decode(raw: bytes, file: str) -> str:
-    """Decode UTF-8 (with or without byte-order mark), refusing binary content."""
+    """Decode UTF-8 (with or without byte-order mark), or UTF-16 with one, refusing binary content."""
     try:
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-16" if raw[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise input_error("is not UTF-8 text", "a YAML file", file=file, line=line) from None

@@ -21,7 +21,7 @@ _STEP = re.compile(
 )
 _BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
 _MEMORY = re.compile(r"\[Rank \d+\].*?max allocated: (?P<mb>[\d.]{1,15})")
-_HEADER = re.compile(r"([a-z -]+) size: (\d{1,9})\b")
+_HEADER = re.compile(r"([a-z -]{1,60})[ -]size: (\d{1,9})\b")
 _HEADER_COLUMNS = {
     "world": "n_gpus",
     "data-parallel": "dp",

@@ -1,4 +1,4 @@
-"""torch's out-of-memory messages, both generations."""
+"""torch's out-of-memory messages, of all its generations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FIELDS = {
     "in_use": (rf"this process has {_SIZE} memory in use", rf"Process \d+ has {_SIZE} memory in use"),
     "allocated": (rf"{_SIZE} already allocated", rf"Of the allocated memory {_SIZE} is allocated by PyTorch"),
     "reserved": (rf"{_SIZE} reserved in total by PyTorch",),
-    "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated",),
+    # torch up to 1.3 prints what is cached beside what is allocated
+    "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"{_SIZE} cached\)"),
 }
 _GPU = re.compile(r"GPU (\d{1,4})")
 

@@ -15,20 +15,31 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
 
 _DEEPSPEED = re.compile(
-    r"global_step=(?P<step>\d{1,9}), RunningAvgSamplesPerSec=[\d.]{1,15}, CurrSamplesPerSec=(?P<rate>[\d.]{1,15}), "
-    r"MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<gib>[\d.]{1,12})GB"
+    r"(?:global_step=(?P<step>\d{1,9}), RunningAvgSamplesPerSec=[\d.]{1,15}, Curr|\b\d{1,9}/(?P<old>\d{1,9}), )"
+    r"SamplesPerSec=(?P<rate>[\d.]{1,15})(?:, MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<gib>[\d.]{1,12})GB)?"
 )
+"""Up to release 0.6 a line says EPOCH/STEP, SamplesPerSec=, without memory at first."""
+
 _DEEPSPEED_PIPE = re.compile(
     r"steps: (?P<step>\d{1,9}) loss: .*?iter time \(s\): (?P<s>[\d.]{1,15}) samples/sec: (?P<rate>[\d.]{1,15})"
 )
 _NEMO = re.compile(
-    r"iteration (?P<step>\d{1,9})/\d+ \|(?P<rest>.*?train_step_timing in s: (?P<s>[\d.]{1,15}).*)"
+    r"(?:iteration (?P<step>\d{1,9})/\d+ \||\bglobal_step=(?P<old>\d{1,9})(?:\.0)?\b)"
+    r"(?P<rest>.*?train_step_timing in s[:=] ?(?P<s>[\d.]{1,15}).*)"
 )
+"""NeMo 2's lines, and the progress bar of NeMo 1."""
+
 _NEMO_BATCH = re.compile(r"global_batch_size: ([\d.]{1,12})")
 _NEMO_TFLOPS = re.compile(r"TFLOPS_per_GPU: ([\d.e+]{1,15})")
-_TRAINER_END = re.compile(
-    r"'train_runtime': '?(?P<s>[\d.]{1,15})'?.*?'train_steps_per_second': '?(?P<rate>[\d.]{1,15})"
-)
+_TRAINER_END = re.compile(r"""\btrain_steps_per_second['"]?\s*[:=]\s*['"]?(?P<rate>[\d.]{1,15})""")
+"""The dictionary at the end, with numbers or texts, and the table of ``trainer.log_metrics``."""
+
+_TRAINER_BATCHES = {
+    "global_batch": re.compile(
+        r"Total train batch size \(w\. parallel[^)\n]{0,60}\) = ([\d,]{1,15})$", re.MULTILINE
+    ),
+    "micro_batch": re.compile(r"Instantaneous batch size per device = ([\d,]{1,15})$", re.MULTILINE),
+}
 _TRAINER_BAR = re.compile(
     r"(?P<step>\d{1,9})/\d{1,9} \[[\d:]+<[\d:?]+, +(?P<value>[\d.]{1,12}) ?(?P<unit>s/it|it/s)"
 )
@@ -43,14 +54,15 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
     """
     rates, pipes, timers = _matches(_DEEPSPEED, text), _matches(_DEEPSPEED_PIPE, text), timer_lines(text)
     if not rates and not pipes and not timers:
-        what = "lines with CurrSamplesPerSec=, iter time (s): or time (ms) | fwd:"
+        what = "lines with SamplesPerSec=, iter time (s): or time (ms) | fwd:"
         raise input_error("no DeepSpeed timer lines", what, file=file)
     found = rates or pipes
     rate = number(found[-1]["rate"]) if found else None
-    memory = max((value for match in rates if (value := number(match["gib"])) is not None), default=None)
+    sizes = [number(match["gib"]) for match in rates if match["gib"]]
+    memory = max((size for size in sizes if size is not None), default=None)
     columns = measured("deepspeed", {"mem_gb": None if memory is None else memory * GIB / 1e9}, job)
     columns |= {} if memory is None else {"mem_kind": "allocated"}
-    steps = [int(match["step"]) for match in found]
+    steps = [_number_of(match) for match in found]
     notes = [f"{rate:g} samples/s, the last of {len(found)} logged"] if rate else []
     batch = columns.get("global_batch")
     if pipes and not rates:
@@ -71,7 +83,7 @@ def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -
     found = _matches(_NEMO, text)
     if not found:
         raise input_error("no NeMo 2 progress lines", "lines with 'train_step_timing in s:'", file=file)
-    steps = [int(match["step"]) for match in found]
+    steps = [_number_of(match) for match in found]
     rates = [re.search(_NEMO_TFLOPS, match["rest"]) for match in found]
     values = {"tflops_gpu": steady(steps, [number(rate[1]) if rate else None for rate in rates])}
     columns = measured("megatron-bridge", values, job)
@@ -97,7 +109,16 @@ def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None
         raise input_error("no trainer lines", "train_steps_per_second or a progress bar", file=file)
     steps = {int(bar["step"]) for bar in bars}
     columns = measured("accelerate", {}, job) | _step(seconds)
+    for name, pattern in _TRAINER_BATCHES.items():
+        if (stated := pattern.search(text)) and (size := number(stated[1])):
+            columns.setdefault(name, int(size))
     return LoggedRun(columns=columns, notes=(note,), steps=len(steps) or 1)
+
+
+def _number_of(match: re.Match[str]) -> int:
+    """Return the number of a line's step, in the words of either generation."""
+    named = match.groupdict()
+    return int(named["step"] or named["old"])
 
 
 def _bar_seconds(bar: re.Match[str]) -> float | None:
