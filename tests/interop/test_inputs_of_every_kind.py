@@ -26,7 +26,8 @@ OLD = (
     "RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 6; 10.92 GiB total capacity; {rest})"
 )
 NEW = "Tried to allocate 1.00 GiB. GPU 6 has a total {capacity} of 64.00 GiB{free}. {process}{allowed}"
-NEW += "Of the allocated memory 34.00 GiB is allocated by PyTorch, {private}and 2.00 GiB is reserved by PyTorch but unallocated."
+NEW += "Of the allocated memory 34.00 GiB is allocated by PyTorch, "
+NEW += "{private}and 2.00 GiB is reserved by PyTorch but unallocated."
 MESSAGES = {
     "torch 1.1": OLD.format(rest="9.50 GiB already allocated; 0.50 GiB free; 0.25 GiB cached"),
     "torch 1.4": OLD.format(
@@ -198,7 +199,8 @@ def test_logs_of_racks(gpus: int, per_node: int, bus: float, level: str) -> None
 
 
 ALONE = "\tGPU0\tGPU1\tGPU2\tGPU3\tmlx5_0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
-ALONE += "GPU0\t X \tNV4\tSYS\t{c}\tPIX\t0\t0\tN/A\nGPU1\tNV4\t X \tSYS\t{c}\tPXB\t0\t0\tN/A\nGPU2\tSYS\tSYS\t X \tPHB\tSYS\t32\t1\tN/A\n"
+ALONE += "GPU0\t X \tNV4\tSYS\t{c}\tPIX\t0\t0\tN/A\nGPU1\tNV4\t X \tSYS\t{c}\tPXB\t0\t0\tN/A\n"
+ALONE += "GPU2\tSYS\tSYS\t X \tPHB\tSYS\t32\t1\tN/A\n"
 ALONE += "GPU3\t{c}\t{c}\tPHB\t X \tSYS\t32\t1\tN/A\nmlx5_0\tPIX\tPXB\tSYS\tSYS\t X\n"
 
 
