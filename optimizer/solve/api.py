@@ -89,7 +89,10 @@ def solve_layout(
     plan = _answer(question, source, result, certificate)
     roomy = _comfortable(question, source, result, plan)
     spent_s = time.perf_counter() - start
-    return replace(plan, then=second, outcome=outcome, comfortable=roomy, solve_time_s=spent_s)
+    ties = result.open_ties if result.complete else 0
+    return replace(
+        plan, then=second, outcome=outcome, comfortable=roomy, open_ties=ties, solve_time_s=spent_s
+    )
 
 
 def _comfortable(

@@ -135,6 +135,7 @@ class Plan:
     (relative), None when not asked. ``then`` is the outcome for a second goal, where one was asked for,
     ``outcome`` that in another objective than time. ``comfortable`` is a layout near it whose memory is not borderline,
     where the answer's is. ``switches_worth`` is how much slower the step is without each launch switch, relative.
+    ``open_ties`` tuples may be nearer to the answer than its alternatives, or further ones: they were not tried to the end.
     ``inputs`` is the plain form of everything that decides the answer.
     """
 
@@ -157,6 +158,7 @@ class Plan:
     outcome: ObjectiveAnswer | None = None
     comfortable: Alternative | None = None
     switches_worth: Mapping[str, float] = field(default_factory=dict)
+    open_ties: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

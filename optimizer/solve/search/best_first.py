@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,10 @@ MOST_TRIED = 64
 """Tuples tried for runners-up where bounds miss what is demanded: most of them have none."""
 
 
+IN_VAIN, MOST_AGAIN = 2, 24
+"""Tuples of a family without anything faster than the best that are tried again in a row for runners-up, and then of all."""
+
+
 class BestFirst:
     """One search over one space. ``run`` it once. ``paths`` price stages; None: by seconds of a step."""
 
@@ -73,8 +78,11 @@ class BestFirst:
         self._rows, self._tuples = RowBounds(source), TupleSolver(source, self._out_of_time, paths)
         self._heap: list[Waiting] = []
         self._hard: list[Waiting] = []
-        self._serial = self._solved = 0
+        self._serial = 0
         self._settled: set[bytes] = set()
+        self._solved: set[bytes] = set()
+        self._passed: list[Waiting] = []
+        self._open: list[Waiting] = []
         # a demand or another objective may ask for more than time and memory
         self._proven = Settled() if paths is None and not source.demands.any else None
         self._overtime_steps = OVERTIME_STEPS
@@ -129,7 +137,7 @@ class BestFirst:
         terms = self.source.terms(batch)
         items = [Waiting.of(batch, terms, index) for index in range(len(batch))]
         result = self._tuples.solved(items, 0.0, np.inf, self._limits())
-        self._solved = len(batch)
+        self._solved = {item.key for item in items}
         none = result.status is SliceStatus.NO_BETTER
         self._left_bound_s = np.inf if none else result.bound_s
         if result.status is SliceStatus.OPTIMAL and self.options.gap == 0:
@@ -284,20 +292,28 @@ class BestFirst:
         """Enumerate a tuple's stages and book what that decided; tell whether it needs no solver."""
         if item.key in self._settled:
             return None, True
-        if self._proven is not None and self._proven.excludes(item, upper_s):
+        excluded = self._proven is not None and self._proven.excludes(item, upper_s)
+        if excluded:
             near, decided = None, True
         else:
             near, decided = self._tuples.tried(item, upper_s, self._best_s())
             if decided and self._proven is not None:
                 self._proven.add(item, upper_s if near is None else near.step_time_s)
         if decided:
-            self._settled.add(item.key)
-            self._solved += 1
+            self._book(item, upper_s, found=near is not None or excluded)
         if near is not None:
             self._keep(item, near)
         elif decided:
             self._excluded(upper_s)
         return near, decided
+
+    def _book(self, item: Waiting, below_s: float, *, found: bool) -> None:
+        """Note that a tuple is decided: its best stages are known, or another's of its family, or none below a step time."""
+        self._settled.add(item.key)
+        self._solved.add(item.key)
+        if not found:
+            item.floor_s = below_s
+            self._passed.append(item)
 
     def _excluded(self, below_s: float) -> None:
         """Note that some tuple has nothing below a step time, which is all that is known where a gap is accepted."""
@@ -352,25 +368,55 @@ class BestFirst:
         reached_s = result.step_time_s if found else upper_s
         for position, item in enumerate(items):
             alone = len(items) == 1 or not np.isfinite(reached_s)
-            if alone or (found and position == result.position):
-                self._settled.add(item.key)
-                self._solved += 1
+            own = found and position == result.position
+            if alone or own:
+                self._book(item, reached_s, found=own)
             elif reached_s < self._wanted_s():
                 item.bound_s = max(item.bound_s, reached_s)
                 heapq.heappush(self._heap, item)
 
     def _solve_runners_up(self) -> None:
-        """Solve tuples of further families, as many as wanted and as near as wanted."""
+        """Solve tuples of further families, as many as wanted and as near as wanted.
+
+        What had nothing faster than the best may be nearer to it than what is known: it waits again, behind the others
+        where some of its family in a row brought nothing, and stays open beyond ``MOST_AGAIN``.
+        """
+        self._settled.difference_update(item.key for item in self._passed)
+        for item in self._passed if self.options.top > 1 else ():
+            heapq.heappush(self._heap, item)
+        self._passed, behind = [], []
+        vain: Counter[tuple[int, ...]] = Counter()
         left = MOST_TRIED if self._loose else np.inf
-        while left > 0 and self._heap and len(self._near_ties()) < self.options.top and not self._stopped():
-            if self._heap[0].bound_s >= self._wanted_s():
-                break
-            left -= 1
+        while left > 0 and self._heap and self._heap[0].bound_s < self._runner_up_s() and not self._stopped():
             item = heapq.heappop(self._heap)
-            known = self._best_of.get(item.family)
-            upper_s = self._wanted_s() if known is None else min(self._wanted_s(), known.step_time_s)
-            if item.bound_s < upper_s:
-                self._solve(item, upper_s)
+            if not self._may_be_near(item):
+                continue
+            if item.floor_s > 0 and vain[item.family] == IN_VAIN:
+                behind.append(item)
+                continue
+            left -= 1
+            vain[item.family] = 0 if self._solve(item, self._near_s(item)) else vain[item.family] + 1
+        behind.sort(key=lambda item: item.family in self._best_of)
+        again = MOST_AGAIN
+        while again and behind and not self._stopped():
+            item = behind.pop(0)
+            if self._may_be_near(item):
+                self._solve(item, self._near_s(item))
+                again -= 1
+        self._open = [item for item in (*behind, *self._heap) if self._may_be_near(item)]
+
+    def _near_s(self, item: Waiting) -> float:
+        """Step time below which a tuple's stages are wanted as a runner-up."""
+        known = self._best_of.get(item.family)
+        return self._runner_up_s() if known is None else min(self._runner_up_s(), known.step_time_s)
+
+    def _may_be_near(self, item: Waiting) -> bool:
+        return max(item.bound_s, item.floor_s) < self._near_s(item)
+
+    def _runner_up_s(self) -> float:
+        """Step time below which a layout of a further family is one of those wanted."""
+        known = sorted(item.step_time_s for item in self._near_ties())
+        return known[self.options.top - 1] if len(known) >= self.options.top else self._wanted_s()
 
     def _near_ties(self) -> list[Found]:
         """Layouts found that are as near to the best as wanted."""
@@ -403,7 +449,7 @@ class BestFirst:
     def _report(self, rows_left: int) -> None:
         if self._on_progress is not None:
             state = Progress(
-                best_s=self._best_s(), bound_s=self._bound_s(), rows_left=rows_left, solves=self._solved
+                best_s=self._best_s(), bound_s=self._bound_s(), rows_left=rows_left, solves=len(self._solved)
             )
             self._on_progress(state)
 
@@ -423,6 +469,7 @@ class BestFirst:
             bound_s=bound,
             complete=bool(proven),
             by_memory=self._rows.by_memory,
-            solved=self._solved,
+            solved=len(self._solved),
             rounding_s=self._tuples.rounding_s,
+            open_ties=len(self._open),
         )

@@ -47,6 +47,8 @@ class Waiting:
     terms: StageTerms = field(compare=False)
     raised: bool = field(default=False, compare=False)
     """Whether enumeration could not decide it, and raised its bound as far as it could."""
+    floor_s: float = field(default=0.0, compare=False)
+    """Step time below which it is known to have nothing."""
 
     @property
     def key(self) -> bytes:

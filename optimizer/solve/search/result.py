@@ -53,6 +53,8 @@ class SearchResult:
 
     ``complete`` says whether the search ended by itself. The tuples of the space are ``by_memory`` (proven not to fit),
     ``solved`` by CP-SAT, and the rest, excluded by their bound. ``rounding_s`` bounds CP-SAT's rounding.
+    ``open_ties`` tuples may be nearer to the best than a layout of ``found``, or than what was asked for: they were not
+    tried again.
     """
 
     found: tuple[Found, ...]
@@ -61,6 +63,7 @@ class SearchResult:
     by_memory: int
     solved: int
     rounding_s: float
+    open_ties: int = 0
 
     @property
     def best(self) -> Found | None:

@@ -29,8 +29,9 @@ SEARCHED, EXPLAINED = "second search", "why nothing fits"
 WHY = ("infeasibility", "reasons")
 """Why nothing fits."""
 
-ROOMIER = "comfortable"
-"""A layout with memory to spare: what a search names beside its answer, and none to repeat where there is none."""
+ROOMIER, OPEN = "comfortable", "open_ties"
+"""A layout with memory to spare and near-ties left open: what a search names beside its answer, nothing to repeat where
+there are none."""
 
 
 def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]]:
@@ -40,7 +41,8 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
     course of a search may differ between machines, versions and threads: then it is not compared.
     """
     if rebuilt.again is None or stated.status == Status.STOPPED:
-        return ({} if stated.plain.get(ROOMIER) else {ROOMIER: None}), []
+        none: Tree = {ROOMIER: None, OPEN: 0}
+        return {name: value for name, value in none.items() if not stated.plain.get(name)}, []
     found = rebuilt.again()
     if stated.status == Status.INFEASIBLE:
         tree = {name: found.get(name) for name in WHY}
@@ -85,7 +87,7 @@ def _counted(stated: StatedPlan, rebuilt: Rebuilt, found: Tree) -> Tree:
     assert isinstance(here, dict)
     if not rebuilt.repeatable or made["versions"] != here["versions"]:
         return {}
-    return {"certificate": {name: here[name] for name in COUNTS}}
+    return {"certificate": {name: here[name] for name in COUNTS}, OPEN: found.get(OPEN)}
 
 
 def _times_s(plain: Tree) -> list[float]:

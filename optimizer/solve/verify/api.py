@@ -117,7 +117,7 @@ def rebuild(question: Question, write: Writer) -> Rebuilt:
     )
 
 
-_OF_A_RUN = ("solve_time_s", "comfortable")
+_OF_A_RUN = ("solve_time_s", "comfortable", "open_ties")
 _OF_A_SEARCH = (*_OF_A_RUN, "infeasibility", "reasons")
 """What does not follow from layouts and a bound."""
 
