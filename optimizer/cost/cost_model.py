@@ -320,7 +320,8 @@ class CostModel:
             layer_s[Component.OFFLOAD] = np.add(*exposed[-1])
         left = self._left_bytes(batch, units, held, whole=not view.any_set)
         memory = memory_parts(
-            self._memory_context(batch, units, held, left, switches), working_set=dp is not None
+            self._memory_context(batch, units, held, left, switches, any_set=view.any_set),
+            working_set=dp is not None,
         )
         stage = units.mean_stage(self.counts / batch.pp[:, None])
         weight, lone_s = bubble(batch, stage, least=view.least)
@@ -330,7 +331,7 @@ class CostModel:
         first_s, last_s = placed(embedding, self._last_parts(units), folded=schedule.folded)
         ranks, chunks = schedule.distinct(batch.pp, batch.vp)
         full = np.array([r.granularity is Granularity.FULL for r in batch.codebook.recomputes])
-        return TermParts(
+        parts = TermParts(
             batch=batch,
             ranks=np.asarray(ranks),
             chunks=np.asarray(chunks),
@@ -345,6 +346,7 @@ class CostModel:
             operations=self._operations(batch, units, exposed, groups),
             **memory,
         )
+        return parts if view.any_set else parts.grouped()
 
     def _alone_s(self, batch: LayoutBatch, units: Units, view: View) -> tuple[FloatArray, FloatArray]:
         """Exposed expert traffic of a block, forward and backward (n, K), of micro-batches that run beside no other.
@@ -421,6 +423,8 @@ class CostModel:
         held: list[RankParameters],
         left: FloatArray,
         switches: RowSwitches,
+        *,
+        any_set: bool,
     ) -> MemoryContext:
         schedule = schedule_of(batch)
         copies, name = schedule.parameter_copies, schedule.schedule
@@ -454,6 +458,7 @@ class CostModel:
             boundary_bytes=self.boundary_bytes(batch),
             graphs=self._graph_bytes(batch, switches),
             ideal=self.ideal,
+            any_set=any_set,
             adapter=self.training.adapter,
             trained=self._trained(batch),
         )

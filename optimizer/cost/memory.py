@@ -35,7 +35,8 @@ class MemoryContext:
     ``others`` are those of the held parameters in no matrix, ``weight_bytes`` those of a parameter in a block, ``copies`` of
     every stage are held by as many ranks; ``left`` is what offloading leaves on the GPU;
     With an ``adapter`` only ``trained`` parameters of each block kind have gradients and optimizer state.
-    ``mtp_activation`` is of all micro-batches in flight, ``graphs`` what CUDA graphs take.
+    ``mtp_activation`` is of all micro-batches in flight, ``graphs`` what CUDA graphs take. ``any_set``: rows stand for every
+    entry of recomputation.
     """
 
     model: ModelSpec
@@ -57,6 +58,7 @@ class MemoryContext:
     boundary_bytes: FloatArray
     graphs: FloatArray
     ideal: bool
+    any_set: bool = False
     adapter: AdapterSpec | None = None
     trained: Sequence[RankParameters] = ()
 
@@ -105,14 +107,15 @@ def _frozen(
 
 
 def _grouped(ctx: MemoryContext) -> FloatArray:
-    """Layers that are recomputed from one saved input."""
+    """Layers that are recomputed from one saved input; the most of the codebook where rows stand for all entries."""
     groups = np.array([max(entry.group, 1) for entry in ctx.batch.codebook.recomputes], dtype=np.float64)
-    return groups[ctx.batch.recompute]
+    return np.full(len(ctx.batch), groups.max()) if ctx.any_set else groups[ctx.batch.recompute]
 
 
 def _again_bytes(ctx: MemoryContext) -> FloatArray:
     """Bytes that exist while layers are recomputed: all that a group of them keeps."""
-    return np.asarray((ctx.kept * _grouped(ctx)[:, None]).max(axis=1))
+    groups = np.ones(len(ctx.batch)) if ctx.any_set else _grouped(ctx)
+    return np.asarray((ctx.kept * groups[:, None]).max(axis=1))
 
 
 def _end_bytes(

@@ -59,7 +59,8 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
         "hidden_backward_s": blocks @ units.blocks_of("hidden_backward_s")[0],
     }
     kept = units.blocks_of("kept_bytes")[0]
-    saved = kept - np.minimum(units.blocks_of("checkpoint_bytes")[0], kept)
+    inputs = units.blocks_of("checkpoint_bytes")[0] / max(layout.recompute.group, 1)
+    saved = kept - np.minimum(inputs, kept)
     held = (blocks @ kept - again @ saved) * (not on_host)
     _add_ends(cost, layout, units, times)
     return StageWorks(

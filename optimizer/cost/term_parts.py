@@ -111,6 +111,31 @@ class TermParts:
         }
         return replace(self, operations=self.operations.slower(factor), **scaled)
 
+    def grouped(self) -> TermParts:
+        """Return the parts with recomputation in groups of layers inside of every block: all layers are recomputed then."""
+        entries = self.batch.codebook.recomputes
+        if not any(entry.group for entry in entries):
+            return self
+        rows = np.array([entry.group > 0 for entry in entries])[self.batch.recompute]
+        always = rows[:, None]
+        again = {part: np.where(always, value, 0.0) for part, value in self.recompute_s.items()}
+        times = {part: value + again.get(part, 0.0) for part, value in self.layer_s.items()}
+        times |= {part: value for part, value in again.items() if part not in times}
+        backward = self.operations.backward_s + total(again, self.layer_activation_bytes)
+        transient = np.where(rows, self.recompute_transient_bytes, 0.0)
+        return replace(
+            self,
+            layer_s=times,
+            recompute_s={part: np.where(always, 0.0, value) for part, value in self.recompute_s.items()},
+            layer_activation_bytes=np.where(
+                always, self.recomputed_activation_bytes, self.layer_activation_bytes
+            ),
+            common_bytes=self.common_bytes | {"recompute_transient": transient},
+            recompute_transient_bytes=self.recompute_transient_bytes - transient,
+            may_recompute=self.may_recompute & ~rows,
+            operations=replace(self.operations, backward_s=backward),
+        )
+
     def outside(self) -> Times:
         """Return the parts of a step before and after the pipeline."""
         return {part: s for part, s in self.fixed_s.items() if part.record.place is Place.OUTSIDE}

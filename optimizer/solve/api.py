@@ -346,12 +346,11 @@ def layout_of(source: CostedSpace, found: Found) -> Layout:
     value = {name: int(getattr(row, name)[0]) for name in SAME}
     codes = row.codebook
     recompute = codes.recomputes[int(row.recompute[0])]
-    if recompute.granularity is Granularity.FULL and not found.recomputed.any():
+    recomputed = found.blocks if recompute.group else found.recomputed
+    if recompute.granularity is Granularity.FULL and not recomputed.any():
         recompute = Recompute()
     schedule = codes.schedules[int(row.schedule[0])]
-    stages = virtual_stages(
-        source.cost.model, value["pp"], value["vp"], found.blocks, found.recomputed, schedule
-    )
+    stages = virtual_stages(source.cost.model, value["pp"], value["vp"], found.blocks, recomputed, schedule)
     whole = Layout(
         sp=bool(row.sp[0]),
         hsdp_shard=int(row.hsdp_shard[0]) or None,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import savers_of
 from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
+from layoutopt.optimizer.space.recompute_sets import recompute_text
+from layoutopt.optimizer.space.rules.recompute import GROUPING
 from layoutopt.optimizer.specs.vocabulary import Saver
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Openable:
 
 def openable(axes: Axes) -> tuple[Openable, ...]:
     """List what the framework's release has and the question leaves out, what keeps the numbers first."""
-    found = [*_switches(axes), *_savers(axes), *_formats(axes)]
+    found = [*_switches(axes), *_groups(axes), *_savers(axes), *_formats(axes)]
     return tuple(sorted(found, key=lambda one: one.changes_numbers))
 
 
@@ -54,6 +56,24 @@ def _switches(axes: Axes) -> Iterator[Openable]:
                 opened_by=f"--fix {switch.name}={every}",
                 changes_numbers=switch.changes_numbers,
             )
+
+
+GROUPS = (2, 4, 8)
+"""Layers to one saved input that are named; sqrt(L) of them take the least memory (Chen et al. 2016)."""
+
+
+def _groups(axes: Axes) -> Iterator[Openable]:
+    if axes.ctx.framework not in GROUPING or "recompute" in axes.options.fix:
+        return
+    values = tuple(f"uniform:{group}" for group in GROUPS)
+    every = ",".join([*map(recompute_text, axes.recomputes), *values])
+    yield Openable(
+        name="recompute",
+        values=values,
+        meaning="all layers from one saved input for as many (uniform method)",
+        opened_by=f"--fix recompute={every}",
+        changes_numbers=False,
+    )
 
 
 def _savers(axes: Axes) -> Iterator[Openable]:

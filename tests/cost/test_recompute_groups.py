@@ -58,7 +58,7 @@ def test_memory_by_hand(group: int) -> None:
 def test_groups_of_one_are_full_recomputation() -> None:
     """To the last bit, and time does not depend on the group."""
     assert priced("uniform:1") == priced("full")
-    assert priced("uniform:8").step_time_s == priced("full").step_time_s
+    assert priced("uniform:8").step_time_s == pytest.approx(priced("full").step_time_s, rel=1e-12)
 
 
 def test_the_square_root_optimum() -> None:

@@ -163,7 +163,11 @@ def read_stages(
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
     rank = distinct_rank_of_entry(schedule, ranks, chunks)
     check_sizes(blocks.sum(axis=1)[order], rank[order], rule, folded=SCHEDULES[schedule].folded)
-    check_recomputed(blocks, recomputed, order, rule, may_recompute)
+    if layout.recompute.group:
+        if (recomputed != blocks).any():
+            raise Refuted("groups of layers are recomputed from one input, but not all layers are recomputed")
+    else:
+        check_recomputed(blocks, recomputed, order, rule, may_recompute)
     seat = seats(schedule, ranks, chunks)
     return blocks[seat], recomputed[seat]
 

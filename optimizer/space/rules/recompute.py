@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
     from layoutopt.optimizer.specs.layout import Layout, Recompute
 
-_LISTS = FREEST | MEGATRONS | {Framework.MEGATRON_DEEPSPEED}
+GROUPING = FREEST | MEGATRONS | {Framework.MEGATRON_DEEPSPEED}
 
 
 def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
@@ -47,11 +47,7 @@ def _granularity_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _groups(recompute: Recompute, ctx: Context) -> bool:
-    return not recompute.group or ctx.framework in _LISTS
-
-
-def _single(recompute: Recompute, ctx: Context) -> bool:
-    return not recompute.group
+    return not recompute.group or ctx.framework in GROUPING
 
 
 def _groups_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -162,17 +158,6 @@ RULES: tuple[Rule, ...] = (
         frameworks=EVERY,
     ),
     Rule(
-        name="recompute_groups_searched",
-        formula="groups of layers are recomputed whole",
-        reason="the uniform method recomputes all layers, and the search counts them",
-        source="NVIDIA/Megatron-LM core/transformer/transformer_block.py",
-        reads=frozenset({"recompute"}),
-        holds=per_entry(_single),
-        detail=_groups_detail,
-        frameworks=_LISTS - FREEST,
-        search_only=True,
-    ),
-    Rule(
         name="recompute_modules_supported",
         formula="modules in the release's list",
         reason="the release has to know the module",
@@ -181,7 +166,7 @@ RULES: tuple[Rule, ...] = (
         holds=per_entry(_modules),
         detail=_modules_detail,
         repair=known_modules,
-        frameworks=_LISTS | TORCH_PIPELINES,
+        frameworks=GROUPING | TORCH_PIPELINES,
     ),
     Rule(
         name="recompute_modules_named",
@@ -204,7 +189,7 @@ RULES: tuple[Rule, ...] = (
         holds=per_entry(_parts),
         detail=_parts_detail,
         repair=without_modules("moe_act", "mla_up_proj"),
-        frameworks=_LISTS,
+        frameworks=GROUPING,
     ),
     Rule(
         name="recompute_with_delayed_fp8",
@@ -216,7 +201,7 @@ RULES: tuple[Rule, ...] = (
         holds=_delayed,
         detail=_delayed_detail,
         repair=without_modules("moe_act", "layernorm"),
-        frameworks=_LISTS,
+        frameworks=GROUPING,
     ),
     Rule(
         name="recompute_with_fp8",

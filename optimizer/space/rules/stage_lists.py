@@ -13,7 +13,7 @@ from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.effective import restaged
 from layoutopt.optimizer.space.repairs import regroup
-from layoutopt.optimizer.space.rule import FREEST, BrokenRule
+from layoutopt.optimizer.space.rule import BrokenRule
 from layoutopt.optimizer.space.stage_splits import allowed_sizes, boxes, own_split
 from layoutopt.optimizer.space.stages import chunk_layers, model_order
 from layoutopt.optimizer.specs.layout import Recompute
@@ -288,7 +288,7 @@ def _recomputed(layout: Layout, ctx: Context) -> BrokenRule | None:
     rule = ctx.launch_rule.recomputation
     layers = [stage.layers for stage in layout.stages]
     again = [stage.recomputed for stage in layout.stages]
-    if layout.recompute.group and ctx.framework not in FREEST and again != layers:
+    if layout.recompute.group and again != layers:
         text = f"{sum(again)} of {sum(layers)} layers are recomputed in groups of {layout.recompute.group}"
         why = "--recompute-method uniform recomputes every layer"
         return _broken("recompute_groups_whole", text, "all layers", why)
