@@ -11,6 +11,10 @@ MAX_VALUES = 100_000
 EXAMPLES = '"256,512", "256:16384:x2", "8:64:+8"'
 
 
+RATES = (1e-3, 1e6)
+"""Least and largest network rate of a GPU, Gbit/s: below it no step ends, and no network is near the other end."""
+
+
 def parse_counts(text: str, *, key: str) -> tuple[int, ...]:
     """Read whole numbers above 0, ascending and each once.
 
@@ -26,8 +30,12 @@ def parse_counts(text: str, *, key: str) -> tuple[int, ...]:
 
 
 def parse_rates(text: str, *, key: str) -> tuple[float, ...]:
-    """Read numbers above 0 separated by commas, ascending and each once; raises ``InputError``."""
-    return tuple(sorted({_number(part.strip(), key) for part in text.split(",")}))
+    """Read rates in Gbit/s separated by commas, ascending and each once; raises ``InputError``."""
+    rates = sorted({_number(part.strip(), key) for part in text.split(",")})
+    low, high = RATES
+    if not low <= rates[0] <= rates[-1] <= high:
+        raise input_error(f"{text[:60]!r} is out of range", f"{low:g} to {high:,.0f} Gbit/s", key=key)
+    return tuple(rates)
 
 
 def _part(part: str, key: str) -> list[int]:

@@ -51,6 +51,9 @@ def test_bad_counts(text: str, message: str) -> None:
 def test_rates_may_be_fractions() -> None:
     """Network rates are sorted numbers."""
     assert parse_rates("400,200,12.5", key="network") == (12.5, 200.0, 400.0)
+    for absurd in ("1e-300", "400,1e9"):
+        with pytest.raises(InputError, match="out of range"):
+            parse_rates(absurd, key="network")
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=20))
