@@ -14,11 +14,18 @@ from layoutopt.optimizer.cost.checkpoints import (
     checkpoint_schedules,
 )
 from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
+from layoutopt.optimizer.cost.interruptions import slowdowns
+from layoutopt.optimizer.cost.run_facts import footprint_of
 from layoutopt.optimizer.plan.monte_carlo import RunQuantiles, simulate_runs
+from layoutopt.optimizer.space.rows import row_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 CURVE_GPUS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 100_000)
 """Sizes at which goodput is shown."""
@@ -84,6 +91,22 @@ def plan_faults(
         else _simulated(work_s, best, mtbf_s, options, options.relative_error),
         curve=goodput_curve(parameters, gpus, cluster, options),
     )
+
+
+def expected_wall_s(
+    parts: Sequence[tuple[float, Layout]], model: ModelSpec, cluster: ClusterSpec, faults: FaultPlan
+) -> float:
+    """Return the expected seconds of a run of parts (seconds of work, layout), as a search for the fewest days counts them.
+
+    Beside ``faults``, in which every failure restarts the whole job at once, that is what hot restarts save and what nodes
+    in repair cost, where the cluster states them.
+    """
+    failures = cluster.failures
+    if failures.hot_restart_s is None and failures.repair_s is None:
+        return faults.best.wall_s
+    uses = [footprint_of(row_of(layout)) for _, layout in parts]
+    slower = [float(slowdowns(model, cluster, use.gpus, use.replicas)[0]) for use in uses]
+    return sum(work_s * factor for (work_s, _), factor in zip(parts, slower, strict=True))
 
 
 def _cost(parameters: float, gpus: int, cluster: ClusterSpec, options: PlanOptions) -> CheckpointCost:

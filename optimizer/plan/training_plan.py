@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.budget import Budget, training_budget
 from layoutopt.optimizer.cost.parameters import model_parameters
-from layoutopt.optimizer.plan.fault_plan import FaultPlan, plan_faults
+from layoutopt.optimizer.plan.fault_plan import FaultPlan, expected_wall_s, plan_faults
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.plan.recipe import Recipe, recipe_layout
 from layoutopt.optimizer.plan.vendor import VendorLayout, vendor_layout
@@ -136,7 +136,8 @@ def make_training_plan(
     parameters = model_parameters(workload.model, with_mtp=True)
     gpus = max(phase.layout.gpus for phase in planned)
     faults = plan_faults(budget.days * DAY_S, parameters, gpus, cluster, options)
-    days = faults.best.wall_s / DAY_S
+    parts = [(phase.budget.days * DAY_S, phase.layout) for phase in planned]
+    days = expected_wall_s(parts, workload.model, cluster, faults) / DAY_S
     price = options.gpu_hour_cost
     return TrainingPlan(
         model=workload.model.name,

@@ -14,7 +14,7 @@ from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import model_parameters
-from layoutopt.optimizer.plan.fault_plan import plan_faults
+from layoutopt.optimizer.plan.fault_plan import expected_wall_s, plan_faults
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.search.best_first import BestFirst
@@ -123,7 +123,8 @@ def size_answer(
     faults = plan_faults(
         budget.days * DAY_S, parameters, plan.layout.gpus, cluster, replace(options, simulated_runs=1)
     )
-    expected_days, price = faults.best.wall_s / DAY_S, options.gpu_hour_cost
+    wall_s = expected_wall_s([(budget.days * DAY_S, plan.layout)], workload.model, cluster, faults)
+    expected_days, price = wall_s / DAY_S, options.gpu_hour_cost
     return SizeAnswer(
         gpus=cluster.gpu_count,
         step_time_s=step_time_s,

@@ -21,7 +21,10 @@ from layoutopt.optimizer.cost.interruptions import (
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.cost.run_facts import RunFacts, footprint_of
 from layoutopt.optimizer.plan.monte_carlo import simulate_runs
+from layoutopt.optimizer.plan.options import PlanOptions
+from layoutopt.optimizer.plan.training_plan import make_training_plan
 from layoutopt.optimizer.report.tables.plan import outcome_words
+from layoutopt.optimizer.report.tables.training import replaced
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import Plan, SolveOptions
 from layoutopt.optimizer.space.rows import row_of
@@ -204,3 +207,18 @@ def test_nodes_in_repair_change_the_layout() -> None:
     assert few.layout.gpus < 64 == many.layout.gpus
     assert many.outcome.value < 0.7 * few.outcome.value < 0.7 * few.outcome.first_value
     assert "nodes stand ready for failed ones instead of 0" in outcome_words(few.outcome)
+
+
+def test_a_plan_counts_the_days_of_a_search() -> None:
+    """A plan's expected days are those that a search in days proves, hot restarts and nodes in repair included."""
+    for stated in ({}, {"hot_restart_s": 120.0}, {"repair_s": DAY_S, "spare_nodes": 2}):
+        cluster = load_cluster("h100x64")
+        cluster = replace(
+            cluster,
+            failures=replace(cluster.failures, gpu_hours_per_failure=FAILING, **stated),  # type: ignore[arg-type]
+        )
+        answer = solve_layout(SMALL, cluster, SolveOptions(top=1, minimize="days"))
+        assert answer.outcome is not None
+        planned = make_training_plan(SMALL, cluster, answer, PlanOptions(simulated_runs=1))
+        assert planned.expected_days == pytest.approx(answer.outcome.value, rel=1e-6), stated
+        assert replaced(planned) is bool(stated)

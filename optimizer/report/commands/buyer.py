@@ -71,12 +71,16 @@ class _Prices:
 @click.option(
     "--gpu-hour-cost", metavar="PRICES", help="Price of a GPU-hour: 2.5, or by GPU: h100=2.5,b200=4."
 )
-@click.option("--price-kwh", type=Number("PRICE"), help="Price of energy that the GPU-hour does not include.")
+@click.option(
+    "--price-kwh", type=Number("PRICE", most=1e9), help="Price of energy that the GPU-hour does not include."
+)
 @click.option(
     "--mtbf", type=Number("GPU-HOURS", positive=True), help="GPU-hours between interruptions of the job."
 )
 @click.option(
-    "--pue", type=Number("FACTOR", positive=True), help="Power of the machine room over that of the machines."
+    "--pue",
+    type=Number("FACTOR", positive=True, most=100),
+    help="Power of the machine room over that of the machines.",
 )
 @click.option("--tokens", type=QuantityText("TOKENS", "TOKENS"), help="Tokens of the run.")
 @click.option("--framework", default="megatron", show_default=True, help="Whose launches are searched.")

@@ -36,14 +36,14 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
         parts.extend(_phase(phase, alone=len(plan.phases) == 1))
     if len(plan.phases) > 1:
         parts.append(section("All phases", _budget(plan.budget, plan.relative_error)))
-    parts.extend(_faults(plan.faults))
+    parts.extend(_faults(plan.faults, replaced=replaced(plan)))
     return Group(*parts)
 
 
 def _headline(plan: TrainingPlan) -> Text:
     line = Text()
     line.append(f"{plan.expected_days:,.3g} days", style="bold")
-    runs = plan.faults.simulated_with_error
+    runs = None if replaced(plan) else plan.faults.simulated_with_error
     line.append(f" (80% interval {runs.p10_s / DAY_S:,.3g} to {runs.p90_s / DAY_S:,.3g})" if runs else "")
     line.append(
         f" expected with failures for {format_count(plan.budget.tokens)} tokens of {plan.model} on {plan.cluster}"
@@ -176,15 +176,22 @@ def _band(band: tuple[float, float, float]) -> str:
     return f"{band[1]:.1%} ({band[0]:.1%} to {band[2]:.1%})"
 
 
-def _faults(faults: FaultPlan) -> list[RenderableType]:
+def replaced(plan: TrainingPlan) -> bool:
+    """Tell whether the expected days count hot restarts or nodes in repair, which the schedules do not."""
+    wall_days = plan.faults.best.wall_s / DAY_S
+    return abs(plan.expected_days - wall_days) > 1e-9 * wall_days
+
+
+def _faults(faults: FaultPlan, *, replaced: bool) -> list[RenderableType]:
     columns, rows = schedule_rows(faults)
+    apart = "; the days expected count hot restarts and nodes in repair, these do not" if replaced else ""
     return [
         section(
             "Failures",
             facts(fault_pairs(faults)),
             Text(""),
             grid(columns, rows),
-            note=f"{faults.gpu_hours_per_failure:,.0f} GPU-hours each",
+            note=f"{faults.gpu_hours_per_failure:,.0f} GPU-hours each{apart}",
         ),
         section("Goodput by size", grid(GOODPUT_COLUMNS, goodput_rows(faults), left=())),
     ]
