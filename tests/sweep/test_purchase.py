@@ -177,7 +177,7 @@ def test_the_command() -> None:
         ("--gpu-hour-cost", "1e10"): "no price",
         ("--batch", "within 1..2x"): "--batch",
         ("--batch", "1:1e30"): "out of range",
-        ("--pue", "1e308"): "up to 100",
+        ("--pue", "1e308"): "up to 10",
         ("--precision", "bf17"): "no number format",
         ("--batch", "9:3"): "first <= last",
         ("--network", "0"): "network",

@@ -79,7 +79,7 @@ class _Prices:
 )
 @click.option(
     "--pue",
-    type=Number("FACTOR", positive=True, most=100),
+    type=Number("FACTOR", positive=True, most=10),
     help="Power of the machine room over that of the machines.",
 )
 @click.option("--tokens", type=QuantityText("TOKENS", "TOKENS"), help="Tokens of the run.")
