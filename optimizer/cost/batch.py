@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +35,18 @@ TOGETHER = (
 """Switches in which rows priced together may differ; the others are fields of their one preset."""
 
 
+@lru_cache(maxsize=1024)
 def priced_apart(switches: Switches) -> Switches:
     """Return what rows priced together have to share of their switches."""
     return replace(switches, **dict.fromkeys(TOGETHER)) if switches else switches
+
+
+@lru_cache(maxsize=256)
+def _groups(formats: tuple[Format, ...]) -> tuple[int, ...]:
+    """Number formats so that those that differ only in switches ``TOGETHER`` have one number."""
+    shared = [(*entry[:2], priced_apart(entry[2])) for entry in formats]
+    distinct = _distinct(shared)
+    return tuple(distinct.index(entry) for entry in shared)
 
 
 DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches")
@@ -71,9 +81,7 @@ class Codebook:
     @property
     def groups(self) -> IntArray:
         """Number codes (P,) so that those that differ only in switches ``TOGETHER`` have one number."""
-        shared = [(*entry[:2], priced_apart(entry[2])) for entry in self.formats]
-        distinct = _distinct(shared)
-        return np.array([distinct.index(entry) for entry in shared], dtype=np.int64)
+        return np.array(_groups(self.formats), dtype=np.int64)
 
     def alike(self, code: int) -> tuple[int, ...]:
         """Return the precision codes of the same group as one, itself among them."""

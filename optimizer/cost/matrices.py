@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.mixers import (
@@ -59,11 +60,13 @@ class Matrix:
         return max(self.rows, self.columns)
 
 
+@lru_cache(maxsize=256)
 def block_matrices(model: ModelSpec, run: Run) -> tuple[Matrix, ...]:
     """Return the matrices of one block of a run."""
     return _merged(matrix for shape in run.block for matrix in layer_matrices(model, shape))
 
 
+@lru_cache(maxsize=256)
 def mtp_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     """Return the matrices of one multi-token-prediction layer."""
     joint = Matrix(rows=model.hidden, columns=2 * model.hidden)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -210,16 +210,7 @@ class FrameworkPreset:
 
     def switched(self, switches: Switches) -> FrameworkPreset:
         """Apply the launch switches that a layout states."""
-        if not switches:
-            return self
-        own: dict[str, Any] = {
-            _FIELDS.get(name, name): value for name, value in switches.stated().items() if name not in _MERGED
-        }
-        overlap = _expert_overlap(switches, self.ep_overlap)
-        if switches.dp_overlap is False:
-            own["param_overlap"] = False  # it needs the other
-        own |= {"ep_overlap": overlap, "narrow_weights": _narrow_weights(switches, self.narrow_weights)}
-        return replace(self, **own)
+        return _switched(self, switches) if switches else self
 
 
 _FIELDS = {"cp_kind": "cp_comm"}
@@ -227,6 +218,18 @@ _FIELDS = {"cp_kind": "cp_comm"}
 
 _MERGED = ("ep_overlap", "shared_expert_overlap", "fp8_param_gather")
 """Switches that one field of a preset holds together with others or in other words."""
+
+
+@lru_cache(maxsize=1024)
+def _switched(preset: FrameworkPreset, switches: Switches) -> FrameworkPreset:
+    own: dict[str, Any] = {
+        _FIELDS.get(name, name): value for name, value in switches.stated().items() if name not in _MERGED
+    }
+    overlap = _expert_overlap(switches, preset.ep_overlap)
+    if switches.dp_overlap is False:
+        own["param_overlap"] = False  # it needs the other
+    own |= {"ep_overlap": overlap, "narrow_weights": _narrow_weights(switches, preset.narrow_weights)}
+    return replace(preset, **own)
 
 
 def preset_value(preset: FrameworkPreset, switch: Switch) -> Value:

@@ -58,7 +58,10 @@ class Switches:
         return {name: value for name, value in values if value is not None}
 
     def __bool__(self) -> bool:
-        return bool(self.stated())
+        return self != _NONE_STATED
+
+
+_NONE_STATED = Switches()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,12 +51,37 @@ def quick_bound(terms: StageTerms, counts: IntArray) -> FloatArray:
     return np.where(_may_fit(terms, blocks), bound * (1 - FLOAT_ERROR), np.inf)
 
 
-def likely_s(terms: StageTerms, counts: IntArray) -> FloatArray:
-    """Estimate the best step, (n,) seconds, by the closed form of equal ranks: for a search's order, not its proof."""
+def likely_s(terms: StageTerms, counts: IntArray, fits: NDArray[np.bool_] | None = None) -> FloatArray:
+    """Estimate the best step, (n,) seconds, by the closed form of equal ranks: for a search's order, not its proof.
+
+    ``fits`` (n,) are the layouts that may fit, where that is known.
+    """
+    fits = _may_fit(terms, int(counts.sum())) if fits is None else fits
+    again = _again_s(terms, counts)
     slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, int(counts.sum())))
-    bound = (terms.micro_batches - terms.bubble_weight) * slowest_s
-    bound += terms.bubble_weight * work_s(terms, counts) + terms.fixed_s
-    return np.where(_may_fit(terms, int(counts.sum())), bound, np.inf)
+    bound = (terms.micro_batches - terms.bubble_weight) * (slowest_s + again / terms.pp)
+    bound += terms.bubble_weight * (work_s(terms, counts) + again) + terms.fixed_s
+    return np.where(fits, bound, np.inf)
+
+
+def _again_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+    """Estimate the seconds of recomputation that equal ranks of mean blocks need to fit, (n,), over all ranks."""
+    result = np.zeros(len(terms))
+    share = counts / counts.sum()
+    saved = (terms.layer_activation_bytes - terms.recomputed_activation_bytes) @ share
+    held, state = terms.layer_activation_bytes @ share, terms.layer_state_bytes @ share
+    room = terms.capacity_bytes - terms.common_bytes - terms.recompute_transient_bytes
+    block_s = terms.recompute_s @ share
+    may = terms.may_recompute & (saved > 0)
+    for pp in np.flatnonzero(np.bincount(terms.pp[may], minlength=1)):
+        index = np.flatnonzero(may & (terms.pp == pp))
+        flight, mean = terms.in_flight[index, :pp], counts.sum() / pp
+        missing = mean * (state[index, None] + flight * held[index, None]) - room[index, None]
+        missing[:, 0] += terms.first_bytes[index]
+        missing[:, -1] += terms.last_bytes[index]
+        again = np.clip(missing / np.maximum(flight * saved[index, None], TINY), 0.0, mean)
+        result[index] = again.sum(axis=1) * block_s[index]
+    return result
 
 
 def _passing_s(terms: StageTerms, counts: IntArray) -> FloatArray:
@@ -221,10 +246,10 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
     for _ in range(SHARPENINGS if np.isfinite(cutoff_s) and (terms.vp > 1).any() else 0):
         if not len(alive):
             break
-        sharper = _Bottleneck(terms, counts, problem.cases, problem.first_chunk(cutoff_s))
+        sharper = _Bottleneck(terms, counts, problem.cases, problem.fewest(cutoff_s))
         kept = sharper.enough(sharper.limit_s(cutoff_s))
-        alive, first = alive[kept], sharper.first_chunk(cutoff_s)[kept]
-        problem = _Bottleneck(terms, counts, problem.cases.take(kept), first)
+        alive, fewest = alive[kept], sharper.fewest(cutoff_s)[kept]
+        problem = _Bottleneck(terms, counts, problem.cases.take(kept), fewest)
     if len(alive):
         least, slowest[alive] = problem.bracket()
         bound[alive] = np.minimum(problem.step_s(least) * (1 - FLOAT_ERROR), cutoff_s)
@@ -254,9 +279,9 @@ class _Bottleneck:
     """The search for the least bottleneck time of each case."""
 
     def __init__(
-        self, terms: StageTerms, counts: IntArray, cases: Cases, first_chunk: FloatArray | None = None
+        self, terms: StageTerms, counts: IntArray, cases: Cases, fewest: FloatArray | None = None
     ) -> None:
-        self.capacity = RankCapacity(terms, counts, cases, first_chunk)
+        self.capacity = RankCapacity(terms, counts, cases, fewest)
         self.terms = own = self.capacity.terms
         self.cases, self._counts = cases, counts
         self.kinds = _weights(self.capacity)
@@ -274,16 +299,13 @@ class _Bottleneck:
         least: FloatArray = np.maximum(limit, 0.0)
         return least
 
-    def first_chunk(self, cutoff_s: float) -> FloatArray:
-        """Return the fewest blocks (c, P) of every rank's first chunk in any step below a cutoff.
-
-        A rank holds what the others have no room for, and its chunks differ by at most one block.
-        """
+    def fewest(self, cutoff_s: float) -> FloatArray:
+        """Return the fewest blocks (c, P) of every rank in any step below a cutoff: what the others have no room for."""
         most = self.units(self.capacity.held(np.minimum(self.limit_s(cutoff_s), 1e15)))[0]
         most = np.where(self.capacity.real, np.maximum(most, 0.0), 0.0)
-        fewest = self._counts.sum() - (most.sum(axis=1, keepdims=True) - most)
-        first: FloatArray = np.floor(np.maximum(fewest, 0.0) / self.terms.vp[:, None])
-        return first
+        held = self._counts.sum() - (most.sum(axis=1, keepdims=True) - most)
+        fewest: FloatArray = np.ceil(np.maximum(held, 0.0) * (1 - SLACK))
+        return fewest
 
     def units(self, held: FloatArray) -> FloatArray:
         """Weigh what each rank can hold: (Y, c, P), one row per choice of weights."""

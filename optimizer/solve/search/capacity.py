@@ -106,7 +106,7 @@ class RankCapacity:
     """
 
     def __init__(
-        self, terms: StageTerms, counts: IntArray, cases: Cases, first_chunk: FloatArray | None = None
+        self, terms: StageTerms, counts: IntArray, cases: Cases, fewest: FloatArray | None = None
     ) -> None:
         self.cases = cases
         self.terms = terms = terms.take(cases.row)
@@ -118,7 +118,7 @@ class RankCapacity:
         self.saved_bytes = flight * (activation - terms.recomputed_activation_bytes.T[:, :, None])
         ranks = np.arange(flight.shape[1])
         self.real = ranks < terms.pp[:, None]
-        self.floors = rank_floors(terms, counts, first_chunk)
+        self.floors = rank_floors(terms, counts, fewest)
         left = terms.capacity_bytes - terms.common_bytes
         self.room_bytes = _at_ends(terms, left, -terms.first_bytes, -terms.last_bytes) * self.real
         self._every = (np.isinf(cases.high) | cases.free)[:, None]

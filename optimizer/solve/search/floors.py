@@ -10,6 +10,9 @@ every other rank once, but skips the forwards that s runs meanwhile:
     others         m T_s
 
 with F and T a rank's forward and whole time for one micro-batch. Transfers on the way count where they are certain.
+An interleaved path may also leave rank s after the first micro-batch's forward of its last chunk, down to the last rank and
+back, so that it counts the last chunks of the ranks behind s, but skips the forwards that s runs meanwhile. Each rank
+takes what is likely to be the longer of its two paths.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.orders import HopOverlap
+from layoutopt.optimizer.cost.schedules import default_group
 from layoutopt.optimizer.cost.step import NAMES
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -48,8 +53,8 @@ class RankFloors:
     all_again: FloatArray
 
 
-def rank_floors(terms: StageTerms, counts: IntArray, first_chunk: FloatArray | None = None) -> RankFloors:
-    """Return the floors of every layout; ``first_chunk`` (n, P) are the fewest blocks of every rank's first chunk."""
+def rank_floors(terms: StageTerms, counts: IntArray, fewest: FloatArray | None = None) -> RankFloors:
+    """Return the floors of every layout; ``fewest`` (n, P) are the fewest blocks of every rank."""
     rank = np.arange(terms.in_flight.shape[1])
     m, plain = terms.micro_batches[:, None], runs(terms, PLAIN)[:, None]
     missed = missed_forwards(terms, rank)
@@ -68,12 +73,19 @@ def rank_floors(terms: StageTerms, counts: IntArray, first_chunk: FloatArray | N
     )
     base = np.where(plain, sure * share - forward * missed / m, ends)
     work = (terms.embedding_s + terms.head_s)[:, :2].sum(axis=1) + both @ counts.astype(np.float64)
-    others = np.where(plain, work[:, None], _first_chunks_s(terms, rank, first_chunk))
-    hops = certain_hops(terms, rank) * np.where(terms.pp > 1, terms.hop_s, 0.0)[:, None]
+    held = np.ones((len(terms), len(rank))) if fewest is None else fewest
+    others = np.where(plain, work[:, None], _first_chunks_s(terms, rank, held))
+    hop_s = np.where(terms.pp > 1, terms.hop_s, 0.0)[:, None]
+    others = others + certain_hops(terms, rank) * hop_s
+    if terms.vp.max(initial=1) > 1 and runs(terms, (Schedule.INTERLEAVED,)).any():
+        gained, per_block = _detours(terms, rank, held, hop_s)
+        longer = gained > per_block * (counts.sum() / terms.pp)[:, None]
+        others = others + np.where(longer, gained, 0.0)
+        layer = layer - (np.where(longer, per_block, 0.0) / m)[:, None, :]
     return RankFloors(
         layer_s=np.maximum(layer, 0.0),
         again_s=again,
-        base_s=base + (others + hops + terms.outside_s[:, None]) / m,
+        base_s=base + (others + terms.outside_s[:, None]) / m,
         all_again=plain[:, 0].astype(np.float64),
     )
 
@@ -91,21 +103,50 @@ def missed_forwards(terms: StageTerms, rank: IntArray) -> FloatArray:
     return np.where(runs(terms, (Schedule.ONE_F_ONE_B,))[:, None], behind, 0).astype(np.float64)
 
 
-def _first_chunks_s(terms: StageTerms, rank: IntArray, first_chunk: FloatArray | None) -> FloatArray:
+def _first_chunks_s(terms: StageTerms, rank: IntArray, fewest: FloatArray) -> FloatArray:
     """Forward and backward of the first chunks that come before a rank; the first of all may hold the embedding alone."""
     each = (terms.forward_s + terms.backward_s).min(axis=1)[:, None]
-    held = np.ones((len(terms), len(rank))) if first_chunk is None else np.maximum(first_chunk, 1.0)
-    held = np.where(rank > 0, held, 0.0)
+    held = np.where(rank > 0, np.maximum(fewest // terms.vp[:, None], 1.0), 0.0)
     before = np.where(rank > 0, terms.embedding_s[:, :2].sum(axis=1)[:, None], 0.0)
     interleaved = runs(terms, (Schedule.INTERLEAVED,))[:, None]
     return np.where(interleaved, before + (np.cumsum(held, axis=1) - held) * each, 0.0)
+
+
+def _detours(
+    terms: StageTerms, rank: IntArray, fewest: FloatArray, hop_s: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return what interleaved paths gain on the way to the last rank and back, (n, P) seconds, and what each own block costs.
+
+    The first micro-batch is followed through the last chunks; the forwards that are skipped are of the same group's other
+    micro-batches there, then of the next group's first chunk. Chunks are balanced, larger ones last; the first chunk of
+    the first rank may hold less, the others then more.
+    """
+    m, pp, vp = (column[:, None] for column in (terms.micro_batches, terms.pp, terms.vp))
+    group = default_group(terms.pp, terms.micro_batches)[:, None]
+    skipped = np.clip(2 * (pp - 1 - rank), 0, m * vp - (vp - 1) * group - 1)
+    at_last = np.minimum(skipped, group - 1)
+    at_first = skipped - at_last
+    each = (terms.forward_s + terms.backward_s).min(axis=1)[:, None]
+    held = np.where(rank < pp - 1, np.maximum(-(-fewest // vp), 1.0), 0.0)
+    behind = held[:, ::-1].cumsum(axis=1)[:, ::-1] - held
+    way_s = behind * each + terms.head_s[:, :2].sum(axis=1)[:, None]
+    hops = 2 * (pp - 1 - rank) - np.where(terms.hops_overlap[:, None] == HopOverlap.ALL, 0, skipped + 1)
+    forward = (terms.forward_s + terms.hidden_forward_s).max(axis=1)[:, None]
+    # of n blocks the last chunk holds at most (n + vp - 1) / vp, of the first rank (n + vp - 2) / (vp - 1)
+    parts = np.maximum(vp - (rank == 0), 1)
+    lost_s = forward * (at_last * (parts - 1) / parts + np.where(rank == 0, at_first * (vp - 1) / vp, 0.0))
+    lost_s = lost_s + np.where(rank == 0, at_first * terms.embedding_s[:, :1], 0.0)
+    real = runs(terms, (Schedule.INTERLEAVED,))[:, None] & (vp > 1) & (rank < pp - 1)
+    gained = np.where(real, way_s + hops * hop_s - lost_s, 0.0)
+    return gained, np.where(real, forward * (at_last / parts + at_first / vp), 0.0)
 
 
 def certain_hops(terms: StageTerms, rank: IntArray) -> FloatArray:
     """Return the transfers on the path of every rank, (n, P).
 
     To the rank and away from it; in 1F1B and GPipe to the last rank and back besides. Where ranks wait, also those
-    between operations of the rank itself: all of them but, at the ends of the model, one per micro-batch.
+    between operations of the rank itself: all of them but, at the ends of the model, one per micro-batch; where only an
+    interleaved warm-up and cool-down wait, those behind the operations of these.
     """
     m, pp, vp = (column[:, None] for column in (terms.micro_batches, terms.pp, terms.vp))
     plain, interleaved = runs(terms, PLAIN)[:, None], runs(terms, (Schedule.INTERLEAVED,))[:, None]
@@ -115,4 +156,10 @@ def certain_hops(terms: StageTerms, rank: IntArray) -> FloatArray:
     missed = missed_forwards(terms, rank)
     own = np.where(one, np.where(at_end, m - 1, 2 * (m - 1)) - missed, 0)
     own = np.where(interleaved, 2 * m * vp - 1 - np.where(at_end, m, 0), own)
-    return way + np.where(terms.hops_overlap[:, None], 0, np.maximum(own, 0))
+    group = default_group(terms.pp, terms.micro_batches)[:, None]
+    warm_up = np.clip(2 * (pp - 1 - rank) + (vp - 1) * group, 0, m * vp)
+    # the last rank turns from its last forward to its first backward without a transfer
+    ends = np.where(interleaved, 2 * warm_up - 1 - (rank == pp - 1), 0)
+    overlap = terms.hops_overlap[:, None]
+    own = np.where(overlap == HopOverlap.NONE, own, np.where(overlap == HopOverlap.STEADY, ends, 0))
+    return way + np.maximum(own, 0)

@@ -187,9 +187,9 @@ class Ranks:
             allowed &= self._within_demands(number, exact=memory)
             if not allowed.any(axis=1).all():
                 return None
-        first = None
+        fewest = None
         for _ in range(SHARPENINGS):
-            floors = rank_floors(terms, self.counts, first)
+            floors = rank_floors(terms, self.counts, fewest)
             again, fits = self._least_recomputed(number, kinds, memory=memory)
             again_s = np.where(kinds, floors.again_s[0], NOT_MET).min(axis=0)[:, None]
             least_s = terms.recompute_s[0][self.counts > 0].min()
@@ -199,10 +199,10 @@ class Ranks:
             left = closed(allowed & fits & (time_s < limit_s), self.total)
             if left is None:
                 return None
-            if first is not None and (left == allowed).all():
+            if fewest is not None and (left == allowed).all():
                 break
             allowed, kinds = left, kinds & self._met(left)
-            first = (left.argmax(axis=1) // self.chunks)[None].astype(float)
+            fewest = left.argmax(axis=1)[None].astype(float)
         if self.chunks > 1 and not self.rule.order and self._first_chunks(allowed)[0].sum() < self.mixed:
             raise Unlisted
         return allowed, floors

@@ -36,19 +36,18 @@ def pieces(pp: IntArray) -> Iterator[IntArray]:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Rows with some modifiers chosen: how many tuples each stands for, its bound, and what it is likely to take."""
+    """Rows with some modifiers chosen: how many tuples each stands for, and its bound."""
 
     batch: LayoutBatch
     weight: IntArray
     bound: FloatArray
-    likely: FloatArray
 
     def __len__(self) -> int:
         return len(self.bound)
 
     def take(self, index: IntArray) -> Partial:
         """Return the selected rows."""
-        return Partial(self.batch.take(index), self.weight[index], self.bound[index], self.likely[index])
+        return Partial(self.batch.take(index), self.weight[index], self.bound[index])
 
     @classmethod
     def concat(cls, parts: list[Partial]) -> Partial:
@@ -57,7 +56,6 @@ class Partial:
             LayoutBatch.concat([part.batch for part in parts]),
             np.concatenate([part.weight for part in parts]),
             np.concatenate([part.bound for part in parts]),
-            np.concatenate([part.likely for part in parts]),
         )
 
 
@@ -74,7 +72,8 @@ class RowBounds:
         quick, likely = np.zeros(len(rows)), np.zeros(len(rows))
         for index in pieces(rows.pp):
             terms = self._source.relaxed(rows.take(index))
-            quick[index], likely[index] = quick_bound(terms, self._counts), likely_s(terms, self._counts)
+            quick[index] = quick_bound(terms, self._counts)
+            likely[index] = likely_s(terms, self._counts, np.isfinite(quick[index]))
         self.by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
         quick = self._source.demands.kept(quick, rows, exact=False)
         return quick, np.where(np.isfinite(quick), likely, np.inf)
@@ -85,21 +84,19 @@ class RowBounds:
         bound = lower_bound(terms, self._counts, self._rule, wanted_s, free=True)
         self.by_memory += self._tuples_of(rows[np.isinf(bound)])
         kept = np.flatnonzero(bound < wanted_s)
-        likely = likely_s(terms.take(kept), self._counts)
         rows = rows[kept]
-        return Partial(self._source.degrees.take(rows), self._source.tuples[rows], bound[kept], likely)
+        return Partial(self._source.degrees.take(rows), self._source.tuples[rows], bound[kept])
 
     def refined(self, partial: Partial, step: Refinement, wanted_s: float, *, free: bool = False) -> Partial:
         """Choose the modifiers of one step and keep what is below ``wanted_s``; ``free`` as in ``lower_bound``."""
         batch, weight = expanded(partial, step)
-        bound, likely = np.zeros(len(batch)), np.zeros(len(batch))
+        bound = np.zeros(len(batch))
         for index in pieces(batch.pp):
             terms = step.terms(batch.take(index))
             bound[index] = self.of(terms, wanted_s, free=free)
-            likely[index] = likely_s(terms, self._counts)
         self.by_memory += int(weight[np.isinf(bound)].sum())
         bound = self._source.demands.kept(bound, batch, exact=False)
-        return Partial(batch, weight, bound, likely).take(np.flatnonzero(bound < wanted_s))
+        return Partial(batch, weight, bound).take(np.flatnonzero(bound < wanted_s))
 
     def tuples(self, batch: LayoutBatch, weight: IntArray, terms: StageTerms, wanted_s: float) -> FloatArray:
         """Bound tuples by their exact terms."""
