@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from checks.operations import with_operations
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.step import step_s
-from layoutopt.optimizer.cost.terms import StageTerms
 from layoutopt.optimizer.solve.search.chunk_sizes import balanced, with_end
 from layoutopt.optimizer.solve.search.floors import rank_floors
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.terms import StageTerms
+
+ENDS = ("embedding_s", "head_s", "first_s", "last_s", "outside_s", "hidden_forward_s", "hidden_backward_s")
 
 
 def _terms(rng: np.random.Generator, pp: int, vp: int, m: int, kinds: int) -> StageTerms:
@@ -72,35 +78,26 @@ def test_no_stages_are_faster_than_a_floor(vp: int, seed: int) -> None:
 
 
 def test_floors_count_the_way_to_the_last_rank() -> None:
-    """Ranks of many equal chunks: a rank's floor counts the chunks before it or behind it, the last rank's nearly the step."""
+    """Equal ranks of large chunks: a floor counts the chunks before a rank, or those behind it less what it skips."""
     terms = _terms(np.random.default_rng(0), 4, 3, 8, 1)
     blocks = np.full((1, 3, 4, 1), 20)
-    for name in (
-        "embedding_s",
-        "head_s",
-        "hop_s",
-        "outside_s",
-        "first_s",
-        "last_s",
-        "hidden_forward_s",
-        "hidden_backward_s",
-    ):
+    for name in (*ENDS, "hop_s"):
         getattr(terms, name)[:] = 0.0
     terms.forward_s[:], terms.backward_s[:], terms.layer_s[:] = 1.0, 2.0, 3.0
     floors = rank_floors(terms, np.array([240]), np.full((1, 4), 60.0))
     floor_s = 8 * (60 * floors.layer_s[0, 0] + floors.base_s[0])
     busy_s, chunk_s = 8 * 60 * 3, 20 * 3
     assert step_s(terms, 0, blocks, np.zeros_like(blocks))[0] == pytest.approx(busy_s + 3 * chunk_s)
-    assert floor_s[-1] == pytest.approx(busy_s + 2 * chunk_s)  # the first rank's first chunk may be empty
-    # on to the last rank, whose last chunk may be empty, and back: one chunk, less two forwards of about 20 blocks
-    assert floor_s[2] == pytest.approx(busy_s + chunk_s)
+    # the first rank's first chunk and the last rank's last one may be empty
+    assert floor_s[3] == pytest.approx(busy_s + 2 * chunk_s)
+    # rank 1: on to rank 2 and back, less four forwards, three of a last chunk of at most 20 2/3 blocks, one of a first
+    assert floor_s[1] == pytest.approx(max(busy_s + chunk_s - (3 * 20 + 2) - 20, busy_s))
 
 
 def test_waits_of_warm_up_and_cool_down_are_certain() -> None:
     """Where only the ends of an interleaved pipeline wait for transfers, a floor counts each rank's own waits."""
     terms = _terms(np.random.default_rng(0), 4, 3, 8, 1)
-    for name in ("embedding_s", "head_s", "forward_s", "backward_s", "layer_s", "first_s", "last_s", "outside_s",
-                 "hidden_forward_s", "hidden_backward_s", "recompute_s"):  # fmt: skip
+    for name in (*ENDS, "forward_s", "backward_s", "layer_s", "recompute_s"):
         getattr(terms, name)[:] = 0.0
     terms.hop_s[:], terms.hops_overlap[:] = 1.0, HopOverlap.STEADY
     floor_s = 8 * rank_floors(terms, np.array([12])).base_s[0]

@@ -61,6 +61,10 @@ def likely_s(terms: StageTerms, counts: IntArray, fits: NDArray[np.bool_] | None
     slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, int(counts.sum())))
     bound = (terms.micro_batches - terms.bubble_weight) * (slowest_s + again / terms.pp)
     bound += terms.bubble_weight * (work_s(terms, counts) + again) + terms.fixed_s
+    # what fills and drains an interleaved pipeline are its larger chunks
+    chunk = counts.sum() / (terms.pp * terms.vp)
+    larger = (np.ceil(chunk * (1 - SLACK)) - chunk) * (terms.layer_s @ (counts / counts.sum()))
+    bound += np.where(terms.vp > 1, (terms.pp - 1) * larger, 0.0)
     return np.where(fits, bound, np.inf)
 
 

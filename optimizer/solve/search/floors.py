@@ -115,7 +115,7 @@ def _first_chunks_s(terms: StageTerms, rank: IntArray, fewest: FloatArray) -> Fl
 def _detours(
     terms: StageTerms, rank: IntArray, fewest: FloatArray, hop_s: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what interleaved paths gain on the way to the last rank and back, (n, P) seconds, and what each own block costs.
+    """Return what interleaved paths gain on the way to the last rank and back, (n, P) seconds, and lose per own block.
 
     The first micro-batch is followed through the last chunks; the forwards that are skipped are of the same group's other
     micro-batches there, then of the next group's first chunk. Chunks are balanced, larger ones last; the first chunk of
