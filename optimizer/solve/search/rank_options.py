@@ -11,6 +11,7 @@ alternate, what a rank holds depends on where each of its chunks starts (``place
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -140,18 +141,18 @@ class Ranks:
             return None
         totals, floors = found
         limit_s = below_s * (1 + SLACK) / float(self.terms.micro_batches[0])
+        sizes = [self._sizes(rank, np.flatnonzero(totals[rank])) for rank in range(self.pp)]
+        if not self.rule.order and not self.mixed and number is not None:
+            return self._alike(sizes, floors, limit_s, number, memory=memory)
         result = []
         starts = np.zeros(1, dtype=np.int64)
-        sizes = [self._sizes(rank, np.flatnonzero(totals[rank])) for rank in range(self.pp)]
         walk = self._walk(sizes)
         for rank in range(self.pp):
             if walk is None:
                 option = self._of_rank(rank, sizes[rank], starts, number, memory=memory)
             else:
                 option = self._in_order(rank, walk.steps(rank), number, memory=memory)
-            time_s = option.blocks.sum(axis=1) @ floors.layer_s[0, :, rank] + floors.base_s[0, rank]
-            time_s = time_s + option.recomputed.sum(axis=1) @ floors.again_s[0, :, rank]
-            option = option.take(time_s < limit_s)
+            option = option.take(self._soon(option, np.full(len(option), rank), floors, limit_s))
             if not len(option):
                 return None
             starts = np.unique(option.stop)
@@ -160,6 +161,35 @@ class Ranks:
                 option = replace(option, stop=np.searchsorted(starts, option.stop))
             result.append(option)
         return result
+
+    def _alike(
+        self, sizes: list[IntArray], floors: RankFloors, limit_s: float, number: int, *, memory: bool
+    ) -> list[Options] | None:
+        """List the options of all ranks at once: of one kind, it does not matter where a rank starts."""
+        if max(len(own) for own in sizes) > MOST_OPTIONS:
+            raise Unlisted
+        rank, chunk = np.repeat(np.arange(self.pp), [len(own) for own in sizes]), np.concatenate(sizes)
+        start = np.zeros(len(rank), dtype=np.int64)
+        option = Options(
+            self._kinds(chunk, start), self._kinds(np.minimum(chunk, number), start), start, start
+        )
+        kept = self._soon(option, rank, floors, limit_s)
+        if memory:
+            kept &= self.fits(option, rank)
+        bounds = np.searchsorted(rank[kept], np.arange(self.pp + 1))
+        if (bounds[1:] == bounds[:-1]).any():
+            return None
+        option = option.take(kept)
+        return [option.take(np.arange(low, high)) for low, high in pairwise(bounds.tolist())]
+
+    @staticmethod
+    def _soon(option: Options, rank: IntArray, floors: RankFloors, limit_s: float) -> Mask:
+        """Tell which options take a rank, (o,) each, less than a time per micro-batch."""
+        held, again = option.blocks.sum(axis=1), option.recomputed.sum(axis=1)
+        layer_s, again_s = floors.layer_s[0].T[rank], floors.again_s[0].T[rank]
+        time_s = (held * layer_s + again * again_s).sum(axis=1) + floors.base_s[0, rank]
+        soon: Mask = time_s < limit_s
+        return soon
 
     def _walk(self, sizes: list[IntArray]) -> Walk | None:
         """Return the walk through a stack whose kinds alternate."""
@@ -411,14 +441,14 @@ class Ranks:
         chosen = option.take(np.array(rows, dtype=np.int64))
         return Options(chosen.blocks, np.array(ways), chosen.start, chosen.stop)
 
-    def fits(self, option: Options, rank: int) -> Mask:
-        """Tell which options fit into the memory."""
+    def fits(self, option: Options, rank: int | IntArray) -> Mask:
+        """Tell which options of a rank, or of a rank (o,) each, fit into the memory."""
         used = self._bytes(option.blocks.sum(axis=1), option.recomputed.sum(axis=1), rank)
         fits: Mask = used <= self._capacity()
         return fits
 
-    def _bytes(self, blocks: IntArray, recomputed: IntArray, rank: int) -> FloatArray:
-        """Return the bytes of a rank with blocks and recomputed blocks (o, K), as ``price_stages`` adds them up."""
+    def _bytes(self, blocks: IntArray, recomputed: IntArray, rank: int | IntArray) -> FloatArray:
+        """Return the bytes of ranks with blocks and recomputed blocks (o, K), as ``price_stages`` adds them up."""
         terms = self.terms
         held = blocks @ terms.layer_activation_bytes[0] - recomputed @ self._saved_bytes()
         used = blocks @ terms.layer_state_bytes[0] + terms.in_flight[0, rank] * held
