@@ -16,7 +16,7 @@ from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
-from layoutopt.optimizer.cost.grouping import distinct_rows, homogeneous
+from layoutopt.optimizer.cost.grouping import homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import row_switches
 from layoutopt.optimizer.cost.layer_units import (
@@ -52,6 +52,7 @@ from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, place
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Granularity, Schedule
+from layoutopt.optimizer.topology.counting import distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
