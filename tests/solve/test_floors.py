@@ -43,10 +43,9 @@ def _terms(rng: np.random.Generator, pp: int, vp: int, m: int, kinds: int) -> St
 def _sizes(rng: np.random.Generator, rank: int, pp: int, vp: int) -> np.ndarray:
     """Draw the chunks of a rank as the search lists them."""
     totals = np.array([int(rng.integers(vp, 4 * vp + 1))])
-    if rank in (0, pp - 1):
-        listed = with_end(vp, totals, first=rank == 0)
-        return listed[int(rng.integers(len(listed)))]
-    return balanced(vp, totals)[0]
+    listed = with_end(vp, totals, first=rank == 0) if rank in (0, pp - 1) else balanced(vp, totals)
+    drawn: np.ndarray = listed[int(rng.integers(len(listed)))]
+    return drawn
 
 
 @pytest.mark.parametrize("vp", [1, 2, 3, 5])
