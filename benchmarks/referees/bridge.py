@@ -59,6 +59,7 @@ def known(bridge: Path, core: Path, keys: Iterable[str]) -> set[str]:
 def referee(bridge: Path, megatron: Path, folder: Path, number: int, seed: int, *, record: bool) -> int:
     """Print what each release lacks; return how many launches hold a word that their release does not know."""
     wrong, rows = 0, {}
+    before = json.loads(RECORDED.read_text())
     for release, core in RELEASES.items():
         asked = [(launch, keys_of(launch)) for launch in launches(release, number, seed)]
         every = set().union(*(keys for _, keys in asked))
@@ -69,7 +70,7 @@ def referee(bridge: Path, megatron: Path, folder: Path, number: int, seed: int, 
         have = known(*trees, every)
         faulty = [keys - have for _, keys in asked if keys - have]
         wrong += len(faulty)
-        rows[release] = sorted(have)
+        rows[release] = sorted(have | set(before.get(release, ())))
         lacking = ", ".join(sorted(every - have)) or "nothing"
         print(
             f"megatron-bridge {release}: {len(asked) - len(faulty)} of {len(asked)} launches known; lacking: {lacking}"

@@ -52,7 +52,10 @@ def environment(name: str, folder: Path) -> Environment:
 
 def tree_of(checkout: Path, commit: str, part: str, folder: Path) -> Path:
     """The sources of a commit or tag, out of a checkout or a bare repository; ``part`` are the paths that are read."""
-    name = f"tree-{checkout.resolve().parent.name}-{checkout.name}-{commit}".replace("/", "-")
+    parts = "" if part in (".", "megatron", "src", "torchtitan") else f"-{part}"
+    name = f"tree-{checkout.resolve().parent.name}-{checkout.name}-{commit}{parts}".replace("/", "-").replace(
+        " ", "+"
+    )
     place = folder / name
     if not place.exists():
         command = ["git", "-C", str(checkout), "archive", commit, *part.split()]

@@ -1,7 +1,7 @@
 """Does what we call valid start, by the trainers' own code? Does it call what we count? Without a GPU.
 
 python benchmarks/referees/run.py [--megatron PATH] [--torchtitan PATH] [--nanotron PATH] [--megatron-deepspeed PATH]
-    [--bridge PATH] [--layouts 100] [--seed 7]
+    [--bridge PATH] [--transformer-engine PATH] [--layouts 100] [--seed 7]
     [--only NAME ...] [--record] [--folder FOLDER]
 
 A PATH is a checkout (or a bare repository) of the trainer; of Megatron-LM with its tags. Environments are made in FOLDER, by
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import bridge, collectives, configs, core, megatron, orders, saved, verdicts  # noqa: E402
+from benchmarks.referees import bridge, collectives, configs, core, megatron, models, orders, saved, verdicts  # noqa: E402
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -77,6 +77,17 @@ def of_megatron(asked: argparse.Namespace) -> list[Tally]:
     ]
 
 
+def of_models(asked: argparse.Namespace) -> int:
+    """Parameters of Megatron-LM's models on the meta device; how many plans differ."""
+    if asked.megatron is None or asked.transformer_engine is None:
+        flags = "--megatron PATH --transformer-engine PATH"
+        print(f"Megatron-LM's models: skipped, give checkouts of it and of Transformer Engine with {flags}")
+        return 0
+    python = had("torch", asked.folder)
+    options = (asked.megatron, asked.transformer_engine, asked.folder)
+    return models.referee(python, *options, record=asked.record) if python else 0
+
+
 def of_configs(asked: argparse.Namespace) -> list[Tally]:
     """Frameworks that are started from files."""
     tallies = []
@@ -127,7 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("megatron", "torchtitan", "nanotron", "megatron-deepspeed", "bridge"):
+    for name in ("megatron", "torchtitan", "nanotron", "megatron-deepspeed", "bridge", "transformer-engine"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
@@ -135,7 +146,7 @@ def main() -> int:
         "--only",
         nargs="+",
         default=[],
-        help="megatron, core, bridge, collectives, saved or a reader of configs.py",
+        help="megatron, models, core, bridge, collectives, saved or a reader of configs.py",
     )
     parser.add_argument("--record", action="store_true", help="write tests/data/referees")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "layoutopt-referees")
@@ -155,6 +166,8 @@ def main() -> int:
     if not asked.only or "core" in asked.only:
         python = had("megatron", asked.folder)
         wrong += core.referee(python, record=asked.record) if python else 0
+    if not asked.only or "models" in asked.only:
+        wrong += of_models(asked)
     if not asked.only or "bridge" in asked.only:
         wrong += of_bridge(asked)
     if not asked.only or "saved" in asked.only:

@@ -49,6 +49,7 @@ class Launch:
     """A layout as its trainer would start it; ``broken`` are the rules that it breaks."""
 
     layout: Layout
+    model: ModelSpec
     job: ExportedJob
     broken: tuple[str, ...]
     parameters: tuple[int, ...]
@@ -103,7 +104,7 @@ def launch_of(trainer: Trainer, layout: Layout, model: ModelSpec, cluster: Clust
     broken = tuple(fault.reason.rule for fault in find_faults(target.layout, ctx))
     preset = load_preset(trainer.framework, trainer.release)
     held = () if broken else rank_parameters(target.layout, target.model, preset)
-    return Launch(layout=target.layout, job=job, broken=broken, parameters=held)
+    return Launch(layout=target.layout, model=target.model, job=job, broken=broken, parameters=held)
 
 
 def rank_parameters(layout: Layout, model: ModelSpec, preset: FrameworkPreset) -> tuple[int, ...]:
