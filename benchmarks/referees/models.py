@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.agreement import Trainer
+from checks.agreement import Trainer, workload_of
 from checks.launches import BUILTIN_MODELS, builtin_launches, random_launches
 
 from benchmarks.referees.environments import tree_of
@@ -82,7 +82,7 @@ def referee(python: Path, megatron: Path, engine: Path, folder: Path, *, record:
                 continue
             if ours != theirs:
                 print(f"  {one.model.name} {one.layout}: theirs {theirs}, ours {ours}")
-            plain = {"model": to_plain(one.model), "layout": to_plain(one.layout)}
+            plain = {"workload": to_plain(workload_of(one.model, one.layout)), "layout": to_plain(one.layout)}
             rows.append({"release": release, "parameters": theirs, **plain})
         built = sum(said["error"] is None for said in found)
         wrong += built - same

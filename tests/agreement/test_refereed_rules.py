@@ -15,7 +15,7 @@ from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.context import RunOptions
-from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.layout import Layout, Switches
 from layoutopt.optimizer.specs.layout_file import read_layout_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.stage_split import build_stages
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CLUSTER = load_cluster("h100x64")
 DENSE, SPARSE = dense_model(8), dense_then_moe(8, 0)
 PLAIN = Layout(dp=4, micro_batches=4, zero=1)
+LINEAR = load_workload("qwen3-next-80b-a3b").model
 CHOSEN_KEYS = replace(load_workload("deepseek-v3.2").model, mtp_layers=0)
 
 
@@ -64,13 +65,17 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
             laid(DENSE, replace(PLAIN, cp=2, pp=2, mesh_order="tp-cp-ep-pp-dp"), [4, 4]),
             DENSE, "0.10", "0.11", "order_without_cp_or_ep",
         ),
+        (replace(PLAIN, ep=4, cp=2), LINEAR, "0.17", "0.18", "linear_without_cp"),
         (replace(PLAIN, precision=Precision.FP16), SPARSE, "0.15", "0.16", "grouped_gemm_fp16"),
         (
             laid(dense_then_moe(31, 0), replace(PLAIN, pp=4, vp=2, dp=1), [3, *[4] * 7]),
             dense_then_moe(31, 0), "0.11", "0.12", "stage_split",
         ),
     ],
-    ids=["mtp-cp", "mtp", "shared-experts", "chosen-keys", "chosen-keys-cp", "order", "fp16-experts", "counted-ends"],
+    ids=[
+        *("mtp-cp", "mtp", "shared-experts", "chosen-keys", "chosen-keys-cp", "linear-cp", "order", "fp16-experts"),
+        "counted-ends",
+    ],
 )  # fmt: skip
 def test_rules_by_release(layout: Layout, model: ModelSpec, refused: str, accepted: str, rule: str) -> None:
     """Refused by the parser of one release, accepted by the next."""
@@ -135,6 +140,20 @@ def test_a_norm_after_the_embedding_is_left_out_with_a_note() -> None:
     bloom = load_workload("bloom-176b").model
     assert "norm after the embedding is left out" in script(PLAIN, bloom, "0.19")[1]
     assert "norm after the embedding" not in script(PLAIN, DENSE, "0.19")[1]
+
+
+def test_weights_in_8_bits_alone_need_a_distributed_optimizer() -> None:
+    """Every release refuses ``--fp8-param-gather`` without one."""
+    layout = replace(PLAIN, precision=Precision.FP8, switches=Switches(fp8_param_gather=True))
+    for zero, refused in ((0, True), (1, False)):
+        assert ("fp8_gather_needs_zero" in broken(replace(layout, zero=zero), DENSE, "0.19")) == refused
+
+
+def test_biases_of_experts_are_not_fused_with_dropout() -> None:
+    """Grouped experts take biases from core 0.15 on, and refuse the fusion, which is on by default."""
+    model, layout = load_workload("gpt-oss-120b").model, replace(PLAIN, dp=8, ep=8)
+    assert "--no-bias-dropout-fusion" in script(layout, model, "0.15")[0]
+    assert "--no-bias-dropout-fusion" not in script(layout, load_workload("mixtral-8x7b").model, "0.15")[0]
 
 
 def test_rope_is_not_fused_beside_an_indexer() -> None:

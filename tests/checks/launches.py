@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from checks.agreement import Trainer, random_layout, workload_of
+from checks.agreement import Trainer, pick, random_layout, workload_of
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.estimate import distinct_ranks
 from layoutopt.optimizer.cost.parameters import block_parameters
@@ -19,6 +19,7 @@ from layoutopt.optimizer.cost.stage_counts import rank_blocks
 from layoutopt.optimizer.cost.stage_parameters import end_parameters
 from layoutopt.optimizer.cost.states import on_rank
 from layoutopt.optimizer.frameworks.preset import load_preset
+from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
 from layoutopt.optimizer.interop.launch.export import NotExpressible
 from layoutopt.optimizer.interop.launch.target import Target, context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
@@ -27,7 +28,7 @@ from layoutopt.optimizer.space.check import find_faults
 from layoutopt.optimizer.space.repair import nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layer_runs import by_layer
-from layoutopt.optimizer.specs.layout import Layout, Recompute
+from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
 from layoutopt.optimizer.specs.loading import load_workload
 
 if TYPE_CHECKING:
@@ -169,11 +170,21 @@ def parse_script(text: str, file: str = "", outside: Outside | None = None) -> S
     return read_commands(text, lambda script: (), file, outside)[0][0][0]
 
 
+def random_switches(rng: np.random.Generator, trainer: Trainer) -> Switches:
+    """Values of some launch switches that the release has."""
+    release = parse_release(trainer.framework, trainer.release)
+    known = abilities_of(trainer.framework, release).switches
+    chosen: dict[str, Any] = {name: pick(rng, values) for name, values in known.items() if rng.random() < 0.5}
+    return Switches(**chosen)
+
+
 def random_launches(trainer: Trainer, number: int, seed: int, cluster: ClusterSpec) -> Iterator[Launch]:
-    """Layouts as they come, and beside each broken one the nearest that the rules accept."""
-    rng = np.random.default_rng(seed)
-    for _ in range(number):
+    """Layouts as they come, every second one with switches, and beside each broken one the nearest that the rules accept."""
+    rng, own = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    for place in range(number):
         layout, model = random_layout(rng)
+        if place % 2:
+            layout = replace(layout, switches=random_switches(own, trainer))
         launch = launch_of(trainer, layout, model, cluster)
         if launch is None:
             continue

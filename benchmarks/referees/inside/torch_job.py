@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from live_bytes import peak_bytes  # type: ignore[import-not-found]  # beside this script where it runs
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -307,7 +308,7 @@ def size(value: Any) -> int:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Build this rank's parts, train two steps, and count the second's collectives."""
+    """Build this rank's parts, train two steps, and count the second's collectives; the most bytes alive in a third."""
     torch.manual_seed(0)
     mesh, sparse = meshes(job)
     both = (mesh, sparse) if job["experts"] else (mesh,)
@@ -345,6 +346,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             state = state_bytes(optimizer)
         optimizer.step()
         optimizer.zero_grad()
+    if job["backend"] == "gloo":
+        with loss_parallel():
+            state["peak"] = peak_bytes(step, parts.values(), optimizer)
     listed = [
         dict(zip(("axis", "ranks", "kind", "bytes"), key, strict=True), count=n)
         for key, n in calls.found.items()

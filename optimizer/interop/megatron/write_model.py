@@ -86,6 +86,7 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--swiglu", model.gated),
         ("--disable-bias-linear", not biased),
         ("--add-qkv-bias", model.qkv_bias and not biased),
+        ("--no-bias-dropout-fusion", biased_experts(target)),
         ("--qk-layernorm", model.qk_norm or model.mla is not None),
         ("--softmax-type", sinks(target, notes)),
         ("--normalization", "RMSNorm" if model.norm is Norm.RMS else "LayerNorm"),
@@ -99,6 +100,15 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
     ]
     flags += mla_flags(model, target.release) + moe_flags(target) + window_flags(model) + mtp_flags(model)
     return flags + variant_flags(model, target.release)
+
+
+BIASED_EXPERTS: Release = (0, 15)
+"""megatron-core release whose grouped experts take biases, but not beside fused biases and dropout."""
+
+
+def biased_experts(target: Target) -> bool:
+    """Whether biases and dropout, which are fused by default, must not be."""
+    return target.model.is_moe and target.model.attention_bias and target.release >= BIASED_EXPERTS
 
 
 def attention_backend(target: Target, notes: list[str]) -> str | None:

@@ -18,6 +18,7 @@ from layoutopt.optimizer.interop.megatron.write import (
     takes_string,
 )
 from layoutopt.optimizer.interop.megatron.write_model import (
+    biased_experts,
     cp_kinds,
     dense_width,
     expert_groups,
@@ -218,6 +219,7 @@ def facts(target: Target) -> Overrides:
         "layernorm_epsilon": model.norm_epsilon,
         "moe_router_topk_scaling_factor": router_scaling(target),
         # on in most recipes, and refused beside an indexer
+        "bias_dropout_fusion": False if biased_experts(target) else None,
         "apply_rope_fusion": False if model.indexer is not None else None,
     }
     return [(key, value) for key, value in stated.items() if value is not None]

@@ -131,6 +131,10 @@ def _chosen_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
     return mask(rows.cp == 1) if ctx.model.indexer is not None else everywhere(rows)
 
 
+def _linear_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+    return f"linear attention with cp {layout.cp}", {"cp": layout.cp}
+
+
 def _chosen_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return f"sparse attention with cp {layout.cp}", {"cp": layout.cp}
 
@@ -315,6 +319,19 @@ RULES: tuple[Rule, ...] = (
         valid=varying("cp", limit=1),
         frameworks=frozenset({Framework.MEGATRON}),
         until=(0, 19),
+    ),
+    Rule(
+        name="linear_without_cp",
+        formula="linear attention => cp = 1",
+        reason="the state of linear attention passes through the whole sequence, and this release sends none on",
+        source="NVIDIA/Megatron-LM core/transformer/transformer_config.py, tags 0.17 and 0.18",
+        reads=frozenset({"cp"}),
+        holds=_no_cp_unless(lambda ctx: not any(shape.mixer.is_linear for shape in ctx.shapes)),
+        detail=_linear_detail,
+        repair=regrouped(cp=1),
+        valid=varying("cp", limit=1),
+        frameworks=MEGATRONS,
+        until=(0, 18),
     ),
     Rule(
         name="window_needs_gathered_cp",

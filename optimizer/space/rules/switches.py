@@ -250,6 +250,17 @@ RULES: tuple[Rule, ...] = (
         axis="",
     ),
     _rule(
+        "fp8_gather_needs_zero",
+        {"zero"},
+        OnlyWhere(_on("fp8_param_gather"), lambda rows, ctx: rows.zero >= 1),
+        _says("weights in 8 bits alone need a distributed optimizer", "zero"),
+        formula="fp8_param_gather => zero >= 1",
+        reason="the 32-bit weights are the distributed optimizer's, from which the 8-bit ones are gathered",
+        source=_ARGUMENTS,
+        repair=_switched_off("fp8_param_gather"),
+        axis="",
+    ),
+    _rule(
         "full_graph_shapes",
         set(),
         OnlyWhere(_unsized, _never),
