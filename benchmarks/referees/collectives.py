@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.counted import JOBS, counted, states
+from checks.counted import JOBS, alive, counted, states
 
 if TYPE_CHECKING:
     from checks.counted import Calls, Job
@@ -51,9 +51,11 @@ def referee(python: Path, *, record: bool) -> int:
         same = theirs == ours and all(
             mine.items() <= state.items() for mine, state in zip(states(one), kept, strict=True)
         )
+        peaks = [state.get("peak", 0) / mine for state, mine in zip(kept, alive(one), strict=True)]
         names = ("backend", "tp", "cp", "ep", "pp", "vp", "dp", "shard", "zero", "schedule")
         print(
-            f"{'exact' if same else 'OTHER'}  {sum(map(len, theirs)):3} rows  {[one[name] for name in names]}",
+            f"{'exact' if same else 'OTHER'}  {sum(map(len, theirs)):3} rows  {[one[name] for name in names]}"
+            f"  most alive over ours {', '.join(f'{peak:.2f}' for peak in peaks)}",
             flush=True,
         )
         if not same:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -195,3 +196,52 @@ def test_torchtitan_splits_experts_over_tp_where_there_is_no_ep(text: str, etp: 
     job = export(found.layout, workload, load_cluster("h100x8"), "torchtitan")
     read = import_text(job.files["layoutopt_config.py"], "", "torchtitan-python").value
     assert complete_layout(read, model=workload.model).etp == etp
+
+
+FOUND = {
+    "optima that their trainer can't start": (
+        "agreement/test_reproductions.py::test_optima_start_in_their_own_trainer",
+        "agreement/test_reproductions.py::test_rules_know_what_only_one_side_knew",
+    ),
+    "recipes, flags and variables that a release asks for": (
+        "agreement/test_reproductions.py::test_the_fp8_recipe_that_is_written_was_searched",
+        "agreement/test_reproductions.py::test_what_a_release_needs_is_written",
+        "agreement/test_refereed_rules.py::test_rules_by_release",
+        "agreement/test_refereed_rules.py::test_one_connection_at_tp_1",
+        "agreement/test_recorded_flags.py::test_flags_of_valid_launches_are_known",
+    ),
+    "torchtitan's families, bases and prediction layers": (
+        "agreement/test_refereed_rules.py::test_torchtitan_starts_from_plain_configurations",
+        "agreement/test_reproductions.py::test_rules_know_what_only_one_side_knew",
+    ),
+    "MiCS by release": ("agreement/test_reproductions.py::test_rules_know_what_only_one_side_knew",),
+    "models that change without a note": (
+        "interop/test_model_facts.py::test_written_and_read_back",
+        "interop/test_model_facts.py::test_a_note_names_what_the_model_file_leaves_open",
+        "agreement/test_refereed_rules.py::test_the_model_never_changes_without_a_note",
+    ),
+    "layouts called invalid that start": (
+        "agreement/test_reproductions.py::test_stages_may_end_inside_a_repeating_block",
+        "agreement/test_reproductions.py::test_modules_that_a_model_lacks_do_nothing",
+        "agreement/test_reproductions.py::test_bridges_rule_on_mesh_orders_is_its_own",
+    ),
+    "bytes and counts of collectives": (
+        "cost/test_collectives.py::test_bytes_and_counts_are_those_of_torch",
+        "cost/test_collectives.py::test_counted_calls_add_up_to_the_price",
+    ),
+    "launch files of the trainers' own examples": (
+        "interop/test_launchers.py::test_model_args_lists_and_empty_values",
+        "interop/test_launchers.py::test_torchtitan_registry_offers_its_functions",
+        "interop/test_recipe_files.py::test_a_recipe_is_followed_through_its_files",
+        "interop/test_interop_jobs.py::test_what_names_bridge_without_being_a_run",
+    ),
+}
+"""What the trainers' own code said otherwise, and the tests that hold each to its right value."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_found_is_tested(what: str) -> None:
+    """Every named test is there."""
+    for place in FOUND[what]:
+        file, name = place.split("::")
+        assert f"\ndef {name}(" in (Path(__file__).parents[1] / file).read_text(encoding="utf-8"), place

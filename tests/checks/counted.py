@@ -148,6 +148,13 @@ def counted(one: Job) -> list[Calls]:
     return [sorted([*key, count] for key, count in calls.items()) for calls in found]
 
 
+def alive(one: Job) -> list[float]:
+    """Bytes that every pipeline rank needs at most."""
+    priced = judged(one).estimate
+    assert priced is not None
+    return [stage.total_bytes for stage in priced.memory.stages]
+
+
 def states(one: Job) -> list[dict[str, int]]:
     """Bytes that every pipeline rank of a job keeps between backward pass and optimizer step.
 
