@@ -126,9 +126,17 @@ ELSEWHERE = re.compile(
 UNREAD = "not read, though it may change the layout"
 
 
-def _is_on(value: Any) -> bool:
-    """Tell whether a value is none of those that mean off: false, nothing, a degree of 1."""
-    return value is True or value not in (None, False, 0, 1, -1, "", "none", "None", "null", "auto", [], {})
+DEGREES = re.compile(
+    r"size|degree|count|num|nodes|gpus|parallelism|micro_?batch|stages?$|(^|_)[tpcedv]p$", re.IGNORECASE
+)
+"""Keys of numbers, which 1 turns off; of a switch it turns on."""
+
+
+def _is_on(key: str, value: Any) -> bool:
+    """Tell whether a key's value is none of those that mean off: false, nothing, a degree of 1."""
+    if type(value) is int and value == 1:
+        return not DEGREES.search(key)
+    return value is True or value not in (None, False, 0, -1, "", "none", "None", "null", "auto", [], {})
 
 
 class Watched(dict[str, Any]):
@@ -314,7 +322,10 @@ class Fields:
         own = [
             self.path(key)
             for key, value in self.data.items()
-            if key not in asked and _is_on(value) and LAYOUT_WORDS.search(key) and not ELSEWHERE.search(key)
+            if key not in asked
+            and _is_on(key, value)
+            and LAYOUT_WORDS.search(key)
+            and not ELSEWHERE.search(key)
         ]
         return own + [key for section in self.sections for key in section.unread()]
 

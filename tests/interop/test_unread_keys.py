@@ -86,3 +86,18 @@ def test_what_is_off_is_not_named() -> None:
     notes: list[str] = []
     fields.name_unread(notes)
     assert notes == [f"{UNREAD}: e_shard"]
+
+
+def test_one_is_on_for_a_switch_and_off_for_a_degree() -> None:
+    """A degree, count or batch of 1 changes nothing; a switch of 1 does."""
+    degrees = (
+        "novel_parallel_size",
+        "x_parallel_degree",
+        "num_shards",
+        "shard_count",
+        "micro_batches",
+        "pipeline_tp",
+    )
+    switches = ("novel_sharding", "use_parallel_loss", "zero_quantized")
+    fields = Fields({key: 1 for key in (*degrees, *switches)})
+    assert fields.unread() == list(switches)

@@ -282,6 +282,8 @@ def _set(shell: Shell, words: list[str]) -> Status:
 def _shopt(shell: Shell, words: list[str]) -> Status:
     if "extglob" in words:
         shell.grouped = "-u" not in words
+    if "nullglob" in words:
+        shell.empties = "-u" not in words
     return True
 
 

@@ -29,8 +29,14 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.values import Array
 
 _EXPANSIONS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion")
+_PATTERN = re.compile(r"[*?\[]")
 _IN_STRINGS = '"\\$`\n'
 Fields = list[list[Piece]]
+
+
+def _glob(source: str) -> str:
+    """Return a text of the script's own as part of a pattern, empty where it has no part in one."""
+    return source if re.search(r"[*?\[\]!]", source) else ""
 
 
 class State(Protocol):
@@ -53,6 +59,9 @@ class State(Protocol):
 
     def wrote(self, name: str) -> bool:
         """Tell whether the script writes a file of that name."""
+
+    def matching(self, word: str, glob: str) -> list[str]:
+        """Return the files that a word stands for whose unquoted part is a pattern, the word itself where there are none."""
 
     def substitute(self, node: Node) -> str:
         """Return what a command substitution prints, a hole where only running it would tell."""
@@ -77,15 +86,29 @@ class Expander:
             sources = brace_expand(source)
             if sources != [source]:
                 return [word for one in sources for word in self._words_of(one)]
-        blanks = self.state.value("IFS")
-        return split_fields(self.fields(node, quoted=False), blanks if isinstance(blanks, str) else None)
+        return self._split(self.fields(node, quoted=False))
+
+    def _split(self, fields: Fields) -> list[str]:
+        """Split fields into words; unquoted patterns become the names of files that they match."""
+        value = self.state.value("IFS")
+        blanks = value if isinstance(value, str) else None
+        words = split_fields(fields, blanks)
+        if not any(
+            one.glob or not one.quoted and _PATTERN.search(one.text) for pieces in fields for one in pieces
+        ):
+            return words
+        guarded = [
+            [Piece(one.glob or quote_glob(one.text), True) if one.quoted else one for one in pieces]
+            for pieces in fields
+        ]
+        pairs = zip(words, split_fields(guarded, blanks), strict=True)
+        return [name for word, glob in pairs for name in self.state.matching(word, glob)]
 
     def _words_of(self, source: str) -> list[str]:
         """Expand the source of one word that braces made."""
-        if not re.search(r"[$`'\"\\~]", source):
+        if not re.search(r"[$`'\"\\~*?\[]", source):
             return [source] if source else []
-        blanks = self.state.value("IFS")
-        return split_fields(self.fields_of(source), blanks if isinstance(blanks, str) else None)
+        return self._split(self.fields_of(source))
 
     def fields_of(self, source: str) -> Fields:
         """Expand the source of one word or quoted string into fields."""
@@ -179,7 +202,8 @@ class Expander:
             return expand_parameter(text_of(node).strip(), self, quoted=quoted)
         if kind in ("concatenation", "command_name", "array", "ERROR", "subscript") and node.children:
             return self._joined_fields(list(parts_of(node, node.start_byte, node.end_byte)), quoted=quoted)
-        return [[Piece(self._word(text_of(node)), True)]]
+        text = text_of(node)
+        return [[Piece(self._word(text), True, _glob(self.pattern(text.strip())))]]
 
     def _word(self, text: str) -> str:
         """Return a plain word; a tilde is the home folder where that is known."""
@@ -214,7 +238,7 @@ class Expander:
 
     def _part(self, part: Node | str, *, quoted: bool) -> Fields:
         if isinstance(part, str):
-            return [[Piece(unescaped(part, _IN_STRINGS) if quoted else part, True)]]
+            return [[Piece(unescaped(part, _IN_STRINGS), True) if quoted else Piece(part, True, _glob(part))]]
         if quoted and part.type == "string_content":
             return [[Piece(unescaped(text_of(part), _IN_STRINGS), True)]]
         text = text_of(part)

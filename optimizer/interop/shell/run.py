@@ -71,7 +71,6 @@ class Shell(ShellVariables):
         self.conditions = 0
         """How many conditions the running command is part of."""
 
-        self.grouped = False
         """``shopt -s extglob``: patterns of ``case`` may have groups."""
 
         self.returned: int | None = None
@@ -91,7 +90,8 @@ class Shell(ShellVariables):
         inner.exported_functions, inner.withheld = set(self.exported_functions), self.withheld
         inner.prefix, inner.stdin, inner.zero = self.prefix, self.stdin, self.zero
         inner.folder, inner.sources = self.folder, list(self.sources)
-        inner.stops, inner.conditions, inner.grouped = self.stops, self.conditions, self.grouped
+        inner.stops, inner.conditions = self.stops, self.conditions
+        inner.grouped, inner.empties = self.grouped, self.empties
         inner.exports_all, inner.line, inner.code = self.exports_all, self.line, self.code
         inner.locals = [{}] if self.locals else []
         return inner

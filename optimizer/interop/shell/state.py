@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.interop.shell.patterns import glob_matches, is_plain
 from layoutopt.optimizer.interop.shell.values import has_hole, hole
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class ShellVariables:
         self.zero = record.file or "script.sh"
         self.code: int | None = 0
         """Exit code of the last command; None where only running it would tell."""
+
+        self.grouped = self.empties = False
+        """Whether ``shopt`` set ``extglob`` and ``nullglob``."""
 
         self.withheld: set[str] = set()
         """Variables of the shell around this one that it did not export."""
@@ -86,6 +90,28 @@ class ShellVariables:
         """Tell whether the script writes a file of that name."""
         name = name.removeprefix("./")
         return name in self.record.files or name in self.record.unwritten
+
+    def matching(self, word: str, glob: str) -> list[str]:
+        """Return the names of the files of the script's own that a word's pattern matches, else the word.
+
+        Files that were there before are not known.
+        """
+        if is_plain(glob) or has_hole(word):
+            return [word]
+        front = "./" if word.startswith("./") else ""
+        depth = word.removeprefix("./").count("/")
+        hidden = word.removeprefix("./").startswith(".")
+        names = sorted(
+            name for name in self.record.files
+            if not name.startswith("<(") and name.count("/") == depth and (hidden or not name.startswith("."))
+        )  # fmt: skip
+        self.record.spend(len(names))
+        found = [
+            front + name
+            for name in names
+            if glob_matches(name, glob.removeprefix("./"), grouped=self.grouped)
+        ]
+        return found or ([] if self.empties else [word])
 
     def positional(self, name: str) -> str | Array | None:
         """Return a positional or special parameter."""

@@ -26,10 +26,14 @@ Array = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a word; what stood in quotes is kept whole, the rest is split at blanks."""
+    """Part of a word; what stood in quotes or in the script itself is kept whole, the rest is split at blanks.
+
+    ``glob`` is the pattern of names of files that the script's own text is, if it is one.
+    """
 
     text: str
     quoted: bool
+    glob: str = ""
 
 
 def hole(name: str) -> str:
