@@ -94,7 +94,7 @@ class Expander:
         blanks = value if isinstance(value, str) else None
         words = split_fields(fields, blanks)
         if not any(
-            one.glob or not one.quoted and _PATTERN.search(one.text) for pieces in fields for one in pieces
+            one.glob or (not one.quoted and _PATTERN.search(one.text)) for pieces in fields for one in pieces
         ):
             return words
         guarded = [
