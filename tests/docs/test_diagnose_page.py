@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -52,3 +53,19 @@ def test_the_page_runs_from_solve_to_solve(tmp_path: Path, monkeypatch: pytest.M
     )
     for name in ("plan.json", "page.html", "both.json", "calibrated.yaml", "again.json"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+def test_figures_of_the_experiment_are_the_benchmarks() -> None:
+    """The table of the experiment holds the committed baseline's figures."""
+    baseline = json.loads((ROOT / "benchmarks" / "term_calibration_baseline.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "diagnose.md").read_text("utf-8")
+    rows = {
+        "nothing": "before",
+        "totals of three runs, 3% noise": "totals_of_three",
+        "totals of three runs, no noise": "exact_totals_of_three",
+        "terms of one run, 3% noise of every kernel": "terms_of_one",
+    }
+    for words, name in rows.items():
+        assert f"| {words} | {baseline['mean_abs_log_error'][name]:.1%} |" in page
+    assert f"on {baseline['clusters_where_terms_are_nearer']} of the {baseline['clusters']} machines" in page
+    assert baseline["mean_abs_log_error"]["terms_of_one"] < baseline["mean_abs_log_error"]["totals_of_three"]
