@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.traced_faults import clean
+from checks.traced_files import write_traces
+from checks.traced_run import Run
 
+from layoutopt.optimizer.diagnose.diagnosis import diagnose
+from layoutopt.optimizer.diagnose.log_diagnosis import diagnose_log
+from layoutopt.optimizer.diagnose.logged import LoggedProfile
+from layoutopt.optimizer.interop.profiles.read import read_profiles
+from layoutopt.optimizer.report.html.diagnosed import diagnosis_page
 from layoutopt.optimizer.report.html.palette import DARK, LIGHT
 from layoutopt.optimizer.report.html.planned import training_page
 from layoutopt.optimizer.report.html.solved import solve_page
@@ -16,6 +25,9 @@ from layoutopt.optimizer.sweep.inverse import MarginalValue, SizeAnswer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
+
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 DESKTOP = {"width": 1100, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 SIZES = {"phone": PHONE, "desktop": DESKTOP}
@@ -24,6 +36,8 @@ CHARTS = {
     "moe": {"topology", "step", "timeline", "memory"},  # near-ties depend on the constants
     "infeasible": set[str](),
     "sweep": {"model0-step", "model0-mfu", "model0-cost"},
+    "diagnosed": {"bars", "waterfall", "ranks", "time"},
+    "log": {"bars", "waterfall"},
     "training": {"wall", "goodput", "marginal", "sizes"}
     | {f"phase{k}-{name}" for k in (0, 1) for name in ("topology", "step", "timeline", "memory")},
 }
@@ -49,6 +63,22 @@ def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[start : start + 2], 16)) for start in (1, 3, 5))})"
 
 
+def diagnosed(folder: Path) -> Diagnosis:
+    """Return the diagnosis of a job of two stages with a slow rank."""
+    case = clean(0)
+    job = replace(case.job, rank_factor={5: 1.2})
+    files = write_traces(Run(job), folder)
+    return diagnose(read_profiles(files), case.cost, case.layout)
+
+
+def logged() -> LogDiagnosis:
+    """Return the diagnosis of a log with the timers of Megatron-LM's first level."""
+    case = clean(0)
+    timers = {"forward-backward": (0.5, 0.5), "all-grads-sync": (0.1, 0.1), "optimizer": (0.05, 0.05)}
+    profile = LoggedProfile(source="train.log", trainer="megatron", steps=3, step_s=0.6, timers_s=timers)
+    return diagnose_log(profile, case.cost, case.layout)
+
+
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Path]:
     """One page of each kind."""
@@ -64,6 +94,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         "moe": solve_page(get("moe_plan")),
         "infeasible": solve_page(get("infeasible")),
         "sweep": sweep_page(get("rows"), gpu_hour_cost=2.5),
+        "diagnosed": diagnosis_page(diagnosed(folder), "llama3-8b"),
+        "log": diagnosis_page(logged(), "llama3-8b"),
         "training": training_page(get("training"), marginal=marginal, sizes=sizes),
     }
     written = {name: folder / f"{name}.html" for name in texts}

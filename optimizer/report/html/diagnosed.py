@@ -133,6 +133,7 @@ def waterfall_chart(apart: StepDifference[Any]) -> Chart:
 
 def _waterfall(apart: StepDifference[Any], steps: Sequence[tuple[str, float]]) -> Figure:
     rows = [("predicted", 0.0, apart.predicted_s, "blue")]
+    signs = ["", *("+" if gap_s > 0 else "-" for _, gap_s in steps), ""]
     at = apart.predicted_s
     for words, gap_s in steps:
         rows.append((words, min(at, at + gap_s), abs(gap_s), "red" if gap_s > 0 else "green"))
@@ -145,10 +146,10 @@ def _waterfall(apart: StepDifference[Any], steps: Sequence[tuple[str, float]]) -
     }  # fmt: skip
     labels = [
         label(
-            f"{words}  <b>{format_seconds(size)}</b>", x=0, y=place, xanchor="left", yanchor="bottom", yshift=8, xshift=-2,
+            f"{words}  <b>{sign}{format_seconds(size)}</b>", x=0, y=place, xanchor="left", yanchor="bottom", yshift=8, xshift=-2,
             align="left",
         )
-        for place, (words, _, size, _) in zip(places, rows, strict=True)
+        for place, (words, _, size, _), sign in zip(places, rows, signs, strict=True)
     ]  # fmt: skip
     return {
         "data": [bars],
