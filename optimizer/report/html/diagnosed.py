@@ -146,8 +146,8 @@ def _waterfall(apart: StepDifference[Any], steps: Sequence[tuple[str, float]]) -
     }  # fmt: skip
     labels = [
         label(
-            f"{words}  <b>{sign}{format_seconds(size)}</b>", x=0, y=place, xanchor="left", yanchor="bottom", yshift=8, xshift=-2,
-            align="left",
+            f"{words}  <b>{sign}{format_seconds(size)}</b>", x=0, y=place, xanchor="left", yanchor="bottom", yshift=8,
+            xshift=-2, align="left",
         )
         for place, (words, _, size, _), sign in zip(places, rows, signs, strict=True)
     ]  # fmt: skip
