@@ -3,79 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.diagnose.cause import (
+    FLAGS,
+    HIDDEN,
+    LEAST_RATIO,
+    LEAST_SHARE,
+    LESS_HIDDEN,
+    LINK_RATIO,
+    CauseKind,
+    by_seconds,
+    cause,
+)
 from layoutopt.optimizer.diagnose.causes_of_ranks import slowest_experts, slowest_rank
 from layoutopt.optimizer.diagnose.parts import MEMORY_BOUND, Activity, Phase
 from layoutopt.optimizer.specs.units import format_rate, format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, CudaGraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.difference import Row, StepDifference
     from layoutopt.optimizer.diagnose.predicted import Expectation
     from layoutopt.optimizer.diagnose.terms import AxisTraffic, RankTerms
-
-
-class CauseKind(StrEnum):
-    """What can be wrong with a run."""
-
-    MICRO_BATCHES = "micro_batches"
-    DATA_LOADER = "data_loader"
-    CHECKPOINT = "checkpoint"
-    RECOMPUTATION = "recomputation"
-    UNFUSED_ATTENTION = "unfused_attention"
-    DROPOUT = "dropout"
-    SLOW_RANK = "slow_rank"
-    EXPERT_IMBALANCE = "expert_imbalance"
-    SLOW_KERNELS = "slow_kernels"
-    NO_OVERLAP = "no_overlap"
-    SLOW_LINK = "slow_link"
-    NO_CUDA_GRAPH = "no_cuda_graph"
-    HOST_BOUND = "host_bound"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """One cause: what it is, the seconds of a step that it explains, and what shows it.
-
-    ``about`` names the axis, the part or the rank that it is about; ``remedy`` what would help.
-    """
-
-    kind: CauseKind
-    about: str
-    seconds: float
-    words: str
-    evidence: tuple[str, ...]
-    remedy: str = ""
-
-
-LEAST_SHARE = 0.015
-"""Share of the predicted step below which nothing is named: half of the 3% by which repeats of one layout differ."""
-
-LEAST_RATIO = 1.08
-"""Measured over predicted from which a kind of kernel, or a link, counts as slow where few runs tell what is usual."""
-
-LINK_RATIO = 1.1
-"""Measured over predicted time of collectives from which a link counts as slow."""
-
-HIDDEN = 0.5
-"""Share of an axis' traffic that kernels hide below which it counts as not overlapped."""
-
-LESS_HIDDEN = 0.25
-"""Share of an axis' traffic by which kernels must hide less than predicted where it counts as not overlapped."""
-
-FLAGS = {
-    Axis.DP: "--overlap-grad-reduce --overlap-param-gather (Megatron-LM)",
-    Axis.TP: "--tp-comm-overlap (Megatron-LM)",
-    Axis.EP: "--overlap-moe-expert-parallel-comm or --moe-shared-expert-overlap (Megatron-LM)",
-    Axis.PP: "--overlap-p2p-communication (Megatron-LM)",
-    Axis.CP: "--cp-comm-type p2p (Megatron-LM)",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +63,7 @@ def causes(
     Another number of micro-batches changes every other term: where it is found it comes first.
     """
     found = Findings(ranks=tuple(ranks), expected=expected, difference=difference)
-    return by_seconds(cause for rule in RULES for cause in rule(found) if cause.seconds >= found.least_s)
-
-
-def by_seconds(found: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Order causes, the largest first, but for another number of micro-batches."""
-    return tuple(sorted(found, key=lambda cause: (cause.kind is not CauseKind.MICRO_BATCHES, -cause.seconds)))
+    return by_seconds(one for rule in RULES for one in rule(found) if one.seconds >= found.least_s)
 
 
 def _micro_batches(found: Findings) -> Iterator[Cause]:
@@ -134,13 +83,12 @@ def _micro_batches(found: Findings) -> Iterator[Cause]:
     planned = found.expected.layout.micro_batches
     seen = median(counts) if counts else planned
     if abs(seen / planned - 1) > 0.2:
-        yield Cause(
-            kind=CauseKind.MICRO_BATCHES,
-            about="micro_batches",
-            seconds=max(abs(found.difference.gap_s), found.least_s),
-            words=f"{seen:.4g} micro-batches ran in a step, the plan has {planned}",
-            evidence=(f"attention's forward kernels: {seen:.4g} per layer and step",),
-            remedy="micro-batch and global batch of the launch as in the plan",
+        yield cause(
+            CauseKind.MICRO_BATCHES,
+            "micro_batches",
+            max(abs(found.difference.gap_s), found.least_s),
+            f"{seen:.4g} micro-batches ran in a step, the plan has {planned}",
+            f"attention's forward kernels: {seen:.4g} per layer and step",
         )
 
 
@@ -151,22 +99,20 @@ def _stalls(found: Findings) -> Iterator[Cause]:
     )
     checkpoint += found.mean_s(Component.STEP, Activity.HOST_COPY)
     if loader:
-        yield Cause(
-            kind=CauseKind.DATA_LOADER,
-            about="data loader",
-            seconds=loader,
-            words=f"the data loader keeps the device waiting for {format_seconds(loader)} of a step",
-            evidence=("the device is idle while the host is in the data loader",),
-            remedy="more loader workers, prefetching, data on local storage",
+        yield cause(
+            CauseKind.DATA_LOADER,
+            "data loader",
+            loader,
+            f"the data loader keeps the device waiting for {format_seconds(loader)} of a step",
+            "the device is idle while the host is in the data loader",
         )
     if checkpoint:
-        yield Cause(
-            kind=CauseKind.CHECKPOINT,
-            about="checkpoint",
-            seconds=checkpoint,
-            words=f"writing a checkpoint keeps the device waiting for {format_seconds(checkpoint)} of a step in the mean",
-            evidence=("the device is idle, or copies to the host, while the checkpoint is written",),
-            remedy="asynchronous checkpoints, or a profile without one",
+        yield cause(
+            CauseKind.CHECKPOINT,
+            "checkpoint",
+            checkpoint,
+            f"writing a checkpoint keeps the device waiting for {format_seconds(checkpoint)} of a step in the mean",
+            "the device is idle, or copies to the host, while the checkpoint is written",
         )
 
 
@@ -175,13 +121,12 @@ def _recomputation(found: Findings) -> Iterator[Cause]:
     if more > 0:
         again = [use for terms in found.ranks for use in terms.kernels if use.phase is Phase.RECOMPUTE]
         calls = sum(use.calls for use in again) / sum(terms.steps for terms in found.ranks)
-        yield Cause(
-            kind=CauseKind.RECOMPUTATION,
-            about="recompute",
-            seconds=more,
-            words=f"backward computes {format_seconds(more)} of the forward pass again that the plan keeps",
-            evidence=(f"{calls:,.0f} forward kernels a step and rank run inside backward",),
-            remedy="recomputation of the launch as in the plan",
+        yield cause(
+            CauseKind.RECOMPUTATION,
+            "recompute",
+            more,
+            f"backward computes {format_seconds(more)} of the forward pass again that the plan keeps",
+            f"{calls:,.0f} forward kernels a step and rank run inside backward",
         )
 
 
@@ -190,46 +135,42 @@ def _attention(found: Findings) -> Iterator[Cause]:
     if scores and found.expected.cost.training.flash:
         before = sum(found.predicted_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM))
         now = sum(found.mean_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM, Activity.SCORES))
-        yield Cause(
-            kind=CauseKind.UNFUSED_ATTENTION,
-            about="attention",
-            seconds=max(now - before, scores),
-            words=f"attention is not fused: softmax kernels over stored scores take {format_seconds(scores)} of a step",
-            evidence=tuple(_longest(found, Activity.SCORES)),
-            remedy="a fused attention backend (flash attention, cuDNN)",
+        yield cause(
+            CauseKind.UNFUSED_ATTENTION,
+            "attention",
+            max(now - before, scores),
+            f"attention is not fused: softmax kernels over stored scores take {format_seconds(scores)} of a step",
+            *_longest(found, Activity.SCORES),
         )
     dropout = found.mean_s(part=Activity.DROPOUT)
     if dropout and not found.expected.cost.training.dropout:
-        yield Cause(
-            kind=CauseKind.DROPOUT,
-            about="dropout",
-            seconds=dropout,
-            words=f"dropout takes {dropout / found.difference.measured_s:.0%} of the step: a default that was not chosen",
-            evidence=tuple(_longest(found, Activity.DROPOUT)),
-            remedy="--hidden-dropout 0 --attention-dropout 0 (Megatron-LM), dropout 0 in the model's configuration",
+        yield cause(
+            CauseKind.DROPOUT,
+            "dropout",
+            dropout,
+            f"dropout takes {dropout / found.difference.measured_s:.0%} of the step: a default that was not chosen",
+            *_longest(found, Activity.DROPOUT),
         )
 
 
 def _ranks(found: Findings) -> Iterator[Cause]:
     slow = slowest_rank(found.ranks, found.expected)
     if slow is not None:
-        yield Cause(
-            kind=CauseKind.SLOW_RANK,
-            about=f"rank {slow.rank}",
-            seconds=slow.seconds,
-            words=f"rank {slow.rank} is {slow.ratio - 1:.0%} slower in its kernels than the others, which wait for it",
-            evidence=slow.evidence,
-            remedy="that GPU's clocks, temperature and power limit; leave its node out",
+        yield cause(
+            CauseKind.SLOW_RANK,
+            f"rank {slow.rank}",
+            slow.seconds,
+            f"rank {slow.rank} is {slow.ratio - 1:.0%} slower in its kernels than the others, which wait for it",
+            *slow.evidence,
         )
     experts = slowest_experts(found.ranks, found.expected)
     if experts is not None:
-        yield Cause(
-            kind=CauseKind.EXPERT_IMBALANCE,
-            about="experts",
-            seconds=experts.seconds,
-            words=f"rank {experts.rank}'s experts take {experts.ratio:.2f} times the mean: tokens are not balanced",
-            evidence=experts.evidence,
-            remedy="a balancing loss or bias of the router, a capacity factor",
+        yield cause(
+            CauseKind.EXPERT_IMBALANCE,
+            "experts",
+            experts.seconds,
+            f"rank {experts.rank}'s experts take {experts.ratio:.2f} times the mean: tokens are not balanced",
+            *experts.evidence,
         )
 
 
@@ -251,13 +192,13 @@ def _kernels(found: Findings) -> Iterator[Cause]:
         if ratios and median(ratios) > LEAST_RATIO:
             seconds = median(excess)
             bound = "memory bandwidth" if part in MEMORY_BOUND else "arithmetic"
-            yield Cause(
-                kind=CauseKind.SLOW_KERNELS,
-                about=part.value,
-                seconds=seconds,
-                words=f"{part.words} take {median(ratios):.2f} times as long as predicted",
-                evidence=(*_longest(found, part), f"their time is that of {bound}"),
-                remedy="a faster kernel library; or calibrate, if all layouts of this machine show it",
+            yield cause(
+                CauseKind.SLOW_KERNELS,
+                part.value,
+                seconds,
+                f"{part.words} take {median(ratios):.2f} times as long as predicted",
+                *_longest(found, part),
+                f"their time is that of {bound}",
             )
 
 
@@ -274,24 +215,23 @@ def _traffic(found: Findings) -> Iterator[Cause]:
         ratio = moved_s / price_s if price_s else 1.0
         rates = tuple(_rates(found.expected, mine))
         if ratio > LINK_RATIO:
-            yield Cause(
-                kind=CauseKind.SLOW_LINK,
-                about=axis.value,
-                seconds=over,
-                words=f"collectives over {axis.value} take {ratio:.2f} times as long as predicted",
-                evidence=rates,
-                remedy="nccl-tests over the same ranks; the links, NICs and switches between them",
+            yield cause(
+                CauseKind.SLOW_LINK,
+                axis.value,
+                over,
+                f"collectives over {axis.value} take {ratio:.2f} times as long as predicted",
+                *rates,
             )
         elif (hidden := _hidden_share(mine)) < min(
             HIDDEN, _predicted_hidden(found, components, price_s) - LESS_HIDDEN
         ):
             where = "after the last backward kernel" if axis is Axis.DP else "where layers wait for it"
-            yield Cause(
-                kind=CauseKind.NO_OVERLAP,
-                about=axis.value,
-                seconds=over,
-                words=f"traffic over {axis.value} is not overlapped: {1 - hidden:.0%} of it runs alone, {where}",
-                evidence=rates,
+            yield cause(
+                CauseKind.NO_OVERLAP,
+                axis.value,
+                over,
+                f"traffic over {axis.value} is not overlapped: {1 - hidden:.0%} of it runs alone, {where}",
+                *rates,
                 remedy=FLAGS[axis],
             )
 
@@ -342,22 +282,20 @@ def _host(found: Findings) -> Iterator[Cause]:
     preset = found.expected.cost.preset.switched(found.expected.layout.switches)
     planned = preset.cuda_graph is not CudaGraph.NONE
     if planned and not any(terms.graphs for terms in found.ranks):
-        yield Cause(
-            kind=CauseKind.NO_CUDA_GRAPH,
-            about="cuda_graph",
-            seconds=over,
-            words=f"no CUDA graph is replayed though the plan has them: the host costs {format_seconds(over)} more",
-            evidence=evidence,
-            remedy="--enable-cuda-graph or --cuda-graph-impl (Megatron-LM)",
+        yield cause(
+            CauseKind.NO_CUDA_GRAPH,
+            "cuda_graph",
+            over,
+            f"no CUDA graph is replayed though the plan has them: the host costs {format_seconds(over)} more",
+            *evidence,
         )
     else:
-        yield Cause(
-            kind=CauseKind.HOST_BOUND,
-            about="host",
-            seconds=over,
-            words=f"the host is too slow: the device waits {format_seconds(over)} more of a step for launches",
-            evidence=evidence,
-            remedy="CUDA graphs, compilation, fewer and larger kernels; pinned processes, no synchronisation in the loop",
+        yield cause(
+            CauseKind.HOST_BOUND,
+            "host",
+            over,
+            f"the host is too slow: the device waits {format_seconds(over)} more of a step for launches",
+            *evidence,
         )
 
 

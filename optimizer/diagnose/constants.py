@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.diagnose.causes import CauseKind
+from layoutopt.optimizer.diagnose.cause import CauseKind
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
 from layoutopt.optimizer.diagnose.logged import PASSES, Span, predicted_spans
 from layoutopt.optimizer.diagnose.parts import Activity
@@ -20,7 +20,7 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.predicted import Expectation
     from layoutopt.optimizer.diagnose.term_fit import Measured, Reprice

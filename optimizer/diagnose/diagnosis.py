@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.diagnose.causes import Cause, causes
+from layoutopt.optimizer.diagnose.causes import causes
 from layoutopt.optimizer.diagnose.difference import Row, StepDifference, difference
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import LoggedProfile
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.peers import Matched
     from layoutopt.optimizer.diagnose.profile import RankProfile
     from layoutopt.optimizer.diagnose.terms import RankTerms

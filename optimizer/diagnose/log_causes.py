@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.diagnose.causes import (
+from layoutopt.optimizer.diagnose.cause import (
     FLAGS,
     LEAST_RATIO,
     LEAST_SHARE,
     LINK_RATIO,
+    REMEDIES,
     Cause,
     CauseKind,
     by_seconds,
@@ -86,7 +87,7 @@ def _data(log: _Log) -> Iterator[Cause]:
             seconds=row.measured_s,
             words=f"batches take {format_seconds(row.measured_s)} of a step",
             evidence=("timer batch-generator",),
-            remedy="more loader workers, prefetching, data on local storage",
+            remedy=REMEDIES[CauseKind.DATA_LOADER],
         )
 
 
@@ -129,7 +130,7 @@ def _passes(log: _Log) -> Iterator[Cause]:
                 f"backward {format_seconds(backward.measured_s)}, forward {format_seconds(forward.measured_s)} of a step; "
                 f"the plan has {backward.predicted_s / forward.predicted_s:.2f} times forward",
             ),
-            remedy="recomputation of the launch as in the plan",
+            remedy=REMEDIES[CauseKind.RECOMPUTATION],
         )
     if forward.ratio > LEAST_RATIO:
         slower = min(forward.ratio, backward.ratio)
@@ -166,7 +167,7 @@ def _gradients(log: _Log) -> Iterator[Cause]:
         evidence=(
             f"{format_seconds(row.predicted_s)} predicted beside the passes, {format_seconds(whole_s)} for all of it alone",
         ),
-        remedy="nccl-tests over the same ranks" if slow else FLAGS[Axis.DP],
+        remedy=REMEDIES[CauseKind.SLOW_LINK] if slow else FLAGS[Axis.DP],
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from layoutopt.optimizer.cost.cost_model import CostModel
-    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.difference import StepDifference
     from layoutopt.optimizer.specs.layout import Layout
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
     from layoutopt.optimizer.evidence.honesty import Honesty

@@ -19,7 +19,8 @@ from checks.traced_plan import (
 )
 from checks.traced_run import Run
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.diagnose.causes import CauseKind, causes
+from layoutopt.optimizer.diagnose.cause import CauseKind
+from layoutopt.optimizer.diagnose.causes import causes
 from layoutopt.optimizer.diagnose.difference import difference
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from checks.traced_job import Job
     from layoutopt.optimizer.cost.cost_model import CostModel
-    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.specs.layout import Layout
 
 NOISE = 0.03

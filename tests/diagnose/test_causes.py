@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from checks.traced_faults import FAULTS, PLANS, clean, faulty, named
 
-from layoutopt.optimizer.diagnose.causes import CauseKind
+from layoutopt.optimizer.diagnose.cause import CauseKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from checks.traced_run import Run
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.kernel_times import stage_times
-from layoutopt.optimizer.diagnose.causes import CauseKind
+from layoutopt.optimizer.diagnose.cause import CauseKind
 from layoutopt.optimizer.diagnose.diagnosis import diagnose
 from layoutopt.optimizer.interop.profiles.read import read_profiles
 from layoutopt.optimizer.specs.vocabulary import Axis

@@ -18,7 +18,7 @@ from layoutopt.optimizer.specs.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.difference import Compared, StepDifference
 

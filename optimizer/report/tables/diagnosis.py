@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from layoutopt.optimizer.diagnose.causes import Cause
+    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.difference import Compared, StepDifference
 
