@@ -106,7 +106,9 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
         Component.BACKWARD: passes * (work.dgrad_s + work.wgrad_s),
         Component.TP: passes * (_boundary_s(comm) + _loss_traffic_s(comm, lost)),
     }
-    per_logit_kept = 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes
+    per_logit_kept = np.full_like(rows, 2.0 if ctx.preset.fused_loss else ctx.preset.logit_bytes)
+    if not ctx.preset.splits_loss:  # what was gathered, beside its parts in the vocabulary's order
+        per_logit_kept = per_logit_kept + np.where(keys.tp > 1, BF16_BYTES, 0.0)
     # With several chunks the head runs its backward at once: what waits is the gradient of its input, in 16 bits.
     waiting = np.where(chunks > 1, BF16_BYTES * keys.tokens * ctx.model.hidden, 0.0)
     kept = per_logit_kept * keys.tokens * lost / chunks + waiting + 4.0 * keys.local_tokens * ctx.model.hidden

@@ -37,14 +37,14 @@ def errors(newer: dict[str, tuple[Case, float]]) -> Callable[[str], list[float]]
 
 
 def test_zero_1_from_one_node_to_128(newer: dict[str, tuple[Case, float]]) -> None:
-    """InternEvo's 7B table: constant batch per GPU, longer on more GPUs; each size within 12%, the largest within 14%."""
+    """InternEvo's 7B table: constant batch per GPU, longer on more GPUs; each size within 12%."""
     rows = [row for name, row in newer.items() if name.startswith("internevo-7b")]
     by_size = sorted((case.run.n_gpus or 0, seconds, case.measured_s or 1.0) for case, seconds in rows)
     assert [size for size, _, _ in by_size] == [8, 16, 32, 64, 128, 256, 512, 1024]
     predicted = [seconds for _, seconds, _ in by_size]
     assert predicted == sorted(predicted)
     for size, seconds, measured in by_size:
-        assert abs(seconds / measured - 1) <= (0.12 if size < 1024 else 0.14), size
+        assert abs(seconds / measured - 1) <= 0.12, size
 
 
 def test_attention_at_a_million_tokens(errors: Callable[[str], list[float]]) -> None:
@@ -76,13 +76,13 @@ def test_sharded_weights_without_a_fit(errors: Callable[[str], list[float]], sta
 
 
 def test_memory_of_whole_gradients_and_gathered_logits(newer: dict[str, tuple[Case, float]]) -> None:
-    """KempnerForge with tensor parallelism under FSDP holds whole gradients and every logit: within 5%, 8 GPUs to 160."""
+    """KempnerForge holds whole gradients, and with tensor parallelism every logit: within 5%, 2 GPUs to 160."""
     rows = [
         case
         for name, (case, _) in newer.items()
-        if name.startswith(("kempner-mfu", "kempner-weak")) and case.layout.tp == 4 and case.layout.dp > 1
+        if name.startswith("kempner") and case.layout.pp == 1 and case.layout.dp > 1
     ]
-    assert len(rows) >= 12
+    assert len(rows) >= 19
     for case in rows:
         assert predict(case).allocated_bytes == pytest.approx(1e9 * (case.memory_gb or 0.0), rel=0.05), (
             case.run.id
