@@ -239,7 +239,7 @@ def build_space(
     ctx = make_context(model, training, cluster, framework, options.software, run)
     axes = declare_axes(ctx, options)
     facts = RunFacts(model=model, training=training, cluster=cluster, gpu_hour_cost=options.gpu_hour_cost)
-    rules = (*search_rules(RULES, ctx), *axis_rules(options.requirements, facts))
+    rules = (*search_rules(RULES, ctx, options), *axis_rules(options.requirements, facts))
     modifiers = Modifiers(
         ctx=ctx,
         zero=axes.zero,

@@ -10,7 +10,7 @@ from layoutopt.optimizer.frameworks.registry import savers_of
 from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.rules.recompute import GROUPING
-from layoutopt.optimizer.specs.vocabulary import Saver
+from layoutopt.optimizer.specs.vocabulary import Dispatcher, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Openable:
 
 def openable(axes: Axes) -> tuple[Openable, ...]:
     """List what the framework's release has and the question leaves out, what keeps the numbers first."""
-    found = [*_switches(axes), *_groups(axes), *_savers(axes), *_formats(axes)]
+    found = [*_switches(axes), *_between_domains(axes), *_groups(axes), *_savers(axes), *_formats(axes)]
     return tuple(sorted(found, key=lambda one: one.changes_numbers))
 
 
@@ -60,6 +60,19 @@ def _switches(axes: Axes) -> Iterator[Openable]:
 
 GROUPS = (2, 4, 8)
 """Layers to one saved input that are named; sqrt(L) of them take the least memory (Chen et al. 2016)."""
+
+
+def _between_domains(axes: Axes) -> Iterator[Openable]:
+    """HybridEP among several NVLink domains, which a search tries where it is told the dispatchers."""
+    has, ctx = axes.abilities.switches.get("dispatcher", ()), axes.ctx
+    if Dispatcher.HYBRIDEP in has and ctx.experts and not axes.options.limits("dispatcher"):
+        yield Openable(
+            name="dispatcher",
+            values=(f"{Dispatcher.HYBRIDEP} between NVLink domains",),
+            meaning="how tokens reach their experts",
+            opened_by=f"--fix dispatcher={','.join(map(switch_text, has))}",
+            changes_numbers=False,
+        )
 
 
 def _groups(axes: Axes) -> Iterator[Openable]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from layoutopt.optimizer.frameworks.record import Release
+    from layoutopt.optimizer.space.options import SpaceOptions
 
 BoolArray = NDArray[np.bool_]
 Factors = Mapping[str, int | str]
@@ -65,7 +66,8 @@ class Rule:
     layout that is called at fault, by default the most telling one of ``reads``.
     ``since`` is the first release with the rule, ``until`` the first without it. ``flag`` names
     the field of ``RunOptions`` without which the rule has nothing to judge. ``search_only`` rules shape the
-    declared space but never make a user's layout invalid. ``launch_only`` rules judge layouts alone: they tie
+    declared space but never make a user's layout invalid, and do not apply where the question names the axis
+    ``unless_named``. ``launch_only`` rules judge layouts alone: they tie
     axes together that the space holds apart and that its other rules already keep in order. ``unless_staged``
     rules concern the framework's own split: they don't apply to a layout that lists its stages, nor to the
     search, which lists them.
@@ -86,6 +88,7 @@ class Rule:
     axis: str = ""
     flag: str = ""
     search_only: bool = False
+    unless_named: str = ""
     launch_only: bool = False
     unless_staged: bool = False
 
@@ -129,9 +132,13 @@ def mask(condition: Any) -> BoolArray:
     return np.asarray(condition, dtype=bool)
 
 
-def search_rules(rules: Iterable[Rule], ctx: Context) -> tuple[Rule, ...]:
+def search_rules(rules: Iterable[Rule], ctx: Context, options: SpaceOptions) -> tuple[Rule, ...]:
     """Select the rules that shape the declared space."""
-    return tuple(rule for rule in rules if rule.applies(ctx) and not rule.launch_only)
+    return tuple(
+        rule
+        for rule in rules
+        if rule.applies(ctx) and not rule.launch_only and not options.limits(rule.unless_named)
+    )
 
 
 def launch_rules(rules: Iterable[Rule], ctx: Context, *, staged: bool) -> tuple[Rule, ...]:

@@ -190,6 +190,8 @@ EXPERTS = [
          options={"dispatcher": "hybridep"}),
     Case("ep_within_nvlink", F.MEGATRON, {"ep": 16}, {"ep": 12}, model={"experts": 48},
          options={"dispatcher": "hybridep"}),
+    Case("hybrid_domains_searched", F.MEGATRON, {"ep": 8}, {"ep": 16}, model={"experts": 16},
+         options={"dispatcher": "hybridep"}),
     Case("dispatch_kernel_tokens", F.TORCHTITAN, {"ep": 2, "dp": 16}, {"ep": 1, "dp": 16}, model=MOE,
          options={"dispatcher": "deepep"}),
 ]  # fmt: skip

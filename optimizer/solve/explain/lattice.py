@@ -108,12 +108,13 @@ class Lattice:
     def _valid(self) -> NDArray[np.bool_]:
         """Tell which subsets use the GPUs, meet the batch, and keep the rules of the search."""
         batch, ctx = self.batch, self.source.space.ctx
+        options = self.source.space.axes.options
         divides = batch.tp * batch.cp * batch.pp * batch.dp == self.second.gpus
         divides &= batch.dp * batch.micro_batch * batch.micro_batches == ctx.training.global_batch
         rows = np.flatnonzero(divides)
         held = batch.take(rows)
         keeps = np.ones(len(rows), dtype=bool)
-        for rule in search_rules(RULES, ctx) if len(rows) else ():
+        for rule in search_rules(RULES, ctx, options) if len(rows) else ():
             keeps &= rule.holds(held, ctx)
         valid = np.zeros(len(batch), dtype=bool)
         valid[rows] = keeps

@@ -166,7 +166,9 @@ def _rule(name: str, reads: set[str], holds: Holds, detail: Any, **more: Any) ->
     )
 
 
-def _hybrid_domains(fits: Callable[[IntArray, int], BoolArray], **more: Any) -> Rule:
+def _hybrid_domains(
+    fits: Callable[[IntArray, int], BoolArray], *, name: str = "ep_within_nvlink", **more: Any
+) -> Rule:
     """Build a rule on the ranks that HybridEP exchanges among: those of an expert and its tensor-parallel group."""
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -178,7 +180,7 @@ def _hybrid_domains(fits: Callable[[IntArray, int], BoolArray], **more: Any) -> 
         lambda switches, ctx: switches.dispatcher is Dispatcher.HYBRIDEP,
         lambda rows, ctx: fits(rows.ep * rows.etp, ctx.cluster.nvlink_domain),
     )
-    return _rule("ep_within_nvlink", {"ep", "etp"}, used, detail, axis="", **more)
+    return _rule(name, {"ep", "etp"}, used, detail, axis="", **more)
 
 
 RULES: tuple[Rule, ...] = (
@@ -295,5 +297,15 @@ RULES: tuple[Rule, ...] = (
         reason="the kernel counts its ranks in whole NVLink domains",
         source="deepseek-ai/DeepEP branch hybrid-ep, deep_ep/hybrid_ep_buffer.py",
         frameworks=frozenset(Framework),
+    ),
+    _hybrid_domains(
+        lambda group, domain: group <= domain,
+        name="hybrid_domains_searched",
+        formula="searched where dispatchers are named: hybridep among several NVLink domains",
+        reason="its kernels hold more SMs than DeepEP's, which takes the same way",
+        source="NVIDIA-NeMo/Megatron-Bridge recipes",
+        frameworks=frozenset(Framework),
+        search_only=True,
+        unless_named="dispatcher",
     ),
 )
