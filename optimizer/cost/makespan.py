@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline, rank_tables, successors, waiting
+from layoutopt.optimizer.cost.operations import Operations, list_operations
+from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -35,83 +36,6 @@ PERIODS = 3
 """Periods of the steady phase that are kept: two differences between them tell whether times grow evenly."""
 EVEN = 1e-10
 """Relative difference of two periods' growth that counts as none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ops:
-    """All operations, rank by rank in their order, and their dependencies.
-
-    ``columns`` (6, n): rank, kind, chunk, micro-batch, and a pair's backward chunk and micro-batch. ``before`` and
-    ``hops`` (n, 3): the operation before on the rank, the producers of the activation and of the gradient (n where
-    there is none), and how many transfers lie between.
-    """
-
-    columns: IntArray
-    first: IntArray
-    before: IntArray
-    hops: IntArray
-
-    @property
-    def size(self) -> int:
-        """Number of operations."""
-        return int(self.columns.shape[1])
-
-
-def _operations(pipeline: Pipeline, *, overlap: HopOverlap) -> _Ops:
-    """List the operations of a pipeline with what they wait for."""
-    tables = rank_tables(pipeline)
-    lengths = [len(table) for table in tables]
-    columns = np.vstack([np.repeat(np.arange(pipeline.pp), lengths), np.concatenate(tables).T])
-    first = np.cumsum([0, *lengths])
-    n = columns.shape[1]
-    rank, kind, chunk, batch, back_chunk, back_batch = columns
-    pair = kind == Kind.PAIR
-    forward = pair | (kind == Kind.FORWARD)
-    backward = ~forward & (kind != Kind.WGRAD)
-    shape = (pipeline.pp, pipeline.chunks, pipeline.micro_batches_per_chunk)
-    made = np.full((2, *shape), n)
-    made[0, rank[forward], chunk[forward], batch[forward]] = np.flatnonzero(forward)
-    made[1, rank[backward], chunk[backward], batch[backward]] = np.flatnonzero(backward)
-    made[1, rank[pair], back_chunk[pair], back_batch[pair]] = np.flatnonzero(pair)
-    before, hops = np.full((n, 3), n), np.zeros((n, 3), dtype=np.int64)
-    before[1:, 0] = np.arange(n - 1)
-    before[first[:-1], 0] = n
-    source, target = _neighbours(pipeline)
-    gets = [(1, forward, chunk, batch, source, 0)]
-    gets += [
-        (2, backward | pair, np.where(pair, back_chunk, chunk), np.where(pair, back_batch, batch), target, 1)
-    ]
-    for column, mask, own_chunk, own_batch, other, which in gets:
-        op = np.flatnonzero(mask & (other[rank, own_chunk % pipeline.chunks, 0] >= 0))
-        from_rank, from_chunk = other[rank[op], own_chunk[op]].T
-        before[op, column] = made[which, from_rank, from_chunk, own_batch[op]]
-        hops[op, column] = from_rank != rank[op]
-    if overlap is not HopOverlap.ALL:
-        _wait_for_transfers(before, hops, np.concatenate(waiting(pipeline, overlap)))
-    return _Ops(columns=columns, first=first, before=before, hops=hops)
-
-
-def _neighbours(pipeline: Pipeline) -> tuple[IntArray, IntArray]:
-    """Return the position before and behind every position, (pp, chunks, 2), -1 at the ends of the model."""
-    source, target = (np.full((pipeline.pp, pipeline.chunks, 2), -1) for _ in range(2))
-    for here, there in successors(pipeline).items():
-        source[there], target[here] = here, there
-    return source, target
-
-
-def _wait_for_transfers(before: IntArray, hops: IntArray, waits: NDArray[np.bool_]) -> None:
-    """Lengthen arcs where a rank waits: for what it has sent, and for a receive that begins when it is idle.
-
-    ``waits`` (n,): behind which operations.
-    """
-    n = len(before)
-    received = hops[:, 1:].sum(axis=1)
-    sent = np.zeros(n + 1, dtype=np.int64)
-    np.add.at(sent, before[:, 1], hops[:, 1])
-    np.add.at(sent, before[:, 2], hops[:, 2])
-    hops[:, 1] *= received  # a pair receives one after the other
-    previous = before[:, 0]
-    hops[:, 0] = np.where(np.append(waits, False)[previous], np.maximum(received, sent[previous]), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +89,7 @@ class _Run:
 class StepGraph:
     """Operations of a step in the order of their levels, with ``repeats`` more periods than are listed.
 
-    ``before`` and ``hops`` (N, 3) as in ``_Ops``; ``cell`` (N,) indexes durations. ``levels`` are the bounds of the
+    ``before`` and ``hops`` (N, 3) as in ``Operations``; ``cell`` (N,) indexes durations. ``levels`` are the bounds of the
     levels of the operations before the periods, of each period alike, and of those behind: operations of a level
     don't wait for each other. ``first`` is where the periods start, ``length`` the operations of one (0: none).
     """
@@ -368,10 +292,10 @@ def _built(pipeline: Pipeline, overlap: HopOverlap) -> StepGraph:
             micro_batches=pipeline.micro_batches - spare * size,
             group=pipeline.group_size if pipeline.schedule is Schedule.INTERLEAVED else 0,
         )
-        graph = _periodic(listed, _operations(listed, overlap=overlap), size, spare)
+        graph = _periodic(listed, list_operations(listed, overlap=overlap), size, spare)
         if graph is not None:
             return replace(graph, pipeline=pipeline)
-    ops = _operations(pipeline, overlap=overlap)
+    ops = list_operations(pipeline, overlap=overlap)
     everything = np.ones(ops.size, dtype=bool)
     order, bounds = _by_level(ops, everything)
     return _graph(pipeline, ops, order, (bounds, [0], [0]), 0, 0)
@@ -389,7 +313,7 @@ def _period_size(pipeline: Pipeline) -> int:
 
 def _graph(
     pipeline: Pipeline,
-    ops: _Ops,
+    ops: Operations,
     order: IntArray,
     levels: tuple[list[int], list[int], list[int]],
     length: int,
@@ -412,7 +336,7 @@ def _graph(
     )
 
 
-def _periodic(pipeline: Pipeline, ops: _Ops, size: int, repeats: int) -> StepGraph | None:
+def _periodic(pipeline: Pipeline, ops: Operations, size: int, repeats: int) -> StepGraph | None:
     """Find the periods of a step; None where fewer than needed are in the list."""
     model = SCHEDULES[pipeline.schedule]
     each = 1 if model.pairs else 3 if model.splits_backward else 2
@@ -457,7 +381,7 @@ def _steady(columns: IntArray, length: int, shift: int) -> tuple[int, int]:
     return int(start[best]), int(end[best]) + length
 
 
-def _closed(ops: _Ops, front: IntArray) -> IntArray:
+def _closed(ops: Operations, front: IntArray) -> IntArray:
     """Move the front of every rank on until nothing behind it waits for anything before it."""
     rank = np.append(ops.columns[0], 0)
     position = np.append(np.arange(ops.size) - ops.first[rank[:-1]], -1)
@@ -471,7 +395,7 @@ def _closed(ops: _Ops, front: IntArray) -> IntArray:
         front = moved
 
 
-def _by_level(ops: _Ops, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
+def _by_level(ops: Operations, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
     """Sort some operations by the longest chain of them that leads there; return the bounds of the levels too.
 
     Of each rank at most one operation is in a level: those of a level are found together, rank by rank.
