@@ -6,6 +6,7 @@ import copy
 
 from checks.forging import (
     Forgery,
+    Json,
     Others,
     Right,
     another_rule,
@@ -266,3 +267,75 @@ OF_INFEASIBLE: dict[str, Forgery] = {
     "solve time": Forgery(put("solve_time_s", 0.001), Right.ACCEPTED),
 }
 """Forgeries of a plan that says nothing fits."""
+
+
+def comfortable_answer(plan: Json) -> None:
+    """Name the answer itself as the layout with memory to spare."""
+    step_s = plan["objective"]["step_time_s"]
+    plan["comfortable"] |= {
+        "layout": plan["layout"],
+        "estimate": plan["estimate"],
+        "step_time_s": step_s,
+        "slower": 0.0,
+    }
+
+
+OF_SWITCHED: dict[str, Forgery] = {
+    "another dispatcher": Forgery(put("layout/switches/dispatcher", "alltoall")),
+    "an unknown dispatcher": Forgery(put("layout/switches/dispatcher", "luck"), READ),
+    "overlap switched on": Forgery(put("layout/switches/ep_overlap", True)),
+    "graphs switched on": Forgery(put("layout/switches/cuda_graph", "partial")),
+    "no switches": Forgery(put("layout/switches", {})),
+    "a switch that the space leaves alone": Forgery(
+        lambda p: p["layout"]["switches"].update(fp8_param_gather=True)
+    ),
+    "an unknown switch": Forgery(lambda p: p["layout"]["switches"].update(luck=True), Right.ACCEPTED),
+    "switches a list": Forgery(put("layout/switches", ["dispatcher"]), READ),
+    "switches of a runner-up": Forgery(put("alternatives/0/layout/switches/dispatcher", "alltoall")),
+    "worth of a switch": Forgery(put("switches_worth/dispatcher", times(2))),
+    "worth of what is off": Forgery(lambda p: p["switches_worth"].update(ep_overlap=0.1), Right.ACCEPTED),
+    "worth nothing": Forgery(put("switches_worth", {})),
+    "switch forbidden in the inputs": Forgery(inputs("space/forbid", {"dispatcher": ["hybridep"]})),
+    "switch fixed in the inputs": Forgery(inputs("space/fix", lambda fix: fix | {"cuda_graph": ["partial"]})),
+    "unknown value fixed in the inputs": Forgery(
+        inputs("space/fix", lambda fix: fix | {"dispatcher": ["luck"]}), READ
+    ),
+    "another layout with room": Forgery(put("comfortable/layout/zero", lambda zero: 3 - zero)),
+    "time of the layout with room": Forgery(put("comfortable/step_time_s", times(0.99))),
+    "memory of the layout with room": Forgery(put("comfortable/estimate/memory/peak_bytes", times(0.9))),
+    "layout with room no slower": Forgery(put("comfortable/slower", 0.0)),
+    "words of the layout with room": Forgery(put("comfortable/why", "it is better")),
+    "no layout with room": Forgery(put("comfortable", None)),
+    "the answer as layout with room": Forgery(comfortable_answer),
+    "certain to be the best": Forgery(put("choice/chance_best", 0.99)),
+    "loses nothing": Forgery(put("choice/expected_loss", 0.0)),
+    "compared with more": Forgery(put("choice/layouts", 30)),
+    "more draws": Forgery(put("choice/draws", 10_000)),
+    "no chance told": Forgery(put("choice", None)),
+    "narrower interval": Forgery(put("error_band/ratios/80", [0.99, 1.01])),
+    "no interval": Forgery(put("error_band/ratios", {})),
+    "interval of seen runs": Forgery(put("error_band/seen_ratios/95", [0.99, 1.01])),
+    "more runs behind the interval": Forgery(put("error_band/rows", plus(1000))),
+    "nothing indistinct": Forgery(put("error_band/indistinct", 0.0)),
+    "near-ties left open": Forgery(put("open_ties", plus(5))),
+}
+"""Forgeries of what an answer states of its launch switches, of a roomier layout, and of how sure it is."""
+
+OF_GOAL: dict[str, Forgery] = {
+    "less energy": Forgery(put("objective/value", times(0.99))),
+    "less energy, bound too": Forgery(
+        both(put("objective/value", times(0.99)), put("objective/value_bound", times(0.99)))
+    ),
+    "a lower bound of energy": Forgery(put("objective/value_bound", times(0.9))),
+    "more energy at first": Forgery(put("objective/first_value", times(1.5))),
+    "another unit": Forgery(put("objective/unit", "MWh")),
+    "another meaning": Forgery(put("objective/meaning", "energy of one step")),
+    "another objective": Forgery(put("objective/name", "cost")),
+    "not proven": Forgery(put("objective/proven", False)),
+    "over constants": Forgery(put("objective/samples", 32)),
+    "asked for time": Forgery(inputs("minimize", "time")),
+    "asked for memory": Forgery(inputs("minimize", "memory")),
+    "asked for luck": Forgery(inputs("minimize", "luck"), READ),
+    "slower answer": Forgery(lambda p: slower_answer(p, honest_bound=False)),
+}
+"""Forgeries of an answer in another objective than time."""
