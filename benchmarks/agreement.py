@@ -62,11 +62,14 @@ def compared(rows: dict[str, dict[str, int]], renew: bool, size: dict[str, int])
         return []
     before = json.loads(BASELINE.read_text(encoding="utf-8"))
     if before["asked"] != size:
+        print(f"not compared with the baseline, which was asked {before['asked']}")
         return []
-    return [
-        f"{name}: {row['solved']} questions solved, {before['trainers'][name]['solved']} before"
+    known = before["trainers"]
+    other = [f"{name}: in the baseline alone, or not in it" for name in {*rows} ^ {*known}]
+    return other + [
+        f"{name}: {row['solved']} questions solved, {known[name]['solved']} before"
         for name, row in rows.items()
-        if row["solved"] < before["trainers"].get(name, row)["solved"]
+        if name in known and row["solved"] < known[name]["solved"]
     ]
 
 

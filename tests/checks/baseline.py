@@ -35,8 +35,8 @@ def percent(summary: ErrorSummary) -> dict[str, float]:
 
 
 def grown(now: Mapping[str, Mapping[str, float]], before: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Name the figures that are worse than the baseline by more than the tolerance; a lost family counts."""
-    worse = []
+    """Name the figures that are worse than the baseline by more than the tolerance; one that only one of both has counts."""
+    worse = [f"{family}: not in the baseline" for family in now if family not in before]
     for family, old in before.items():
         for figure in COMPARED:
             value = now.get(family, {}).get(figure, float("inf"))

@@ -36,6 +36,12 @@ def test_growth(now: dict[str, float], worse: int) -> None:
     assert len(grown({"dense": now}, {"dense": {"mape": 5.0, "median": 4.0}})) == worse
 
 
+def test_a_family_without_a_baseline_counts() -> None:
+    """What nobody has compared is not good."""
+    figures = {"mape": 5.0, "median": 4.0}
+    assert grown({"dense": figures, "new": figures}, {"dense": figures}) == ["new: not in the baseline"]
+
+
 def test_a_lost_family_counts_as_grown() -> None:
     """Rows that can no longer be priced don't make a baseline pass."""
     assert len(grown({}, {"dense": {"mape": 5.0, "median": 4.0}})) == 2
