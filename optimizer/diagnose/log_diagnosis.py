@@ -66,6 +66,10 @@ def _check(profile: LoggedProfile, cost: CostModel, layout: Layout) -> None:
     }  # fmt: skip
     words = {"n_gpus": "GPUs", "global_batch": "global batch"}
     wrong = [name for name, value in planned.items() if profile.stated.get(name, value) != value]
+    ranks = {rank for timers in profile.rank_timers_s.values() for rank in timers}
+    if max(ranks, default=0) >= layout.gpus:
+        what = f"has timers of rank {max(ranks)}, the plan has {layout.gpus:,} GPUs"
+        raise input_error(what, "the log of the run of the plan", file=profile.source)
     if wrong:
         ran, was = (
             ", ".join(f"{words.get(name, name)} {values[name]}" for name in wrong)

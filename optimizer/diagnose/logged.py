@@ -60,6 +60,9 @@ PASSES = (Span.FORWARD, Span.BACKWARD)
 IN_PASSES = (Component.TP, Component.CP, Component.EP, Component.FSDP)
 """Traffic within passes, part of it in each direction."""
 
+MOST_OVER = 0.05
+"""Share of a step by which timers of different ranks, each a mean over an interval, may exceed it."""
+
 UNTOLD_S = 1e-9
 """Seconds below which a span that a timer cannot hold apart does not matter."""
 
@@ -112,10 +115,10 @@ class SpanRow(Compared):
 def step_seconds(profile: LoggedProfile, expected: Expectation) -> float:
     """Return the measured step, from the rate and the plan's batch where the log states no time.
 
-    Raises ``InputError`` where neither is there nor timers of the whole step.
+    Raises ``InputError`` where neither is there nor timers of whole steps.
     """
     training = expected.cost.training
-    if profile.step_s is not None:
+    if profile.step_s:
         return profile.step_s
     if profile.tokens_s_gpu:
         return training.tokens_per_step / (profile.tokens_s_gpu * expected.layout.gpus)
@@ -123,18 +126,25 @@ def step_seconds(profile: LoggedProfile, expected: Expectation) -> float:
         return training.global_batch / profile.samples_per_s
     table = _table().get(profile.trainer, {})
     outer = [name for name in profile.timers_s if name in table and _outside(name, profile, table) is None]
-    if not outer:
+    step_s = sum(profile.mean_s(name) for name in outer)
+    if not step_s:
         raise input_error("states no step time", "lines of steps, or timers", file=profile.source)
-    return sum(profile.mean_s(name) for name in outer)
+    return step_s
 
 
 def span_difference(profile: LoggedProfile, expected: Expectation) -> StepDifference[SpanRow]:
-    """Hold what a log tells against the plan's spans, in the mean over its stages."""
+    """Hold what a log tells against the plan's spans, in the mean over its stages.
+
+    Raises ``InputError`` for timers that are not of the log's steps.
+    """
     step_s = step_seconds(profile, expected)
     planned = predicted_spans(expected)
     gap_s = step_s - expected.step_s
     rows = []
     for spans, seconds in _told(profile, step_s):
+        if seconds < -MOST_OVER * step_s:
+            what = f"has timers that add up to {step_s - seconds:.4g} s in steps of {step_s:.4g} s"
+            raise input_error(what, "the log of one run, whose timers are of its steps", file=profile.source)
         was = sum(planned[span] for span in spans)
         shown = tuple(span for span in spans if planned[span] > UNTOLD_S) or spans[:1]
         share = share_of(seconds - was, gap_s)

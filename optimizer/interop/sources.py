@@ -23,10 +23,7 @@ from layoutopt.optimizer.specs import document
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 LARGEST_FILE = 64 * 2**20
 LEVELS_UP = 3
@@ -143,6 +140,11 @@ def _signs() -> Iterator[tuple[str, str]]:
     for _, launch in sorted(LAUNCH_FORMATS.values(), key=lambda entry: entry[1].shared):
         if launch.sign:
             yield launch.kind, launch.sign
+
+
+def signs_in(text: str, kinds: Sequence[FileKind]) -> list[FileKind]:
+    """Return which of some kinds of text a text has the signs of."""
+    return [kind for kind, sign in _TEXT_SIGNS if kind in kinds and re.search(sign, text, re.MULTILINE)]
 
 
 def holds_model(kind: str) -> bool:

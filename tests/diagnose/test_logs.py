@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,15 @@ def test_megatron_timers_come_back_term_by_term(job: LoggedJob, tmp_path: Path) 
         assert row.predicted_s == pytest.approx(job.spans_s[row.spans[0]], abs=1e-9)
     assert sum(row.measured_s for row in found.difference.rows) == pytest.approx(found.step_s)
     assert found.causes == () and found.notes == ("median of 4 logged steps",)
+
+
+def test_prefixes_of_launchers(job: LoggedJob, tmp_path: Path) -> None:
+    """Lines behind a rank in brackets, and lines of other systems' ends, tell the same."""
+    text = megatron_log(job)
+    plain = seconds(held(text, job, tmp_path))
+    for prefix in ("[default7]:", "[rank0]:"):
+        lines = "\r\n".join(prefix + line for line in text.splitlines())
+        assert seconds(held(lines, job, tmp_path)) == plain
 
 
 def test_fewer_timers_tell_sums(job: LoggedJob, tmp_path: Path) -> None:
@@ -213,6 +223,26 @@ BAD: dict[str, tuple[Any, str]] = {
     "another layout": (
         lambda job: megatron_log(replace(job, changed={"tp": 4, "dp": 1})).encode(),
         "is of a run with tp 4, dp 1",
+    ),
+    "two trainers": (
+        lambda job: (megatron_log(job) + torchtitan_log(job)).encode(),
+        "holds lines of torchtitan-log and megatron-log",
+    ),
+    "timers of another run": (
+        lambda job: re.sub(r"\(ms\): [\d.]+ \|", "(ms): 10.0 |", megatron_log(job)).encode(),
+        "has timers that add up to",
+    ),
+    "no time at all": (
+        lambda job: re.sub(r": [\d.]+", ": 0.0", deepspeed_log(job, rates=False)).encode(),
+        "states no step time",
+    ),
+    "zero steps": (
+        lambda job: re.sub(r"\(ms\): [\d.]+", "(ms): 0.0", megatron_log(job, level=0)).encode(),
+        "states no step time",
+    ),
+    "a rank too many": (
+        lambda job: megatron_log(job, option="all").replace("rank  7", "rank 4096").encode(),
+        "has timers of rank 4096, the plan has 8 GPUs",
     ),
     "binary": (lambda job: bytes(range(256)) * 40, "no"),
 }

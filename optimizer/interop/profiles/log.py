@@ -9,7 +9,7 @@ from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.interop.measured.logs import ANSI
 from layoutopt.optimizer.interop.profiles.trace_file import opened
 from layoutopt.optimizer.interop.records import LoggedRun
-from layoutopt.optimizer.interop.sources import FileKind, detect_kind, import_text
+from layoutopt.optimizer.interop.sources import FileKind, detect_kind, import_text, signs_in
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ LOGS = (
     FileKind.NEMO_LOG,
     FileKind.TRAINER_LOG,
 )
+ALONE = (FileKind.MEGATRON_LOG, FileKind.TORCHTITAN_LOG, FileKind.NANOTRON_LOG)
+"""Logs of trainers that print no lines of another one: DeepSpeed's stand among those of what drives it."""
+
 MOST_CHARACTERS = 64 * 2**20
 """Characters of lines that tell of steps which a log may have: some hundred thousand steps."""
 
@@ -36,6 +39,9 @@ _TELLS = re.compile(
     r"|^ {4}[a-z][a-z0-9-]+ ?\.*: \(?[\d.]|^  [a-z][a-z0-9-]+:\s*$|^ {5}rank +\d+: |train_step_timing|train_steps_per_second"
     r"|s/it\]|it/s\]"
 )
+_PREFIX = re.compile(r"^\[(?:default|rank)\d{1,7}\]:")
+"""What torchrun puts before each line of a rank."""
+
 _HEADER = re.compile(r"using world size:[^\n]*")
 _SIZES = ("n_gpus", "tp", "cp", "pp", "dp", "global_batch")
 
@@ -47,6 +53,9 @@ def read_log(path: Path, on_progress: OnProgress | None = None) -> LoggedProfile
     headers = dict.fromkeys(_HEADER.findall(text))
     if len(headers) > 1:
         raise input_error(f"holds the logs of {len(headers)} jobs", "the log of one job", file=file)
+    trainers = signs_in(text, ALONE)
+    if len(trainers) > 1:
+        raise input_error(f"holds lines of {' and '.join(trainers)}", "the log of one job", file=file)
     try:
         kind = detect_kind(text, path.name)
     except InputError:
@@ -93,12 +102,17 @@ def _lines(path: Path, on_progress: OnProgress | None) -> Iterator[str]:
             *lines, rest = re.split(r"[\r\n]+", rest + piece)
             rest = rest[:LONGEST_LINE]
             for line in lines:
-                plain = ANSI.sub("", line[:LONGEST_LINE])
+                plain = _plain(line[:LONGEST_LINE])
                 if _TELLS.search(plain):
                     kept += len(plain)
                     if kept > MOST_CHARACTERS:
                         raise input_error("has too many lines of steps", "the log of one job", file=str(path))
                     yield plain
-        plain = ANSI.sub("", rest)
+        plain = _plain(rest)
         if _TELLS.search(plain):
             yield plain
+
+
+def _plain(line: str) -> str:
+    """Return a line without colours and a launcher's prefix."""
+    return _PREFIX.sub("", ANSI.sub("", line))
