@@ -99,7 +99,7 @@ def test_links_folders_and_encodings(tmp_path: Path) -> None:
     circle.symlink_to(other)
     other.symlink_to(circle)
     (tmp_path / "folder.yaml").mkdir()
-    (tmp_path / "wide.sh").write_bytes("python pretrain_gpt.py --num-layers 4".encode("utf-16"))
+    (tmp_path / "wide.sh").write_bytes("python pretrain_gpt.py --num-layers 4".encode("utf-16-be"))
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
     (tmp_path / "packed.json.gz").write_bytes(gzip.compress(b" " * 50_000_000))
     for name in ("a.yaml", "folder.yaml", "wide.sh", "latin.yaml", "packed.json.gz"):

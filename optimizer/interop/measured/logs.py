@@ -21,7 +21,7 @@ GIB = 2**30
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TITAN = re.compile(
-    r"step:\s*(?P<step>\d{1,9})\b.*?memory:\s*(?P<gib>[\d.]{1,12})GiB.*?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})"
+    r"step:\s*(?P<step>\d{1,9})\b.{0,400}?memory:\s*(?P<gib>[\d.]{1,12})GiB.{0,400}?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})"
     r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?P<mfu>[\d.]{1,8}%|N/A))?"
 )
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 _STEP = re.compile(
-    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.*?elapsed time per iteration \((?P<unit>ms|s)\): (?P<time>[\d.]{1,15})"
+    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.{0,400}?elapsed time per iteration \((?P<unit>ms|s)\): (?P<time>[\d.]{1,15})"
     r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12}))?"
 )
 _BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
-_MEMORY = re.compile(r"\[Rank \d+\].*?max allocated: (?P<mb>[\d.]{1,15})")
+_MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})")
 _HEADER = re.compile(r"([a-z -]{1,60})[ -]size: (\d{1,9})\b")
 _HEADER_COLUMNS = {
     "world": "n_gpus",

@@ -21,11 +21,11 @@ _DEEPSPEED = re.compile(
 """Up to release 0.6 a line says EPOCH/STEP, SamplesPerSec=, without memory at first."""
 
 _DEEPSPEED_PIPE = re.compile(
-    r"steps: (?P<step>\d{1,9}) loss: .*?iter time \(s\): (?P<s>[\d.]{1,15}) samples/sec: (?P<rate>[\d.]{1,15})"
+    r"steps: (?P<step>\d{1,9}) loss: .{0,200}?iter time \(s\): (?P<s>[\d.]{1,15}) samples/sec: (?P<rate>[\d.]{1,15})"
 )
 _NEMO = re.compile(
     r"(?:iteration (?P<step>\d{1,9})/\d+ \||\bglobal_step=(?P<old>\d{1,9})(?:\.0)?\b)"
-    r"(?P<rest>.*?train_step_timing in s[:=] ?(?P<s>[\d.]{1,15}).*)"
+    r"(?P<rest>.{0,1000}?train_step_timing in s[:=] ?(?P<s>[\d.]{1,15}).*)"
 )
 """NeMo 2's lines, and the progress bar of NeMo 1."""
 

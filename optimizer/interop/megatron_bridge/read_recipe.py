@@ -22,8 +22,8 @@ MAX_FILES, MAX_STEPS, MAX_DEPTH, MAX_BYTES = 80, 50_000, 40, 2**21
 """Files of a checkout, statements, calls within calls and bytes of a file: recipes stay far below."""
 
 LARGEST_FACTOR = 10**9
-MAX_ITEMS = 1_000
-"""Most items of a list that a recipe extends."""
+MAX_ITEMS, MAX_VALUES = 1_000, 20_000
+"""Most items of a list that a recipe extends, and most values of a configuration."""
 
 PACKAGES = ("megatron", "nemo")
 TARGET = "_target_"
@@ -81,6 +81,7 @@ def read_recipe(
     made = reader.call(*where, given or {}, 0)
     if not isinstance(made, dict):
         raise input_error(f"{shorten(name)} returns no configuration", "a recipe", file=path.name)
+    reader.steps += _size(made, path.name)
     sections = {key: value for key, value in made.items() if isinstance(value, dict)}
     if isinstance(made.get("mixed_precision"), str) and made["mixed_precision"] in precisions:
         sections["mixed_precision"] = dict(precisions[made["mixed_precision"]])
@@ -315,7 +316,10 @@ class _Reader:
             if name.startswith("to_megatron") and isinstance(holder, dict):
                 return dict(holder) | named
             if isinstance(holder, dict) and not name[:1].isupper():
-                return deepcopy(holder) if name == "copy" else hole(f"{name}(...)")
+                if name != "copy":
+                    return hole(f"{name}(...)")
+                self.steps += _size(holder, self.file)
+                return deepcopy(holder)
             if isinstance(holder, list) and name in ("append", "extend") and len(arguments) == 1:
                 return self._lengthened(holder, arguments if name == "append" else arguments[0])
             if isinstance(holder, str) and name in ("lower", "upper") and not _is_open(holder):
@@ -347,6 +351,19 @@ class _Reader:
                 "a list is extended by what is not read", f"up to {MAX_ITEMS} items", file=self.file
             )
         holder += more
+
+
+def _size(made: Any, file: str) -> int:
+    """Count the values of nested sections and lists; what unfolds without end or holds itself is refused."""
+    waiting, count = [(made, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if count > MAX_VALUES or depth > MAX_DEPTH:
+            raise input_error("the recipe unfolds without end", f"up to {MAX_VALUES:,} values", file=file)
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        waiting += [(one, depth + 1) for one in inner]
+    return count
 
 
 def _is_enum(name: str) -> bool:
