@@ -15,8 +15,6 @@ WAYS = {
 }
 
 KNOWN = {
-    "aws-q30-h100-64-nvshmem": "experts exchange over NVSHMEM on EFA, which no preset has: a layout that takes 9.24 s over "
-    "NCCL takes 17.21 s there",
     "bigscience": "each time is that of one run's second iteration alone",
     "flagperf-paddle": "its trainer has no preset and is priced as the nearest one",
 }

@@ -65,7 +65,7 @@ def test_robust_chooses_as_the_best_of_the_ways_to_choose() -> None:
     Wanted: 2%. What is believed of the errors promises no less than the committed figure, and four groups carry the rest.
     """
     choice, carried = BASELINE["choice"], BASELINE["carried by"]
-    assert BASELINE["groups"]["of 3"] >= 35
+    assert BASELINE["groups"]["of 3"] >= 33
     assert choice["mean regret"]["mean"] <= min(one["mean"] for one in choice.values()) + 1e-9
     assert choice["mean regret"]["median"] == 0
     assert (
