@@ -44,8 +44,9 @@ _SWITCHES_9 = _SWITCHES_6 | {"fp8_param_gather": OFF_ON}
 _SWITCHES_10 = _SWITCHES_9 | {"cp_kind": tuple(CpComm), "shared_expert_overlap": OFF_ON}
 _SWITCHES_12 = _SWITCHES_10 | {"dispatcher": (*_SWITCHES_10["dispatcher"], Dispatcher.DEEPEP)}
 _SWITCHES_14 = _SWITCHES_12 | {"ep_overlap": OFF_ON, "delay_wgrad": OFF_ON}
-_SWITCHES_15 = _SWITCHES_14 | {"cuda_graph": tuple(CudaGraph)}
-_SWITCHES_16 = _SWITCHES_15 | {"dispatcher": tuple(Dispatcher)}
+# The scope of core 0.15 is one word: a whole layer, its attention, or the iteration.
+_SWITCHES_15 = _SWITCHES_14 | {"cuda_graph": (CudaGraph.NONE, CudaGraph.FULL)}
+_SWITCHES_16 = _SWITCHES_15 | {"cuda_graph": tuple(CudaGraph), "dispatcher": tuple(Dispatcher)}
 
 # Newest first: what each release lacks that the one behind it has. Flags were searched in the argument and
 # configuration files of the tags v1.0 to core_v0.19.0 and of main where a tag is years away.

@@ -16,11 +16,11 @@ from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.space.check import check_layout
 from layoutopt.optimizer.space.context import RunOptions
-from layoutopt.optimizer.specs.layout import Layout, Switches
+from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
 from layoutopt.optimizer.specs.layout_file import read_layout_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
@@ -67,6 +67,15 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
             DENSE, "0.10", "0.11", "order_without_cp_or_ep",
         ),
         (replace(PLAIN, ep=4, cp=2), LINEAR, "0.17", "0.18", "linear_without_cp"),
+        (replace(PLAIN, switches=Switches(cuda_graph=CudaGraph.PARTIAL)), DENSE, "0.15", "0.16", "switch_supported"),
+        (
+            replace(
+                PLAIN,
+                recompute=Recompute(granularity=Granularity.FULL),
+                switches=Switches(cuda_graph=CudaGraph.FULL),
+            ),
+            DENSE, "0.15", "0.16", "full_graph_recompute",
+        ),
         (replace(PLAIN, precision=Precision.FP16), SPARSE, "0.15", "0.16", "grouped_gemm_fp16"),
         (
             laid(dense_then_moe(31, 0), replace(PLAIN, pp=4, vp=2, dp=1), [3, *[4] * 7]),
@@ -74,7 +83,8 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
         ),
     ],
     ids=[
-        *("mtp-cp", "mtp", "shared-experts", "chosen-keys", "chosen-keys-cp", "linear-cp", "order", "fp16-experts"),
+        *("mtp-cp", "mtp", "shared-experts", "chosen-keys", "chosen-keys-cp", "linear-cp", "graph-parts",
+          "graph-recompute", "order", "fp16-experts"),
         "counted-ends",
     ],
 )  # fmt: skip
@@ -153,7 +163,11 @@ def test_weights_in_8_bits_alone_need_a_distributed_optimizer() -> None:
 def test_biases_of_experts_are_not_fused_with_dropout() -> None:
     """Grouped experts take biases from core 0.15 on, and refuse the fusion, which is on by default."""
     model, layout = load_workload("gpt-oss-120b").model, replace(PLAIN, dp=8, ep=8)
-    assert "--no-bias-dropout-fusion" in script(layout, model, "0.15")[0]
+    text = script(layout, model, "0.15")[0]
+    assert "--no-bias-dropout-fusion" in text
+    # gpt-oss's routers have their matrix's biases, not those that balance experts by sigmoid scores
+    assert "--moe-router-enable-expert-bias" not in text and "sigmoid" not in text
+    assert "--moe-router-enable-expert-bias" in script(layout, CHOSEN_KEYS, "0.19")[0]
     assert "--no-bias-dropout-fusion" not in script(layout, load_workload("mixtral-8x7b").model, "0.15")[0]
 
 
@@ -225,6 +239,7 @@ FOUND = {
         "agreement/test_reproductions.py::test_modules_that_a_model_lacks_do_nothing",
         "agreement/test_reproductions.py::test_bridges_rule_on_mesh_orders_is_its_own",
     ),
+    "parameters of every rank": ("cost/test_megatron_parameters.py::test_ranks_hold_what_megatron_builds",),
     "bytes and counts of collectives": (
         "cost/test_collectives.py::test_bytes_and_counts_are_those_of_torch",
         "cost/test_collectives.py::test_counted_calls_add_up_to_the_price",

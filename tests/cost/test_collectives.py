@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from checks.counted import counted, states
+from checks.counted import alive, counted, states
 
 from layoutopt.optimizer.ask.load import load_cluster, load_layout, load_model
 from layoutopt.optimizer.cost.batch import batch_of_one
@@ -139,3 +139,15 @@ def test_fsdp_streams_blocks_as_priced() -> None:
     found = seconds(cost, layout, ("dp",), lambda call: call in calls)
     assert found == pytest.approx(estimate(cost, layout).breakdown_s[Component.FSDP], rel=1e-6)
     assert np.unique([c.kind for c in calls]).tolist() == ["all_gather", "reduce_scatter"]
+
+
+def test_what_is_alive_at_most_is_near_the_prediction() -> None:
+    """Bytes of all tensors alive in eager jobs: a sum of what the parts need at most, beside what is alive at once."""
+    measured = [row for row in RECORDED if "peak" in row["states"][0]]
+    ratios = [
+        ours / state["peak"]
+        for row in measured
+        for ours, state in zip(alive(row["job"]), row["states"], strict=True)
+    ]
+    assert len(measured) >= 12
+    assert min(ratios) > 0.75 and max(ratios) < 1.25

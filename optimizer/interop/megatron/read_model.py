@@ -183,7 +183,7 @@ def _moe(fields: Fields, ffn: int, *, biased: bool) -> MoeSpec:
         shared_ffn=fields.integer("moe_shared_expert_intermediate_size") or 0,
         node_limit=limit if groups and limit and limit < groups else None,
         capacity_factor=fields.number("moe_expert_capacity_factor"),
-        router_bias=fields.on("moe_router_enable_expert_bias"),
+        router_bias=fields.on("moe_router_enable_expert_bias") or biased,
         shared_gate=fields.on("moe_shared_expert_gate"),
         expert_bias=biased,
         router_scaling=fields.fact("moe_router_topk_scaling_factor"),

@@ -201,7 +201,7 @@ def unstated_facts(target: Target, words: dict[str, str]) -> list[str]:
     needed = {
         "rope_base": model.rope_base is None and not model.learned_positions and attends,
         "norm_epsilon": model.norm_epsilon is None,
-        "router_scaling": moe is not None and moe.router_bias and moe.router_scaling is None,
+        "router_scaling": balances(target) and moe is not None and moe.router_scaling is None,
     }
     lacking = [words[name] for name, there in needed.items() if there and name in words]
     if not lacking:
@@ -247,6 +247,12 @@ def routing_notes(target: Target) -> list[str]:
     ]
 
 
+def balances(target: Target) -> bool:
+    """Whether the router's biases balance its experts; where all matrices have biases they are its matrix's own."""
+    moe = target.model.moe
+    return moe is not None and moe.router_bias and not target.model.attention_bias
+
+
 def moe_flags(target: Target) -> Flags:
     """Experts, their layers and their router."""
     moe = target.model.moe
@@ -262,9 +268,9 @@ def moe_flags(target: Target) -> Flags:
         ("--moe-router-num-groups", groups[0] if groups else None),
         ("--moe-router-group-topk", groups[1] if groups else None),
         ("--moe-router-topk-scaling-factor", router_scaling(target)),
-        ("--moe-router-score-function", "sigmoid" if moe.router_bias else None),
-        ("--moe-router-enable-expert-bias", moe.router_bias),
-        ("--moe-router-pre-softmax", moe.top_k == 1 and not moe.router_bias),
+        ("--moe-router-score-function", "sigmoid" if balances(target) else None),
+        ("--moe-router-enable-expert-bias", balances(target)),
+        ("--moe-router-pre-softmax", moe.top_k == 1 and not balances(target)),
         ("--moe-shared-expert-intermediate-size", moe.shared_ffn or None),
         ("--moe-shared-expert-gate", moe.shared_gate),
         ("--moe-expert-capacity-factor", moe.capacity_factor),

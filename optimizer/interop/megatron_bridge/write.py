@@ -18,6 +18,7 @@ from layoutopt.optimizer.interop.megatron.write import (
     takes_string,
 )
 from layoutopt.optimizer.interop.megatron.write_model import (
+    balances,
     biased_experts,
     cp_kinds,
     dense_width,
@@ -261,7 +262,7 @@ def moe_overrides(target: Target) -> Overrides:
         ("moe_router_topk", moe.top_k),
         ("moe_router_num_groups", groups[0] if groups else None),
         ("moe_router_group_topk", groups[1] if groups else None),
-        ("moe_router_enable_expert_bias", moe.router_bias),
+        ("moe_router_enable_expert_bias", balances(target)),
         ("moe_shared_expert_intermediate_size", moe.shared_ffn or None),
         ("moe_shared_expert_gate", moe.shared_gate),
         ("moe_grouped_gemm", True),

@@ -272,6 +272,21 @@ RULES: tuple[Rule, ...] = (
         repair=_switched_off("cuda_graph"),
     ),
     _rule(
+        "full_graph_recompute",
+        {"recompute"},
+        _recomputes(
+            lambda s, ctx: s.cuda_graph is CudaGraph.FULL, lambda r: r.granularity is Granularity.NONE
+        ),
+        _says("a graph of the whole iteration with recomputation"),
+        formula="cuda_graph = full_iteration => no recomputation",
+        reason="core 0.15 captures no recomputation with its whole-iteration graphs",
+        source=_CONFIG,
+        repair=_switched_off("cuda_graph"),
+        axis="",
+        frameworks=MEGATRONS,
+        until=(0, 16),
+    ),
+    _rule(
         "partial_graph_recompute",
         {"recompute"},
         _recomputes(
