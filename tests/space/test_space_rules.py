@@ -21,6 +21,7 @@ from layoutopt.optimizer.specs.model import (
     LayerShape,
     LinearSpec,
     MambaSpec,
+    Mixer,
     MlaSpec,
     MoeSpec,
     OptimizerSpec,
@@ -81,6 +82,7 @@ SHARED = MoeSpec(experts=8, top_k=2, ffn=512, shared_ffn=512)
 BIASED = MoeSpec(experts=8, top_k=2, ffn=512, expert_bias=True)
 MAMBA = MambaSpec(heads=12, head_dim=64, state=16, groups=4)
 LINEAR = LinearSpec(key_heads=4, value_heads=8, key_head_dim=16, value_head_dim=16)
+DELTA = (Run(name="d", block=(LayerShape(mixer=Mixer.GATED_DELTA, ffn=1024),), count=8),)
 INDEXER = IndexerSpec(heads=4, head_dim=16, top_k=64)
 MUON = OptimizerSpec(kind=Optimizer.MUON)
 OWNED = replace(MUON, distribution=MuonSharing.OWNER)
@@ -124,6 +126,8 @@ SEQUENCE = [
     Case("sparse_needs_gathered_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, model={"indexer": INDEXER},
          options={"cp_comm": CpComm.P2P}),
     Case("sparse_without_cp", F.DEEPSPEED, {"cp": 1}, {"cp": 2}, model={"indexer": INDEXER}),
+    Case("sparse_without_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, "core 0.18", {"indexer": INDEXER}),
+    Case("linear_without_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, "core 0.17", {"runs": DELTA, "linear": LINEAR}),
     Case("moe_needs_sp", F.MEGATRON, {"tp": 2, "sp": True}, {"tp": 2}, model=MOE),
     Case("sp_or_ulysses", F.MEGATRON_DEEPSPEED, {"tp": 2, "sp": True}, {"tp": 2, "sp": True, "cp": 2}),
     Case("ulysses_alone", F.MEGATRON_DEEPSPEED, {"cp": 4}, {"cp": 4, "tp": 2}),
@@ -288,6 +292,10 @@ FLAGS = [
     Case("full_graph_shapes", F.MEGATRON,
          {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL, dispatcher=Dispatcher.HYBRIDEP)},
          {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL)}, model=MOE),
+    Case("fp8_gather_needs_zero", F.MEGATRON, {"zero": 1, "switches": Switches(fp8_param_gather=True)},
+         {"zero": 0, "switches": Switches(fp8_param_gather=True)}),
+    Case("full_graph_recompute", F.MEGATRON, {"switches": Switches(cuda_graph=CudaGraph.FULL)},
+         {"recompute": FULL, "switches": Switches(cuda_graph=CudaGraph.FULL)}, "core 0.15"),
     Case("partial_graph_recompute", F.MEGATRON, {"switches": Switches(cuda_graph=CudaGraph.PARTIAL)},
          {"recompute": FULL, "switches": Switches(cuda_graph=CudaGraph.PARTIAL)}),
     Case("shared_overlap_recompute", F.MEGATRON, {"recompute": selective("moe_act")},

@@ -261,6 +261,7 @@ RULES: tuple[Rule, ...] = (
         source=_ARGUMENTS,
         repair=_switched_off("fp8_param_gather"),
         axis="",
+        launch_only=True,
     ),
     _rule(
         "full_graph_shapes",
