@@ -65,7 +65,7 @@ class SpaceBuilder:
 
     def _chunked(self, batches: Columns) -> Columns:
         """Choose the chunks of every row, some rows at a time: deep models have many choices, and rules leave few."""
-        size = max(CHOICES // max((len(self.axes.vp_of(pp)) for pp in self.axes.pp), default=1), 1)
+        size = max(CHOICES // max([1, *(len(self.axes.vp_of(pp)) for pp in self.axes.pp)]), 1)
         parts = []
         for start in range(0, max(len(batches["tp"]), 1), size):
             part = {name: values[start : start + size] for name, values in batches.items()}
