@@ -369,7 +369,8 @@ def test_deepspeed_pipeline_goes_through_megatron_deepspeed() -> None:
 def test_nanotron_yaml_parses_with_numbers() -> None:
     """Floats keep a dot (PyYAML reads 1e-5 as a string); the split is nanotron's own."""
     layout = nearest(INTERLEAVED, "nanotron")
-    data = yaml.safe_load(run(layout, LLAMA, "nanotron").files["config.yaml"])
+    stated = replace(LLAMA, norm_epsilon=1e-6)
+    data = yaml.safe_load(run(layout, stated, "nanotron").files["config.yaml"])
     assert data["parallelism"]["tp_mode"] == "REDUCE_SCATTER"
     assert isinstance(data["model"]["model_config"]["rms_norm_eps"], float)
     assert isinstance(data["optimizer"]["optimizer_factory"]["adam_eps"], float)
