@@ -174,6 +174,8 @@ def test_the_command() -> None:
         ("--gpu-hour-cost", "x"): "no price",
         ("--gpu-hour-cost", "v100=2"): "none of the machines",
         ("--gpu-hour-cost", "h100=2,h100=3"): "given twice",
+        ("--pue", "0.5"): "1 or more",
+        ("--mtbf", "0"): "above 0",
         ("--gpu-hour-cost", "1e10"): "no price",
         ("--batch", "within 1..2x"): "--batch",
         ("--batch", "1:1e30"): "out of range",

@@ -79,7 +79,7 @@ class _Prices:
 )
 @click.option(
     "--pue",
-    type=Number("FACTOR", positive=True, most=10),
+    type=Number("FACTOR", least=1, most=10),
     help="Power of the machine room over that of the machines.",
 )
 @click.option("--tokens", type=QuantityText("TOKENS", "TOKENS"), help="Tokens of the run.")
@@ -138,7 +138,7 @@ def _machines(names: str, network: str | None, prices: _Prices) -> list[Machine]
     from layoutopt.optimizer.sweep.purchase import Machine
     from layoutopt.optimizer.sweep.ranges import parse_rates
 
-    families = [load_family(name) for name in names.split(",") if name]
+    families = [load_family(name) for name in dict.fromkeys(names.split(",")) if name]
     if not families:
         raise input_error(f"{names!r} names no machine", "h100 or h100,b200", key="cluster")
     rates = (None,) if network is None else parse_rates(network, key="--network")

@@ -189,13 +189,16 @@ COUNT = Whole(1, MAX_COUNT)
 
 
 class Number(Value):
-    """A finite number: 0 or more, or above 0 with ``positive``; ``most`` is the largest."""
+    """A finite number: ``least`` or more, or above it with ``positive``; ``most`` is the largest."""
 
     name = "number"
 
-    def __init__(self, metavar: str, *, positive: bool = False, most: float = float("inf")) -> None:
+    def __init__(
+        self, metavar: str, *, positive: bool = False, least: float = 0.0, most: float = float("inf")
+    ) -> None:
         self.metavar = metavar
         self.positive = positive
+        self.least = least
         self.most = most
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -208,8 +211,11 @@ class Number(Value):
             number = float(str(value))
         except ValueError:
             number = float("nan")
-        if not (isfinite(number) and 0 <= number <= self.most and not (self.positive and number == 0)):
-            allowed = "a number above 0" if self.positive else "a number, 0 or more"
+        below = number <= self.least if self.positive else number < self.least
+        if not isfinite(number) or below or number > self.most:
+            allowed = (
+                f"a number above {self.least:g}" if self.positive else f"a number, {self.least:g} or more"
+            )
             allowed += f", up to {self.most:,.10g}" if isfinite(self.most) else ""
             raise option_problem(param, f"{str(value)[:60]!r} is not valid", allowed)
         return number
