@@ -240,6 +240,39 @@ def test_llama_factory_deepspeed() -> None:
     assert any("parameters in host memory" in text for text in job.notes)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "name", "first"),
+    [
+        ("llama-factory", "x.yaml", "model_name_or_path: x/y\nfinetuning_type: full\ncutoff_len: 2048\n"),
+        ("axolotl", "x.yml", "base_model: x/y\nsequence_len: 2048\nmicro_batch_size: 1\nadapter: lora\n"),
+        ("ms-swift", "x.sh", ""),
+        ("hf-trainer", "x.sh", ""),
+    ],
+)
+def test_a_named_deepspeed_file_states_the_stage_before_its_name(trainer: str, name: str, first: str) -> None:
+    """Whoever names a file: its own stage and precision hold, and without it the stage of its name is assumed."""
+    text = f"{first}per_device_train_batch_size: 1\ndeepspeed: conf/ds_zero3_offload.json\n"
+    if trainer == "axolotl":
+        text = text.replace("per_device_train_batch_size: 1\n", "")
+    if not first:
+        flags = "--model x/y --per_device_train_batch_size 1 --deepspeed conf/ds_zero3_offload.json"
+        text = f"NPROC_PER_NODE=8 swift sft --tuner_type full {flags}"
+        if trainer == "hf-trainer":
+            text = f"torchrun --nproc_per_node=8 train.py {flags.replace('--model', '--model_name_or_path')}"
+    near = {"conf/ds_zero3_offload.json": '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'}
+    stated = import_text(text, name, trainer, outside=Outside(beside=near.get)).value
+    assert (stated.framework, stated.layout.zero, stated.options.optimizer_offload) == ("deepspeed", 1, None)
+    assert stated.training.precision == "bf16"
+    assert not any("is called" in note for note in stated.notes)
+    assumed = import_text(text, name, trainer).value
+    assert (assumed.framework, assumed.layout.zero, assumed.options.optimizer_offload) == (
+        "deepspeed",
+        3,
+        1.0,
+    )
+    assert any(note.startswith("assumed: zero=3: so conf/ds_zero3_offload.json") for note in assumed.notes)
+
+
 def test_llama_factory_megatron_and_lora() -> None:
     """Degrees mean its Megatron path; lora, its default, is said to be priced as full training."""
     text = "model_name_or_path: Qwen/Qwen3-30B-A3B\ncutoff_len: 4096\nper_device_train_batch_size: 1\nbf16: true\n"

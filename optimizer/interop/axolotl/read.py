@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
-from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
+from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
@@ -19,11 +20,10 @@ KNOWN = (
     "tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "gradient_checkpointing",
     "gradient_checkpointing_kwargs", "deepspeed",
 )  # fmt: skip
-DEEPSPEED_NAME = re.compile(r"zero([0-3])|ds_z([0-3])", re.IGNORECASE)
 
 
 @importer
-def import_axolotl(text: str, file: str = "") -> ImportedJob:
+def import_axolotl(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
     """Read a training file. The number of GPUs is in it where ``dp_shard_size`` states one."""
     fields = Fields(parse_yaml(text, file), file=file)
     notes: list[str] = [
@@ -37,7 +37,9 @@ def import_axolotl(text: str, file: str = "") -> ImportedJob:
     micro_batch = fields.integer("micro_batch_size", least=1)
     accumulation = fields.count("gradient_accumulation_steps")
     gpus = None if shard is None else shard * replicas * tp * cp
-    zero = _zero(fields, missing)
+    named = fields.text("deepspeed")
+    beside = (outside or Outside()).beside
+    stated = {"zero": _zero(fields)} if named is None else named_deepspeed(named, beside, notes, missing)
     if fields.count("expert_parallel_size") > 1:
         raise fields.fail("expert_parallel_size", "axolotl takes it out of the world: not modelled", "1")
     dp = None if shard is None else shard * replicas
@@ -55,24 +57,18 @@ def import_axolotl(text: str, file: str = "") -> ImportedJob:
         cp=cp,
         shard=shard if shard is not None and replicas > 1 else None,
         replicas=replicas,
-        zero=zero,
+        zero=stated.get("zero"),
         recompute=fields.data.get("gradient_checkpointing") not in (None, False),
-        precision=_precision(fields),
+        precision=_precision(fields) or stated.get("precision"),
         cp_comm=CpComm.P2P if cp > 1 else None,
         missing=missing,
-        framework=Framework.DEEPSPEED if fields.text("deepspeed") else Framework.ACCELERATE,
+        framework=stated.get("framework", Framework.ACCELERATE),
+        optimizer_offload=stated.get("offload"),
         adapter=read_adapter(fields, kind, AXOLOTL, notes) if kind else None,
     )
 
 
-def _zero(fields: Fields, missing: list[str]) -> int | None:
-    file = fields.text("deepspeed")
-    if file is not None:
-        match = DEEPSPEED_NAME.search(file)
-        if match is None:
-            missing.append(f"the ZeRO stage of {shorten(file)}")
-            return None
-        return int(match[1] or match[2])
+def _zero(fields: Fields) -> int:
     if "fsdp_version" not in fields and "fsdp_config" not in fields and "fsdp" not in fields:
         return 0 if fields.integer("dp_shard_size") in (None, 1) else 3
     return 2 if fields.section("fsdp_config").flag("reshard_after_forward") is False else 3

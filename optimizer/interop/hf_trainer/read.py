@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.accelerate.read import STRATEGIES, import_accelerate
-from layoutopt.optimizer.interop.deepspeed.read import import_deepspeed
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import PEFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, model_path, name_unread
@@ -51,7 +51,6 @@ KNOWN = (
     "fsdp_sharding_strategy", "tensor_parallel_size", "deepspeed", "use_deepspeed", "per_device_eval_batch_size",
     "ddp_find_unused_parameters", "torch_empty_cache_steps", "offload", "zero3_init_flag", "zero3_save_16bit_model",
 )  # fmt: skip
-_STAGE = re.compile(r"zero[-_]?([0-3])|stage[-_]?([0-3])|ds_z([0-3])|\bz([0-3])\b", re.IGNORECASE)
 
 
 @importer
@@ -143,7 +142,7 @@ def _stated_elsewhere(
     """Return ZeRO stage, shards and offload from the flags, or from the file of DeepSpeed or accelerate that they name."""
     deepspeed = fields.raw("deepspeed")
     if isinstance(deepspeed, str) or fields.raw("deepspeed_config"):
-        return _deepspeed(str(fields.raw("deepspeed_config") or deepspeed), beside, notes, missing)
+        return named_deepspeed(str(fields.raw("deepspeed_config") or deepspeed), beside, notes, missing)
     if fields.raw("zero_stage") is not None or deepspeed is True or fields.raw("use_deepspeed"):
         stage = fields.integer("zero_stage", most=3)
         offload = 1.0 if fields.raw("offload") is True else None
@@ -172,31 +171,6 @@ def _fsdp(words: list[Any], notes: list[str], missing: list[str]) -> dict[str, A
     if "offload" in map(str, words):
         notes.append("parameters in host memory are not modelled; memory is overestimated")
     return {"zero": WORDS[named[0]] if named else 3, "offload": 1.0 if "offload" in map(str, words) else None}
-
-
-def _deepspeed(
-    name: str, beside: Callable[[str], str | None], notes: list[str], missing: list[str]
-) -> dict[str, Any]:
-    """Read the stage in a JSON, else in its name."""
-    found: dict[str, Any] = {"framework": Framework.DEEPSPEED}
-    text = beside(name)
-    if text is not None:
-        job = import_deepspeed(text, name)
-        notes += [note for note in job.notes if note not in notes]
-        return found | {
-            "zero": job.layout.zero, "offload": job.options.optimizer_offload, "tp": job.layout.tp,
-            "cp": job.layout.cp, "precision": job.training.precision,
-        }  # fmt: skip
-    match = _STAGE.search(name)
-    if match is None:
-        missing.append(f"the ZeRO stage of {shorten(name)}, which was not found")
-        return found
-    stage = next(int(group) for group in match.groups() if group is not None)
-    notes.append(f"zero={stage}: so {shorten(name)} is called, which was not found")
-    offload = "offload" in name.lower()
-    if offload and stage == 3:
-        notes.append("parameters in host memory are not modelled; memory is overestimated")
-    return found | {"zero": stage, "offload": 1.0 if offload else None}
 
 
 def _accelerate(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
-from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
+from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
+from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -29,11 +30,10 @@ KNOWN = (
     "gradient_checkpointing",
     "per_device_train_batch_size",
 )
-_STAGE = re.compile(r"ds_z([023])|zero_?([0-3])", re.IGNORECASE)
 
 
 @importer
-def import_llama_factory(text: str, file: str = "") -> ImportedJob:
+def import_llama_factory(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
     """Read a training file; the number of GPUs is in the launcher's environment, and so is the global batch."""
     fields = Fields(parse_yaml(text, file), file=file)
     notes: list[str] = []
@@ -48,6 +48,11 @@ def import_llama_factory(text: str, file: str = "") -> ImportedJob:
     if any(fields.data.get(key) is not None for key in MEGATRON_KEYS):
         return _megatron(fields, micro_batch, adapter, notes)
     missing: list[str] = []
+    named = fields.text("deepspeed")
+    beside = (outside or Outside()).beside
+    stated = (
+        {"zero": _stage(fields, notes)} if named is None else named_deepspeed(named, beside, notes, missing)
+    )
     return fsdp_job(
         notes=notes,
         path=fields.text("model_name_or_path"),
@@ -55,13 +60,13 @@ def import_llama_factory(text: str, file: str = "") -> ImportedJob:
         micro_batch=micro_batch,
         global_batch=None,
         sequence_length=fields.integer("cutoff_len", least=1),
-        zero=_stage(fields, missing, notes),
+        zero=stated.get("zero"),
         recompute=not fields.on("disable_gradient_checkpointing"),
-        precision=_precision(fields),
+        precision=_precision(fields) or stated.get("precision"),
         missing=missing,
-        framework=Framework.DEEPSPEED if fields.text("deepspeed") else Framework.ACCELERATE,
+        framework=stated.get("framework", Framework.ACCELERATE),
         adapter=adapter,
-        optimizer_offload=1.0 if "offload" in (fields.text("deepspeed") or "") else None,
+        optimizer_offload=stated.get("offload"),
     )
 
 
@@ -70,21 +75,12 @@ def _assumed(notes: list[str]) -> str:
     return "lora"
 
 
-def _stage(fields: Fields, missing: list[str], notes: list[str]) -> int | None:
-    """Return the ZeRO stage that the name of a DeepSpeed file states; without one replicas hold all states."""
-    file = fields.text("deepspeed")
-    if file is None:
-        if "fsdp" in fields or "fsdp_config" in fields:
-            return 3
-        notes.append("assumed: no sharding, neither deepspeed nor fsdp is stated")
-        return 0
-    match = _STAGE.search(file)
-    if match is None:
-        missing.append(f"the ZeRO stage of {shorten(file)}")
-        return None
-    if "offload" in file and match[0].endswith("3"):
-        notes.append("parameters in host memory are not modelled; memory is overestimated")
-    return int(match[1] or match[2])
+def _stage(fields: Fields, notes: list[str]) -> int:
+    """Return the ZeRO stage of FSDP; without it replicas hold all states."""
+    if "fsdp" in fields or "fsdp_config" in fields:
+        return 3
+    notes.append("assumed: no sharding, neither deepspeed nor fsdp is stated")
+    return 0
 
 
 def _precision(fields: Fields) -> Precision | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import SWIFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import (
@@ -18,10 +18,12 @@ from layoutopt.optimizer.interop.launch.keys import (
     name_unread,
     with_defaults,
 )
-from layoutopt.optimizer.interop.reading import importer, shorten
+from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.launch.flags import ArgFields
     from layoutopt.optimizer.interop.records import ImportedJob
@@ -105,7 +107,8 @@ def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
     fields = command.fields(file=file)
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
     name_unread(list(fields.data), TRAINER_KNOWN, notes)
-    stage, missing = _stage(fields, notes)
+    missing: list[str] = []
+    stated = _stage(fields, command.text_of, notes, missing)
     gpus = command.gpus or gpus_of_environment(text, "NPROC_PER_NODE", "NNODES", notes)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)
     steps = fields.integer("gradient_accumulation_steps", least=1)
@@ -116,27 +119,28 @@ def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
         micro_batch=micro_batch,
         global_batch=gpus * micro_batch * steps if gpus and micro_batch and steps else None,
         sequence_length=fields.integer("max_length", least=1),
-        zero=stage,
+        zero=stated.get("zero"),
         recompute=fields.raw("gradient_checkpointing") is not False,
-        precision=PRECISIONS.get(str(fields.raw("torch_dtype"))),
+        precision=PRECISIONS.get(str(fields.raw("torch_dtype"))) or stated.get("precision"),
         missing=missing,
-        framework=Framework.DEEPSPEED if "deepspeed" in fields else Framework.ACCELERATE,
-        optimizer_offload=1.0 if "offload" in str(fields.raw("deepspeed")) else None,
+        framework=stated.get("framework", Framework.ACCELERATE),
+        optimizer_offload=stated.get("offload"),
         adapter=_adapter(fields, "lora", notes),
     )
     asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
     return replace(job, missing=(*job.missing, *asked))
 
 
-def _stage(fields: ArgFields, notes: list[str]) -> tuple[int | None, list[str]]:
-    """Return the ZeRO stage that a word or a file's name states; without either every GPU holds all states."""
+def _stage(
+    fields: ArgFields, beside: Callable[[str], str | None], notes: list[str], missing: list[str]
+) -> dict[str, Any]:
+    """Return what DeepSpeed's word or file states; without either every GPU holds all states."""
     stated = fields.raw("deepspeed")
-    if stated is None:
-        if fields.raw("fsdp") is not None:
-            return 3, []
-        if fields.is_open("deepspeed"):
-            return None, []
-        notes.append("assumed: no sharding, neither deepspeed nor fsdp is stated")
-        return 0, []
-    match = re.search(r"zero_?([0-3])|ds_z([0-3])", str(stated), re.IGNORECASE)
-    return (int(match[1] or match[2]), []) if match else (None, [f"the ZeRO stage of {shorten(stated)}"])
+    if stated is not None:
+        return named_deepspeed(str(stated), beside, notes, missing, built_in=True)
+    if fields.raw("fsdp") is not None:
+        return {"zero": 3}
+    if fields.is_open("deepspeed"):
+        return {}
+    notes.append("assumed: no sharding, neither deepspeed nor fsdp is stated")
+    return {"zero": 0}

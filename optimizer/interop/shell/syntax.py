@@ -26,16 +26,35 @@ MAX_PIPES = 2_000
 SURE_BYTES = 2_000
 """Scripts up to here are parsed in a twentieth of a second whatever they hold."""
 
+MAX_TREES = 3
+"""Most times that a script is parsed anew; what the first tree tells holds but for scripts with errors."""
+
 
 _VALUE = r"""(?:"[^"`\n]*"|'[^'\n]*'|\$\{[^{}\s]*\}|\$\([^()\n]*\)|\$\(\([^()\n]*\)\)|[^\s'"`;&|<>()\\#])*"""
 _ASSIGNMENTS = re.compile(
     rf"(?<![^\n])((?:.*?[;\s](?:then|do|else)[ \t]+|[ \t]*))(?<!\\\n)"
     rf"([A-Za-z_]\w*\+?={_VALUE}(?:[ \t]+[A-Za-z_]\w*\+?={_VALUE})+)(?=[ \t]*(?:#.*)?$)",
-    re.MULTILINE,
+    re.MULTILINE | re.ASCII,
 )
-"""A line that assigns to several variables and starts nothing."""
+"""A line that assigns to several variables and starts nothing, unless it lies inside one of ``_INSIDE``."""
 
-_BETWEEN = re.compile(rf"(?<==)({_VALUE})[ \t]+(?=[A-Za-z_]\w*\+?=)")
+_INSIDE = frozenset(
+    (
+        "array",
+        "string",
+        "raw_string",
+        "ansi_c_string",
+        "translated_string",
+        "heredoc_body",
+        "expansion",
+        "comment",
+    )
+)
+"""What lines of ``NAME=value`` are words of, or text in, unless a command is substituted there."""
+
+_SUBSTITUTED = frozenset(("command_substitution", "process_substitution"))
+
+_BETWEEN = re.compile(rf"(?<==){_VALUE}([ \t])[ \t]*(?=[A-Za-z_]\w*\+?=)", re.ASCII)
 _NAME_BEFORE_MARK = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)(?=[-+*\[%@^!?~#/,:=.])")
 
 
@@ -80,7 +99,43 @@ def parse(text: str, file: str = "") -> Node:
     source = _plainer(text.replace("\0", "")).encode(errors="surrogatepass")  # bash drops them too
     if len(source) > MAX_BYTES:
         raise input_error("script is too long", f"up to {MAX_BYTES:,} bytes", file=file)
-    source = _FOREIGN.sub(_stand_in, source)
+    return _split(_FOREIGN.sub(_stand_in, source), file)
+
+
+def _split(source: bytes, file: str) -> Node:
+    """Return the tree with ``;`` between assignments that are alone on a line: the grammar takes the next for a command.
+
+    Only a tree tells such lines from those of lists, quotes and documents, and the first one may be wrong behind them.
+    """
+    text = source.decode("ascii")
+    found = [
+        match.start(2) + blank.start(1)
+        for match in _ASSIGNMENTS.finditer(text)
+        for blank in _BETWEEN.finditer(match[2])
+    ]
+    root, ends = _root(source, file), list[int]()
+    for _ in range(MAX_TREES if found else 0):
+        now = [at for at in found if _is_code(root, at)]
+        if now == ends:
+            break
+        ends, split = now, bytearray(source)
+        for at in ends:
+            split[at] = ord(";")
+        root = _root(bytes(split), file)
+    return root
+
+
+def _is_code(root: Node, at: int) -> bool:
+    """Tell whether a byte lies between words of commands."""
+    node = root.descendant_for_byte_range(at, at + 1)
+    while node is not None and node.type not in _SUBSTITUTED:
+        if node.type in _INSIDE:
+            return False
+        node = node.parent
+    return True
+
+
+def _root(source: bytes, file: str) -> Node:
     if len(source) <= SURE_BYTES:
         return _tree(source)
     if not _parsed_in_time(source):
@@ -113,13 +168,9 @@ def _parsed_in_time(source: bytes) -> bool:
 
 
 def _plainer(text: str) -> str:
-    """Write in a way that the grammar knows what it misreads, with the same meaning to bash.
-
-    Two assignments alone on a line take the next line for their command, and ``$N+`` ends in a bare dollar sign.
-    """
+    """Write in a way that the grammar knows what it misreads, with the same meaning to bash: ``$N+`` among it."""
     text = _LAST_BLANK.sub(r"\1' '", _COMPARED.sub(r"[[ \1 \2 \3 ]]", text))
-    text = _NAME_BEFORE_MARK.sub(r"${\1}", text)
-    return _ASSIGNMENTS.sub(lambda match: match[1] + _BETWEEN.sub(r"\1; ", match[2]), text)
+    return _NAME_BEFORE_MARK.sub(r"${\1}", text)
 
 
 def _stand_in(match: re.Match[bytes]) -> bytes:
