@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
@@ -39,7 +39,9 @@ def import_axolotl(text: str, file: str = "", outside: Outside | None = None) ->
     gpus = None if shard is None else shard * replicas * tp * cp
     named = fields.text("deepspeed")
     beside = (outside or Outside()).beside
-    stated = {"zero": _zero(fields)} if named is None else named_deepspeed(named, beside, notes, missing)
+    stated: dict[str, Any] = (
+        {"zero": _zero(fields)} if named is None else named_deepspeed(named, beside, notes, missing)
+    )
     if fields.count("expert_parallel_size") > 1:
         raise fields.fail("expert_parallel_size", "axolotl takes it out of the world: not modelled", "1")
     dp = None if shard is None else shard * replicas

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
@@ -50,7 +50,7 @@ def import_llama_factory(text: str, file: str = "", outside: Outside | None = No
     missing: list[str] = []
     named = fields.text("deepspeed")
     beside = (outside or Outside()).beside
-    stated = (
+    stated: dict[str, Any] = (
         {"zero": _stage(fields, notes)} if named is None else named_deepspeed(named, beside, notes, missing)
     )
     return fsdp_job(
