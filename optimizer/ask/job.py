@@ -128,7 +128,8 @@ def _resized(job: ImportedJob, workload: Workload, machine: ClusterSpec) -> Impo
     dp = part.dp if part.dp and part.dp * inner == machine.gpu_count else None
     kept = part.micro_batches if batch == job.training.global_batch and dp == part.dp else None
     training = replace(job.training, global_batch=batch)
-    layout = replace(part, dp=dp, micro_batches=kept)
+    shard = None if dp is None and job.replicas > 1 else part.hsdp_shard
+    layout = replace(part, dp=dp, micro_batches=kept, hsdp_shard=shard)
     return replace(job, gpus=machine.gpu_count, training=training, layout=layout)
 
 

@@ -101,7 +101,8 @@ class ImportedJob:
     framework makes of them.
     ``model`` is None when the file only names it (``model_name``); ``mtp_layers`` are then its multi-token-prediction
     layers where the file says how many. ``gpus`` is the number of processes if
-    stated or derivable. ``notes`` say which values are the framework's defaults and why; ``missing`` names
+    stated or derivable. ``replicas`` is how often the shards of the states are held, where the ranks that share one copy
+    are what the GPUs leave (``hsdp_shard`` open). ``notes`` say which values are the framework's defaults and why; ``missing`` names
     what a price needs and the file does not state.
     """
 
@@ -114,6 +115,7 @@ class ImportedJob:
     model_name: str | None = None
     mtp_layers: int | None = None
     gpus: int | None = None
+    replicas: int = 1
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 

@@ -81,8 +81,16 @@ def _one_line(key: str) -> str:
     return key if key.isprintable() and len(key) <= 40 else shown(key)
 
 
-def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
+def read_text(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> str:
     """Read a text file; raises ``InputError`` if it is missing, not a file, too large, or not UTF-8 text."""
+    return decode(read_bytes(path, max_bytes=max_bytes, wanted=wanted), str(path))
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> bytes:
+    """Read a file of a user, never more than a limit: a device such as ``/dev/zero`` does not end.
+
+    Raises ``InputError``, which says what is ``wanted``, if it is missing, not a file, or too large.
+    """
     name = str(path)
     try:
         with path.open("rb") as stream:
@@ -90,12 +98,12 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
     except IsADirectoryError:
         raise input_error("is a directory", "a file", file=name) from None
     except OSError as error:
-        raise input_error(error.strerror or "cannot be read", file=name) from None
+        raise input_error(error.strerror or "cannot be read", wanted, file=name) from None
     except ValueError:  # a null byte in the name
         raise input_error("is not a file name", file=shown(name)) from None
     if len(raw) > max_bytes:
         raise input_error(f"is larger than {max_bytes // 1_000_000} MB", file=name)
-    return decode(raw, name)
+    return raw
 
 
 def decode(raw: bytes, file: str) -> str:

@@ -61,6 +61,34 @@ def test_validate_prints_its_keys(ask: Ask, table: str) -> None:
     assert {"id", "measured_s", "predicted_s", "ape"} <= set(plain["per_row"][0])
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("validate", "ENDLESS"),
+        ("validate", "TABLE", "--assume", "ENDLESS"),
+        ("calibrate", "ENDLESS", "--cluster", "h100x8", "-o", "OUTPUT"),
+        ("calibrate", "TABLE", "--cluster", "h100x8", "-o", "OUTPUT", "--nccl", "ENDLESS"),
+        ("solve", "ENDLESS", "h100x8"),
+        ("solve", "llama3-8b", "ENDLESS"),
+        ("evaluate", "llama3-8b", "h100x8", "--layout", "ENDLESS"),
+        ("import", "ENDLESS", "--kind", "megatron-log"),
+        ("topology", "show", "ENDLESS"),
+        ("diagnose", "ENDLESS", "ENDLESS"),
+        ("verify", "ENDLESS"),
+        ("simulate", "ENDLESS"),
+        ("export", "ENDLESS", "--to", "megatron"),
+    ],
+)
+def test_a_file_without_end_is_refused(
+    run: Callable[..., Result], table: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """A device is read up to the limit of what is looked for, never on."""
+    files = {"ENDLESS": "/dev/zero", "TABLE": table, "OUTPUT": str(tmp_path / "c.yaml")}
+    done = run(*(files.get(word, word) for word in command))
+    assert done.exit_code == 2
+    assert "/dev/zero: is larger than" in done.stderr
+
+
 def test_assumptions_are_counted_apart(ask: Ask, table: str, tmp_path: Path) -> None:
     """A file that states the open cell prices its row, outside the headline figures."""
     stated = tmp_path / "assume.yaml"
@@ -84,7 +112,7 @@ def test_worst_rows_and_the_picture(run: Callable[..., Result], table: str, tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("missing.csv",), "missing.csv: cannot be read"),
+        (("missing.csv",), "missing.csv: No such file or directory (a CSV file)"),
         (("TABLE", "--assume", "missing.yaml"), "('reference' or a YAML file)"),
         (("TABLE", "TABLE"), "id 'b1' is in"),
     ],

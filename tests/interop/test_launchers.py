@@ -74,10 +74,20 @@ def test_verl_fsdp_with_dynamic_batches() -> None:
         "verl",
     )
     assert (job.framework, job.model_name) == ("accelerate", "llama3-8b")
-    assert degrees(job, "cp", "zero", "dp", "hsdp_shard", "micro_batch") == (2, 3, 8, 8, None)
+    assert degrees(job, "cp", "zero", "dp", "hsdp_shard", "micro_batch") == (2, 3, 8, 4, None)
     said = " ".join((*job.notes, *job.missing))
     assert "up to 16384 tokens" in said
     assert "param_offload" in said
+
+
+@pytest.mark.parametrize(("size", "zero", "shard"), [(8, 3, 8), (4, 3, 4), (1, 0, None), (16, 3, None), (-1, 3, None)])
+def test_verl_fsdp_size_counts_ranks_of_the_world(size: int, zero: int, shard: int | None) -> None:
+    """The mesh is cut from all ranks, those of Ulysses among them (fsdp_workers.py create_device_mesh)."""
+    job = read(
+        VERL + f"{A}strategy=fsdp2 {A}ulysses_sequence_parallel_size=2 {A}fsdp_config.fsdp_size={size} ",
+        "verl",
+    )  # fmt: skip
+    assert degrees(job, "cp", "dp", "zero", "hsdp_shard") == (2, 8, zero, shard)
 
 
 def test_verl_values_from_outside_are_asked_for() -> None:

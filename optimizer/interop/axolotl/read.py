@@ -57,7 +57,7 @@ def import_axolotl(text: str, file: str = "", outside: Outside | None = None) ->
         sequence_length=fields.integer("sequence_len", least=1),
         tp=tp,
         cp=cp,
-        shard=shard if shard is not None and replicas > 1 else None,
+        shard=shard * cp if shard is not None and replicas > 1 else None,
         replicas=replicas,
         zero=stated.get("zero"),
         recompute=fields.data.get("gradient_checkpointing") not in (None, False),

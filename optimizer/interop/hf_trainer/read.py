@@ -191,7 +191,7 @@ def _accelerate(
         "gpus": job.gpus,
         "tp": part.tp,
         "cp": part.cp,
-        "shard": shard // cp if shard else None,
+        "shard": shard,
         "replicas": part.dp * cp // shard if shard and part.dp else 1,
         "recompute": recompute or None,
         "precision": job.training.precision,

@@ -45,6 +45,7 @@ def complete_layout(
         micro_batches = _micro_batches(job.training.global_batch or global_batch, dp, micro_batch, problems)
     if problems or not dp or not micro_batch or not micro_batches:
         raise InputError(*problems)
+    zero, shard = _sharding(job, dp * cp)
     schedule = part.schedule or looped_schedule(pp, vp)
     whole = Layout(
         tp=tp,
@@ -55,8 +56,8 @@ def complete_layout(
         ep=part.ep or 1,
         etp=part.etp or _unset_etp(job, model, tp, part.ep or 1),
         dp=dp,
-        zero=part.zero or 0,
-        hsdp_shard=part.hsdp_shard,
+        zero=zero,
+        hsdp_shard=shard,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
         recompute=part.recompute or Recompute(),
@@ -262,6 +263,19 @@ def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int |
         problems.append(Problem(what=f"{gpus} GPUs are not a multiple of {factors}", key="dp"))
         return None
     return gpus // inner
+
+
+def _sharding(job: ImportedJob, ranks: int) -> tuple[int, int | None]:
+    """Return the ZeRO stage and the ranks of a shard group, of the ranks that hold the same parameters."""
+    zero, shard = job.layout.zero or 0, job.layout.hsdp_shard
+    if shard or job.replicas == 1 or not zero:
+        return zero, shard
+    if ranks % job.replicas:
+        what = f"dp*cp={ranks} is not a multiple of the {job.replicas} replicas of the launch file"
+        raise InputError(Problem(what=what, key="dp"))
+    if ranks == job.replicas:
+        return 0, None  # one rank a copy: nothing is sharded
+    return zero, ranks // job.replicas
 
 
 def _micro_batches(batch: int | None, dp: int, micro_batch: int, problems: list[Problem]) -> int | None:

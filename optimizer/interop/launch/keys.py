@@ -134,12 +134,12 @@ def fsdp_job(
 ) -> ImportedJob:
     """Build the job of a launcher of PyTorch FSDP or DeepSpeed with Hugging Face models.
 
-    ``shard`` ranks hold one copy of the states, None: all that there are. ``global_batch`` None is left open.
+    ``shard`` ranks, those of ``cp`` among them, hold one copy of the states, None: what ``replicas`` leave. ``global_batch`` None is left open.
     """
     dp = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
     if dp is None and shard is not None:
-        dp = shard * replicas
-    hybrid = shard is not None and dp is not None and shard < dp
+        dp = shard * replicas // cp
+    hybrid = shard is not None and dp is not None and shard < dp * cp
     layout = PartialLayout(
         tp=tp,
         sp=False,
@@ -150,7 +150,7 @@ def fsdp_job(
         etp=1,
         dp=dp,
         zero=zero,
-        hsdp_shard=shard * cp if shard is not None and hybrid and zero else None,
+        hsdp_shard=shard if hybrid and zero else None,
         micro_batch=micro_batch,
         micro_batches=_steps(global_batch, micro_batch, dp),
         recompute=None
@@ -183,6 +183,7 @@ def fsdp_job(
         ),
         options=JobOptions(cp_comm=cp_comm, optimizer_offload=optimizer_offload),
         gpus=gpus or (dp * tp * cp if dp else None),
+        replicas=1 if shard else replicas,
         notes=tuple(notes),
         missing=(*open_values, *missing),
     )

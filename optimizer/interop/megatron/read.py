@@ -116,6 +116,7 @@ def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) 
         options=options,
         model=model,
         gpus=gpus,
+        replicas=1 if fields.on("use_torch_fsdp2") else fields.count("num_distributed_optimizer_instances"),
         notes=tuple(notes),
         missing=missing,
     )

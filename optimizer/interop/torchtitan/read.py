@@ -127,6 +127,7 @@ def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
         model_name=name,
         mtp_layers=_mtp_layers(data, era),
         gpus=gpus,
+        replicas=parallelism.count("data_parallel_replicate_degree") if gpus is None else 1,
         notes=tuple(notes),
         missing=_missing(name, gpus, batch, layout, recompute),
     )
@@ -183,9 +184,8 @@ def _layout(
     shard = parallelism.integer("data_parallel_shard_degree", least=-1, most=MAX_DEGREE)
     dp = replicate * shard if shard is not None and shard > 0 else None
     if dp is None:
-        notes.append(
-            "data_parallel_shard_degree -1: the rest of the GPUs, whose number the file does not state"
-        )
+        rest = f"the rest of the GPUs in each of {replicate} replicas" if replicate > 1 else "the rest of the GPUs"
+        notes.append(f"data_parallel_shard_degree -1: {rest}, whose number the file does not state")
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
     ep = parallelism.count("expert_parallel_degree")
     etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" and ep != 1 else 1
@@ -233,6 +233,9 @@ def _recompute(data: Mapping[str, Any], era: str, notes: list[str], file: str) -
     else:
         fields = _section(data, "activation_checkpoint", file)
         policy = fields.text("class") or fields.text("mode") or "selective"
+        # registries before 2026-06-15 name the class of all policies and the policy as its mode
+        if policy == "ActivationCheckpointConfig":
+            policy = fields.text("mode") or "selective"
         mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
         if (option := fields.text("selective_ac_option") or OP_MODULE) != OP_MODULE and mode == "selective":
             notes.append(

@@ -173,7 +173,7 @@ def _fsdp(
         sequence_length=length,
         cp=cp,
         shard=size if size is not None and size > 0 else None,
-        zero=2 if data.get(FSDP_KEYS[3]) is False else 3,
+        zero=0 if size == 1 else 2 if data.get(FSDP_KEYS[3]) is False else 3,
         recompute=data.get(FSDP_KEYS[4]) is not False,
         precision=Precision.BF16,
         cp_comm=CpComm.A2A if cp > 1 else None,

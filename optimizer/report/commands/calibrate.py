@@ -163,16 +163,13 @@ def _measured(logs: Sequence[str], cluster: ClusterSpec, output: OutputOptions) 
         return {}
     from layoutopt.optimizer.interop.machines.nccl_calibration import suggest_calibration
     from layoutopt.optimizer.interop.machines.nccl_log import import_nccl_tests
+    from layoutopt.optimizer.interop.sources import LARGEST_FILE
+    from layoutopt.optimizer.specs.document import read_bytes
 
     found: list[NcclTable] = []
     for name in logs:
-        try:
-            text = Path(name).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise input_error(
-                f"cannot be read: {error.strerror}", "output of nccl-tests", key="--nccl", file=name
-            ) from None
-        found += import_nccl_tests(text, name)
+        raw = read_bytes(Path(name), max_bytes=LARGEST_FILE, wanted="output of nccl-tests")
+        found += import_nccl_tests(raw.decode("utf-8", errors="replace"), name)
     suggested = suggest_calibration(found, cluster)
     for reason in suggested.skipped:
         note(f"left out: {reason}", output)

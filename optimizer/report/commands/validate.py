@@ -67,14 +67,15 @@ def command(
 
 def read_tables(tables: Sequence[str]) -> tuple[MeasuredRun, ...]:
     """Read tables of measured runs; raises ``InputError`` with the problems of all, and for ids given twice."""
-    from layoutopt.optimizer.evidence.table import parse_runs
+    from layoutopt.optimizer.evidence.table import MAX_BYTES, parse_runs
+    from layoutopt.optimizer.specs.document import read_bytes
     from layoutopt.optimizer.specs.errors import InputError, Problem
 
     problems: list[Problem] = []
     runs: dict[str, MeasuredRun] = {}
     for name in tables:
         try:
-            found = parse_runs(_read(name, "a CSV file"), name)
+            found = parse_runs(read_bytes(Path(name), max_bytes=MAX_BYTES, wanted="a CSV file"), name)
         except InputError as error:
             problems.extend(error.problems)
             continue
@@ -89,26 +90,16 @@ def read_tables(tables: Sequence[str]) -> tuple[MeasuredRun, ...]:
     return tuple(runs.values())
 
 
-def _read(name: str, wanted: str) -> bytes:
-    from layoutopt.optimizer.specs.errors import input_error
-
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise input_error(f"cannot be read: {error.strerror}", wanted, file=name) from None
-
-
 def _assumptions(names: Sequence[str]) -> list[Assumption]:
     from layoutopt.optimizer.evidence.assumptions import BUILT_IN, built_in, parse_assumptions
+    from layoutopt.optimizer.specs.document import read_text
 
     found: list[Assumption] = []
     for name in names:
-        text = (
-            ""
-            if name in BUILT_IN
-            else _read(name, "'reference' or a YAML file").decode("utf-8", errors="replace")
-        )
-        found += built_in(name) if name in BUILT_IN else parse_assumptions(text, name)
+        if name in BUILT_IN:
+            found += built_in(name)
+            continue
+        found += parse_assumptions(read_text(Path(name), wanted="'reference' or a YAML file"), name)
     return found
 
 
