@@ -100,10 +100,10 @@ class ImportedJob:
     ``layout`` holds the axes as far as the file states them and, in ``split``, the stages that the
     framework makes of them.
     ``model`` is None when the file only names it (``model_name``); ``mtp_layers`` are then its multi-token-prediction
-    layers where the file says how many. ``gpus`` is the number of processes if
-    stated or derivable. ``replicas`` is how often the shards of the states are held, where the ranks that share one copy
-    are what the GPUs leave (``hsdp_shard`` open). ``notes`` say which values are the framework's defaults and why; ``missing`` names
-    what a price needs and the file does not state.
+    layers where the file says how many. ``gpus`` is the number of processes if stated or derivable. ``replicas`` is how
+    often the shards of the states are held, where the ranks that share one copy are what the GPUs leave (``hsdp_shard``
+    open). ``notes`` say which values are the framework's defaults and why; ``missing`` names what a price needs and the
+    file does not state.
     """
 
     framework: Framework

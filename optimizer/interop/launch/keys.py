@@ -134,7 +134,8 @@ def fsdp_job(
 ) -> ImportedJob:
     """Build the job of a launcher of PyTorch FSDP or DeepSpeed with Hugging Face models.
 
-    ``shard`` ranks, those of ``cp`` among them, hold one copy of the states, None: what ``replicas`` leave. ``global_batch`` None is left open.
+    ``shard`` ranks, those of ``cp`` among them, hold one copy of the states, None: what ``replicas`` leave.
+    ``global_batch`` None is left open.
     """
     dp = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
     if dp is None and shard is not None:
