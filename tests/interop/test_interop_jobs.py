@@ -293,7 +293,9 @@ local_batch_size = 1
 def test_megatron_optimizer_instances_wait_for_the_gpus() -> None:
     """Replicas of a sharded optimizer whose size follows from GPUs that the script doesn't state."""
     flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 64 --micro-batch-size 1 "
-    flags += "--tensor-model-parallel-size 2 --use-distributed-optimizer --num-distributed-optimizer-instances 2"
+    flags += (
+        "--tensor-model-parallel-size 2 --use-distributed-optimizer --num-distributed-optimizer-instances 2"
+    )
     got = import_text(flags, "", "megatron-args").value
     layout = complete_layout(got, gpus=16, global_batch=16)
     assert (layout.dp, layout.zero, layout.hsdp_shard) == (8, 1, 4)

@@ -80,7 +80,9 @@ def test_verl_fsdp_with_dynamic_batches() -> None:
     assert "param_offload" in said
 
 
-@pytest.mark.parametrize(("size", "zero", "shard"), [(8, 3, 8), (4, 3, 4), (1, 0, None), (16, 3, None), (-1, 3, None)])
+@pytest.mark.parametrize(
+    ("size", "zero", "shard"), [(8, 3, 8), (4, 3, 4), (1, 0, None), (16, 3, None), (-1, 3, None)]
+)
 def test_verl_fsdp_size_counts_ranks_of_the_world(size: int, zero: int, shard: int | None) -> None:
     """The mesh is cut from all ranks, those of Ulysses among them (fsdp_workers.py create_device_mesh)."""
     job = read(

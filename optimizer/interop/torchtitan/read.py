@@ -184,7 +184,11 @@ def _layout(
     shard = parallelism.integer("data_parallel_shard_degree", least=-1, most=MAX_DEGREE)
     dp = replicate * shard if shard is not None and shard > 0 else None
     if dp is None:
-        rest = f"the rest of the GPUs in each of {replicate} replicas" if replicate > 1 else "the rest of the GPUs"
+        rest = (
+            f"the rest of the GPUs in each of {replicate} replicas"
+            if replicate > 1
+            else "the rest of the GPUs"
+        )
         notes.append(f"data_parallel_shard_degree -1: {rest}, whose number the file does not state")
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
     ep = parallelism.count("expert_parallel_degree")
