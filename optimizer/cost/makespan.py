@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
-    IntArray = NDArray[np.int64]
+    IntArray = NDArray[np.signedinteger]
 
 KINDS = len(Kind)
 PERIODS = 3
@@ -96,7 +96,7 @@ class StepGraph:
 
     pipeline: Pipeline
     before: IntArray
-    hops: FloatArray
+    hops: NDArray[np.float32]
     cell: IntArray
     levels: tuple[list[int], list[int], list[int]]
     first: int
@@ -320,14 +320,14 @@ def _graph(
     repeats: int,
 ) -> StepGraph:
     """Put operations into order."""
-    place = np.empty(ops.size + 1, dtype=np.int64)
+    place = np.empty(ops.size + 1, dtype=np.int32)
     place[order] = np.arange(ops.size)
     place[-1] = ops.size
     rank, kind, chunk = ops.columns[:3, order]
     return StepGraph(
         pipeline=pipeline,
         before=place[ops.before[order]],
-        hops=ops.hops[order].astype(np.float64),
+        hops=ops.hops[order].astype(np.float32),
         cell=(kind * pipeline.pp + rank) * pipeline.chunks + chunk,
         levels=levels,
         first=levels[0][-1],
@@ -401,7 +401,7 @@ def _by_level(ops: Operations, members: NDArray[np.bool_]) -> tuple[IntArray, li
     Of each rank at most one operation is in a level: those of a level are found together, rank by rank.
     """
     own = np.flatnonzero(members)
-    place = np.full(ops.size + 1, len(own))
+    place = np.full(ops.size + 1, len(own), dtype=np.int32)
     place[own] = np.arange(len(own))
     before = place[ops.before[own]]
     edges = np.searchsorted(own, ops.first)

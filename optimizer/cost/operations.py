@@ -12,7 +12,8 @@ from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline, rank_tab
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    IntArray = NDArray[np.int64]
+    IntArray = NDArray[np.signedinteger]
+    """Steps of deep models have millions of operations: what is kept of each takes no more bytes than it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,10 @@ def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> Operations:
     """List the operations of a pipeline with what they wait for."""
     tables = rank_tables(pipeline)
     lengths = [len(table) for table in tables]
-    columns = np.vstack([np.repeat(np.arange(pipeline.pp), lengths), np.concatenate(tables).T])
+    columns = np.vstack(
+        [np.repeat(np.arange(pipeline.pp), lengths), np.concatenate(tables).T], dtype=np.int32
+    )
+    del tables
     first = np.cumsum([0, *lengths])
     n = columns.shape[1]
     rank, kind, chunk, batch, back_chunk, back_batch = columns
@@ -47,11 +51,11 @@ def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> Operations:
     forward = pair | (kind == Kind.FORWARD)
     backward = ~forward & (kind != Kind.WGRAD)
     shape = (pipeline.pp, pipeline.chunks, pipeline.micro_batches_per_chunk)
-    made = np.full((2, *shape), n)
+    made = np.full((2, *shape), n, dtype=np.int32)
     made[0, rank[forward], chunk[forward], batch[forward]] = np.flatnonzero(forward)
     made[1, rank[backward], chunk[backward], batch[backward]] = np.flatnonzero(backward)
     made[1, rank[pair], back_chunk[pair], back_batch[pair]] = np.flatnonzero(pair)
-    before, hops = np.full((n, 3), n), np.zeros((n, 3), dtype=np.int64)
+    before, hops = np.full((n, 3), n, dtype=np.int32), np.zeros((n, 3), dtype=np.int8)
     before[1:, 0] = np.arange(n - 1)
     before[first[:-1], 0] = n
     source, target = _neighbours(pipeline)

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
+SPACE_S = 1.0
+"""Seconds of building the space that a time limit leaves out: an answer within a second or two needs them for its search."""
+
 COMFORT_S = 1.0
 """Seconds for stages of the answer's tuple that leave memory free."""
 
@@ -79,14 +82,23 @@ def solve_layout(
     question = Question(workload=workload, cluster=cluster, options=options or SolveOptions())
     source = question.costed_space()
     asked = question.options
-    result = _search(source, asked, on_progress=on_progress, should_stop=should_stop)
+    built_s = time.perf_counter() - start
+    limited = replace(asked, time_limit_s=asked.time_limit_s - max(built_s - SPACE_S, 0.0))
+    result = _search(source, limited, on_progress=on_progress, should_stop=should_stop)
     second: Second | None = None
     if asked.then is not None and result.complete and result.found:
         limits = solver_limits(asked, start, should_stop)
         result, second = choose_second(source, GOALS[asked.then], result, limits, within=asked.within)
     result, outcome = _in_objective(question, source, result, start, should_stop)
-    certificate = _certificate(question, source, result)
-    plan = _answer(question, source, result, certificate)
+    step_s = _priced(source, result.best)[1].step_time_s if result.best else None
+    status = _status(source, result, step_s, gap_target(asked))
+    certificate = _certificate(question, source, result, status, step_s)
+
+    def late() -> bool:
+        up = time.perf_counter() - start > asked.time_limit_s
+        return up or (should_stop is not None and should_stop())
+
+    plan = _answer(question, source, result, status, certificate, late)
     roomy = _comfortable(question, source, result, plan)
     spent_s = time.perf_counter() - start
     ties = result.open_ties if result.complete else 0
@@ -232,30 +244,31 @@ def gap_target(options: SolveOptions) -> float:
     return max(options.gap, options.within)
 
 
-def _status(source: CostedSpace, result: SearchResult, target: float) -> Status:
-    """Say what a search proved of its answer."""
-    if result.best is None:
+def _status(source: CostedSpace, result: SearchResult, step_s: float | None, target: float) -> Status:
+    """Say what a search proved of its answer, which takes ``step_s``."""
+    if step_s is None:
         return Status.INFEASIBLE if result.complete else Status.STOPPED
     return proven_status(
-        _priced(source, result.best)[1].step_time_s,
-        _stated_bound_s(source, result) or 0.0,
+        step_s,
+        _stated_bound_s(result, step_s) or 0.0,
         rounding_s=rounding_s(source.counts),
         gap_target=target,
     )
 
 
-def _certificate(question: Question, source: CostedSpace, result: SearchResult) -> Certificate:
-    """Write down the space, what excluded each tuple, and what was proven."""
-    space, best = source.space, result.best
-    status = _status(source, result, gap_target(question.options))
+def _certificate(
+    question: Question, source: CostedSpace, result: SearchResult, status: Status, step_s: float | None
+) -> Certificate:
+    """Write down the space, what excluded each tuple, and what was proven of an answer that takes ``step_s``."""
+    space = source.space
     return build_certificate(
         source,
         closed_form_size(source),
         inputs=question.to_plain(),
         cost_model=cost_model_digest(),
-        solver_status=solver_word(status, answered=best is not None),
-        step_time_s=_priced(source, best)[1].step_time_s if best else None,
-        bound_s=_stated_bound_s(source, result),
+        solver_status=solver_word(status, answered=step_s is not None),
+        step_time_s=step_s,
+        bound_s=_stated_bound_s(result, step_s),
         removed_by_memory=result.by_memory,
         solved=result.solved,
         removed_by_rule={count.rule: count.tuples for count in space.counts.removed},
@@ -270,25 +283,31 @@ def closed_form_size(source: CostedSpace) -> SpaceSize:
     return size_of_shapes(source.tuples_by_shape(), len(source.degrees), blocks, source.rule)
 
 
-def _stated_bound_s(source: CostedSpace, result: SearchResult) -> float | None:
+def _stated_bound_s(result: SearchResult, step_s: float | None) -> float | None:
     """Return the proven bound, None without one.
 
     It is not above the answer's price added up part by part, which rounds differently from the search's price.
     """
     if not np.isfinite(result.bound_s):
         return None
-    if result.best is None:
+    if step_s is None:
         return result.bound_s
-    return min(result.bound_s, max(_priced(source, result.best)[1].step_time_s, result.bound_s * (1 - 1e-12)))
+    return min(result.bound_s, max(step_s, result.bound_s * (1 - 1e-12)))
 
 
-def _answer(question: Question, source: CostedSpace, result: SearchResult, certificate: Certificate) -> Plan:
-    """Turn what the search found into a plan."""
-    status = _status(source, result, gap_target(question.options))
+def _answer(
+    question: Question,
+    source: CostedSpace,
+    result: SearchResult,
+    status: Status,
+    certificate: Certificate,
+    stopped: Callable[[], bool],
+) -> Plan:
+    """Turn what the search found into a plan; what would take long is left out once ``stopped`` says so."""
     plan = plan_of(question, source, result.found, status=status, certificate=certificate)
     if status is not Status.INFEASIBLE:
         return plan
-    return replace(plan, infeasibility=explain_infeasible(question, source))
+    return replace(plan, infeasibility=explain_infeasible(question, source, stopped))
 
 
 def plan_of(

@@ -114,7 +114,7 @@ class Infeasibility:
     ``binding`` names what binds: memory, a validity rule, or the GPU count. ``least_bytes`` is the least peak
     memory of any layout, ``capacity_bytes`` what a GPU offers tensors, ``fewest_gpus`` the smallest number of GPUs
     of this kind that fit (None: unknown), ``conflict`` a minimal set of constraints that exclude each other,
-    ``suggestions`` what was tried and makes some layout run.
+    ``suggestions`` what was tried and makes some layout run. ``cut_short``: a time limit or a stop ended the explanation.
     """
 
     message: str
@@ -124,6 +124,7 @@ class Infeasibility:
     fewest_gpus: int | None = None
     conflict: tuple[str, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
+    cut_short: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

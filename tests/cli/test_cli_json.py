@@ -111,6 +111,7 @@ def test_infeasible_plan(ask: Callable[..., dict[str, Any]]) -> None:
         "fewest_gpus",
         "conflict",
         "suggestions",
+        "cut_short",
     }
     assert plan["reasons"] == [why["message"]]
     assert why["least_bytes"] > why["capacity_bytes"]

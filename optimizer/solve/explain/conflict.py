@@ -13,7 +13,7 @@ from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.result import SearchOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.space.options import SpaceOptions
@@ -33,8 +33,8 @@ class _Condition:
     axis: str = ""
 
 
-def minimal_conflict(question: Question) -> tuple[str, ...]:
-    """Name a minimal set of conditions of a question that nothing meets.
+def minimal_conflict(question: Question, stopped: Callable[[], bool] | None = None) -> tuple[str, ...]:
+    """Name a minimal set of conditions of a question that nothing meets; none where ``stopped`` ends it before.
 
     Conditions are the user's restrictions (``tp = 4``, ``pp <= 8``), that every GPU is used, and memory. Rules of the
     framework, the model and the batch hold throughout.
@@ -42,7 +42,10 @@ def minimal_conflict(question: Question) -> tuple[str, ...]:
     kept = list(_conditions(question.options.space))
     for condition in list(kept):
         rest = [other for other in kept if other is not condition]
-        if _nothing_meets(question, rest):
+        nothing = _nothing_meets(question, rest, stopped)
+        if stopped is not None and stopped():
+            return ()
+        if nothing:
             kept = rest
     return tuple(condition.name for condition in kept)
 
@@ -70,8 +73,10 @@ def _required(space: SpaceOptions) -> Iterator[_Condition]:
         yield _Condition(name=text, option="require", axis=text)
 
 
-def _nothing_meets(question: Question, kept: list[_Condition]) -> bool:
-    """Whether no layout meets these conditions together."""
+def _nothing_meets(question: Question, kept: list[_Condition], stopped: Callable[[], bool] | None) -> bool:
+    """Whether no layout meets these conditions together, as far as that is known when ``stopped`` ends the search."""
+    if stopped is not None and stopped():
+        return True
     space = question.options.space
     names = {(condition.option, condition.axis) for condition in kept}
     changes: dict[str, Any] = {
@@ -88,4 +93,4 @@ def _nothing_meets(question: Question, kept: list[_Condition]) -> bool:
         if not source.demands.any:
             return False
         source = replace(source, roomy=True)
-    return not BestFirst(source, SearchOptions(gap=1.0)).run().found
+    return not BestFirst(source, SearchOptions(gap=1.0), should_stop=stopped).run().found

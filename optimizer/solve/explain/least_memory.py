@@ -17,16 +17,18 @@ from layoutopt.optimizer.solve.model.cp_model import CpModel, SolverLimits
 from layoutopt.optimizer.solve.model.slices import Goal, tuple_slice
 from layoutopt.optimizer.solve.search.bound import may_fit
 from layoutopt.optimizer.solve.search.capacity import TINY, at_most
+from layoutopt.optimizer.solve.search.rows import pieces
 from layoutopt.optimizer.solve.splits import fewest_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.solve.search.source import TermsSource
 
-ROWS = 65_536  # degree rows priced at once, so that memory stays flat
 FEW, MANY = 16, 1024  # candidates refined at once, before and after the first layout is known
 SOLVES, PRICED = 60, 100_000  # a second or two: the proof may need more where tuples differ little in memory
 HALVINGS = 40  # of the bracket around a floor: below a byte
@@ -59,19 +61,29 @@ class LeastMemory:
     proven: bool
 
 
-def least_memory(source: TermsSource, *, solves: int = SOLVES, priced: int = PRICED) -> LeastMemory | None:
+def least_memory(
+    source: TermsSource,
+    *,
+    solves: int = SOLVES,
+    priced: int = PRICED,
+    stopped: Callable[[], bool] | None = None,
+) -> LeastMemory | None:
     """Return the least peak memory of the space's layouts, None when no tuple has enough blocks for its stages.
+
+    None, too, where ``stopped`` ends it before a layout is known.
 
     ``solves`` limits how many tuples CP-SAT looks at, ``priced`` how many candidates get terms beside the degree
     rows; beyond them the answer is the best found, and its floor says how far from the least it may be.
     """
     rows = source.degrees
-    starts = range(0, len(rows), ROWS)
-    parts = [source.relaxed(rows.take(np.arange(at, min(at + ROWS, len(rows))))) for at in starts]
-    floors = np.concatenate([peak_floor(part, source.counts) for part in parts]) if parts else np.zeros(0)
+    floors = np.full(len(rows), np.inf)
+    for index in pieces(rows.pp):
+        if stopped is not None and stopped():
+            return None
+        floors[index] = peak_floor(source.relaxed(rows.take(index)), source.counts)
     search = _Search(source, solves, priced)
     search.add(0, rows, floors)
-    while search.step():
+    while not (stopped is not None and stopped()) and search.step():
         pass
     return search.result()
 

@@ -49,6 +49,11 @@ OVERTIME_STEPS = 8
 FIRST_CHOICES, CHOICES = 16, 1_024
 """Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
 
+PATIENCE, FEWEST = 2_048, 2
+"""Layers of the rounds around likely tuples, and of those solved in a row without a better layout before rows that may be
+faster are expanded; the least of both. Tuples of deep models take long, and a stopped search knows its gap by what is
+expanded."""
+
 MOST_IN_SLICE = 4
 """Tuples of one model at most: more of them solve no faster together than apart."""
 
@@ -75,6 +80,7 @@ class BestFirst:
         self.source, self.options = source, options
         self._on_progress, self._should_stop = on_progress, should_stop
         self._deadline = time.perf_counter() + options.time_limit_s
+        self._patience = max(PATIENCE // max(int(source.counts.sum()), 1), FEWEST)
         self._rows, self._tuples = RowBounds(source), TupleSolver(source, self._out_of_time, paths)
         self._heap: list[Waiting] = []
         self._hard: list[Waiting] = []
@@ -96,7 +102,7 @@ class BestFirst:
         """Search until the answer is proven, the time is up or a stop is asked for."""
         if self.options.one_model:
             return self._solve_whole()
-        quick, likely = self._rows.quick()
+        quick, likely = self._rows.quick(self._should_stop)
         order = np.argsort(quick, kind="stable")
         order = order[np.isfinite(quick[order])]
         self._try_likely(likely)
@@ -181,7 +187,9 @@ class BestFirst:
         """Look for a good layout among tuples that are likely to be the fastest, and then around it."""
         first = FirstTuples(self.source, likely)
         best = self._best_likely(first.of_all_depths())
-        while best is not None and not self._stopped():
+        for _ in range(self._patience):
+            if best is None or self._stopped():
+                break
             best = self._best_likely(first.near(best, self._best_s()))
 
     def _best_likely(self, items: list[Waiting]) -> Waiting | None:
@@ -228,7 +236,7 @@ class BestFirst:
             start, size = start + size, min(size * GROWTH, CHOICES)
             self._push_tuples(chosen)
             self._left_bound_s = float(partial.bound[start]) if start < len(partial) else np.inf
-            self._solve_waiting(max(len(partial) - start, 0))
+            self._solve_waiting(max(len(partial) - start, 0), self._left_bound_s)
         self._left_bound_s = float(partial.bound[start]) if start < len(partial) else np.inf
 
     def _push_tuples(self, partial: Partial) -> None:
@@ -254,16 +262,22 @@ class BestFirst:
             item = Waiting.of(batch, terms, index, bound_s=float(bound[index]), serial=self._serial)
             heapq.heappush(self._heap, item)
 
-    def _solve_waiting(self, left: int) -> None:
-        """Solve tuples in order of their bound while one may beat the best layout."""
-        size = 1
+    def _solve_waiting(self, left: int, ahead_s: float = np.inf) -> None:
+        """Solve tuples in order of their bound while one may beat the best layout.
+
+        Those that may take longer than ``ahead_s`` wait for what is not expanded yet once some were no better.
+        """
+        size, vain = 1, 0
         while self._heap and self._heap[0].bound_s < self._limit_s() and not self._stopped():
+            if vain >= self._patience and self._heap[0].bound_s > ahead_s:
+                break
             if size == 1:
                 better = self._solve(heapq.heappop(self._heap), self._limit_s())
             else:
                 better = self._solve_slice(size, self._limit_s())
             # Alone, tuples are solved fastest; where bounds miss what is demanded there are many that have nothing.
             size = 1 if better or not self._loose else min(size * 2, MOST_IN_SLICE)
+            vain = 0 if better else vain + 1
             self._report(left)
 
     def _solve_hard(self) -> None:

@@ -11,7 +11,7 @@ from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
@@ -66,11 +66,16 @@ class RowBounds:
         self._source, self._counts, self._rule = source, source.counts, source.rule
         self.by_memory = 0
 
-    def quick(self) -> tuple[FloatArray, FloatArray]:
-        """Bound every degree row in closed form, and estimate what it is likely to take; inf where it can't be."""
+    def quick(self, should_stop: Callable[[], bool] | None = None) -> tuple[FloatArray, FloatArray]:
+        """Bound every degree row in closed form, and estimate what it is likely to take; inf where it can't be.
+
+        Rows that are not looked at before a stop is asked for may be as fast as can be, and are not likely.
+        """
         rows = self._source.degrees
-        quick, likely = np.zeros(len(rows)), np.zeros(len(rows))
+        quick, likely = np.zeros(len(rows)), np.full(len(rows), np.inf)
         for index in pieces(rows.pp):
+            if should_stop is not None and should_stop():
+                break
             terms = self._source.relaxed(rows.take(index))
             quick[index] = quick_bound(terms, self._counts)
             likely[index] = likely_s(terms, self._counts, np.isfinite(quick[index]))

@@ -37,10 +37,11 @@ there are none."""
 def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]]:
     """Search again; return what could be rebuilt by that, and the checks.
 
-    A stopped search ends elsewhere each time. Another layout within a gap has runners-up and counts of its own, and the
-    course of a search may differ between machines, versions and threads: then it is not compared.
+    A stopped search ends elsewhere each time, and so does an explanation for which the time was up. Another layout within a
+    gap has runners-up and counts of its own, and the course of a search may differ between machines, versions and threads:
+    then it is not compared.
     """
-    if rebuilt.again is None or stated.status == Status.STOPPED:
+    if rebuilt.again is None or stated.status == Status.STOPPED or _cut_short(stated):
         none: Tree = {ROOMIER: None, OPEN: 0}
         return {name: value for name, value in none.items() if not stated.plain.get(name)}, []
     found = rebuilt.again()
@@ -59,6 +60,11 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
     tree = _counted(stated, rebuilt, found) | _second_goal(stated, found)
     tree[ROOMIER] = found.get(ROOMIER)
     return tree, [_compared(SEARCHED, stated, tree)]
+
+
+def _cut_short(stated: StatedPlan) -> bool:
+    why = stated.plain.get("infeasibility")
+    return stated.status == Status.INFEASIBLE and isinstance(why, dict) and why.get("cut_short") is True
 
 
 def _second_goal(stated: StatedPlan, found: Tree) -> Tree:

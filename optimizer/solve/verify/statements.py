@@ -181,6 +181,8 @@ _REASONS = {
         ("certificate.removed_by_memory", "certificate.removed_by_bound", "certificate.solved"),
         "the course of a search that was stopped, ran on several threads or elsewhere",
     ),
+    "infeasibility": "the time was up before it was all known",
+    "reasons": "the time was up before they were all known",
     "certificate": "too many tuples to count again",
 }
 """Why a key was not checked, by the beginning of its name."""
