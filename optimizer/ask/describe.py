@@ -33,6 +33,7 @@ class ModelFacts:
     global_batch: int
     total_tokens: float | None
     precision: str
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ def describe_model(workload: Workload) -> ModelFacts:
         global_batch=training.global_batch,
         total_tokens=training.total_tokens,
         precision=training.precision.value,
+        left_out=model.left_out,
     )
 
 

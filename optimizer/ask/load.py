@@ -54,6 +54,7 @@ def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names 
     else:
         fill = _stated_run(run, names)
         workload = parse_workload(stream.text, stream.name, fill) if stream else load_workload(source, fill)
+        notes = notes_on(stream.name if stream else source, workload.model.remarks)
     length = run.sequence_length or workload.training.sequence_length
     with names.used():
         changed = override_training(

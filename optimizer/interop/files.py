@@ -109,6 +109,7 @@ def _architecture(model: ModelSpec) -> Plain:
     if model.norm is not Norm.RMS:
         plain["norm"] = model.norm.value
     plain |= {name: getattr(model, name) for name in SWITCHES if getattr(model, name)}
+    plain |= {"left_out": list(model.left_out)} if model.left_out else {}
     for name in ("mla", "mamba", "linear"):
         part = getattr(model, name)
         if part is not None:

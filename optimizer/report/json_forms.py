@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.solve.search.best_by import ObjectiveAnswer
     from layoutopt.optimizer.space.enumeration import Space
+    from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.sweep.rows import Row
     from layoutopt.optimizer.sweep.run import SweepResult
 
@@ -180,6 +181,12 @@ FORMS: Mapping[str, Form] = {
 def to_plain(record: Any) -> Any:
     """Return a record, or a list or mapping of records, as ``--json`` prints it."""
     return encode(record, FORMS)
+
+
+def with_remarks(plain: Plain, *models: ModelSpec) -> Plain:
+    """Add what every answer about a model says of it; nothing where it says nothing."""
+    said = list(dict.fromkeys(remark for model in models for remark in model.remarks))
+    return plain | {"warnings": [*plain.get("warnings", ()), *said]} if said else plain
 
 
 def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:

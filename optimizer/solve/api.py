@@ -336,7 +336,10 @@ def plan_of(
         switches_worth=worth_of_switches(source.cost, *priced[0]) if priced else {},
         idle_gpus=question.cluster.gpu_count - used,
         inputs=question.to_plain(),
-        warnings=date_remarks(question.options.framework.record, question.options.space.software),
+        warnings=(
+            *question.workload.model.remarks,
+            *date_remarks(question.options.framework.record, question.options.space.software),
+        ),
         solve_time_s=0.0,
     )
 

@@ -95,7 +95,11 @@ def judge_layout(
         broken=broken,
         estimate=priced,
         collectives=collectives(prices, whole),
-        warnings=(*date_remarks(framework.record, software), *(str(rule) for rule in advice)),
+        warnings=(
+            *model.remarks,
+            *date_remarks(framework.record, software),
+            *(str(rule) for rule in advice),
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
-from layoutopt.optimizer.specs.kinds import SWITCH, FieldKind, quantity, unknown_word, whole, word
+from layoutopt.optimizer.specs.kinds import NAMES, SWITCH, FieldKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import (
     IndexerSpec,
@@ -274,7 +274,7 @@ SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
     *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "attention_gate"),
     *("activation_scalars", "head_bias"),
-    *("learned_positions", "embedding_norm", "mtp_layers", "rope_base", "norm_epsilon"),
+    *("learned_positions", "embedding_norm", "mtp_layers", "rope_base", "norm_epsilon", "left_out"),
 )
 """Fields that ``ModelSpec`` has under the same name."""
 
@@ -343,6 +343,9 @@ class ArchitectureFile(FileModel):
     )
     norm_epsilon: Annotated[float | None, quantity(NUMBER)] = Field(
         default=None, description="what norms add to the variance; for launch files"
+    )
+    left_out: Annotated[tuple[str, ...], NAMES] = Field(
+        default=(), description="parts of the whole model that are not described; every answer names them"
     )
     mtp_layers: Annotated[int, whole(least=0, most=64)] = Field(
         default=0, description="multi-token-prediction layers"

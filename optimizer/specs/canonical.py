@@ -40,7 +40,7 @@ _NAMES = {
 """Names that the spec modules import for type checkers only."""
 _OMITTED_IF_EMPTY = (
     *("recomputed_kinds", "savers", "switches", "group", "order"),
-    *("rope_base", "norm_epsilon", "router_scaling", "router_groups", "router_group_limit"),
+    *("rope_base", "norm_epsilon", "router_scaling", "router_groups", "router_group_limit", "left_out"),
 )
 
 

@@ -114,6 +114,16 @@ def _read_line(value: Any) -> str:
 NAME = FieldKind(read=_read_line, schema={"type": "string"})
 
 
+def _read_lines(value: Any) -> tuple[str, ...]:
+    return tuple(_read_line(part) for part in (value if isinstance(value, list) else [value]))
+
+
+NAMES = FieldKind(
+    read=_read_lines, schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+)
+"""One line of text, or a list of such."""
+
+
 def _read_source(value: Any) -> tuple[str, ...]:
     parts = value if isinstance(value, list) else [value]
     if not all(isinstance(part, str) for part in parts):

@@ -161,7 +161,8 @@ class ModelSpec:
     ``qk_norm_all`` lets the query and key norms span all heads, ``attention_sinks`` adds one learned number per head,
     ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word,
     ``attention_gate`` a gate of the query's width on attention's output. ``rope_base`` of rotary positions and
-    ``norm_epsilon`` are for launch files alone: they decide no price, so that models which differ in them alone are equal.
+    ``norm_epsilon`` are for launch files alone: they decide no price, so that models which differ in them alone are equal,
+    and so for ``left_out``, the parts of the whole model that are not described here and not priced (``vision``).
     """
 
     name: str
@@ -196,10 +197,13 @@ class ModelSpec:
     order: tuple[int, ...] = ()
     rope_base: float | None = field(default=None, compare=False)
     norm_epsilon: float | None = field(default=None, compare=False)
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what may not be a name, whichever way it came in."""
         require_name(self.name)
+        for part in self.left_out:
+            require_name(part, key="left_out")
 
     @property
     def layers(self) -> int:
@@ -222,6 +226,14 @@ class ModelSpec:
     def is_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""
         return self.moe is not None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What every answer about the model says of it: which parts of the whole model it leaves out."""
+        if not self.left_out:
+            return ()
+        parts = ", ".join(self.left_out)
+        return (f"{self.name} leaves out {parts}: counted neither in parameters nor in time nor in memory",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

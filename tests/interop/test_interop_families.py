@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from layoutopt.cli import main
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.interop.huggingface.config import import_config
 from layoutopt.optimizer.interop.huggingface.family import find_family
+from layoutopt.optimizer.report.api import load_model
 from layoutopt.optimizer.specs.errors import InputError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -71,10 +74,63 @@ def test_configurations_that_were_unknown(name: str) -> None:
     assert imported.model.tied_embeddings == wanted.get("tied", False)
 
 
-def test_the_vision_part_is_named_as_left_out() -> None:
-    """A wrapper's answer is about its language part alone, and says so."""
-    text = (DATA / "faults" / "hf_config" / "qwen3_vl_nested.json").read_text()
-    assert "only the language part is read; left out: vision" in import_config(text).notes
+FLAT_VL = {
+    **{"model_type": "qwen2_5_vl", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024, "tie_word_embeddings": False},
+    **{"max_position_embeddings": 4096, "vision_config": {"depth": 2}, "rope_scaling": {"type": "mrope"}},
+}
+"""Text keys beside the tower's, as releases of Qwen2-VL and Qwen2.5-VL have them."""
+
+
+@pytest.mark.parametrize("kind", ["nested", "qwen2_vl", "qwen2_5_vl"])
+def test_the_vision_part_is_named_as_left_out(kind: str) -> None:
+    """A multimodal model's answer is about its language part alone, and says so, nested or flat."""
+    nested = (DATA / "faults" / "hf_config" / "qwen3_vl_nested.json").read_text()
+    found = import_config(nested if kind == "nested" else json.dumps({**FLAT_VL, "model_type": kind}))
+    assert "only the language part is read; left out: vision" in found.notes
+    assert found.model.left_out == ("vision",)
+
+
+def test_parts_that_a_family_leaves_out_are_named_where_they_are_on() -> None:
+    """Not where the file switches them off, and not for models without towers."""
+    config = {**FLAT_VL, "model_type": "stablelm"}
+    del config["vision_config"]
+    assert import_config(json.dumps(config)).model.left_out == ()
+    found = import_config(json.dumps({**config, "qk_layernorm": True}))
+    assert found.model.left_out == ("norms of queries and keys",)
+    assert "left out: norms of queries and keys" in found.notes
+
+
+def test_what_is_left_out_stays_in_files_plans_and_answers(tmp_path: Path) -> None:
+    """Model file, text, JSON, plan, page, launch file and Python results, from the import on."""
+    source, model = tmp_path / "config.json", tmp_path / "vl.yaml"
+    source.write_text(json.dumps(FLAT_VL))
+    model.write_text(_printed("import", str(source), "-q"))
+    remark = "qwen2_5_vl leaves out vision: counted neither in parameters nor in time nor in memory"
+    assert "left_out" in model.read_text()
+    asked = (str(model), "h100x8", "--batch", "8", "--precision", "bf16")
+    layout = ("--layout", "tp=1,zero=1", "-q")
+    assert remark in _printed("evaluate", *asked, *layout)
+    assert remark in json.loads(_printed("evaluate", *asked, *layout, "--json"))["warnings"]
+    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    _printed("solve", *asked, "-q", "-o", str(plan), "--report", str(page))
+    written = json.loads(plan.read_text())
+    assert remark in written["warnings"]
+    assert written["inputs"]["workload"]["model"]["left_out"] == ["vision"]
+    assert "without its vision" in page.read_text()
+    assert remark in json.loads(_printed("simulate", str(plan), "--json", "-q"))["warnings"]
+    assert remark in json.loads(_printed("pareto", *asked, "--of", "time,memory", "--json", "-q"))["warnings"]
+    assert remark in _printed("export", str(plan), "--to", "megatron", "-q")
+    notes: list[str] = []
+    workload = load_model(model, global_batch=8, precision="bf16", notes=notes)
+    assert workload.model.left_out == ("vision",)
+    assert any(remark in note for note in notes)
+
+
+def _printed(*words: str) -> str:
+    found = CliRunner().invoke(main, list(words))
+    assert found.exit_code == 0, found.output
+    return found.stdout
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape
 
 TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
+NO_TOWERS = (*TEXT_CONFIGS, "quantization_config", "generation_config")
+MODALITIES = {"vision", "visual", "image", "img", "video", "audio", "speech"}
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -59,7 +61,12 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
         model=model,
         sequence_length=length,
         precision=_precision(fields, outer),
-        notes=(*reader.notes(), *_left_out(outer, fields), *length_notes, *_storage_notes(outer, fields)),
+        notes=(
+            *reader.notes(),
+            *_left_out_notes(outer, reader),
+            *length_notes,
+            *_storage_notes(outer, fields),
+        ),
     )
 
 
@@ -70,17 +77,34 @@ def _language_part(outer: Fields) -> Fields:
     return outer
 
 
-def _left_out(outer: Fields, fields: Fields) -> tuple[str, ...]:
-    """Name the parts of a multimodal model that are not read."""
-    if fields is outer:
-        return ()
+def _towers(outer: Fields, fields: Fields) -> tuple[str, ...]:
+    """Name the parts of a multimodal model that are not read, beside a nested language part or beside flat text keys."""
+    nested = fields is not outer
     towers = [
-        key.removesuffix("_config")
-        for key in outer.data
-        if key.endswith("_config") and key not in TEXT_CONFIGS
+        as_name(key.removesuffix("_config"))
+        for key, value in outer.data.items()
+        if isinstance(value, dict) and (_is_tower(key) or (nested and _is_other_config(key)))
     ]
-    towers = [name for name in towers if name not in ("quantization", "generation")]
-    return (f"only the language part is read; left out: {', '.join(towers) or 'everything else'}",)
+    return tuple(towers) or (("everything but the language part",) if nested else ())
+
+
+def _is_tower(key: str) -> bool:
+    return any(word in MODALITIES for word in key.lower().split("_"))
+
+
+def _is_other_config(key: str) -> bool:
+    return key.endswith("_config") and key not in NO_TOWERS
+
+
+def _unread_parts(reader: ConfigReader) -> tuple[str, ...]:
+    """Name the parts that the family's class has, the file switches on and the model has no words for."""
+    return tuple(words for key, words in reader.family.left_out.items() if reader.fields.on(key))
+
+
+def _left_out_notes(outer: Fields, reader: ConfigReader) -> tuple[str, ...]:
+    towers, parts = _towers(outer, reader.fields), _unread_parts(reader)
+    notes = (f"only the language part is read; left out: {', '.join(towers)}",) if towers else ()
+    return (*notes, f"left out: {', '.join(parts)}") if parts else notes
 
 
 def _model_type(outer: Fields, fields: Fields) -> str:
@@ -148,6 +172,7 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         moe=_moe(reader) if any(shape.mlp is Mlp.MOE for shape in shapes) else None,
         linear=_linear(reader, heads) if any(shape.mixer.is_linear for shape in shapes) else None,
         indexer=_indexer(reader) if family.indexer else None,
+        left_out=(*_towers(outer, reader.fields), *_unread_parts(reader)),
         mamba=_mamba(reader) if any(shape.mixer.value == "mamba" for shape in shapes) else None,
     )
     return _checked(model, reader)

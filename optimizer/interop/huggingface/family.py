@@ -53,6 +53,7 @@ class HfFamily:
     full_every: int = 0
     full_first: bool = False
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -96,7 +96,7 @@ def export(
     job: ExportedJob = module.export(target)
     lacking = _unwritten(target)
     said = (f"not part of this file, so the trainer's own: {', '.join(lacking)}",) if lacking else ()
-    return replace(job, notes=(*job.notes, *said))
+    return replace(job, notes=(*target.model.remarks, *job.notes, *said))
 
 
 def _unwritten(target: Target) -> list[str]:

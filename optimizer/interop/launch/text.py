@@ -83,6 +83,7 @@ def header(target: Target, software: str, *, comment: str = "#") -> str:
     if target.model.is_moe:
         edp = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
         lines.append(f"experts: etp{layout.etp} x ep{layout.ep} x pp{layout.pp} x expert-dp{edp}")
+    lines += target.model.remarks
     # a comment ends with its line, and control characters may end it
     return "".join(f"{comment} {printable(line)}\n" for line in lines)
 

@@ -106,7 +106,7 @@ def command(
     """
     from layoutopt.optimizer.frameworks.registry import framework_named
     from layoutopt.optimizer.plan.options import PlanOptions
-    from layoutopt.optimizer.report.json_forms import to_plain
+    from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
     from layoutopt.optimizer.report.tables.purchase import purchase_tables
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.loading import load_workload, override_training
@@ -127,7 +127,8 @@ def command(
     best = cheapest_offer(found)
     if output.json:
         place = None if best is None else found.index(best)
-        print_json({"days": days, "cheapest": place, "offers": to_plain(found)})
+        plain = {"days": days, "cheapest": place, "offers": to_plain(found)}
+        print_json(with_remarks(plain, workload.model))
     else:
         print_tables(purchase_tables(workload, found, best, days))
     return ExitCode.OK if best is not None else ExitCode.REJECTED

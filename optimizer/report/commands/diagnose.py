@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
     from layoutopt.optimizer.diagnose.outlook import Outlook
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 CALIBRATE, TRACE, REPORT = "--calibrate", "--trace", "--report"
 
@@ -112,10 +113,13 @@ def command(
         note(f"wrote {trace}", output)
     if report is not None:
         from layoutopt.optimizer.report.html.diagnosed import diagnosis_page
+        from layoutopt.optimizer.report.tables.header import without
 
-        write_file(report, diagnosis_page(found, planned.question.workload.model.name).encode(), key=REPORT)
+        model = planned.question.workload.model
+        name = model.name + without(model.left_out)
+        write_file(report, diagnosis_page(found, name).encode(), key=REPORT)
         note(f"wrote {report}", output)
-    _show(found, constants, output)
+    _show(found, constants, planned.question.workload.model, output)
     return ExitCode.OK
 
 
@@ -147,14 +151,18 @@ def _calibrated(
 
 
 def _show(
-    found: Diagnosis | LogDiagnosis, constants: tuple[TermCalibration, Outlook] | None, output: OutputOptions
+    found: Diagnosis | LogDiagnosis,
+    constants: tuple[TermCalibration, Outlook] | None,
+    model: ModelSpec,
+    output: OutputOptions,
 ) -> None:
     if output.json:
-        from layoutopt.optimizer.report.json_forms import run_diagnosis_to_plain, term_calibration_to_plain
+        from layoutopt.optimizer.report import json_forms
 
-        print_json(
-            run_diagnosis_to_plain(found) | (term_calibration_to_plain(*constants) if constants else {})
-        )
+        plain = json_forms.run_diagnosis_to_plain(found)
+        if constants:
+            plain |= json_forms.term_calibration_to_plain(*constants)
+        print_json(json_forms.with_remarks(plain, model))
         return
     from layoutopt.optimizer.report.tables.diagnosis import run_diagnosis_tables
     from layoutopt.optimizer.report.tables.term_calibration import term_calibration_tables
@@ -181,9 +189,9 @@ def _from_a_number(model: str, speed: SpeedChoices, asked: RunChoices, output: O
             repeated=speed.repeated,
         )
     if output.json:
-        from layoutopt.optimizer.report.json_forms import to_plain
+        from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
 
-        print_json({"model": workload.model.name, **to_plain(found)})
+        print_json(with_remarks({"model": workload.model.name, **to_plain(found)}, workload.model))
     else:
         from layoutopt.optimizer.report.tables.utilization import utilization_table
 

@@ -74,9 +74,9 @@ def command(
     if folder is not None:
         _write(found, options, folder, output)
     if output.json:
-        from layoutopt.optimizer.report.json_forms import to_plain
+        from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
 
-        print_json(to_plain(found))
+        print_json(with_remarks(to_plain(found), workload.model))
     else:
         from layoutopt.optimizer.report.tables.next_runs import next_runs_tables
 

@@ -55,7 +55,8 @@ def command(
     Each point is proven. Both ends of the front are found, then the points that part its widest gaps. With --allow-idle
     layouts of fewer GPUs are among them. The first Ctrl-C prints the points that were found (exit code 4).
     """
-    from layoutopt.optimizer.report.json_forms import to_plain
+    from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
+    from layoutopt.optimizer.report.tables.header import without
     from layoutopt.optimizer.report.tables.pareto import front_table
     from layoutopt.optimizer.solve.pareto import pareto_front
 
@@ -79,9 +80,9 @@ def command(
             on_progress=watch.on_progress,
             should_stop=watch.should_stop,
         )
-    title = f"{workload.model.name} on {machine.gpu_count:,} x {machine.gpu.name}"
+    title = f"{workload.model.name}{without(workload.model.left_out)} on {machine.gpu_count:,} x {machine.gpu.name}"
     if output.json:
-        print_json(to_plain(front))
+        print_json(with_remarks(to_plain(front), workload.model))
     else:
         print_tables(front_table(front))
     _draw(front, title, drawing, output)

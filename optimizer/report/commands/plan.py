@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.plan.training_plan import TrainingPlan
     from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
     from layoutopt.optimizer.specs.workload import Workload
 
@@ -129,7 +130,7 @@ def command(
     options, told = _with_error(options, error, plan.layout.precision, workload, machine)
     training = make_training_plan(workload, machine, plan, options)
     extra = told + extra + _machine_questions(training, workload, machine, questions, options)
-    code = _print_plan(training, extra, file, output)
+    code = _print_plan(training, extra, file, workload.model, output)
     _draw(training, extra, drawing, output)
     return code
 
@@ -171,11 +172,16 @@ def _print_none(plan: Plan, extra: list[_Extra], drawing: DrawingOptions, output
 
 
 def _print_plan(
-    training: TrainingPlan, extra: list[_Extra], file: Path | None, output: OutputOptions
+    training: TrainingPlan,
+    extra: list[_Extra],
+    file: Path | None,
+    model: ModelSpec,
+    output: OutputOptions,
 ) -> ExitCode:
-    from layoutopt.optimizer.report.json_forms import to_plain
+    from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
 
     plain = to_plain(training) | {part.key: part.plain for part in extra}
+    plain = with_remarks(plain, model)
     if file is not None:
         write_json(file, plain, key=OUTPUT)
         note(f"wrote {file}", output)

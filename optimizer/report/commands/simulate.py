@@ -13,12 +13,13 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import OPTIONS
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
 from layoutopt.optimizer.report.commands.verify import read_plan_file
-from layoutopt.optimizer.report.terminal import note, print_json, print_tables
+from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.simulate.compare import LayoutSimulation
+    from layoutopt.optimizer.solve.inputs import Question
 
 TRACE = "--trace"
 
@@ -45,16 +46,18 @@ def command(plan: Path, stated: str | None, trace: Path | None, output: OutputOp
     memory is shown over time.
     """
     require_writable(trace, key=TRACE)
-    found = _simulated(plan, stated)
+    question = _question(plan, stated)
+    found = _simulated(question, plan, stated)
+    notes(question.workload.model.remarks, output)
     if trace is not None:
         from layoutopt.optimizer.simulate.trace import chrome_trace
 
         write_file(trace, json.dumps(chrome_trace(found.result), separators=(",", ":")).encode(), key=TRACE)
         note(f"wrote {trace}", output)
     if output.json:
-        from layoutopt.optimizer.report.json_forms import simulation_to_plain
+        from layoutopt.optimizer.report.json_forms import simulation_to_plain, with_remarks
 
-        print_json(simulation_to_plain(found))
+        print_json(with_remarks(simulation_to_plain(found), question.workload.model))
     else:
         from layoutopt.optimizer.report.tables.simulation import simulation_tables
 
@@ -62,9 +65,8 @@ def command(plan: Path, stated: str | None, trace: Path | None, output: OutputOp
     return ExitCode.OK
 
 
-def _simulated(plan: Path, stated: str | None) -> LayoutSimulation:
-    """Simulate the plan's layout, or a stated one, under the plan's own inputs."""
-    from layoutopt.optimizer.simulate.layouts import simulate_workload
+def _question(plan: Path, stated: str | None) -> Question:
+    """Read the plan's inputs."""
     from layoutopt.optimizer.solve.inputs import question_from_plain
 
     plain = read_plan_file(plan)
@@ -74,7 +76,13 @@ def _simulated(plan: Path, stated: str | None) -> LayoutSimulation:
         )
     if stated is None and not plain.get("layout"):
         raise input_error("the plan found no layout", "--layout names one", key="layout", file=str(plan))
-    question = question_from_plain(plain["inputs"], file=str(plan))
+    return question_from_plain(plain["inputs"], file=str(plan))
+
+
+def _simulated(question: Question, plan: Path, stated: str | None) -> LayoutSimulation:
+    """Simulate the plan's layout, or a stated one, under the plan's own inputs."""
+    from layoutopt.optimizer.simulate.layouts import simulate_workload
+
     options = question.options
     return simulate_workload(
         question.workload,

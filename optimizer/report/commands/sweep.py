@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.ask.sources import Sources
     from layoutopt.optimizer.solve.plan import SolveOptions
+    from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.sweep.executors.seam import Executor
     from layoutopt.optimizer.sweep.points import SweepPoint
     from layoutopt.optimizer.sweep.rows import Row
@@ -137,7 +138,8 @@ def sweep(
         )
     rows = _rows(points, store, nested=nested)
     sure = _how_sure(points)
-    _print(result, rows, store, output, nested=nested, sure=sure)
+    models = [model.model for model in found.models]
+    _print(result, rows, store, output, nested=nested, sure=sure, models=models)
     _draw(rows, demands.gpu_hour_cost, drawing, output, sure)
     unfinished = result.interrupted or result.unproven or result.failed or result.lost
     return ExitCode.STOPPED if unfinished else ExitCode.OK
@@ -313,12 +315,19 @@ def _how_sure(points: Sequence[SweepPoint]) -> list[str]:
 
 
 def _print(
-    result: SweepResult, rows: list[Row], store: Path, output: OutputOptions, *, nested: bool, sure: list[str]
+    result: SweepResult,
+    rows: list[Row],
+    store: Path,
+    output: OutputOptions,
+    *,
+    nested: bool,
+    sure: list[str],
+    models: list[ModelSpec],
 ) -> None:
     if output.json:
-        from layoutopt.optimizer.report.json_forms import sweep_to_plain
+        from layoutopt.optimizer.report.json_forms import sweep_to_plain, with_remarks
 
-        print_json(sweep_to_plain(result, rows))
+        print_json(with_remarks(sweep_to_plain(result, rows), *models))
         return
     from layoutopt.optimizer.report.tables.sweep import sweep_tables
 

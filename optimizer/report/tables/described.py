@@ -38,6 +38,7 @@ def model_table(model: ModelFacts) -> RenderableType:
             f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} KV heads, vocabulary {model.vocab:,}",
         ),
         *experts,
+        *([("left out", ", ".join(model.left_out))] if model.left_out else []),
         ("batch", f"{model.global_batch:,} x {model.sequence_length:,} tokens, {model.precision}"),
         *tokens,
     ]

@@ -56,7 +56,13 @@ def size_words(model: ModelFacts) -> str:
         layers = f"{model.layers} x ({next(iter(kinds))})"
     else:
         layers = " + ".join(f"{count} x ({kind})" for kind, count in kinds.items())
-    return f"{size}, {layers}" + (f", {model.mtp_layers} MTP" if model.mtp_layers else "")
+    layers += f", {model.mtp_layers} MTP" if model.mtp_layers else ""
+    return f"{size}, {layers}{without(model.left_out)}"
+
+
+def without(left_out: tuple[str, ...]) -> str:
+    """Say behind a model which of its parts are left out, if any."""
+    return f", without its {', '.join(left_out)}" if left_out else ""
 
 
 def _rough(count: float) -> float:
