@@ -18,7 +18,7 @@ SMALL = ("llama3-8b", "h100x8", "--batch", "64")
 
 HONESTY = {"error_band", "choice"}
 PLAN = {
-    *HONESTY, "switches_worth", "comfortable",
+    *HONESTY, "switches_worth", "comfortable", "open_ties",
     "status", "objective", "verdict", "reasons", "layout", "estimate", "alternatives", "infeasibility", "binds",
     "idle_gpus", "freer_gain", "warnings", "certificate", "solve_time_s", "inputs",
 }  # fmt: skip
