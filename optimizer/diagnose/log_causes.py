@@ -17,7 +17,7 @@ from layoutopt.optimizer.diagnose.cause import (
     by_seconds,
 )
 from layoutopt.optimizer.diagnose.causes_of_ranks import SLOWER
-from layoutopt.optimizer.diagnose.logged import LoggedProfile, Span
+from layoutopt.optimizer.diagnose.logged import LoggedProfile, Span, SpanRow, alone_s, predicted_spans
 from layoutopt.optimizer.specs.units import format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.diagnose.difference import StepDifference
-    from layoutopt.optimizer.diagnose.logged import SpanRow
     from layoutopt.optimizer.diagnose.predicted import Expectation
 
 FORWARD_TIMERS = ("forward-compute", "fwd")
+UPDATE = (Span.GRADIENTS, Span.OPTIMIZER)
 TRACES = "traces of a few ranks tell which"
 
 
@@ -49,9 +49,29 @@ class _Log:
     expected: Expectation
     apart: StepDifference[SpanRow]
 
+    @property
+    def rows(self) -> tuple[SpanRow, ...]:
+        """The rows, sums of gradients apart from the optimizer where timers tell them.
+
+        What is left is the optimizer with the gathers of its weights, whose prediction stays with the gradients': neither is
+        blamed for more than it took.
+        """
+        return tuple(part for row in self.apart.rows for part in self._parts(row))
+
+    def _parts(self, row: SpanRow) -> tuple[SpanRow, ...]:
+        summed_s = alone_s(self.profile, Span.GRADIENTS)
+        if row.spans != UPDATE or summed_s is None:
+            return (row,)
+        planned = predicted_spans(self.expected)
+        measured = (summed_s, row.measured_s - summed_s)
+        return tuple(
+            SpanRow(spans=(span,), predicted_s=planned[span], measured_s=seconds, gap_share=None)
+            for span, seconds in zip(UPDATE, measured, strict=True)
+        )
+
     def row(self, *spans: Span) -> SpanRow | None:
         """Return the row of exactly these spans."""
-        return next((row for row in self.apart.rows if row.spans == spans), None)
+        return next((row for row in self.rows if row.spans == spans), None)
 
 
 def causes_in_log(
@@ -158,11 +178,12 @@ def _gradients(log: _Log) -> Iterator[Cause]:
         return
     whole_s = max(_whole_s(log.expected), row.predicted_s)
     slow = row.measured_s > LINK_RATIO * whole_s
+    what = row.words if row in log.apart.rows else "gradient sums"
     yield Cause(
         kind=CauseKind.SLOW_LINK if slow else CauseKind.NO_OVERLAP,
         about=Axis.DP.value,
         seconds=row.gap_s,
-        words=f"gradient sums and weight gathers take {format_seconds(row.measured_s)} of a step beside the passes: "
+        words=f"{what} take {format_seconds(row.measured_s)} of a step beside the passes: "
         + ("longer than all of that traffic" if slow else "they are not overlapped"),
         evidence=(
             f"{format_seconds(row.predicted_s)} predicted beside the passes, {format_seconds(whole_s)} for all of it alone",
@@ -192,8 +213,12 @@ def _others(log: _Log) -> Iterator[Cause]:
          "logging, evaluation and checkpoints within the logged steps; the data loader"),
     )  # fmt: skip
     for span, kind, words, remedy in known:
-        row = next((row for row in log.apart.rows if row.spans[-1] is span and len(row.spans) < 3), None)
+        row = next((row for row in log.rows if row.spans[-1] is span and len(row.spans) < 3), None)
         if row is not None and (row.ratio is None or row.ratio > LEAST_RATIO):
+            if len(row.spans) > 1:
+                words = row.words
+            elif row not in log.apart.rows and log.expected.layout.zero:
+                words = f"{words} with gathers of weights"
             yield Cause(
                 kind=kind,
                 about=span.value,

@@ -152,6 +152,13 @@ def span_difference(profile: LoggedProfile, expected: Expectation) -> StepDiffer
     return StepDifference(predicted_s=expected.step_s, measured_s=step_s, rows=tuple(rows))
 
 
+def alone_s(profile: LoggedProfile, span: Span) -> float | None:
+    """Return the seconds of the timers that hold this span and no other; None where none does."""
+    table = _table().get(profile.trainer, {})
+    mine = [name for name in profile.timers_s if name in table and table[name]["holds"] == [span.value]]
+    return sum(map(profile.mean_s, mine)) if mine else None
+
+
 def untold(profile: LoggedProfile, apart: StepDifference[SpanRow]) -> str:
     """Say in a line what the log does not tell apart; empty where it tells all."""
     sums = [row.words for row in apart.rows if len(row.spans) > 1]

@@ -10,10 +10,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from click.testing import Result
 
@@ -129,3 +130,81 @@ def test_standard_input_by_its_name() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert '"status": "optimal"' in done.stdout
+
+
+def commands(command: click.Command, *names: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command that is no group, by its words."""
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            found = command.get_command(ctx, name)
+            assert found is not None
+            yield from commands(found, *names, *([name] if name else []))
+    else:
+        yield " ".join(names), command
+
+
+def test_every_option_that_writes_is_checked() -> None:
+    """A path that must be a file is read, or of the type that keeps inputs."""
+    from layoutopt.cli import main
+    from layoutopt.optimizer.report.commands.paths import WrittenFile
+
+    files = {
+        (words, param.opts[-1]): isinstance(param.type, WrittenFile)
+        for words, command in commands(main)
+        for param in command.params
+        if isinstance(param.type, click.Path) and not param.type.dir_okay
+    }
+    assert sum(files.values()) >= 15
+    assert [name for name, written in files.items() if not written] == [("sweep export", "--store")]
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("diagnose A B --report B", "PROFILE"),
+        ("diagnose A B --trace LINK", "PROFILE"),
+        ("diagnose A B --calibrate A", "PLAN"),
+        ("diagnose A FOLDER --trace B", "PROFILE"),
+        ("diagnose A B --calibrate NEW --trace NEW", "--calibrate writes too"),
+        ("solve A B -o B", "CLUSTER"),
+        ("solve A B --report NEW --plot NEW", "--report writes too"),
+        ("simulate A --trace HARD", "PLAN"),
+        ("plan A B -o A", "MODEL"),
+        ("calibrate A --cluster B -o B", "--cluster"),
+        ("calibrate --cluster h100x8 --profile A --plan B -o B", "--plan"),
+        ("validate A --assume B --plot B", "--assume"),
+        ("topology show A --graph A", "CLUSTER"),
+        ("sweep export --store A -o A --format csv", "--store"),
+        ("sweep A h100x8 --store A", "MODEL"),
+        ("cluster show A -o A", "CLUSTER"),
+    ],
+)
+def test_inputs_are_never_written_over(
+    words: str, refused: str, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """One line, exit 2, before any work: by the path, a link, a second name or a folder."""
+    places = {name: tmp_path / f"{name.lower()}.json" for name in ("A", "B", "LINK", "HARD", "NEW")}
+    places["FOLDER"] = tmp_path
+    places["A"].write_text("first")
+    places["B"].write_text("second")
+    places["LINK"].symlink_to(places["B"])
+    places["HARD"].hardlink_to(places["A"])
+    done = run(*(str(places.get(word, word)) for word in words.split()))
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+    assert refused in done.stderr and ("writes too" in done.stderr or "is read as" in done.stderr)
+    assert places["A"].read_text() == "first" and places["B"].read_text() == "second"
+    assert not places["NEW"].exists()
+
+
+def test_an_export_keeps_its_plan(run: Callable[..., Result], made: dict[str, str], tmp_path: Path) -> None:
+    """A folder's files have names of their own: none of them may be the plan."""
+    folder = tmp_path / "out"
+    done = run("export", made["PLAN"], "--to", "megatron", "-o", str(folder))
+    assert done.exit_code == 0, done.stderr
+    name = sorted(file.name for file in folder.iterdir())[0]
+    plan = folder / name
+    plan.write_bytes(Path(made["PLAN"]).read_bytes())
+    done = run("export", str(plan), "--to", "megatron", "-o", str(folder))
+    assert done.exit_code == 2 and "is read as PLAN" in done.stderr
+    assert plan.read_bytes() == Path(made["PLAN"]).read_bytes()

@@ -126,6 +126,20 @@ def test_deepspeed_timers(job: LoggedJob, tmp_path: Path) -> None:
     assert bare.step_s == pytest.approx(sum(job.spans_s[span] for span in timed), abs=2e-4)
 
 
+def test_deepspeed_sums_and_optimizer_are_blamed_apart(job: LoggedJob, tmp_path: Path) -> None:
+    """Where the sums of gradients have a timer, each cause has its own seconds; what is told as a sum is called one."""
+    slow = job.added(gradients=2.0, rest=0.5)  # half of it sums, half gathers within the optimizer's timer
+    found = held(deepspeed_log(slow), slow, tmp_path).causes
+    causes = {cause.words.split(" take ")[0].split(" took ")[0]: cause for cause in found}
+    sums, update = causes["gradient sums"], causes["the optimizer with gathers of weights"]
+    assert sums.seconds == pytest.approx(1.0, rel=0.02) and update.seconds == pytest.approx(1.0, rel=0.02)
+    assert "longer than all of that traffic" in sums.words
+    assert causes["pipeline sends and bubble, rest of the step"].seconds == pytest.approx(0.5, rel=0.1)
+    slow = job.scaled(optimizer=6.0)
+    (only,) = held(deepspeed_log(slow), slow, tmp_path).causes
+    assert only.words.startswith("the optimizer with gathers of weights took")
+
+
 FAULTS: dict[str, tuple[Any, str]] = {
     "batches": (lambda job: job.added(data=0.1), "batches take"),
     "recomputation": (lambda job: job.added(backward=0.9 * job.spans_s[Span.FORWARD]), "recomputation"),
@@ -256,6 +270,15 @@ def test_bad_logs(name: str, job: LoggedJob, plan: Path, tmp_path: Path) -> None
     result = run("diagnose", str(plan), str(log))
     assert result.exit_code == 2 and BAD[name][1] in result.stderr, result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_gaps_are_in_the_unit_of_their_size(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """A gap of milliseconds is not written in seconds beside times in milliseconds."""
+    log = tmp_path / "train.log"
+    log.write_text(megatron_log(job.added(data=0.1)))
+    result = run("diagnose", str(plan), str(log))
+    assert result.exit_code == 0 and re.search(r"[+-]\d+(\.\d+)? ms", result.stdout)
+    assert not re.search(r"[+-]0\.\d+ s\b", result.stdout)
 
 
 def test_a_log_stands_alone(job: LoggedJob, plan: Path, tmp_path: Path) -> None:

@@ -87,6 +87,38 @@ def test_what_is_no_report(tmp_path: Path) -> None:
         read_profiles([broken])
 
 
+def changed(folder: Path, statement: str) -> Path:
+    """Write rank 0 and change its tables."""
+    report = write_report(Run(job()).ranks[0], folder / "rank0.sqlite")
+    base = sqlite3.connect(report)
+    base.execute(statement)
+    base.commit()
+    base.close()
+    return report
+
+
+def test_a_report_without_kernels_is_refused(tmp_path: Path) -> None:
+    """An empty table of kernels beside marked steps: one line that says how to profile."""
+    report = changed(tmp_path, "delete from CUPTI_ACTIVITY_KIND_KERNEL")
+    with pytest.raises(InputError, match=r"holds no kernels \(profile with nsys profile --trace cuda,nvtx\)"):
+        read_profiles([report], OPTIONS)
+
+
+def test_a_report_without_nodes_of_graphs_is_read(tmp_path: Path) -> None:
+    """The column is there only where graphs were traced: without it every kernel was launched alone."""
+    (whole,) = read_profiles([write_report(Run(job()).ranks[0], tmp_path / "whole_rank0.sqlite")], OPTIONS)
+    report = changed(tmp_path, "alter table CUPTI_ACTIVITY_KIND_KERNEL drop column graphNodeId")
+    (found,) = read_profiles([report], OPTIONS)
+    assert found.launches == whole.launches > 0 and found.graphs == 0
+
+
+def test_an_axis_of_nothing_is_refused(tmp_path: Path) -> None:
+    """An axis told of no group and no kind of call: what there is."""
+    report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
+    with pytest.raises(InputError, match=r"--axis: 'nope' names no group .*\(.*all_gather.*\)"):
+        read_profiles([report], ProfileOptions(axes={"all_gather": Axis.TP, "nope": Axis.TP}))
+
+
 def test_an_unknown_group_is_asked_for(tmp_path: Path) -> None:
     """No table says whose traffic a kernel is: a note asks for the option."""
     report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")

@@ -37,7 +37,7 @@ _RANK = re.compile(r"rank[_-]?(\d{1,7})", re.IGNORECASE)
 _PROCESS = "(({0} >> 24) & 16777215)"
 _KERNELS = f"""
 select k.start, k.end, k.streamId, k.demangledName, k.correlationId, {_PROCESS.format("k.globalPid")}, k.deviceId,
-       k.graphNodeId is not null
+       {{graph}}
 from CUPTI_ACTIVITY_KIND_KERNEL k order by k.start
 """
 _LAUNCHES = f"""
@@ -88,7 +88,11 @@ class _Report:
         if not self.has("CUPTI_ACTIVITY_KIND_KERNEL") or not self.has("StringIds"):
             raise input_error("holds no kernels", WANTED, file=str(self.path))
         query = f"select distinct {_PROCESS.format('globalPid')} from CUPTI_ACTIVITY_KIND_KERNEL order by 1"
-        return [int(one) for (one,) in self.base.execute(query)]
+        found = [int(one) for (one,) in self.base.execute(query)]
+        if not found:
+            allowed = "profile with nsys profile --trace cuda,nvtx"
+            raise input_error("holds no kernels", allowed, file=str(self.path))
+        return found
 
     def profile(self, process: int, alone: bool, place: int) -> RankProfile:
         """Assemble one rank."""
@@ -154,9 +158,13 @@ class _Report:
 
     def device(self, process: int) -> Table:
         """Return kernels and copies between host and device of a process."""
+        # only there when graphs were traced by their nodes
+        query = "select 1 from pragma_table_info('CUPTI_ACTIVITY_KIND_KERNEL') where name = 'graphNodeId'"
+        traced = self.base.execute(query).fetchone() is not None
+        kernels = _KERNELS.format(graph="k.graphNodeId is not null" if traced else "0")
         rows = [
             (start, end, stream, name, link, graph, 0)
-            for start, end, stream, name, link, owner, _, graph in self.base.execute(_KERNELS)
+            for start, end, stream, name, link, owner, _, graph in self.base.execute(kernels)
             if owner == process
         ]
         if self.has("CUPTI_ACTIVITY_KIND_MEMCPY"):

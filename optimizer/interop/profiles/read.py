@@ -21,6 +21,9 @@ NAMED = ("*trace*.json", "*trace*.json.gz", "*.sqlite")
 OTHERS = ("*.json", "*.json.gz")
 """What profiles in a folder are called; other JSON lies beside traces, and only where there are none may be profiles."""
 
+MOST_SHOWN = 12
+"""Names of groups that a refusal lists."""
+
 NOTHING = (
     "traces of PyTorch's profiler (.json, .json.gz), Nsight Systems exports (.sqlite), or a trainer's log"
 )
@@ -66,7 +69,19 @@ def read_run(
             return read_log(path, report)
         else:
             found.append(read_kineto(path, options, report))
+    _require_matched(options, found)
     return tuple(found)
+
+
+def _require_matched(options: ProfileOptions, profiles: Sequence[RankProfile]) -> None:
+    """Raise ``InputError`` for an axis that is told of no group and no kind of call of any profile."""
+    told = {group.description or group.name for one in profiles for group in one.groups}
+    kinds = {kind for one in profiles for kind in one.kinds}
+    known = told | kinds | {group.name for one in profiles for group in one.groups}
+    if unknown := [name for name in options.axes if name not in known]:
+        shown = ", ".join(sorted(told | kinds)[:MOST_SHOWN]) or "the profiles have none"
+        what = f"{unknown[0][:60]!r} names no group and no kind of call in the profiles"
+        raise input_error(what, shown, key="--axis")
 
 
 def _is_log(first: bytes) -> bool:

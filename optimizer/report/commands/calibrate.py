@@ -14,6 +14,7 @@ from layoutopt.optimizer.report.commands.options import (
     OutputOptions,
     output_options,
 )
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
 from layoutopt.optimizer.report.commands.validate import read_tables
 from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
@@ -39,7 +40,7 @@ PROFILE, PLAN = "--profile", "--plan"
 @click.argument("tables", metavar="[RUNS.csv...]", nargs=-1)
 @click.option("--cluster", required=True, metavar="CLUSTER", help="The cluster that the runs were made on.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.yaml",
+    "-o", "--output", "file", type=WRITTEN, metavar="FILE.yaml",
     required=True, help="Where to write the calibrated cluster.",
 )  # fmt: skip
 @click.option(

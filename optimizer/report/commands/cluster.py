@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +12,13 @@ from layoutopt.optimizer.report.commands.options import (
     cluster_argument,
     output_options,
 )
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.values import COUNT
 from layoutopt.optimizer.report.terminal import note, print_document, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.group()
@@ -27,7 +31,7 @@ def command() -> None:
 @click.option("--gpus", type=COUNT, metavar="N", help="Use only the first N GPUs of the cluster.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a cluster file, every key stated.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--output", "file", type=WRITTEN, metavar="FILE",
     help="Write that file.",
 )  # fmt: skip
 @output_options

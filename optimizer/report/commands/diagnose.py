@@ -17,6 +17,7 @@ from layoutopt.optimizer.report.commands.options import (
     output_options,
     workload_options,
 )
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
 from layoutopt.optimizer.report.commands.profiled import constants_of, diagnosed
 from layoutopt.optimizer.report.commands.speed_options import SpeedChoices, speed_options
@@ -45,19 +46,19 @@ CALIBRATE, TRACE, REPORT = "--calibrate", "--trace", "--report"
 )
 @click.option(
     CALIBRATE,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITTEN,
     metavar="FILE.yaml",
     help="Turn measured terms into the cluster's constants, write the cluster with them, and say what the optimum becomes.",
 )
 @click.option(
     TRACE,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITTEN,
     metavar="FILE.json",
     help="Write measured and predicted step as one Chrome trace, which Perfetto opens.",
 )
 @click.option(
     REPORT,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITTEN,
     metavar="FILE.html",
     help="Write a page with charts, complete in one file.",
 )

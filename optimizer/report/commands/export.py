@@ -14,6 +14,7 @@ from layoutopt.optimizer.report.commands.options import (
     OutputOptions,
     output_options,
 )
+from layoutopt.optimizer.report.commands.paths import require_no_input
 from layoutopt.optimizer.report.commands.values import Release, Whole, Word
 from layoutopt.optimizer.report.terminal import note, print_document, print_json
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
@@ -213,6 +214,8 @@ def require_folder(folder: Path | None) -> None:
 def _hand_out(job: ExportedJob, folder: Path | None, output: OutputOptions) -> None:
     """Write or print the files; how to start and check them goes to stderr."""
     if folder is not None:
+        for name in job.files:
+            require_no_input(folder / name, key=OUTPUT)
         folder.mkdir(exist_ok=True)
         for name, text in job.files.items():
             write_file(folder / name, text.encode(), key=OUTPUT)

@@ -14,6 +14,7 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.export import require_folder
 from layoutopt.optimizer.report.commands.inputs import named
 from layoutopt.optimizer.report.commands.options import OUTPUT, OutputOptions, SpaceCommand
+from layoutopt.optimizer.report.commands.paths import require_no_input
 from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
 from layoutopt.optimizer.report.commands.searching import solve_watched
 from layoutopt.optimizer.report.commands.values import Whole
@@ -137,6 +138,7 @@ def _write(found: NextRuns, options: SolveOptions, folder: Path, output: OutputO
 
     for name, text in experiment_files(found, options).items():
         path = folder / name
+        require_no_input(path, key=OUTPUT)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from layoutopt.optimizer.ask.records import RunChoices
 from layoutopt.optimizer.report.commands.completion import complete_cluster, complete_model
+from layoutopt.optimizer.report.commands.paths import WRITTEN, keeps_inputs
 from layoutopt.optimizer.report.commands.values import (
     COST_KINDS,
     COUNT,
@@ -30,6 +30,7 @@ from layoutopt.optimizer.specs.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     Decorator = Callable[["Command"], "Command"]
     Command = Callable[..., Any]
@@ -314,19 +315,19 @@ drawing_options = grouped(
     DrawingOptions,
     click.option(
         "--report",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=WRITTEN,
         metavar="FILE.html",
         help="Write a page with charts, complete in one file.",
     ),
     click.option(
         "--plot",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=WRITTEN,
         metavar="FILE",
         help="Write the main chart as .svg or .png.",
     ),
 )
 
-output_options = grouped(
+_output_options = grouped(
     "output",
     OutputOptions,
     click.option("--json", is_flag=True, help="Print JSON and nothing else to stdout."),
@@ -339,6 +340,11 @@ output_options = grouped(
         help="More detail, also of internal errors.",
     ),
 )
+
+
+def output_options(command: Command) -> Command:
+    """Add these options and pass their values as ``OutputOptions``, named ``output``; a command's inputs are kept."""
+    return _output_options(keeps_inputs(command))
 
 
 def bare_flag_values(args: list[str], flags: dict[str, str]) -> list[str]:

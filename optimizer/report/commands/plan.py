@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ from layoutopt.optimizer.report.commands.options import (
     SpaceCommand,
     drawing_options,
 )
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
 from layoutopt.optimizer.report.commands.searching import solve_watched
 from layoutopt.optimizer.report.commands.values import Number, Share
@@ -27,6 +27,7 @@ from layoutopt.optimizer.specs.writing import require_writable, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -92,7 +93,7 @@ class PlanCommand(SpaceCommand):
 @click.option("--largest-batch", is_flag=True, help="Find the largest global batch worth using.")
 @click.option("--marginal", is_flag=True, help="Say what 10% more memory, network or FLOP/s would save.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--output", "file", type=WRITTEN, metavar="FILE",
     help="Write the plan as JSON.",
 )  # fmt: skip
 @question_options

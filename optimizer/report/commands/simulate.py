@@ -12,6 +12,7 @@ from layoutopt.optimizer.ask.load import load_layout
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.inputs import OPTIONS
 from layoutopt.optimizer.report.commands.options import OutputOptions, output_options
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.verify import read_plan_file
 from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
@@ -34,7 +35,7 @@ TRACE = "--trace"
 )
 @click.option(
     TRACE,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITTEN,
     metavar="FILE",
     help="Write the timeline as a Chrome trace, which Perfetto opens.",
 )

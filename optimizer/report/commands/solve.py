@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -29,12 +28,15 @@ from layoutopt.optimizer.report.commands.options import (
     SpaceCommand,
     drawing_options,
 )
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
 from layoutopt.optimizer.report.commands.searching import watched
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -64,7 +66,7 @@ CODES = {
 )
 @click.option("--compare-any", is_flag=True, help="Say what a trainer without rules would gain.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--output", "file", type=WRITTEN, metavar="FILE",
     help="Write the plan as JSON, for verify and evaluate.",
 )  # fmt: skip
 @drawing_options

@@ -29,6 +29,7 @@ from layoutopt.optimizer.report.commands.options import (
     search_options,
     space_options,
 )
+from layoutopt.optimizer.report.commands.paths import WRITTEN, keeps_inputs
 from layoutopt.optimizer.report.commands.values import Whole
 from layoutopt.optimizer.report.terminal import note, notes, print_document, print_json, print_tables, say
 from layoutopt.optimizer.specs.errors import input_error
@@ -79,7 +80,7 @@ def command() -> None:
 @click.option("--seq", metavar=RANGE, help="Sequence lengths.")
 @click.option("--network", metavar="LIST", help="Network rates per GPU in Gbit/s, e.g. 200,400,800.")
 @click.option(
-    "--store", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_STORE, show_default=True,
+    "--store", type=WRITTEN, default=DEFAULT_STORE, show_default=True,
     help="File that keeps every answer; the same command resumes.",
 )  # fmt: skip
 @click.option("-j", "--jobs", type=Whole(1, 4096), help="Local processes; default one per core, 1 for none.")
@@ -147,16 +148,17 @@ def sweep(
 
 @command.command(EXPORT)
 @click.option(
-    "--store", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_STORE, show_default=True,
+    "--store", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", default=DEFAULT_STORE, show_default=True,
     help="Store that a sweep wrote.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--output", "file", type=WRITTEN, metavar="FILE",
     help="Where to write; its ending gives the format. Default: CSV to stdout.",
 )  # fmt: skip
 @click.option("--format", "kind", metavar="FORMAT", help="csv, json or parquet.")
 @click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only rows with this value.")
 @click.option("--nested", is_flag=True, help="Add the best of all sizes inside each cluster.")
+@keeps_inputs
 def export(
     store: Path, file: Path | None, kind: str | None, where: tuple[str, ...], nested: bool
 ) -> ExitCode:

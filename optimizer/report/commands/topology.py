@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, cluster_argument, output_options
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.values import COUNT, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 
@@ -34,9 +36,7 @@ def command() -> None:
     "--group", type=COUNT, metavar="RANKS", help="Ranks in a group; default all that fit the stride."
 )
 @click.option("--stride", type=COUNT, metavar="N", help="Distance between neighbours of a group; default 1.")
-@click.option(
-    "--graph", type=click.Path(path_type=Path), metavar="FILE", help="Write the cluster's graph as GraphML."
-)
+@click.option("--graph", type=WRITTEN, metavar="FILE", help="Write the cluster's graph as GraphML.")
 @output_options
 def show(
     cluster: str,

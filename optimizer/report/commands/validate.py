@@ -10,6 +10,7 @@ import click
 from layoutopt.optimizer.report.commands.drawing import require_drawing, write_drawing
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import DrawingOptions, OutputOptions, output_options
+from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.values import Whole
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
@@ -32,7 +33,7 @@ PROGRESS_EVERY = 100
 )  # fmt: skip
 @click.option("--worst", type=Whole(0, 10_000), default=0, help="Show the N rows with the largest errors.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "--plot", type=WRITTEN, metavar="FILE",
     help="Draw predicted against measured times as .svg or .png.",
 )  # fmt: skip
 @output_options

@@ -119,8 +119,12 @@ def _terms(found: Diagnosis, *, verbose: bool) -> Table:
 def _sums(apart: StepDifference[Any], rows: Sequence[tuple[str, ...]]) -> Table:
     """Put the step under its terms."""
     total = (format_seconds(apart.predicted_s), format_seconds(apart.measured_s))
-    step = ("step", *total, f"{apart.measured_s / apart.predicted_s:.2f}", f"{apart.gap_s:+.3g} s", "")
+    step = ("step", *total, f"{apart.measured_s / apart.predicted_s:.2f}", _signed(apart.gap_s), "")
     return grid(["component", "predicted", "measured", "ratio", "gap", "of the gap"], [*rows, step])
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds > 0 else ''}{format_seconds(seconds)}"
 
 
 def _row(row: Compared, words: str) -> tuple[str, ...]:
@@ -131,7 +135,7 @@ def _row(row: Compared, words: str) -> tuple[str, ...]:
         format_seconds(row.predicted_s),
         format_seconds(row.measured_s),
         ratio,
-        f"{row.gap_s:+.3g} s",
+        _signed(row.gap_s),
         share,
     )
 
