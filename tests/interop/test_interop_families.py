@@ -82,6 +82,35 @@ FLAT_VL = {
 """Text keys beside the tower's, as releases of Qwen2-VL and Qwen2.5-VL have them."""
 
 
+@pytest.mark.parametrize("kind", ["minimax_m3", "minimax_m3_vl"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_minimax_m3_is_known_by_its_released_names(kind: str, flat: bool) -> None:
+    """Flat or nested it counts as the class's text part, and says that vision is left out."""
+    counted = dict(COUNTED["minimax_m3_vl_text"]["config"])
+    whole = import_config(json.dumps(counted)).model
+    text = {**counted, "model_type": kind} if flat else {"text_config": counted, "model_type": kind}
+    found = import_config(json.dumps({**text, "vision_config": {"num_hidden_layers": 2}})).model
+    assert model_parameters(found) == model_parameters(whole)
+    assert found.left_out == ("vision",)
+    listed = {**counted, "moe_layer_freq": [0] + [1] * (whole.layers - 1)}
+    listed.pop("mlp_layer_types", None)
+    kinds = [shape.mlp.value for shape in import_config(json.dumps(listed)).model.shapes]
+    assert kinds == ["dense"] + ["moe"] * (whole.layers - 1)
+
+
+@pytest.mark.parametrize("spelling", ["layer_types", "sparse_attention_config"])
+def test_minimax_m3_with_block_sparse_layers_is_refused_with_the_reason(spelling: str) -> None:
+    """Neither spelling is passed over as full attention."""
+    config = {**COUNTED["minimax_m3_vl_text"]["config"], "model_type": "minimax_m3"}
+    config.pop("layer_types", None)
+    layers = config["num_hidden_layers"]
+    older = {"sparse_attention_freq": [0] + [1] * (layers - 1)}
+    newer = ["full_attention"] + ["minimax_m3_sparse"] * (layers - 1)
+    config[spelling] = newer if spelling == "layer_types" else older
+    with pytest.raises(InputError, match="block-sparse attention are not supported"):
+        import_config(json.dumps(config))
+
+
 @pytest.mark.parametrize("kind", ["nested", "qwen2_vl", "qwen2_5_vl"])
 def test_the_vision_part_is_named_as_left_out(kind: str) -> None:
     """A multimodal model's answer is about its language part alone, and says so, nested or flat."""

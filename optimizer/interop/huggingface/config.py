@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape
 
 TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
+BLOCK_SPARSE = "minimax_m3_sparse"
 NO_TOWERS = (*TEXT_CONFIGS, "quantization_config", "generation_config")
 MODALITIES = {"vision", "visual", "image", "img", "video", "audio", "speech"}
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
@@ -53,6 +54,7 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
     fields = _language_part(outer)
     reader = ConfigReader(fields, find_family(_model_type(outer, fields), file))
     _refuse_nested_widths(fields)
+    _refuse_block_sparse(fields)
     _require_written_sizes(outer, fields, reader)
     shapes = layer_shapes(reader, count_layers(reader))
     model = _model(reader, outer, shapes, as_name(name or _name(outer), "imported"))
@@ -120,6 +122,20 @@ def _model_type(outer: Fields, fields: Fields) -> str:
 def _refuse_nested_widths(fields: Fields) -> None:
     if fields.items("block_configs"):
         raise fields.fail("block_configs", "Nemotron-NAS is not supported: widths differ from layer to layer")
+
+
+def _refuse_block_sparse(fields: Fields) -> None:
+    """Refuse layers of MiniMax-M3 whose indexer chooses blocks of keys for grouped queries, in either spelling."""
+    kinds, what = fields.words("layer_types"), "layers of block-sparse attention are not supported"
+    why = "an indexer that chooses blocks of keys, in some layers only, has no cost in the model"
+    if kinds is not None and BLOCK_SPARSE in kinds:
+        raise fields.fail("layer_types", what, why)
+    # listed kinds go before the older spelling
+    stated = fields.data.get("sparse_attention_config")
+    if kinds is None and isinstance(stated, dict):
+        switched = fields.section("sparse_attention_config").items("sparse_attention_freq")
+        if switched and any(switched):
+            raise fields.fail("sparse_attention_config", what, why)
 
 
 def _require_written_sizes(outer: Fields, fields: Fields, reader: ConfigReader) -> None:

@@ -168,6 +168,9 @@ def _after_first_dense(reader: ConfigReader, layers: int) -> list[bool]:
     kinds = reader.fields.words("mlp_layer_types")
     if kinds is not None:
         return _exact([kind == "sparse" for kind in kinds], reader, "mlp_layer_types", layers)
+    switched = reader.fields.data.get("moe_layer_freq")
+    if isinstance(switched, list):  # 1 for each layer that is sparse
+        return _exact([bool(value) for value in switched], reader, "moe_layer_freq", layers)
     first = reader.size("first_k_dense_replace", "num_dense_layers", least=0, most=MAX_LAYERS)
     step = reader.fields.integer("moe_layer_freq", least=1, most=MAX_LAYERS) or 1
     return [index >= first and index % step == 0 for index in range(layers)]
