@@ -274,3 +274,23 @@ def test_options_that_do_not_fit_the_file_are_one_line(
     )
     found = run("import", str(script), *words)
     assert (found.exit_code, found.stderr.strip()) == (2, line)
+
+
+def test_one_of_several_slurm_topologies_is_chosen(run: Callable[..., Result], tmp_path: Path) -> None:
+    """By name; an unknown name is answered by those that are there, another file by what the option is for."""
+    block = "- topology: {name}\n  block: {{block_sizes: [{size}], blocks: [{{block: b, nodes: 'n[1-{size}]'}}]}}\n"
+    file = tmp_path / "topology.yaml"
+    file.write_text(block.format(name="a", size=2) + block.format(name="b", size=3), encoding="utf-8")
+    sizes = {
+        name: yaml.safe_load(run("import", str(file), *(["--topology", name] if name else [])).stdout)[
+            "nodes"
+        ]
+        for name in ("", "a", "b")
+    }
+    assert sizes == {"": 2, "a": 2, "b": 3}
+    unknown = run("import", str(file), "--topology", "c")
+    assert unknown.exit_code == 2 and "no topology 'c' (a, b)" in unknown.stderr
+    config = tmp_path / "config.json"
+    config.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 3}}', encoding="utf-8")
+    other = run("import", str(config), "--topology", "a")
+    assert other.exit_code == 2 and "--topology" in other.stderr

@@ -65,6 +65,19 @@ def test_verl_megatron_with_overrides() -> None:
     assert any("Qwen/Qwen3-8B is no built-in model" in text for text in job.missing)
 
 
+def test_verl_stages_follow_from_the_named_model() -> None:
+    """Megatron's own keys for the first and the last stage, over the layers of a built-in model."""
+    override = f"+{A}megatron.override_transformer_config."
+    text = VERL + f"{A}strategy=megatron {A}megatron.pipeline_model_parallel_size=4 "
+    text += "actor_rollout_ref.model.path=meta-llama/Llama-3.1-8B "
+    last = f"{override}num_layers_in_last_pipeline_stage=5 "
+    both = last + f"{override}num_layers_in_first_pipeline_stage=7 "
+    for stated, wanted in (("", [8, 8, 8, 8]), (last, [9, 9, 9, 5]), (both, [7, 10, 10, 5])):
+        job = read(text + stated, "verl")
+        assert [stage.layers for stage in job.layout.split or ()] == wanted
+        assert not any(note.startswith("not read") for note in job.notes)
+
+
 def test_verl_fsdp_with_dynamic_batches() -> None:
     """Ulysses counts as context parallelism, groups of 8 as HSDP; a micro-batch of tokens is left open."""
     job = read(

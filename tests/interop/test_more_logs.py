@@ -151,3 +151,26 @@ def test_which_of_two_topologies_was_read(kept: str, which: str) -> None:
     text = block.format(name="a", kept=kept) + block.format(name="b", kept="")
     (note,) = read(text, "slurm-yaml").notes
     assert note == f"topology a was read, {which} of 2; others: b"
+
+
+MEGATRON_STEP = " iteration {step}/ 10 | consumed samples: 128 | elapsed time per iteration (ms): {ms} | global batch size: 128 |\n"
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "step_s", "says"),
+    [
+        ((20000.0, 5000.0, 5200.0), 5.1, "median of 2 logged steps; the first, which compiles and warms up"),
+        ((20000.0, 5000.0), 12.5, "median of 2 logged steps"),
+    ],
+)
+def test_a_log_says_of_which_steps_its_median_is(
+    times_ms: tuple[float, ...], step_s: float, says: str
+) -> None:
+    """The first of three or more is left out and not counted; a short block of arguments is kept."""
+    block = "------ arguments ------\n  num_layers ........ 32\n  micro_batch_size ........ 2\n"
+    steps = (MEGATRON_STEP.format(step=step, ms=ms) for step, ms in enumerate(times_ms, 1))
+    found = read(block + "".join(steps), "megatron-log")
+    assert found.columns["step_time_s"] == pytest.approx(step_s)
+    assert found.notes[0].startswith(says)
+    assert ("left out" in found.notes[0]) == (len(times_ms) > 2)
+    assert (found.columns["layers"], found.columns["micro_batch"]) == (32, 2)

@@ -103,12 +103,20 @@ def megatron_job(
     adapter: AdapterSpec | None = None,
 ) -> ImportedJob:
     """Build the job of a launcher of Megatron-LM from fields under Megatron's own names."""
-    job = job_from_arguments(fields, gpus, command_line=command_line)
+    job = job_from_arguments(fields, gpus, command_line=command_line, layers=_layers_of(path))
     if any(note.startswith(UNREAD) for note in notes):  # under the launcher's own names
         job = replace(job, notes=tuple(note for note in job.notes if not note.startswith(UNREAD)))
     job = with_model(job, path)
     training = replace(job.training, adapter=adapter)
     return replace(job, notes=(*notes, *job.notes), training=training)
+
+
+def _layers_of(path: str | None) -> int | None:
+    """Return the layers of a built-in model by its hub name: stages follow from them."""
+    from layoutopt.optimizer.specs.loading import load_workload
+
+    name = built_in_model(path or "")
+    return load_workload(name).model.layers if name else None
 
 
 def fsdp_job(

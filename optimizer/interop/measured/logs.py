@@ -48,6 +48,13 @@ def steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None
     return median(kept) if kept else None
 
 
+def counted(steps: Sequence[int], what: str = "logged steps") -> str:
+    """Say of which steps ``steady`` is the median."""
+    found = len(set(steps))
+    left_out = "; the first, which compiles and warms up, is left out" if found > 2 else ""
+    return f"median of {found - 1 if found > 2 else found} {what}{left_out}"
+
+
 def timer_lines(text: str) -> dict[str, float]:
     """Return the seconds of timers that are logged in one line, ``time (ms) | NAME: x | ...``, medians over the lines.
 
@@ -87,7 +94,7 @@ def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = N
     }
     columns = measured("torchtitan", values, job)
     columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
-    return _with_step_time(columns, tokens_s, len(found), len(set(steps)))
+    return _with_step_time(columns, tokens_s, steps)
 
 
 def measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
@@ -96,8 +103,8 @@ def measured(framework: str, values: dict[str, float | None], job: ImportedJob |
     return columns | {name: value for name, value in values.items() if value is not None}
 
 
-def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int, steps: int) -> LoggedRun:
-    notes = [f"median of {lines} logged steps"]
+def _with_step_time(columns: Columns, tokens_s_gpu: float | None, steps: Sequence[int]) -> LoggedRun:
+    notes = [counted(steps)]
     needed = [columns.get(name) for name in ("seq", "global_batch", "n_gpus")]
     numbers = [value for value in needed if isinstance(value, int | float) and value > 0]
     if tokens_s_gpu and len(numbers) == 3:
@@ -108,7 +115,7 @@ def _with_step_time(columns: Columns, tokens_s_gpu: float | None, lines: int, st
         notes.append(
             "step time needs sequence length, global batch and GPUs: give the job's configuration too"
         )
-    return LoggedRun(columns=columns, notes=tuple(notes), steps=steps)
+    return LoggedRun(columns=columns, notes=tuple(notes), steps=len(set(steps)))
 
 
 @importer
@@ -135,7 +142,7 @@ def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = Non
         },
         job,
     )
-    notes = [f"median of {len(rows)} logged steps; the log rounds to two or three digits"]
+    notes = [counted(steps), "the log rounds to two or three digits"]
     if "n_gpus" not in columns and total and per_gpu:
         columns["n_gpus"] = round(total / per_gpu)
         notes.append("n_gpus is the ratio of total to per-GPU tokens/s")

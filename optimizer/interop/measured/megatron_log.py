@@ -6,7 +6,8 @@ import re
 from statistics import median
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.measured.logs import ANSI, measured, number, steady, timer_lines
+from layoutopt.optimizer.interop.measured.logs import ANSI, counted, measured, number, steady, timer_lines
+from layoutopt.optimizer.interop.megatron.read import printed_arguments
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.specs.errors import input_error
@@ -30,6 +31,23 @@ _HEADER_COLUMNS = {
     "pipeline-model-parallel": "pp",
 }
 """Words of the line ``using world size: 16, data-parallel size: 4, ...`` and columns of measured runs."""
+
+_ARGUMENT_COLUMNS = {
+    "world_size": "n_gpus",
+    "tensor_model_parallel_size": "tp",
+    "context_parallel_size": "cp",
+    "pipeline_model_parallel_size": "pp",
+    "expert_model_parallel_size": "ep",
+    "data_parallel_size": "dp",
+    "micro_batch_size": "micro_batch",
+    "global_batch_size": "global_batch",
+    "seq_length": "seq",
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "ffn_hidden_size": "ffn",
+}
+"""Megatron-LM's arguments that columns of measured runs state as they are."""
 
 _TIMER = re.compile(
     r"^\s{4}([a-z][a-z0-9-]+) ?\.*: (?:\(([\d.]{1,15}), ([\d.]{1,15})\)|([\d.]{1,15}))\s*$", re.MULTILINE
@@ -62,7 +80,7 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     }
     seconds = found[0]["unit"] == "s"
     columns = measured("megatron-deepspeed" if seconds else "megatron", values, job)
-    columns = _header(plain) | columns
+    columns = _header(plain) | _printed(plain) | columns
     columns |= {"measured_from": "step_time_s"} if time_s else {}
     columns |= {"mem_kind": "allocated"} if memory else {}
     if batches := _BATCH.findall(plain):
@@ -71,7 +89,7 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     timers = _timers(plain) | {name: (value, value) for name, value in timer_lines(plain).items()}
     return LoggedRun(
         columns=columns,
-        notes=(f"median of {len(found)} logged steps",),
+        notes=(counted(steps),),
         steps=len(set(steps)),
         timers_s=timers | {name: (min(own.values()), max(own.values())) for name, own in ranks.items()},
         rank_timers_s=ranks,
@@ -88,6 +106,13 @@ def _header(text: str) -> dict[str, str | int | float]:
     line = next((line for line in text.splitlines() if "using world size:" in line), "")
     stated = {words.replace("using", "").strip(" ,"): int(size) for words, size in _HEADER.findall(line)}
     return {_HEADER_COLUMNS[words]: size for words, size in stated.items() if words in _HEADER_COLUMNS}
+
+
+def _printed(text: str) -> dict[str, str | int | float]:
+    """Return what the block of arguments that is printed at start says, however few of its lines are there."""
+    printed = printed_arguments(text)
+    found = {column: printed.get(name) for name, column in _ARGUMENT_COLUMNS.items()}
+    return {column: value for column, value in found.items() if type(value) is int and value > 0}
 
 
 def _timers(text: str) -> dict[str, tuple[float, float]]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.measured.logs import ANSI, GIB, measured, number, steady, timer_lines
+from layoutopt.optimizer.interop.measured.logs import (
+    ANSI,
+    GIB,
+    counted,
+    measured,
+    number,
+    steady,
+    timer_lines,
+)
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.specs.errors import input_error
@@ -91,7 +99,7 @@ def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -
     batch = _NEMO_BATCH.search(found[-1]["rest"])
     if batch and (size := number(batch[1])):
         columns.setdefault("global_batch", round(size))
-    return LoggedRun(columns=columns, notes=(f"median of {len(found)} logged steps",), steps=len(set(steps)))
+    return LoggedRun(columns=columns, notes=(counted(steps),), steps=len(set(steps)))
 
 
 @importer
@@ -103,8 +111,9 @@ def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None
         seconds: float | None = 1 / rate
         note = "mean over the run, start included: train_steps_per_second"
     elif bars:
-        seconds = steady([int(bar["step"]) for bar in bars], [_bar_seconds(bar) for bar in bars])
-        note = f"median of {len(bars)} readings of the progress bar, which smooths"
+        read = [int(bar["step"]) for bar in bars]
+        seconds = steady(read, [_bar_seconds(bar) for bar in bars])
+        note = counted(read, "readings of the progress bar, which smooths")
     else:
         raise input_error("no trainer lines", "train_steps_per_second or a progress bar", file=file)
     steps = {int(bar["step"]) for bar in bars}

@@ -96,11 +96,13 @@ def import_arguments(text: str, file: str = "", outside: Outside | None = None) 
     return read_launch(text, OWN_FLAGS, build, file, outside)
 
 
-def job_from_arguments(fields: Fields, gpus: int | None, *, command_line: bool) -> ImportedJob:
-    """Build the job from a namespace of Megatron-LM arguments."""
+def job_from_arguments(
+    fields: Fields, gpus: int | None, *, command_line: bool, layers: int | None = None
+) -> ImportedJob:
+    """Build the job from a namespace of Megatron-LM arguments; ``layers`` of a model that is named beside them."""
     notes: list[str] = []
     model = megatron_model(fields, notes, command_line=command_line)
-    layout = left_open(megatron_layout(fields, model, gpus, notes), fields)
+    layout = left_open(megatron_layout(fields, model, gpus, notes, layers=layers), fields)
     fp8_key, fp4_key = ("fp8_format", "fp4_format") if command_line else ("fp8", "fp4")
     training = megatron_training(
         fields, layout, notes, fp8_key=fp8_key, fp4_key=fp4_key, command_line=command_line
@@ -205,7 +207,7 @@ def _flag_words(flag: str, value: Any) -> list[str]:
 @importer
 def import_dump(text: str, file: str = "") -> ImportedJob:
     """Read the argument block that Megatron-LM prints at start (``name .... value`` lines)."""
-    data = _dump_values(text)
+    data = printed_arguments(text)
     if "tensor_model_parallel_size" not in data:
         raise input_error("no argument dump found", "lines like 'num_layers ........ 32'", file=file)
     padded = _PADDED.search(text)
@@ -216,7 +218,8 @@ def import_dump(text: str, file: str = "") -> ImportedJob:
     return job_from_arguments(fields, fields.integer("world_size", least=1), command_line=False)
 
 
-def _dump_values(text: str) -> dict[str, Any]:
+def printed_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of the block that Megatron-LM prints at start, by name."""
     data: dict[str, Any] = {}
     for line in text.splitlines():
         if match := _DUMP_LINE.match(line):

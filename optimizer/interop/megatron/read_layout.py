@@ -29,18 +29,28 @@ CP_NAMES = {kind.value: kind for kind in CpComm} | {"allgather": CpComm.ALL_GATH
 
 
 def megatron_layout(
-    fields: Fields, model: ModelSpec | None, gpus: int | None, notes: list[str], *, etp_default: str = "tp"
+    fields: Fields,
+    model: ModelSpec | None,
+    gpus: int | None,
+    notes: list[str],
+    *,
+    etp_default: str = "tp",
+    layers: int | None = None,
 ) -> PartialLayout:
-    """Read every axis; ``etp_default`` is what an unset expert tensor parallelism means: ``tp`` or ``1``."""
+    """Read every axis; ``etp_default`` is what an unset expert tensor parallelism means: ``tp`` or ``1``.
+
+    ``layers`` are those of a model that is only named, for arguments that do not state them.
+    """
     _refuse_other_axes(fields, notes)
     tp = fields.count("tensor_model_parallel_size")
     cp = fields.count("context_parallel_size")
     pp = fields.count("pipeline_model_parallel_size")
     items = _layout_items(fields)
-    vp = _virtual(fields, pp, model, items)
+    layers = model.layers if model else fields.integer("num_layers", least=1) or layers
+    vp = _virtual(fields, pp, layers, items)
     dp = gpus // (tp * cp * pp) if gpus and gpus % (tp * cp * pp) == 0 else None
     recompute, per_chunk = _recompute(fields)
-    counts = _counts(fields, pp, vp, model, items, notes)
+    counts = _counts(fields, pp, vp, layers, model, items, notes)
     zero, hsdp = _zero(fields, notes, None if dp is None else dp * cp)
     micro_batch = fields.integer("micro_batch_size", least=1, most=MAX_DEGREE)
     schedule = looped_schedule(pp, vp)
@@ -84,7 +94,7 @@ def _layout_items(fields: Fields) -> tuple[StageItems, ...]:
     return parse_layout_string((fields.text(LAYOUT_KEY) or "").strip("\"'"), key=fields.path(LAYOUT_KEY))
 
 
-def _virtual(fields: Fields, pp: int, model: ModelSpec | None, items: tuple[StageItems, ...]) -> int:
+def _virtual(fields: Fields, pp: int, layers: int | None, items: tuple[StageItems, ...]) -> int:
     if items:
         if len(items) % pp:
             raise fields.fail(LAYOUT_KEY, f"{len(items)} stages are not a multiple of pp={pp}")
@@ -98,7 +108,6 @@ def _virtual(fields: Fields, pp: int, model: ModelSpec | None, items: tuple[Stag
     per_chunk = fields.integer("num_layers_per_virtual_pipeline_stage", least=1)
     if stated is not None or per_chunk is None:
         return stated or 1
-    layers = model.layers if model else fields.integer("num_layers", least=1)
     if layers is None and fields.is_open("num_layers"):
         return 1  # ``left_open`` takes it back
     if layers is None:
@@ -174,10 +183,15 @@ def _recompute(fields: Fields) -> tuple[Recompute, int | None]:
 
 
 def _counts(
-    fields: Fields, pp: int, vp: int, model: ModelSpec | None, items: tuple[StageItems, ...], notes: list[str]
+    fields: Fields,
+    pp: int,
+    vp: int,
+    layers: int | None,
+    model: ModelSpec | None,
+    items: tuple[StageItems, ...],
+    notes: list[str],
 ) -> list[int]:
     """Layers per virtual stage, chunk-major; empty when the arguments leave it open."""
-    layers = model.layers if model else fields.integer("num_layers", least=1)
     if items:
         counts = [stage.layers for stage in items]
         if layers is not None and sum(counts) != layers:

@@ -27,6 +27,9 @@ PARTS = ("model", "layout")
 @click.option("--job", metavar="FILE", type=click.Path(), help="Launch file of the run that a log is of.")
 @click.option("--collective", metavar="NAME", help="The test of an nccl-tests log that doesn't name it.")
 @click.option(
+    "--topology", metavar="NAME", help="Which of the topologies of a Slurm topology.yaml; else its default."
+)
+@click.option(
     "--cluster", metavar="CLUSTER", help="Turn nccl-tests logs into the calibration of this cluster."
 )
 @reading_options
@@ -37,6 +40,7 @@ def command(
     part: str | None,
     job: str | None,
     collective: str | None,
+    topology: str | None,
     cluster: str | None,
     reading: RunChoices,
     output: OutputOptions,
@@ -50,17 +54,21 @@ def command(
     """
     from layoutopt.optimizer.ask.load import import_given
     from layoutopt.optimizer.interop.files import notes_of
+    from layoutopt.optimizer.interop.sources import FileKind
     from layoutopt.optimizer.report.commands.inputs import named
 
-    with named(kind="--kind", collective="--collective", job="--job"):
+    with named(kind="--kind", collective="--collective", job="--job", name="--topology"):
         options = {
             "kind": kind,
             "job": import_given(job, reading).value if job else None,
             "collective": collective,
+            "name": topology,
         }
         found = import_given(
             file, reading, **{name: value for name, value in options.items() if value is not None}
         )
+    if topology is not None and found.kind != FileKind.SLURM_YAML:
+        raise input_error(f"is {found.kind}", "only with Slurm's topology.yaml", key="--topology", file=file)
     notes(notes_of(found), output)
     plain = _plain(found, file, part, cluster)
     if output.json:
