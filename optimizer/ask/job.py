@@ -68,8 +68,10 @@ def load_job(request: JobRequest, run: RunChoices = AS_STATED, *, names: Names =
     found = _collect(request.files, run)
     if found.job is not None or (request.files and request.layout is None):
         return _launched(request, run, names, found)
-    if request.layout is None or request.model is None:
+    if request.layout is None:
         raise input_error("missing", names.layout_or_files, key=names.layout)
+    if request.model is None:
+        raise input_error("missing MODEL or CLUSTER", "both, where no file is a launch file")
     workload, machine = load_question(request.model, request.cluster, run, names=names)
     return Job(
         workload=workload.value,

@@ -23,7 +23,7 @@ from layoutopt.optimizer.specs import document
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 LARGEST_FILE = 64 * 2**20
 LEVELS_UP = 3
@@ -31,6 +31,10 @@ LEVELS_UP = 3
 
 NAMED_BY_SCRIPTS = (".sh", ".bash", ".env", ".conf", ".cfg", ".json", ".yaml", ".yml", ".txt", "")
 """Endings of files that scripts source, start or fill in."""
+
+
+RELEASED = {"dim", "n_layers", "n_heads"}
+"""Keys of the ``params.json`` that lies beside the weights of Llama and Mistral as they were first released."""
 
 
 class FileKind(StrEnum):
@@ -185,6 +189,10 @@ def _json_kind(text: str, file: str) -> str:
         raise _profile_error("FILE", file)
     if "results" in keys:
         return FileKind.NCCL_TESTS
+    if keys >= RELEASED:
+        what = "is the params.json of an original release, which states neither the model's class nor all of its sizes"
+        how = "the config.json of the same model in Hugging Face's format, or a model file with its architecture"
+        raise input_error(what, how, file=file)
     if keys & {"model_type", "architectures", "text_config", "hidden_size", "n_embd"}:
         return FileKind.HF_CONFIG
     for kind, (_, launch) in LAUNCH_FORMATS.items():
@@ -214,7 +222,7 @@ class Around:
         from layoutopt.optimizer.interop.shell.record import Outside
 
         outside = Outside(variables=self.variables, arguments=self.arguments, beside=self._beside)
-        named = {"function": self.function, "recipe_file": self.recipe_file}
+        named = {"beside": self._beside, "function": self.function, "recipe_file": self.recipe_file}
         return {"outside": outside} | {name: value for name, value in named.items() if value is not None}
 
     def _beside(self, name: str) -> str | None:
@@ -245,21 +253,43 @@ def import_text(
     except UnicodeEncodeError:
         raise input_error("is not UTF-8 text", file=file) from None
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
-    module_name, function_name = _importer(chosen)
-    read = getattr(importlib.import_module(f"layoutopt.optimizer.interop.{module_name}"), function_name)
-    known = set(signature(read).parameters) - {"text", "file"}
+    read, known = _reader(chosen), options_of(chosen)
     for name in options.keys() - known:
-        own = sorted(known - {"outside"})
+        own = sorted(known - {"outside", "beside"})
         allowed = f"only {', '.join(own)}" if own else "nothing beside the file"
         raise input_error(f"does not apply to {chosen}", allowed, key=name, file=file)
     offered = {name: value for name, value in (around or Around()).options().items() if name in known}
     try:
-        return Imported(kind=chosen, value=read(text, file, **{**offered, **options}))
+        return Imported(kind=chosen, value=_checked(read(text, file, **{**offered, **options})))
     except InputError as error:
         # helpers deep in an importer do not know the file's name
         raise InputError(
             *(replace(problem, file=problem.file or file) for problem in error.problems)
         ) from None
+
+
+def _reader(kind: str) -> Callable[..., Any]:
+    module_name, function_name = _importer(kind)
+    module = importlib.import_module(f"layoutopt.optimizer.interop.{module_name}")
+    read: Callable[..., Any] = getattr(module, function_name)
+    return read
+
+
+def options_of(kind: str) -> set[str]:
+    """Return what the importer of a kind takes beside the file; ``outside`` are the variables and arguments of scripts."""
+    return set(signature(_reader(kind)).parameters) - {"text", "file"}
+
+
+def _checked(value: Any) -> Any:
+    """Say of a launch whose degrees its GPUs cannot hold that it contradicts itself."""
+    from layoutopt.optimizer.interop.records import ImportedJob
+
+    if not isinstance(value, ImportedJob):
+        return value
+    from layoutopt.optimizer.interop.launch.complete import contradiction
+
+    wrong = contradiction(value.layout, value.gpus)
+    return replace(value, notes=(*value.notes, f"contradictory: {wrong}")) if wrong else value
 
 
 def _refuse_profile(place: Path) -> None:

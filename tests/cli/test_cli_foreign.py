@@ -44,6 +44,41 @@ def test_options_win_over_the_launch_file(ask: Callable[..., dict[str, Any]]) ->
     assert ask(*words, "--framework", "nanotron")["verdict"] == "invalid"
 
 
+def test_a_layout_fills_what_a_launch_file_leaves_open(
+    ask: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """The model comes from the file, so that ``--cluster`` is all that has to be given beside ``--layout``."""
+    script = tmp_path / "train.sh"
+    script.write_text(Path(TRAIN).read_text().replace("--micro-batch-size", "--no-such-size"))
+    plain = ask("evaluate", "--from", str(script), "--cluster", "h100-256", "--layout", "micro_batch=2")
+    assert plain["layout"]["micro_batch"] == 2
+
+
+@pytest.mark.parametrize("degree", ["--tensor-model-parallel-size 16", "--pipeline-model-parallel-size 3"])
+def test_degrees_that_the_gpus_cannot_hold_contradict(
+    run: Callable[..., Result], tmp_path: Path, degree: str
+) -> None:
+    """Said where the file is imported, before anything is priced; degrees that fit are no contradiction."""
+    script = tmp_path / "train.sh"
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 48 --hidden-size 4096 "
+    script.write_text(text + f"--num-attention-heads 32 --vocab-size 32000 {degree}")
+    says = run("import", str(script)).stderr
+    assert "contradictory: 8 GPUs are not a multiple of tp=" in says
+    script.write_text(script.read_text().replace("16", "8").replace(" 3", " 4"))
+    assert "contradictory" not in run("import", str(script)).stderr
+
+
+def test_an_original_release_says_what_to_give_instead(run: Callable[..., Result], tmp_path: Path) -> None:
+    """A ``params.json`` lacks the class and the feed-forward width's rule; a config without its class says how."""
+    file = tmp_path / "params.json"
+    file.write_text('{"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "multiple_of": 1024}')
+    found = run("import", str(file))
+    assert found.exit_code == 2
+    assert "params.json of an original release" in found.stderr
+    assert "config.json of the same model" in found.stderr
+    assert '"model_type": "llama"' in run("import", str(file), "--kind", "hf-config").stderr
+
+
 def test_nodes_of_an_allocation_size_the_job(ask: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """A node list beside the launch file says how many GPUs there are, whatever the script asks for."""
     nodes = tmp_path / "slurm_env.txt"
@@ -63,6 +98,15 @@ def test_nodes_of_an_allocation_size_the_job(ask: Callable[..., dict[str, Any]],
         (("evaluate", "--from", TRAIN, "--cluster", "h100x8", "--layout", "tp=1"), "--layout"),
         (("evaluate", "--from", TRAIN, "--from", TRAIN, "--cluster", "h100x8"), "second launch file"),
         (("evaluate", "a", "b", "--cluster", "c", "--layout", "tp=1"), "given twice"),
+        (
+            ("evaluate", "--from", CONFIG, "--cluster", "h100x8", "--layout", "tp=1"),
+            "missing MODEL or CLUSTER",
+        ),
+        (("import", CONFIG, "--function", "f"), "--function: does not apply to hf-config"),
+        (("import", CONFIG, "--set", "A=1"), "--set: does not apply to hf-config"),
+        (("import", CONFIG, "--arg", "1=2"), "--arg: does not apply to hf-config"),
+        (("import", CONFIG, "--recipe-file", "x"), "--recipe-file: does not apply to hf-config"),
+        (("import", TRAIN, "--function", "f"), "--function: does not apply to megatron-args"),
         (("solve", CONFIG, "h100x8"), "give a global batch (--batch)"),
         (("solve", TRAIN, "nosuch@nofile"), "no GPU is called"),
         (("import", "nosuch.json"), "no such file"),

@@ -9,10 +9,11 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
-from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from layoutopt.optimizer.interop.records import ImportedJob
 
 KNOWN = (
@@ -23,7 +24,9 @@ KNOWN = (
 
 
 @importer
-def import_axolotl(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+def import_axolotl(
+    text: str, file: str = "", beside: Callable[[str], str | None] = lambda name: None
+) -> ImportedJob:
     """Read a training file. The number of GPUs is in it where ``dp_shard_size`` states one."""
     fields = Fields(parse_yaml(text, file), file=file)
     notes: list[str] = [
@@ -38,7 +41,6 @@ def import_axolotl(text: str, file: str = "", outside: Outside | None = None) ->
     accumulation = fields.count("gradient_accumulation_steps")
     gpus = None if shard is None else shard * replicas * tp * cp
     named = fields.text("deepspeed")
-    beside = (outside or Outside()).beside
     stated: dict[str, Any] = (
         {"zero": _zero(fields)} if named is None else named_deepspeed(named, beside, notes, missing)
     )

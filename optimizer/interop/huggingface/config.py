@@ -114,7 +114,9 @@ def _model_type(outer: Fields, fields: Fields) -> str:
     if stated is None:
         classes = outer.words("architectures") or ("none stated",)
         raise fields.fail(
-            "model_type", f"missing (architectures: {shorten(', '.join(classes))})", "needs a model_type"
+            "model_type",
+            f"missing (architectures: {shorten(', '.join(classes))})",
+            'add it to the file, e.g. "model_type": "llama", or write the architecture as a model file',
         )
     return stated
 

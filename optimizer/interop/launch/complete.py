@@ -258,9 +258,9 @@ def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int |
             Problem(what="missing", key="gpus", allowed="the launch file does not state how many")
         )
         return None
-    if gpus % inner:
-        factors = f"tp={part.tp or 1} * cp={part.cp or 1} * pp={part.pp or 1} = {inner}"
-        problems.append(Problem(what=f"{gpus} GPUs are not a multiple of {factors}", key="dp"))
+    wrong = contradiction(part, gpus)
+    if wrong:
+        problems.append(Problem(what=wrong, key="dp"))
         return None
     return gpus // inner
 
@@ -276,6 +276,15 @@ def _sharding(job: ImportedJob, ranks: int) -> tuple[int, int | None]:
     if ranks == job.replicas:
         return 0, None  # one rank a copy: nothing is sharded
     return zero, ranks // job.replicas
+
+
+def contradiction(part: PartialLayout, gpus: int | None) -> str:
+    """Say what is wrong where a number of GPUs cannot hold whole replicas, empty where it can or is not known."""
+    inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
+    if gpus is None or gpus % inner == 0:
+        return ""
+    factors = f"tp={part.tp or 1} * cp={part.cp or 1} * pp={part.pp or 1} = {inner}"
+    return f"{gpus} GPUs are not a multiple of {factors}"
 
 
 def _micro_batches(batch: int | None, dp: int, micro_batch: int, problems: list[Problem]) -> int | None:

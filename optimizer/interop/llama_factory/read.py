@@ -9,10 +9,11 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
-from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.specs.model import AdapterSpec
 
@@ -33,7 +34,9 @@ KNOWN = (
 
 
 @importer
-def import_llama_factory(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+def import_llama_factory(
+    text: str, file: str = "", beside: Callable[[str], str | None] = lambda name: None
+) -> ImportedJob:
     """Read a training file; the number of GPUs is in the launcher's environment, and so is the global batch."""
     fields = Fields(parse_yaml(text, file), file=file)
     notes: list[str] = []
@@ -49,7 +52,6 @@ def import_llama_factory(text: str, file: str = "", outside: Outside | None = No
         return _megatron(fields, micro_batch, adapter, notes)
     missing: list[str] = []
     named = fields.text("deepspeed")
-    beside = (outside or Outside()).beside
     stated: dict[str, Any] = (
         {"zero": _stage(fields, notes)} if named is None else named_deepspeed(named, beside, notes, missing)
     )

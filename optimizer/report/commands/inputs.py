@@ -84,8 +84,7 @@ def read_job(given: JobChoices, asked: RunChoices, trainer: FrameworkOptions, ou
     from layoutopt.optimizer.ask.job import load_job
     from layoutopt.optimizer.frameworks.registry import framework_named
 
-    launched = bool(given.files) and given.layout is None
-    model, cluster = _places(given, needs_model=not launched)
+    model, cluster = _places(given, needs_model=not given.files)
     request = JobRequest(
         model=model,
         cluster=cluster,
