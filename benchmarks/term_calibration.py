@@ -1,6 +1,6 @@
 """The terms of one run against the totals of three: which predicts other layouts of a machine better?
 
-On simulated clusters, whose constants are drawn from the posterior of the fit, the traces of two ranks of one layout (3%
+On simulated clusters, whose constants are drawn from the posterior of the fit, the traces of four ranks of one layout (3%
 noise of every kernel and call) calibrate by terms. The step times of three layouts calibrate by their mean, as
 ``calibrate`` does with so few runs: with 3% noise of every run, and exactly. All predict the layouts that none of them
 saw; the error is the mean of the absolute log of predicted over true step time. ``--write`` writes
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 BASELINE = Path(__file__).with_name("term_calibration_baseline.json")
 NOISE = 0.03
 PROFILED = "tp=2,pp=2,zero=1,micro_batch=1"
-PROFILED_RANKS = (0, 4)
-"""One rank of each stage of the profiled layout."""
+PROFILED_RANKS = (0, 1, 4, 5)
+"""One replica of the profiled layout: all members of its tensor-parallel groups and pipelines."""
 
 TIMED = (PROFILED, "tp=4,zero=1,micro_batch=1", "pp=4,zero=1,micro_batch=1")
 OTHERS = tuple(
@@ -122,7 +122,7 @@ def experiment() -> Experiment:
 def main() -> int:
     """Measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clusters", type=int, default=100)
+    parser.add_argument("--clusters", type=int, default=50)
     parser.add_argument("--write", action="store_true", help="Write the baseline.")
     asked = parser.parse_args()
     held = experiment()

@@ -204,16 +204,24 @@ def _kernels(found: Findings) -> Iterator[Cause]:
 
 def _traffic(found: Findings) -> Iterator[Cause]:
     for axis in Axis:
-        mine = [one for terms in found.ranks for one in terms.traffic if one.axis is axis]
+        # of sends whose peer's profile is not given nothing is known but that the pipeline waits
+        mine = [
+            one
+            for terms in found.ranks
+            for one in terms.traffic
+            if one.axis is axis and (one.whole or axis is not Axis.PP)
+        ]
         components = [part for part in Component if part.record.axis is axis]
         over = sum(found.mean_s(part) - found.predicted_s(part) for part in components)
         if not mine or over <= 0:
             continue
         steps = sum(terms.steps for terms in found.ranks)
-        moved_s = sum(one.transfer_ns for one in mine) / steps * 1e-9
+        whole = [one for one in mine if one.whole]
+        moved_s = sum(one.transfer_ns for one in whole) / steps * 1e-9
+        whole_s = sum(_price_s(found.expected, one) for one in whole) / steps
         price_s = sum(_price_s(found.expected, one) for one in mine) / steps
-        ratio = moved_s / price_s if price_s else 1.0
-        rates = tuple(_rates(found.expected, mine))
+        ratio = moved_s / whole_s if whole_s else 1.0
+        rates = tuple(_rates(found.expected, whole))
         if ratio > LINK_RATIO:
             yield cause(
                 CauseKind.SLOW_LINK,
@@ -222,23 +230,31 @@ def _traffic(found: Findings) -> Iterator[Cause]:
                 f"collectives over {axis.value} take {ratio:.2f} times as long as predicted",
                 *rates,
             )
-        elif (hidden := _hidden_share(mine)) < min(
-            HIDDEN, _predicted_hidden(found, components, price_s) - LESS_HIDDEN
-        ):
+            continue
+        busy_s, exposed_s = (
+            sum(both) for both in zip(*(_own_s(found.expected, one) for one in mine), strict=True)
+        )
+        hidden = 1 - exposed_s / busy_s if busy_s else 0.0
+        if hidden < min(HIDDEN, _predicted_hidden(found, components, price_s) - LESS_HIDDEN):
             where = "after the last backward kernel" if axis is Axis.DP else "where layers wait for it"
             yield cause(
                 CauseKind.NO_OVERLAP,
                 axis.value,
-                over,
+                min(over, exposed_s / steps),
                 f"traffic over {axis.value} is not overlapped: {1 - hidden:.0%} of it runs alone, {where}",
                 *rates,
                 remedy=FLAGS[axis],
             )
 
 
-def _hidden_share(traffic: Sequence[AxisTraffic]) -> float:
-    busy = sum(one.busy_ns for one in traffic)
-    return 1 - sum(one.exposed_ns for one in traffic) / busy if busy else 0.0
+def _own_s(expected: Expectation, traffic: AxisTraffic) -> tuple[float, float]:
+    """Return the seconds in which calls run, and those that no kernel runs beside.
+
+    Where a member's profile is not given, what they run beyond their price may be waiting, which no kernel runs beside.
+    """
+    busy_s, exposed_s = traffic.busy_ns * 1e-9, traffic.exposed_ns * 1e-9
+    waiting_s = 0.0 if traffic.whole else max(busy_s - _price_s(expected, traffic), 0.0)
+    return busy_s - waiting_s, max(exposed_s - waiting_s, 0.0)
 
 
 def _predicted_hidden(found: Findings, components: Sequence[Component], price_s: float) -> float:

@@ -93,19 +93,21 @@ def calibrate_terms(
         raise input_error(
             "the profile is of another number of micro-batches", "the run of this plan", key="calibrate"
         )
+    open_words = ""
     if isinstance(found, LogDiagnosis):
         source = f"a log of {found.profile.steps} steps"
         values, fits = _fitted(_log_terms(found, framework), [found], found.expected, reprice, present)
     else:
         source = f"a profile of {len(found.ranks)} ranks and {found.ranks[0].steps} steps"
         values, fits = _fitted(_terms(found, framework), found.ranks, found.expected, reprice, present)
+        open_words = f"{found.not_told}; such calls decide no constant" if found.not_told else ""
     return TermCalibration(
         fits=tuple(fits),
         measured_s=found.difference.measured_s,
         before_s=found.expected.step_s,
         after_s=reprice(values).step_s,
         source=source,
-        warnings=tuple(_warnings(found.causes)),
+        warnings=(*_warnings(found.causes), *([open_words] if open_words else [])),
     )
 
 
@@ -220,13 +222,18 @@ def _of_component(name: str, component: Component, part: Activity) -> MeasuredTe
 
 
 def _of_traffic(name: str, words: str, *, within: bool) -> MeasuredTerm[RankTerms]:
-    """Compare the transfer of all calls whose bytes are known with their price, hidden or not."""
+    """Compare the transfer of all calls whose bytes and members are known with their price, hidden or not."""
 
     def calls(expected: Expectation, terms: RankTerms) -> list[tuple[float, float]]:
         """Return each kind of call's seconds, measured and predicted."""
         found = []
         for one in terms.traffic:
-            if one.axis is None or one.bytes <= 0 or moved_in_domain(expected, one.axis) is not within:
+            if (
+                one.axis is None
+                or not one.whole
+                or one.bytes <= 0
+                or moved_in_domain(expected, one.axis) is not within
+            ):
                 continue
             price = expected.transfer_s(one.axis, one.kind, one.bytes / one.calls)
             if price is not None:

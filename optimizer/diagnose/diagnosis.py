@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ class Overlap:
     """The traffic of an axis and a kind of call, seconds of a step in the mean of the ranks that call it.
 
     ``bytes`` is what a rank moves in a step, ``bytes_per_s`` over the time of transfer; None where it is not told.
-    ``predicted_bytes_per_s`` is the plan's price of the same calls.
+    ``predicted_bytes_per_s`` is the plan's price of the same calls. ``whole``: every member's profile is given; where not,
+    waiting for the others is not told from transfer, and there is no rate.
     """
 
     axis: Axis | None
@@ -58,6 +60,7 @@ class Overlap:
     waiting_s: float
     bytes_per_s: float | None
     predicted_bytes_per_s: float | None
+    whole: bool
 
     @property
     def hidden_share(self) -> float:
@@ -96,6 +99,19 @@ class Diagnosis:
     def step_s(self) -> float:
         """The measured step: that of the slowest rank."""
         return max(terms.step_s for terms in self.ranks)
+
+    @property
+    def not_told(self) -> str:
+        """What profiles that are not given leave open; empty where the members of all calls are given."""
+        if all(one.whole for terms in self.ranks for one in terms.traffic):
+            return ""
+        missing = sorted({rank for calls in self.matched for rank in calls.missing})
+        where = (
+            f"no profile of {_listed(missing)}: in calls with them"
+            if missing
+            else "in calls without a counterpart"
+        )
+        return f"{where} waiting is not told from transfer (the pipeline's counts as bubble), and tells no slow link"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -189,15 +205,17 @@ def _operations(ranks: Sequence[RankTerms]) -> tuple[Operation, ...]:
 
 
 def _overlaps(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[Overlap, ...]:
-    """Average traffic by axis, kind and size of group over the ranks that have it."""
-    keys = dict.fromkeys((one.axis, one.kind, one.ranks) for terms in ranks for one in terms.traffic)
+    """Average traffic by axis, kind and size of group over the ranks that have it; calls of missing members apart."""
+    keys = dict.fromkeys(
+        (one.axis, one.kind, one.ranks, one.whole) for terms in ranks for one in terms.traffic
+    )
     found = []
-    for axis, kind, members in keys:
+    for axis, kind, members, whole in keys:
         mine = [
             (one, terms.steps)
             for terms in ranks
             for one in terms.traffic
-            if (one.axis, one.kind, one.ranks) == (axis, kind, members)
+            if (one.axis, one.kind, one.ranks, one.whole) == (axis, kind, members, whole)
         ]
         steps = sum(count for _, count in mine)
         total = sum(one.bytes for one, _ in mine) if all(one.bytes >= 0 for one, _ in mine) else None
@@ -216,8 +234,9 @@ def _overlaps(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple
                 busy_s=sum(one.busy_ns for one, _ in mine) / steps * 1e-9,
                 exposed_s=sum(one.exposed_ns for one, _ in mine) / steps * 1e-9,
                 waiting_s=sum(one.waiting_ns for one, _ in mine) / steps * 1e-9,
-                bytes_per_s=total / moved_s if total and moved_s else None,
+                bytes_per_s=total / moved_s if whole and total and moved_s else None,
                 predicted_bytes_per_s=total / calls / price_s if total and price_s else None,
+                whole=whole,
             )
         )
     return tuple(sorted(found, key=lambda one: -one.exposed_s))
@@ -277,3 +296,21 @@ def answers(found: Diagnosis) -> Iterable[str]:
         yield f"ranks: kernels of rank {worst.rank} take {worst.ratio:.2f} times those of the middle rank of its stage"
     else:
         yield "ranks: one profile; those of several ranks tell whether all are equally fast"
+    if found.not_told:
+        yield f"missing: {found.not_told}"
+
+
+MOST_RANGES = 4
+"""Ranges of ranks that a line names."""
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Write ranks in order as ranges: ``rank 2``, ``ranks 1-3 and 8``, and how many there are where ranges are many."""
+    runs = [
+        [rank for _, rank in group]
+        for _, group in groupby(enumerate(ranks), key=lambda item: item[1] - item[0])
+    ]
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:MOST_RANGES]]
+    named = " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+    more = f", ... ({len(ranks):,} ranks)" if len(runs) > MOST_RANGES else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"

@@ -22,13 +22,15 @@ class Outlook:
     """The optimum under calibrated constants; ``layout`` is None where nothing fits.
 
     ``runs_s`` is the layout that ran, ``best_s`` the optimum, both by the new constants. ``error`` is what remains uncertain
-    of their ratio: how far the calibrated step still is from the measured one, and by what repeats differ.
+    of their ratio: how far the calibrated step still is from the measured one, and by what repeats differ. ``fixed`` are the
+    axes that the plan fixed, as ``--fix`` reads them: the search stays within them.
     """
 
     layout: Layout | None
     runs_s: float
     best_s: float
     error: float
+    fixed: tuple[str, ...]
 
     @property
     def saving(self) -> float:
@@ -53,4 +55,5 @@ def outlook(question: Question, found: TermCalibration) -> Outlook:
         runs_s=found.after_s,
         best_s=plan.estimate.step_time_s if plan.estimate else found.after_s,
         error=max(off, LEAST_SPREAD),
+        fixed=tuple(f"{axis}={','.join(map(str, values))}" for axis, values in options.space.fix.items()),
     )

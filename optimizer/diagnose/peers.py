@@ -25,12 +25,16 @@ class Matched:
 
     ``event`` are the places of the calls among the rank's events, ``key`` what equal calls of all ranks share. ``ready_ns``
     is the own start where no peer's profile is given; ``late`` tells whether the rank itself came last, of two or more.
+    ``whole`` tells of which calls every member's profile is given: of others waiting for a peer that is not given cannot be
+    told from transfer. ``missing`` are the ranks whose profiles would have to be given for that.
     """
 
     event: IntArray
     key: IntArray
     ready_ns: IntArray
     late: NDArray[np.bool_]
+    whole: NDArray[np.bool_]
+    missing: tuple[int, ...]
     offset_ns: int
 
 
@@ -54,12 +58,49 @@ def match(profiles: Sequence[RankProfile]) -> tuple[Matched, ...]:
     ready, alone = last[place], members[place] < 2
     late = (start == ready) & ~alone
     cuts = np.cumsum(sizes)[:-1]
+    given = {profile.rank for profile in profiles}
     return tuple(
-        Matched(event=event, key=own, ready_ns=when + offset, late=was_late, offset_ns=offset)
-        for (event, own), when, was_late, offset in zip(
-            listed, np.split(ready, cuts), np.split(late, cuts), offsets, strict=True
+        Matched(
+            event=event,
+            key=own,
+            ready_ns=when + offset,
+            late=was_late,
+            whole=here >= _needed(profile)[profile.events.call[event]],
+            missing=_missing(profile, given),
+            offset_ns=offset,
+        )
+        for profile, (event, own), when, was_late, here, offset in zip(
+            profiles,
+            listed,
+            np.split(ready, cuts),
+            np.split(late, cuts),
+            np.split(members[place], cuts),
+            offsets,
+            strict=True,
         )
     )
+
+
+def _needed(profile: RankProfile) -> IntArray:
+    """Return of each call how many ranks take part; more than there are where the profile does not say."""
+    unknown = np.iinfo(np.int64).max
+    return np.array(
+        [len(_members(profile, call)) or unknown for call in range(len(profile.calls.kind))], dtype=np.int64
+    )
+
+
+def _missing(profile: RankProfile, given: set[int]) -> tuple[int, ...]:
+    """Return the ranks that take part in a rank's calls and whose profiles are not given."""
+    used = np.unique(profile.events.call[profile.events.call >= 0]).tolist()
+    return tuple(sorted({rank for call in used for rank in _members(profile, call)} - given))
+
+
+def _members(profile: RankProfile, call: int) -> tuple[int, ...]:
+    """Return the ranks of a call, of a send or recv its two; empty where the profile does not say."""
+    peer, group = int(profile.calls.peer[call]), int(profile.calls.group[call])
+    if profile.kinds[profile.calls.kind[call]] in POINT_TO_POINT:
+        return (profile.rank, peer) if peer >= 0 else ()
+    return profile.groups[group].ranks if group >= 0 else ()
 
 
 def _keys(profile: RankProfile, table: dict[tuple[object, ...], int]) -> tuple[IntArray, IntArray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median, pstdev
+from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from layoutopt.optimizer.evidence.calibrate import LEAST_SPREAD
@@ -81,9 +81,11 @@ def fit_term(
     measured = [term.measured_s(terms) for terms in ranks]
     least_s = LEAST_SHARE * expected.step_s
     pairs = zip(measured, before, strict=True)
-    ratios = [math.log(now / was) for now, was in pairs if now > 0 and was > least_s]
-    if not ratios:
+    logs = {place: math.log(now / was) for place, (now, was) in enumerate(pairs) if now > 0 and was > least_s}
+    if not logs:
         return None
+    ratios = sorted(logs.values())
+    middle = sorted(logs, key=lambda place: logs[place])[(len(logs) - 1) // 2 : len(logs) // 2 + 1]
     low, high = known.bounds
     at = [place for place, was in enumerate(before) if was > 0]
     wanted = median(ratios)
@@ -100,23 +102,33 @@ def fit_term(
     spread = pstdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
     sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
     prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
-    reason = "" if sigma < prior else "the term hardly follows it, so the profile tells less than was known"
+    reason = (
+        "" if sigma < prior else _too_little(ratios, LEAST_SPREAD / abs(slope) < prior if slope else False)
+    )
     value = present if reason else known.clipped(_solved(off, low, high, present))
     if not reason and min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND:
         reason = "it stands at the bound of its source, and the rest of the term stays unexplained"
-    after = term.predicted_s(reprice({**values, term.name: value}), ranks[at[0]])
+    now_priced = reprice({**values, term.name: value})
     return TermFit(
         name=term.name,
         term=term.words,
         present=present,
         value=value,
         sigma=min(sigma, 10.0),
-        measured_s=measured[at[0]],
-        before_s=before[at[0]],
-        after_s=after,
+        measured_s=fmean(measured[place] for place in middle),
+        before_s=fmean(before[place] for place in middle),
+        after_s=fmean(term.predicted_s(now_priced, ranks[place]) for place in middle),
         taken=sigma < prior,
         reason=reason,
     )
+
+
+def _too_little(ratios: Sequence[float], follows: bool) -> str:
+    """Say why a term tells less of its constant than was known: ranks that differ, or a term that hardly follows."""
+    if not follows:
+        return "the term hardly follows it, so the profile tells less than was known"
+    low, high = math.exp(min(ratios)), math.exp(max(ratios))
+    return f"ranks differ too much ({low:.2f} to {high:.2f} of what is predicted), so the profile tells less than was known"
 
 
 def _solved(off: Callable[[float], float], low: float, high: float, present: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from layoutopt.optimizer.diagnose.parts import (
     Phase,
     traffic_component,
 )
+from layoutopt.optimizer.diagnose.peers import POINT_TO_POINT
 from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ class AxisTraffic:
 
     ``bytes`` is the sum over calls of the whole tensor, -1 where a call's is unknown. ``busy_ns`` is the time in which any
     of them runs, ``exposed_ns`` what of it no kernel runs beside; ``waiting_ns`` and ``transfer_ns`` sum over calls the time
-    until the last peer came, and from then on.
+    until the last peer came, and from then on. ``whole``: every member's profile is given; where not, waiting for those that
+    are not given is in ``transfer_ns`` too, of the pipeline's sends all is ``waiting_ns``; neither tells a link's speed.
     """
 
     axis: Axis | None
@@ -53,6 +56,7 @@ class AxisTraffic:
     exposed_ns: int
     waiting_ns: int
     transfer_ns: int
+    whole: bool
 
     @property
     def hidden_share(self) -> float:
@@ -62,7 +66,8 @@ class AxisTraffic:
     @property
     def bytes_per_s(self) -> float | None:
         """Bytes of the whole tensor over the seconds of transfer, None where either is unknown."""
-        return self.bytes / self.transfer_ns * 1e9 if self.bytes > 0 and self.transfer_ns else None
+        known = self.whole and self.bytes > 0 and self.transfer_ns
+        return self.bytes / self.transfer_ns * 1e9 if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +144,7 @@ def rank_terms(profile: RankProfile, matched: Matched, *, sharded: bool, staged:
         steps=profile.step_count,
         steps_ns=high - low,
         labels_ns=labels,
-        traffic=_traffic(profile, matched, low, high),
+        traffic=_traffic(profile, matched, low, high, staged=staged),
         kernels=_kernels(profile, low, high),
         launches=profile.launches,
         graphs=profile.graphs,
@@ -195,24 +200,49 @@ def _kernel_stretches(profile: RankProfile) -> Stretches:
 def _call_stretches(
     profile: RankProfile, matched: Matched, *, sharded: bool, staged: bool
 ) -> tuple[Stretches, Stretches]:
-    """Label collectives: waiting until the last peer has come, transfer from then on."""
+    """Label collectives: waiting until the last peer has come, transfer from then on (``_ready_ns``)."""
     events, event = profile.events, matched.event
     wait = np.zeros(len(profile.calls.kind), dtype=np.int64)
     move = wait.copy()
     for number in range(len(wait)):
         axis = axis_of(profile, number)
-        piped = axis is Axis.PP or (axis is None and staged)
+        piped = _is_piped(profile, number, staged=staged)
         wait[number] = CODE[Label(Component.BUBBLE if piped else Component.SYNC, Activity.PEER)]
         component = Component.STEP if axis is None else traffic_component(axis, in_layers=False)
         move[number] = CODE[Label(component, Activity.TRANSFER)]
     start, end, call = events.start_ns[event], events.end_ns[event], events.call[event]
-    ready, code = np.clip(matched.ready_ns, start, end), move[call]
+    ready, code = _ready_ns(profile, matched, staged=staged), move[call]
     if sharded:
         once, in_layers = (
             CODE[Label(traffic_component(Axis.DP, in_layers=way), Activity.TRANSFER)] for way in (False, True)
         )
         code = np.where((code == once) & contains(_layers(profile), start), in_layers, code)
     return (start, ready, wait[call]), (ready, end, code)
+
+
+def _is_piped(profile: RankProfile, call: int, *, staged: bool) -> bool:
+    """Tell whether waiting in a call is the pipeline's."""
+    axis = axis_of(profile, call)
+    return axis is Axis.PP or (axis is None and staged)
+
+
+def _ready_ns(profile: RankProfile, matched: Matched, *, staged: bool) -> IntArray:
+    """Return when each call's last peer had come.
+
+    A send or recv between stages whose peer's profile is not given waits until its end: it lasts as long as the other stage
+    computes, and its transfer is short beside that.
+    """
+    events, event = profile.events, matched.event
+    start, end, call = events.start_ns[event], events.end_ns[event], events.call[event]
+    sent = np.array(
+        [
+            profile.kinds[kind] in POINT_TO_POINT and _is_piped(profile, number, staged=staged)
+            for number, kind in enumerate(profile.calls.kind.tolist())
+        ],
+        dtype=bool,
+    )
+    ready: IntArray = np.where(sent[call] & ~matched.whole, end, np.clip(matched.ready_ns, start, end))
+    return ready
 
 
 def _layers(profile: RankProfile) -> Intervals:
@@ -262,24 +292,29 @@ def _idle(profile: RankProfile, low: int, high: int) -> tuple[Stretches, Stretch
     return (start, launched, host), (launched, end, phases[phase])
 
 
-def _traffic(profile: RankProfile, matched: Matched, low: int, high: int) -> tuple[AxisTraffic, ...]:
+def _traffic(
+    profile: RankProfile, matched: Matched, low: int, high: int, *, staged: bool
+) -> tuple[AxisTraffic, ...]:
     """Sum up collectives by axis and kind."""
     events = profile.events
     kernels = events.part < COLLECTIVE
     busy = merged(events.start_ns[kernels], events.end_ns[kernels])
     inside = (events.start_ns[matched.event] >= low) & (events.start_ns[matched.event] < high)
-    event, ready = matched.event[inside], matched.ready_ns[inside]
+    event, ready = matched.event[inside], _ready_ns(profile, matched, staged=staged)[inside]
+    whole = matched.whole[inside]
     by_key: dict[tuple[Axis | None, int, int], list[int]] = {}
     for call in np.unique(events.call[event]).tolist():
         group = int(profile.calls.group[call])
         size = len(profile.groups[group].ranks) if group >= 0 else 0
         by_key.setdefault((axis_of(profile, call), int(profile.calls.kind[call]), size), []).append(call)
     found = []
-    for (axis, kind, size), calls in by_key.items():
-        mine = np.isin(events.call[event], calls)
+    for ((axis, kind, size), calls), told in product(by_key.items(), (True, False)):
+        mine = np.isin(events.call[event], calls) & (whole == told)
+        if not mine.any():
+            continue
         start, end = events.start_ns[event[mine]], events.end_ns[event[mine]]
         moved = profile.calls.bytes[events.call[event[mine]]]
-        union, when = merged(start, end), np.clip(ready[mine], start, end)
+        union, when = merged(start, end), ready[mine]
         found.append(
             AxisTraffic(
                 axis=axis,
@@ -291,6 +326,7 @@ def _traffic(profile: RankProfile, matched: Matched, low: int, high: int) -> tup
                 exposed_ns=length(union) - overlap(union, busy),
                 waiting_ns=int((when - start).sum()),
                 transfer_ns=int((end - when).sum()),
+                whole=told,
             )
         )
     return tuple(sorted(found, key=lambda one: -one.busy_ns))

@@ -18,8 +18,10 @@ from layoutopt.cli import main
 from layoutopt.optimizer.ask.planned import load_planned
 from layoutopt.optimizer.diagnose.constants import TermCalibration, calibrate_terms
 from layoutopt.optimizer.diagnose.diagnosis import diagnose
+from layoutopt.optimizer.diagnose.outlook import Outlook
 from layoutopt.optimizer.diagnose.predicted import expectation
 from layoutopt.optimizer.interop.profiles.read import read_profiles
+from layoutopt.optimizer.report.tables.term_calibration import outlook_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +96,13 @@ def test_command_writes_cluster_trace_and_page(plan: Path, tmp_path: Path) -> No
     found = json.loads(result.stdout)
     assert found["calibration"]["values"]["gemm_cap.hopper"]["value"] == pytest.approx(0.63, rel=0.02)
     assert set(found["outlook"]) >= {"layout", "best_s", "runs_s", "saving", "error", "worth_it"}
+    # the search stays within what the plan fixed, and says so
+    fixed = ["tp=2", "pp=2", "cuda_graph=none", "tp_overlap=0"]
+    assert sorted(found["outlook"]["fixed"]) == sorted(fixed)
+    ahead = Outlook(layout=None, runs_s=1.0, best_s=1.0, error=0.03, fixed=tuple(fixed))
+    within = f", within the plan's --fix {' '.join(fixed)}"
+    assert outlook_lines(ahead) == [f"no layout fits under these constants{within}"]
+    assert outlook_lines(replace(ahead, fixed=())) == ["no layout fits under these constants"]
     assert found["outlook"]["best_s"] <= found["outlook"]["runs_s"] * 1.0001
     assert load_cluster(cluster).calibration["hbm_fraction.hopper"] == pytest.approx(0.7, rel=0.02)
     events = json.loads(trace.read_text())["traceEvents"]

@@ -145,11 +145,12 @@ def _traffic(found: Diagnosis) -> Table:
     for one in found.overlaps:
         size = "" if one.bytes is None else format_bytes(one.bytes)
         rate = "" if one.bytes_per_s is None else format_rate(one.bytes_per_s)
+        waiting = format_seconds(one.waiting_s) if one.whole or one.waiting_s else "not told"
         planned = "" if one.predicted_bytes_per_s is None else format_rate(one.predicted_bytes_per_s)
         rows.append(
             (
                 f"{one.axis or '?'} {one.kind}", str(one.ranks or ""), f"{one.calls:,.0f}", size, format_seconds(one.busy_s),
-                format_seconds(one.exposed_s), format_seconds(one.waiting_s), rate, planned,
+                format_seconds(one.exposed_s), waiting, rate, planned,
             )
         )  # fmt: skip
     return grid(

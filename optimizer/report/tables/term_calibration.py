@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def term_calibration_tables(found: TermCalibration, ahead: Outlook) -> RenderableType:
     """Show every constant with its term, and the optimum that follows."""
-    return Group(constants_tables(found), section("Then", bullets(_ahead(ahead))))
+    return Group(constants_tables(found), section("Then", bullets(outlook_lines(ahead))))
 
 
 def constants_tables(found: TermCalibration) -> RenderableType:
@@ -40,12 +40,14 @@ def constants_tables(found: TermCalibration) -> RenderableType:
     return Group(*parts)
 
 
-def _ahead(ahead: Outlook) -> list[str]:
+def outlook_lines(ahead: Outlook) -> list[str]:
+    """Say what the optimum becomes, within which fixed axes, and whether switching is worth it."""
+    within = f", within the plan's --fix {' '.join(ahead.fixed)}" if ahead.fixed else ""
     if ahead.layout is None:
-        return ["no layout fits under these constants"]
+        return [f"no layout fits under these constants{within}"]
     words = (
         f"the optimum becomes {layout_text(ahead.layout)}: {format_seconds(ahead.best_s)} per step, "
-        f"{ahead.saving:.1%} less than the layout that ran"
+        f"{ahead.saving:.1%} less than the layout that ran{within}"
     )
     verdict = "more than" if ahead.worth_it else "not more than"
     return [words, f"that is {verdict} the {ahead.error:.1%} by which predictions and repeats still differ"]
