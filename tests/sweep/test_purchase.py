@@ -44,7 +44,7 @@ SMALL = (
 
 def run(*arguments: str) -> Result:
     """Run the command line in this process."""
-    return CliRunner().invoke(main, arguments)
+    return CliRunner(env={"COLUMNS": "120"}).invoke(main, arguments)
 
 
 @pytest.fixture(scope="module")

@@ -395,13 +395,17 @@ class BestFirst:
         What had nothing faster than the best may be nearer to it than what is known: it waits again, behind the others
         where some of its family in a row brought nothing, and stays open beyond ``MOST_AGAIN``.
         """
+        if self.options.top == 1:
+            return
         self._settled.difference_update(item.key for item in self._passed)
-        for item in self._passed if self.options.top > 1 else ():
+        for item in self._passed:
             heapq.heappush(self._heap, item)
         self._passed, behind = [], []
         vain: Counter[tuple[int, ...]] = Counter()
         left = MOST_TRIED if self._loose else np.inf
         while left > 0 and self._heap and self._heap[0].bound_s < self._runner_up_s() and not self._stopped():
+            if self.options.gap > 0 and len(self._near_ties()) >= self.options.top:
+                break  # what a gap leaves open may be nearer: it is counted, not solved
             item = heapq.heappop(self._heap)
             if not self._may_be_near(item):
                 continue

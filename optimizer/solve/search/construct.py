@@ -58,7 +58,8 @@ def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageR
         costs = price_stages(terms, blocks, recomputed)
     else:
         recomputed, costs = _least_shared(terms, cut, blocks, counts, rule)
-    allowed = costs.fits & (totals >= fewest_blocks(terms, totals.shape[1])).all(axis=1)
+    whole = totals.sum(axis=1) == counts.sum()  # a bottleneck in floats may leave no room for the last blocks
+    allowed = costs.fits & whole & (totals >= fewest_blocks(terms, totals.shape[1])).all(axis=1)
     if rule.limits:
         allowed &= within_limits(totals, terms, rule)
     allowed &= allowed_sizes(rule, rule.split, cut.size, terms.pp, terms.vp, terms.folded)
