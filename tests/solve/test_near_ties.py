@@ -19,7 +19,7 @@ from layoutopt.optimizer.specs.model import TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Precision
 from layoutopt.optimizer.specs.workload import Workload
 
-NEAR, TOP = 0.012, 12
+NEAR, TOP = 0.12, 12
 OPTIONS = SolveOptions(space=SpaceOptions(software="core 0.15"), top=TOP, near=NEAR)
 
 
