@@ -36,7 +36,7 @@ ESTIMATE = {
 }  # fmt: skip
 MEMORY = {"peak_bytes", "capacity_bytes", "reserved_bytes", "device_bytes", "stages"}
 JUDGEMENT = {"verdict", "reasons", "broken", "warnings", "layout", "estimate", "collectives"}
-SPACE = {"axes", "declared", "removed_by_rule", "remaining", "joint_assignments_log10", "empty"}
+SPACE = {"axes", "declared", "openable", "removed_by_rule", "remaining", "joint_assignments_log10", "empty"}
 LEVEL = {"name", "gpus", "part_gpus", "blocks", "bytes_per_s", "oversubscription", "latency_s"}
 COLLECTIVE = {"collective", "group", "stride", "size_bytes", "seconds", "bus_bytes_per_s", "members"}
 
