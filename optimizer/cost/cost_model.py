@@ -316,7 +316,8 @@ class CostModel:
         if dp is not None:
             exposed.append(fsdp_s(dp, units, held, ANY_COVER if switches.cheapest else 1.0))
             layer_s[Component.FSDP] = np.add(*exposed[-1])
-        if self.preset.offload_activations and not view.any_set:
+        # other switches may leave more compute to hide the copies of what is offloaded
+        if self.preset.offload_activations and not (view.any_set or switches.cheapest):
             exposed.append(self._host.block_s(*map(units.blocks_of, OFFLOADED)))
             layer_s[Component.OFFLOAD] = np.add(*exposed[-1])
         left = self._left_bytes(batch, units, held, whole=not view.any_set)

@@ -110,8 +110,11 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     if not ctx.preset.splits_loss:  # what was gathered, beside its parts in the vocabulary's order
         per_logit_kept = per_logit_kept + np.where(keys.tp > 1, BF16_BYTES, 0.0)
     # With several chunks the head runs its backward at once: what waits is the gradient of its input, in 16 bits.
-    waiting = np.where(chunks > 1, BF16_BYTES * keys.tokens * ctx.model.hidden, 0.0)
-    kept = per_logit_kept * keys.tokens * lost / chunks + waiting + 4.0 * keys.local_tokens * ctx.model.hidden
+    waiting = BF16_BYTES * keys.tokens * ctx.model.hidden
+    kept = ctx.switches.least_kept(
+        lambda parts: per_logit_kept * keys.tokens * lost / parts + np.where(parts > 1, waiting, 0.0)
+    )
+    kept = kept + 4.0 * keys.local_tokens * ctx.model.hidden
     return EndUnit(
         parts_s=parts,
         forward_s=parts[Component.FORWARD] + parts[Component.TP] / 2,

@@ -31,7 +31,7 @@ class RowSwitches:
 
     ``overlap`` maps each way to hide expert traffic to whether it is in use. ``dispatcher`` indexes ``DISPATCHERS``;
     ``dispatchers`` are those among the rows. ``cheapest``: the rows stand for every value at once, time takes the cheapest
-    and memory the leanest.
+    and memory the leanest, of ``kept_chunks`` parts of the loss.
     """
 
     overlap: dict[EpOverlap, BoolArray]
@@ -41,7 +41,15 @@ class RowSwitches:
     tp_overlap: BoolArray
     graphs: dict[CudaGraph, BoolArray]
     loss_chunks: FloatArray
+    kept_chunks: tuple[FloatArray, ...] = ()
     cheapest: bool = False
+
+    def least_kept(self, price: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """Price bytes by the parts of the loss, the least where rows stand for all."""
+        least: FloatArray = np.minimum.reduce(
+            [price(chunks) for chunks in self.kept_chunks or (self.loss_chunks,)]
+        )
+        return least
 
     def per_dispatcher(self, price: Callable[[Dispatcher], FloatArray]) -> FloatArray:
         """Choose each row's price by its dispatcher, the least where rows stand for all."""
@@ -108,5 +116,6 @@ def _cheapest(presets: list[FrameworkPreset]) -> RowSwitches:
         tp_overlap=np.array(any(p.tp_overlap for p in presets)),
         graphs={kind: np.array(any(p.cuda_graph is kind for p in presets)) for kind in CudaGraph},
         loss_chunks=np.array(float(min(p.loss_chunks for p in presets))),
+        kept_chunks=tuple(np.array(float(chunks)) for chunks in sorted({p.loss_chunks for p in presets})),
         cheapest=True,
     )
