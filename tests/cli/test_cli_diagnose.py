@@ -74,9 +74,10 @@ def test_python_call(job: tuple[Path, Path]) -> None:
 
 
 def test_one_rank_of_several(job: tuple[Path, Path]) -> None:
-    """A single rank's profile is enough for its terms; nothing tells a slow rank then."""
+    """A single rank's profile is enough for its terms; nothing tells a slow rank then, nor what calls with others waited."""
     found = json.loads(run("diagnose", str(job[0]), str(job[1] / "rank0_trace.json.gz"), "--json").stdout)
-    assert len(found["ranks"]) == 1 and found["answers"][-1].startswith("ranks: one profile")
+    assert len(found["ranks"]) == 1 and found["answers"][-2].startswith("ranks: one profile")
+    assert found["answers"][-1].startswith("missing: no profile of ranks 1-7")
 
 
 @pytest.mark.parametrize(
