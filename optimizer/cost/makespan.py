@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.operations import Operations, list_operations
+from layoutopt.optimizer.cost.operations import ListedOperations, list_operations
 from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.specs.errors import input_error
@@ -89,8 +89,8 @@ class _Run:
 class StepGraph:
     """Operations of a step in the order of their levels, with ``repeats`` more periods than are listed.
 
-    ``before`` and ``hops`` (N, 3) as in ``Operations``; ``cell`` (N,) indexes durations. ``levels`` are the bounds of the
-    levels of the operations before the periods, of each period alike, and of those behind: operations of a level
+    ``before`` and ``hops`` (N, 3) as in ``ListedOperations``; ``cell`` (N,) indexes durations. ``levels`` are the bounds of
+    the levels of the operations before the periods, of each period alike, and of those behind: operations of a level
     don't wait for each other. ``first`` is where the periods start, ``length`` the operations of one (0: none).
     """
 
@@ -313,7 +313,7 @@ def _period_size(pipeline: Pipeline) -> int:
 
 def _graph(
     pipeline: Pipeline,
-    ops: Operations,
+    ops: ListedOperations,
     order: IntArray,
     levels: tuple[list[int], list[int], list[int]],
     length: int,
@@ -336,7 +336,7 @@ def _graph(
     )
 
 
-def _periodic(pipeline: Pipeline, ops: Operations, size: int, repeats: int) -> StepGraph | None:
+def _periodic(pipeline: Pipeline, ops: ListedOperations, size: int, repeats: int) -> StepGraph | None:
     """Find the periods of a step; None where fewer than needed are in the list."""
     model = SCHEDULES[pipeline.schedule]
     each = 1 if model.pairs else 3 if model.splits_backward else 2
@@ -381,7 +381,7 @@ def _steady(columns: IntArray, length: int, shift: int) -> tuple[int, int]:
     return int(start[best]), int(end[best]) + length
 
 
-def _closed(ops: Operations, front: IntArray) -> IntArray:
+def _closed(ops: ListedOperations, front: IntArray) -> IntArray:
     """Move the front of every rank on until nothing behind it waits for anything before it."""
     rank = np.append(ops.columns[0], 0)
     position = np.append(np.arange(ops.size) - ops.first[rank[:-1]], -1)
@@ -395,7 +395,7 @@ def _closed(ops: Operations, front: IntArray) -> IntArray:
         front = moved
 
 
-def _by_level(ops: Operations, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
+def _by_level(ops: ListedOperations, members: NDArray[np.bool_]) -> tuple[IntArray, list[int]]:
     """Sort some operations by the longest chain of them that leads there; return the bounds of the levels too.
 
     Of each rank at most one operation is in a level: those of a level are found together, rank by rank.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class ListedOperations:
     """All operations, rank by rank in their order, and their dependencies.
 
     ``columns`` (6, n): rank, kind, chunk, micro-batch, and a pair's backward chunk and micro-batch. ``before`` and
@@ -36,7 +36,7 @@ class Operations:
         return int(self.columns.shape[1])
 
 
-def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> Operations:
+def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> ListedOperations:
     """List the operations of a pipeline with what they wait for."""
     tables = rank_tables(pipeline)
     lengths = [len(table) for table in tables]
@@ -70,7 +70,7 @@ def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> Operations:
         hops[op, column] = from_rank != rank[op]
     if overlap is not HopOverlap.ALL:
         _wait_for_transfers(before, hops, np.concatenate(waiting(pipeline, overlap)))
-    return Operations(columns=columns, first=first, before=before, hops=hops)
+    return ListedOperations(columns=columns, first=first, before=before, hops=hops)
 
 
 def _neighbours(pipeline: Pipeline) -> tuple[IntArray, IntArray]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.cause import CauseKind
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
-from layoutopt.optimizer.diagnose.logged import PASSES, Span, predicted_spans
+from layoutopt.optimizer.diagnose.logged import PASSES, LoggedSpan, predicted_spans
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.predicted import moved_in_domain
 from layoutopt.optimizer.diagnose.term_fit import MeasuredTerm, TermFit, fit_term
@@ -146,19 +146,19 @@ def _log_terms(found: LogDiagnosis, framework: Framework) -> list[MeasuredTerm[L
     """
     listed = [
         (TIME_SCALE, PASSES),
-        (f"host_step_s.{framework.value}", (Span.REST,)),
-        ("optimizer_hbm_fraction", (Span.OPTIMIZER,)),
+        (f"host_step_s.{framework.value}", (LoggedSpan.REST,)),
+        ("optimizer_hbm_fraction", (LoggedSpan.OPTIMIZER,)),
     ]
     rows = [row.spans for row in found.difference.rows]
     terms = []
     for name, spans in listed:
         mine = {span for held in rows if set(held) & set(spans) for span in held}
         if name == TIME_SCALE or mine == set(spans):
-            terms.append(_of_spans(name, tuple(span for span in Span if span in mine)))
+            terms.append(_of_spans(name, tuple(span for span in LoggedSpan if span in mine)))
     return terms
 
 
-def _of_spans(name: str, spans: tuple[Span, ...]) -> MeasuredTerm[LogDiagnosis]:
+def _of_spans(name: str, spans: tuple[LoggedSpan, ...]) -> MeasuredTerm[LogDiagnosis]:
     def measured(found: LogDiagnosis) -> float:
         """Sum the rows of the spans."""
         return sum(row.measured_s for row in found.difference.rows if set(row.spans) & set(spans))

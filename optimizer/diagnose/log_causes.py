@@ -17,7 +17,7 @@ from layoutopt.optimizer.diagnose.cause import (
     by_seconds,
 )
 from layoutopt.optimizer.diagnose.causes_of_ranks import SLOWER
-from layoutopt.optimizer.diagnose.logged import LoggedProfile, Span, SpanRow, alone_s, predicted_spans
+from layoutopt.optimizer.diagnose.logged import LoggedProfile, LoggedSpan, SpanRow, alone_s, predicted_spans
 from layoutopt.optimizer.specs.units import format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.predicted import Expectation
 
 FORWARD_TIMERS = ("forward-compute", "fwd")
-UPDATE = (Span.GRADIENTS, Span.OPTIMIZER)
+UPDATE = (LoggedSpan.GRADIENTS, LoggedSpan.OPTIMIZER)
 TRACES = "traces of a few ranks tell which"
 
 
@@ -59,7 +59,7 @@ class _Log:
         return tuple(part for row in self.apart.rows for part in self._parts(row))
 
     def _parts(self, row: SpanRow) -> tuple[SpanRow, ...]:
-        summed_s = alone_s(self.profile, Span.GRADIENTS)
+        summed_s = alone_s(self.profile, LoggedSpan.GRADIENTS)
         if row.spans != UPDATE or summed_s is None:
             return (row,)
         planned = predicted_spans(self.expected)
@@ -69,7 +69,7 @@ class _Log:
             for span, seconds in zip(UPDATE, measured, strict=True)
         )
 
-    def row(self, *spans: Span) -> SpanRow | None:
+    def row(self, *spans: LoggedSpan) -> SpanRow | None:
         """Return the row of exactly these spans."""
         return next((row for row in self.rows if row.spans == spans), None)
 
@@ -99,7 +99,7 @@ def slowest_passes(profile: LoggedProfile, expected: Expectation) -> SlowPasses 
 
 
 def _data(log: _Log) -> Iterator[Cause]:
-    row = log.row(Span.DATA)
+    row = log.row(LoggedSpan.DATA)
     if row is not None:
         yield Cause(
             kind=CauseKind.DATA_LOADER,
@@ -131,9 +131,9 @@ def _ranks(log: _Log) -> Iterator[Cause]:
 
 def _passes(log: _Log) -> Iterator[Cause]:
     """Backward that is slower than forward recomputes; both slow alike is speed."""
-    forward, backward = log.row(Span.FORWARD), log.row(Span.BACKWARD)
+    forward, backward = log.row(LoggedSpan.FORWARD), log.row(LoggedSpan.BACKWARD)
     if forward is None or backward is None or not forward.ratio or not backward.ratio:
-        both = [row for row in log.apart.rows if Span.FORWARD in row.spans]
+        both = [row for row in log.apart.rows if LoggedSpan.FORWARD in row.spans]
         yield from (
             _slow(row.words, row.ratio, row.gap_s) for row in both if row.ratio and row.ratio > LEAST_RATIO
         )
@@ -173,7 +173,7 @@ def _slow(words: str, ratio: float, seconds: float) -> Cause:
 
 def _gradients(log: _Log) -> Iterator[Cause]:
     """Traffic after the passes: alone where it takes what was to be hidden, slow where it takes more than all of it."""
-    row = log.row(Span.GRADIENTS)
+    row = log.row(LoggedSpan.GRADIENTS)
     if row is None or row.gap_s <= 0 or not row.measured_s:
         return
     whole_s = max(_whole_s(log.expected), row.predicted_s)
@@ -206,10 +206,10 @@ def _whole_s(expected: Expectation) -> float:
 def _others(log: _Log) -> Iterator[Cause]:
     """Name the other spans that are longer than predicted."""
     known = (
-        (Span.OPTIMIZER, CauseKind.SLOW_KERNELS, "the optimizer", "a fused, distributed optimizer"),
-        (Span.PIPELINE, CauseKind.SLOW_LINK, "sends and waiting in the pipeline",
+        (LoggedSpan.OPTIMIZER, CauseKind.SLOW_KERNELS, "the optimizer", "a fused, distributed optimizer"),
+        (LoggedSpan.PIPELINE, CauseKind.SLOW_LINK, "sends and waiting in the pipeline",
          "stages of equal time; the links between them"),
-        (Span.REST, CauseKind.HOST_BOUND, "what lies between the timers",
+        (LoggedSpan.REST, CauseKind.HOST_BOUND, "what lies between the timers",
          "logging, evaluation and checkpoints within the logged steps; the data loader"),
     )  # fmt: skip
     for span, kind, words, remedy in known:

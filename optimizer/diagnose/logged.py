@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.predicted import Expectation, PredictedStage
 
 
-class Span(StrEnum):
+class LoggedSpan(StrEnum):
     """A stretch of a step that timers bracket. Together they are the step."""
 
     FORWARD = "forward"
@@ -40,22 +40,22 @@ class Span(StrEnum):
 
 
 _WORDS = {
-    Span.FORWARD: "forward passes",
-    Span.BACKWARD: "backward passes",
-    Span.PIPELINE: "pipeline sends and bubble",
-    Span.GRADIENTS: "gradient sums and weight gathers",
-    Span.OPTIMIZER: "optimizer",
-    Span.DATA: "batches",
-    Span.REST: "rest of the step",
+    LoggedSpan.FORWARD: "forward passes",
+    LoggedSpan.BACKWARD: "backward passes",
+    LoggedSpan.PIPELINE: "pipeline sends and bubble",
+    LoggedSpan.GRADIENTS: "gradient sums and weight gathers",
+    LoggedSpan.OPTIMIZER: "optimizer",
+    LoggedSpan.DATA: "batches",
+    LoggedSpan.REST: "rest of the step",
 }
-_HUES: dict[Span, Hue] = {
-    Span.FORWARD: "blue", Span.BACKWARD: "sky", Span.PIPELINE: "grey", Span.GRADIENTS: "green", Span.OPTIMIZER: "plum",
-    Span.DATA: "gold", Span.REST: "slate",
+_HUES: dict[LoggedSpan, Hue] = {
+    LoggedSpan.FORWARD: "blue", LoggedSpan.BACKWARD: "sky", LoggedSpan.PIPELINE: "grey",
+    LoggedSpan.GRADIENTS: "green", LoggedSpan.OPTIMIZER: "plum", LoggedSpan.DATA: "gold", LoggedSpan.REST: "slate",
 }  # fmt: skip
 WHOLE = "whole step"
 """What a row of all spans is called."""
 
-PASSES = (Span.FORWARD, Span.BACKWARD)
+PASSES = (LoggedSpan.FORWARD, LoggedSpan.BACKWARD)
 
 IN_PASSES = (Component.TP, Component.CP, Component.EP, Component.FSDP)
 """Traffic within passes, part of it in each direction."""
@@ -97,12 +97,12 @@ class LoggedProfile:
 class SpanRow(Compared):
     """Spans that a log tells as one sum."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[LoggedSpan, ...]
 
     @property
     def words(self) -> str:
         """All spans in words."""
-        if {Span.FORWARD, Span.REST} <= set(self.spans):
+        if {LoggedSpan.FORWARD, LoggedSpan.REST} <= set(self.spans):
             return WHOLE
         return ", ".join(span.words for span in self.spans)
 
@@ -152,7 +152,7 @@ def span_difference(profile: LoggedProfile, expected: Expectation) -> StepDiffer
     return StepDifference(predicted_s=expected.step_s, measured_s=step_s, rows=tuple(rows))
 
 
-def alone_s(profile: LoggedProfile, span: Span) -> float | None:
+def alone_s(profile: LoggedProfile, span: LoggedSpan) -> float | None:
     """Return the seconds of the timers that hold this span and no other; None where none does."""
     table = _table().get(profile.trainer, {})
     mine = [name for name in profile.timers_s if name in table and table[name]["holds"] == [span.value]]
@@ -169,14 +169,14 @@ def untold(profile: LoggedProfile, apart: StepDifference[SpanRow]) -> str:
     return f"the log of {profile.trainer} does not tell apart: {'; '.join(sums)}. Traces of ranks do"
 
 
-def predicted_spans(expected: Expectation) -> dict[Span, float]:
+def predicted_spans(expected: Expectation) -> dict[LoggedSpan, float]:
     """Return the plan's seconds of every span, in the mean over its stages; they sum to the step."""
     times = stage_times(expected.cost, expected.layout)
     stages = [_spans_of(stage, times[stage.stage :: expected.layout.pp]) for stage in expected.stages]
-    return {span: fmean(stage[span] for stage in stages) for span in Span}
+    return {span: fmean(stage[span] for stage in stages) for span in LoggedSpan}
 
 
-def _spans_of(stage: PredictedStage, times: Sequence[StageTimes]) -> dict[Span, float]:
+def _spans_of(stage: PredictedStage, times: Sequence[StageTimes]) -> dict[LoggedSpan, float]:
     """Divide a stage's step: traffic and host time within passes as its kernels' list has them by direction."""
     forward_s = stage.seconds(Component.FORWARD)
     for component in (*IN_PASSES, Component.HOST):
@@ -195,13 +195,13 @@ def _spans_of(stage: PredictedStage, times: Sequence[StageTimes]) -> dict[Span, 
         *IN_PASSES,
     )
     return {
-        Span.FORWARD: forward_s,
-        Span.BACKWARD: sum(stage.seconds(component) for component in within) - forward_s,
-        Span.PIPELINE: stage.seconds(Component.PP) + stage.seconds(Component.BUBBLE),
-        Span.GRADIENTS: stage.seconds(Component.DP) + stage.seconds(Component.SYNC),
-        Span.OPTIMIZER: stage.seconds(Component.OPTIMIZER),
-        Span.DATA: 0.0,
-        Span.REST: stage.seconds(Component.STEP),
+        LoggedSpan.FORWARD: forward_s,
+        LoggedSpan.BACKWARD: sum(stage.seconds(component) for component in within) - forward_s,
+        LoggedSpan.PIPELINE: stage.seconds(Component.PP) + stage.seconds(Component.BUBBLE),
+        LoggedSpan.GRADIENTS: stage.seconds(Component.DP) + stage.seconds(Component.SYNC),
+        LoggedSpan.OPTIMIZER: stage.seconds(Component.OPTIMIZER),
+        LoggedSpan.DATA: 0.0,
+        LoggedSpan.REST: stage.seconds(Component.STEP),
     }
 
 
@@ -226,7 +226,7 @@ def _outside(name: str, profile: LoggedProfile, table: Mapping[str, Mapping[str,
     return outer
 
 
-def _told(profile: LoggedProfile, step_s: float) -> list[tuple[tuple[Span, ...], float]]:
+def _told(profile: LoggedProfile, step_s: float) -> list[tuple[tuple[LoggedSpan, ...], float]]:
     """Return disjoint sets of spans with their seconds, which sum to the step.
 
     A timer's own seconds are what the timers inside of it leave, for the spans that none of them holds; sets that share a
@@ -235,8 +235,8 @@ def _told(profile: LoggedProfile, step_s: float) -> list[tuple[tuple[Span, ...],
     table = _table().get(profile.trainer, {})
     known = [name for name in profile.timers_s if name in table]
     left: dict[str | None, float] = {None: step_s} | {name: profile.mean_s(name) for name in known}
-    holds: dict[str | None, set[Span]] = {None: set(Span)} | {
-        name: set(map(Span, table[name]["holds"])) for name in known
+    holds: dict[str | None, set[LoggedSpan]] = {None: set(LoggedSpan)} | {
+        name: set(map(LoggedSpan, table[name]["holds"])) for name in known
     }
     own = {name: set(spans) for name, spans in holds.items()}
     for name in known:
@@ -245,12 +245,12 @@ def _told(profile: LoggedProfile, step_s: float) -> list[tuple[tuple[Span, ...],
         own[outer] -= holds[name]
     # a timer that holds nothing but its inner timers: what they leave is the step's
     left[None] += sum(left[name] for name in known if not own[name])
-    sums: list[tuple[set[Span], float]] = []
+    sums: list[tuple[set[LoggedSpan], float]] = []
     for timer in (None, *(name for name in known if own[name])):
         joined, seconds = own[timer], left[timer]
         for spans, others in [one for one in sums if one[0] & joined]:
             joined, seconds = joined | spans, seconds + others
             sums.remove((spans, others))
         sums.append((joined, seconds))
-    listed = [(tuple(span for span in Span if span in spans), seconds) for spans, seconds in sums]
-    return sorted(listed, key=lambda one: tuple(Span).index(one[0][0]))
+    listed = [(tuple(span for span in LoggedSpan if span in spans), seconds) for spans, seconds in sums]
+    return sorted(listed, key=lambda one: tuple(LoggedSpan).index(one[0][0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.diagnose.logged import Span, predicted_spans
+from layoutopt.optimizer.diagnose.logged import LoggedSpan, predicted_spans
 from layoutopt.optimizer.diagnose.predicted import expectation
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class LoggedJob:
     """A plan's run: seconds of every span, and how much longer the slowest rank's passes take."""
 
     planned: Planned
-    spans_s: dict[Span, float]
+    spans_s: dict[LoggedSpan, float]
     slow_rank: tuple[int, float] = (0, 1.0)
     changed: Mapping[str, int] = field(default_factory=dict)
 
@@ -73,20 +73,20 @@ def megatron_log(job: LoggedJob, *, level: int = 2, option: str = "minmax") -> s
 
 def _megatron_timers(job: LoggedJob, level: int) -> dict[str, float]:
     s = job.spans_s
-    passes = s[Span.FORWARD] + s[Span.DATA] + s[Span.BACKWARD]
+    passes = s[LoggedSpan.FORWARD] + s[LoggedSpan.DATA] + s[LoggedSpan.BACKWARD]
     found = {
-        "forward-backward": passes + s[Span.PIPELINE] + s[Span.GRADIENTS] / 2,
-        "all-grads-sync": s[Span.GRADIENTS] / 2,
-        "params-all-gather": s[Span.GRADIENTS] / 2,
-        "optimizer-inner-step": s[Span.OPTIMIZER] / 2,
-        "optimizer": s[Span.OPTIMIZER] + s[Span.GRADIENTS] / 2,
+        "forward-backward": passes + s[LoggedSpan.PIPELINE] + s[LoggedSpan.GRADIENTS] / 2,
+        "all-grads-sync": s[LoggedSpan.GRADIENTS] / 2,
+        "params-all-gather": s[LoggedSpan.GRADIENTS] / 2,
+        "optimizer-inner-step": s[LoggedSpan.OPTIMIZER] / 2,
+        "optimizer": s[LoggedSpan.OPTIMIZER] + s[LoggedSpan.GRADIENTS] / 2,
     }
     if level > 1:
         found |= {
-            "forward-compute": s[Span.FORWARD] + s[Span.DATA],
-            "batch-generator": s[Span.DATA],
-            "backward-compute": s[Span.BACKWARD],
-            "forward-recv": s[Span.PIPELINE] / 2,
+            "forward-compute": s[LoggedSpan.FORWARD] + s[LoggedSpan.DATA],
+            "batch-generator": s[LoggedSpan.DATA],
+            "backward-compute": s[LoggedSpan.BACKWARD],
+            "forward-recv": s[LoggedSpan.PIPELINE] / 2,
         }
     return found
 
@@ -121,10 +121,12 @@ def deepspeed_log(job: LoggedJob, *, rates: bool = True) -> str:
     s, batch = job.spans_s, job.planned.cost.training.global_batch
     lines = []
     for step in range(1, 5):
-        micro = f"time (ms) | fwd_microstep: {250 * s[Span.FORWARD]:.2f} | bwd_microstep: {250 * s[Span.BACKWARD]:.2f}"
+        forward_ms, backward_ms = 250 * s[LoggedSpan.FORWARD], 250 * s[LoggedSpan.BACKWARD]
+        micro = f"time (ms) | fwd_microstep: {forward_ms:.2f} | bwd_microstep: {backward_ms:.2f}"
         timers = {
-            "fwd": s[Span.FORWARD], "bwd": s[Span.BACKWARD] + s[Span.GRADIENTS] / 2, "bwd_inner": s[Span.BACKWARD],
-            "bwd_allreduce": s[Span.GRADIENTS] / 2, "step": s[Span.OPTIMIZER] + s[Span.GRADIENTS] / 2,
+            "fwd": s[LoggedSpan.FORWARD], "bwd": s[LoggedSpan.BACKWARD] + s[LoggedSpan.GRADIENTS] / 2,
+            "bwd_inner": s[LoggedSpan.BACKWARD],
+            "bwd_allreduce": s[LoggedSpan.GRADIENTS] / 2, "step": s[LoggedSpan.OPTIMIZER] + s[LoggedSpan.GRADIENTS] / 2,
         }  # fmt: skip
         words = " | ".join(f"{name}: {1e3 * seconds:.2f}" for name, seconds in timers.items())
         lines += [

@@ -17,7 +17,7 @@ from layoutopt import diagnose
 from layoutopt.cli import main
 from layoutopt.optimizer.ask.planned import load_planned
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
-from layoutopt.optimizer.diagnose.logged import Span
+from layoutopt.optimizer.diagnose.logged import LoggedSpan
 from layoutopt.optimizer.interop.profiles.log import read_log
 from layoutopt.optimizer.specs.loading import load_cluster
 
@@ -68,7 +68,9 @@ def seconds(found: LogDiagnosis) -> dict[str, tuple[float, float]]:
 def test_megatron_timers_come_back_term_by_term(job: LoggedJob, tmp_path: Path) -> None:
     """Level 2: every span alone, what was put in, and the step is their sum; nothing stands out of a clean run."""
     found = held(megatron_log(job), job, tmp_path)
-    assert [row.spans for row in found.difference.rows] == [(span,) for span in Span if job.spans_s[span]]
+    assert [row.spans for row in found.difference.rows] == [
+        (span,) for span in LoggedSpan if job.spans_s[span]
+    ]
     for row in found.difference.rows:
         assert row.measured_s == pytest.approx(job.spans_s[row.spans[0]], abs=2e-4)
         assert row.predicted_s == pytest.approx(job.spans_s[row.spans[0]], abs=1e-9)
@@ -92,7 +94,8 @@ def test_fewer_timers_tell_sums(job: LoggedJob, tmp_path: Path) -> None:
     one = held(megatron_log(job, level=1), job, tmp_path)
     words = "forward passes, backward passes, pipeline sends and bubble"
     assert seconds(one)[words][1] == pytest.approx(
-        sum(job.spans_s[span] for span in (Span.FORWARD, Span.BACKWARD, Span.PIPELINE)), abs=2e-4
+        sum(job.spans_s[span] for span in (LoggedSpan.FORWARD, LoggedSpan.BACKWARD, LoggedSpan.PIPELINE)),
+        abs=2e-4,
     )
     assert f"does not tell apart: {words}. Traces" in one.notes[-1]
     none = held(megatron_log(job, level=0), job, tmp_path)
@@ -117,14 +120,14 @@ def test_deepspeed_timers(job: LoggedJob, tmp_path: Path) -> None:
     """Passes are told, gathers of weights not from the optimizer; without rates the timers are the step."""
     found = held(deepspeed_log(job), job, tmp_path)
     told = seconds(found)
-    assert told["forward passes"][1] == pytest.approx(job.spans_s[Span.FORWARD], abs=1e-4)
-    assert told["backward passes"][1] == pytest.approx(job.spans_s[Span.BACKWARD], abs=1e-4)
+    assert told["forward passes"][1] == pytest.approx(job.spans_s[LoggedSpan.FORWARD], abs=1e-4)
+    assert told["backward passes"][1] == pytest.approx(job.spans_s[LoggedSpan.BACKWARD], abs=1e-4)
     assert (
         "gradient sums and weight gathers, optimizer" in told
         and "deepspeed does not tell apart" in found.notes[-1]
     )
     bare = held(deepspeed_log(job, rates=False), job, tmp_path)
-    timed = (Span.FORWARD, Span.BACKWARD, Span.GRADIENTS, Span.OPTIMIZER)
+    timed = (LoggedSpan.FORWARD, LoggedSpan.BACKWARD, LoggedSpan.GRADIENTS, LoggedSpan.OPTIMIZER)
     assert bare.step_s == pytest.approx(sum(job.spans_s[span] for span in timed), abs=2e-4)
 
 
@@ -144,7 +147,7 @@ def test_deepspeed_sums_and_optimizer_are_blamed_apart(job: LoggedJob, tmp_path:
 
 FAULTS: dict[str, tuple[Any, str]] = {
     "batches": (lambda job: job.added(data=0.1), "batches take"),
-    "recomputation": (lambda job: job.added(backward=0.9 * job.spans_s[Span.FORWARD]), "recomputation"),
+    "recomputation": (lambda job: job.added(backward=0.9 * job.spans_s[LoggedSpan.FORWARD]), "recomputation"),
     "slow passes": (
         lambda job: job.scaled(forward=1.2, backward=1.2),
         "forward and backward passes take 1.20 times",

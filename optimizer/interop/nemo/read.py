@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
-    from layoutopt.optimizer.interop.nemo.recipes import Recipe
+    from layoutopt.optimizer.interop.nemo.recipes import NemoRecipe
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
 
@@ -213,7 +213,7 @@ def _gpus(trainer: Fields, notes: list[str]) -> int | None:
     return devices * (nodes or 1)
 
 
-def _of_recipe(recipe: Recipe, file: str, recipe_file: Path | None) -> ImportedJob:
+def _of_recipe(recipe: NemoRecipe, file: str, recipe_file: Path | None) -> ImportedJob:
     """Read what a script or command changes of a NeMo 2 recipe; without its file the rest is the recipe's and open."""
     values, notes = recipe.stated, list[str]()
     if recipe_file is not None:

@@ -30,7 +30,7 @@ ARGUMENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class NemoRecipe:
     """A recipe by ``name``, the ``function`` that makes it, its ``arguments``, and dotted keys that are set afterwards.
 
     What is computed is a hole (``shell.values``).
@@ -48,7 +48,7 @@ class Recipe:
         return named | self.settings
 
 
-def script_recipe(text: str, file: str = "") -> Recipe:
+def script_recipe(text: str, file: str = "") -> NemoRecipe:
     """Return the recipe that a script makes and what it sets of it.
 
     Raises ``InputError`` where a script makes several or none, or where it branches around what it sets.
@@ -75,10 +75,10 @@ def script_recipe(text: str, file: str = "") -> Recipe:
     if not made:
         raise input_error("no recipe of NeMo 2 found", "like llm.llama3_8b.pretrain_recipe(...)", file=file)
     ((name, function, call),) = made.values()
-    return Recipe(name=name, function=function, arguments=_arguments(call, constants), settings=settings)
+    return NemoRecipe(name=name, function=function, arguments=_arguments(call, constants), settings=settings)
 
 
-def factory_recipe(factory: str, function: str, settings: dict[str, Any], file: str = "") -> Recipe:
+def factory_recipe(factory: str, function: str, settings: dict[str, Any], file: str = "") -> NemoRecipe:
     """Read the recipe of ``nemo llm pretrain --factory NAME`` or ``--factory "NAME(num_nodes=2)"``."""
     tree = parse_python(factory, file)
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
@@ -86,7 +86,7 @@ def factory_recipe(factory: str, function: str, settings: dict[str, Any], file: 
     names = _path(call.func if isinstance(call, ast.Call) else call) if call is not None else []
     if len(names) != 1:
         raise input_error(f"cannot read {shorten(factory)!r}", "like llama3_8b", key="--factory", file=file)
-    return Recipe(name=names[0], function=function, arguments=arguments, settings=settings)
+    return NemoRecipe(name=names[0], function=function, arguments=arguments, settings=settings)
 
 
 def _in_branches(tree: ast.Module) -> set[int]:
