@@ -139,7 +139,7 @@ def test_what_is_left_out_stays_in_files_plans_and_answers(tmp_path: Path) -> No
     assert "left_out" in model.read_text()
     asked = (str(model), "h100x8", "--batch", "8", "--precision", "bf16")
     layout = ("--layout", "tp=1,zero=1", "-q")
-    assert remark in _printed("evaluate", *asked, *layout)
+    assert remark in " ".join(_printed("evaluate", *asked, *layout).split())  # wrapped at any width
     assert remark in json.loads(_printed("evaluate", *asked, *layout, "--json"))["warnings"]
     plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
     _printed("solve", *asked, "-q", "-o", str(plan), "--report", str(page))
