@@ -194,6 +194,7 @@ def _row(layout: Layout) -> LayoutBatch:
         schedules=(layout.schedule,),
         precisions=(layout.precision,),
         savers=(layout.savers,),
+        switches=(layout.switches,),
     )
     return LayoutBatch(codebook=codebook, hsdp_shard=np.array([layout.hsdp_shard or 0]), **codes, **columns)
 
