@@ -10,7 +10,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.batch import SAME
 from layoutopt.optimizer.cost.estimate import estimate
-from layoutopt.optimizer.cost.objectives import parse_objective
+from layoutopt.optimizer.cost.objectives import REGRET, parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.releases import date_remarks
@@ -159,8 +159,11 @@ def _in_seconds(source: CostedSpace, result: SearchResult, outcome: ObjectiveAns
     steps = [_priced(source, found)[1].step_time_s for found in result.found]
     priced = [replace(found, step_time_s=step_s) for found, step_s in zip(result.found, steps, strict=True)]
     rest = sorted((one for one in priced[1:] if one.step_time_s >= steps[0]), key=lambda one: one.step_time_s)
-    left = (outcome.value - outcome.bound) / max(abs(outcome.value), 1e-30)
-    gap = 0.0 if outcome.proven and left * steps[0] <= result.rounding_s else min(max(left, 0.0), 1.0)
+    open_ = outcome.value - outcome.bound
+    left = open_ / max(abs(outcome.value), 1e-30)
+    # a regret is a share of a step, and may be 0: any rounding is all of it
+    share = open_ if parse_objective(outcome.name).statistic == REGRET else left
+    gap = 0.0 if outcome.proven and share * steps[0] <= result.rounding_s else min(max(left, 0.0), 1.0)
     return replace(result, found=(priced[0], *rest), bound_s=steps[0] * (1 - gap), complete=outcome.proven)
 
 
