@@ -326,7 +326,7 @@ class CostModel:
             working_set=dp is not None,
         )
         stage = units.mean_stage(self.counts / batch.pp[:, None])
-        weight, lone_s = bubble(batch, stage, least=view.least)
+        weight, lone_s = bubble(batch, stage, least=view.least or view.any_switches)
         embedding = {part: value[units.inverse] for part, value in units.embedding.parts_s.items()}
         # Of a stage with copies, each rank works through its share of the micro-batches.
         share = 1.0 / schedule.parameter_copies
