@@ -267,7 +267,10 @@ def test_stopped_plan() -> None:
     report = verify_plan(plan)
     assert report.accepted, str(report)
     unread = {text.split()[0] for text in report.not_checked}
-    assert unread == {"solve_time_s", "whether", *(f"certificate.{name}" for name in COUNTS)}
+    always = {"solve_time_s", "whether", *(f"certificate.{name}" for name in COUNTS)}
+    # A roomier layout and near-ties left open are named only where the search happened to stop beside such ones.
+    beside = {name for name in ("comfortable", "open_ties") if plan.get(name)}
+    assert unread == always | beside
     for claimed in ("optimal", "within_gap", "infeasible"):
         forged = Forgery(put("status", claimed)).made_of(plan)
         assert not verify_plan(forged).accepted
