@@ -103,7 +103,10 @@ class CommandLine(click.Group):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and flush, so that a closed pipe shows here and not at exit."""
+        """Run the command and flush, so that a closed pipe shows here and not at exit.
+
+        Raises click's ``Exit`` for such a pipe.
+        """
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

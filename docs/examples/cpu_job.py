@@ -108,6 +108,7 @@ def main() -> None:
     stage = Stage(asked.pp, asked.layers, asked.micro_batches, asked.recompute)
 
     def done(profiler: profile) -> None:
+        """Write the rank's trace where diagnose looks for it."""
         profiler.export_chrome_trace(str(asked.folder / f"rank{rank}_trace.json.gz"))
 
     plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE)

@@ -105,7 +105,10 @@ def load_question(
 
 
 def load_layout(text: str, *, names: Names = PYTHON) -> PartialLayout:
-    """Read a layout given as text (``tp=8,pp=16``), as a layout file or plan, or ``-`` for standard input."""
+    """Read a layout given as text (``tp=8,pp=16``), as a layout file or plan, or ``-`` for standard input.
+
+    Raises ``InputError`` for an empty text and for what a layout can't say.
+    """
     from layoutopt.optimizer.specs import loading
     from layoutopt.optimizer.specs.document import exists, parse_document
     from layoutopt.optimizer.specs.layout_file import read_layout
@@ -120,7 +123,10 @@ def load_layout(text: str, *, names: Names = PYTHON) -> PartialLayout:
 
 
 def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int | None:
-    """Return the global batch in sequences, None where none is given; tokens are rounded to whole ones."""
+    """Return the global batch in sequences, None where none is given; tokens are rounded to whole ones.
+
+    Raises ``InputError`` where both are given or the tokens are no number of sequences in range.
+    """
     if run.batch_tokens is None:
         return run.global_batch
     if run.global_batch is not None:
@@ -137,7 +143,10 @@ def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int 
 
 
 def run_tokens(run: RunChoices, length: int, names: Names = PYTHON) -> float | None:
-    """Return the tokens of the whole run as stated, or as epochs over samples of a sequence each; None: as the file says."""
+    """Return the tokens of the whole run as stated, or as epochs over samples of a sequence each; None: as the file says.
+
+    Raises ``InputError`` where tokens and samples are both given, or epochs without samples.
+    """
     if run.total_tokens is not None and (run.epochs or run.samples):
         what = f"is given together with {names.epochs if run.epochs else names.samples}"
         raise input_error(
@@ -312,6 +321,7 @@ def _stated_run(run: RunChoices, names: Names) -> Callable[[Mapping[str, Any]], 
     """Return what of a run fills a model file that states less: its sequence length, batch, precision."""
 
     def fill(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the run says of keys that the file leaves open."""
         length = run.sequence_length or stated.get("sequence_length")
         filled: dict[str, Any] = {}
         filled |= {} if run.sequence_length is None else {"sequence_length": run.sequence_length}

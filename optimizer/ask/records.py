@@ -37,7 +37,10 @@ class Names:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let problems of arguments carry these names; problems inside files keep their keys."""
+        """Let problems of arguments carry these names; problems inside files keep their keys.
+
+        Raises the ``InputError`` of its body under these names.
+        """
         try:
             yield
         except InputError as error:

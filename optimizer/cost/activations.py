@@ -240,7 +240,7 @@ def _mamba_bytes(ctx: ComputeContext, keys: Keys) -> dict[str, FloatArray]:
 
 
 def routed_rows(ctx: ComputeContext, keys: Keys) -> FloatArray:
-    """Token copies that arrive on the fullest expert rank; capacity padding or a stated imbalance replace the margin."""
+    """Token copies (n,) on the fullest expert rank; capacity padding or a stated imbalance replaces the margin."""
     moe = ctx.model.moe
     assert moe is not None
     stated = ctx.training.moe_imbalance

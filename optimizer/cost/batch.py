@@ -127,7 +127,7 @@ class LayoutBatch:
         return len(self.tp)
 
     def take(self, index: NDArray[Any]) -> LayoutBatch:
-        """Return the rows selected by an index or mask array."""
+        """Return the rows selected by an index or mask array by an index (k,) or mask (n,)."""
         rows = self.tp[index]
         if len(rows) == len(self) > FEW_ROWS and (index == np.arange(len(self))).all():
             return self
@@ -150,7 +150,7 @@ class LayoutBatch:
 
 
 def compact(column: IntArray) -> IntArray:
-    """Return a column that stores its value once where all rows share it."""
+    """Return a column (n,) that stores its value once where all rows share it: then it is a view without strides."""
     if len(column) and (column == column[0]).all():
         return np.broadcast_to(column[:1].copy(), column.shape)
     return column

@@ -50,7 +50,7 @@ class UnitTimes:
 
     @property
     def apart_s(self) -> FloatArray:
-        """A forward and a whole backward one after the other."""
+        """A forward and a whole backward one after the other, (n,)."""
         return self.forward_s + self.dgrad_s + self.wgrad_s
 
 
@@ -64,12 +64,12 @@ class Chain:
     hidden: FloatArray | float = 0.0
 
     def seconds(self, times: UnitTimes) -> FloatArray:
-        """Return the chain's length."""
+        """Return the chain's length, (n,)."""
         compute = self.forward * times.forward_s + self.dgrad * times.dgrad_s + self.wgrad * times.wgrad_s
         return compute + self.hidden * times.hidden_s
 
     def least_share(self, times: UnitTimes) -> FloatArray:
-        """Return a floor under the chain over a rank's time, however much longer forward and dgrad get.
+        """Return a floor under the chain over a rank's time, (n,), however much longer forward and dgrad get.
 
         ``times`` hold the least of each, hidden time apart. What makes a forward longer adds ``forward`` times
         that to the chain and once to the rank, so that the quotient is a mean of the quotient now and of the

@@ -58,7 +58,7 @@ class CommContext:
 
     @property
     def tp_share(self) -> FloatArray:
-        """Share of the blocking tensor-parallel collectives that stays exposed: overlap is that of sequence parallelism."""
+        """Exposed share (n,) of the blocking tensor-parallel collectives: overlap is that of sequence parallelism."""
         ctx = self.compute
         hides = ctx.switches.tp_overlap & (self.keys.sp > 0) & (not ctx.rates.ideal)
         return np.where(hides, ctx.constants["tp_exposed_overlapped"], 1.0)
@@ -106,7 +106,7 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
 
 
 def activation_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of a micro-batch's hidden states, before tensor parallelism shards them."""
+    """Bytes of a micro-batch's hidden states, before tensor parallelism shards them, (n,)."""
     return BF16_BYTES * comm.keys.tokens * comm.compute.model.hidden
 
 
@@ -162,7 +162,7 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
 
 
 def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
-    """Bytes that a rank sends in one dispatch and in one combine, each copy of a token counted."""
+    """Bytes that a rank sends in one dispatch and in one combine, each copy of a token counted, (n,) each."""
     ctx, moe = comm.compute, comm.compute.model.moe
     assert moe is not None
     narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
@@ -207,7 +207,7 @@ def _deduplicated_s(comm: CommContext, sent: FloatArray) -> FloatArray:
 
 
 def counts_awaited_s(comm: CommContext, shape: LayerShape) -> FloatArray:
-    """Time the host waits for token counts of other ranks before a dispatch by DeepEP; others wait for their own alone."""
+    """Time (n,) the host waits for other ranks' token counts before a dispatch by DeepEP; others wait for their own."""
     zero, constants = np.zeros_like(comm.keys.tp), comm.compute.constants
     if shape.mlp is not Mlp.MOE or comm.compute.rates.ideal:
         return zero
@@ -218,7 +218,7 @@ def counts_awaited_s(comm: CommContext, shape: LayerShape) -> FloatArray:
 
 
 def routed_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of the rows that an expert-tensor group gathers before its experts and scatters after them."""
+    """Bytes of the rows that an expert-tensor group gathers before its experts and scatters after them, (n,)."""
     model = comm.compute.model
     assert model.moe is not None
     copies = 1 if comm.compute.preset.gathers_tokens else model.moe.top_k
@@ -296,6 +296,7 @@ def _beside_other_passes(
     zero = np.zeros_like(dispatch)
 
     def total(time: str, *, attention: bool) -> FloatArray:
+        """Sum one time of the parts of attention, or of those after it, (n,)."""
         parts = (part for name, part in work.items() if (name in ATTENTION_SIDE) is attention)
         return sum((getattr(part, time) for part in parts), zero)
 
@@ -324,6 +325,7 @@ def _beside_kernels(comm: CommContext) -> FloatArray:
     constants = comm.compute.constants
 
     def lost(dispatcher: Dispatcher, count: int) -> FloatArray:
+        """How much longer compute takes, over its own time, while an exchange's kernels hold SMs."""
         held = min(constants[f"exchange_sms.{dispatcher.value}"] / count, 0.5)
         return np.asarray(held / (1.0 - held))
 

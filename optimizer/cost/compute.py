@@ -63,7 +63,7 @@ class Work:
     wgrad_s: FloatArray
 
     def scaled(self, times: FloatArray | float) -> Work:
-        """Do the same work several times."""
+        """Do the same work ``times``, (n,) or one number for all."""
         return Work(times * self.forward_s, times * self.dgrad_s, times * self.wgrad_s)
 
     def __add__(self, other: Work) -> Work:
@@ -95,7 +95,7 @@ class ComputeContext:
 
     @property
     def expert_traffic(self) -> FloatArray:
-        """Memory traffic around expert multiplications over that of separate kernels.
+        """Memory traffic around expert multiplications over that of separate kernels, (n,) or (), (n,).
 
         A graph of the whole iteration cannot ask the host how many tokens an expert got: from Blackwell on one kernel
         sizes itself, multiplies, activates and casts for all local experts (NVIDIA/Megatron-LM, CuTe DSL grouped MLP).
@@ -123,9 +123,10 @@ def linear(
     groups: FloatArray | float = 1.0,
     cast_share: FloatArray | float = 1.0,
 ) -> Work:
-    """Time a linear layer of ``rows`` tokens; the weight gradient accumulates into the gradient buffer.
+    """Time a linear layer of ``rows`` tokens, (n,); the weight gradient accumulates into the gradient buffer.
 
-    ``cast_share`` is the traffic of 8-bit casts over that of separate kernels.
+    ``cast_share`` is the traffic of 8-bit casts over that of separate kernels. ``rows``, ``columns`` and ``inner``
+    are (n,) or one number for all.
     """
     rates, buffer = ctx.rates, 2.0 * ctx.preset.grad_bytes
     own = ctx.preset.weight_bytes
@@ -146,7 +147,7 @@ def linear(
 
 
 def moved(ctx: ComputeContext, forward_bytes: FloatArray, backward_bytes: FloatArray) -> Work:
-    """Time element-wise kernels by the bytes they move."""
+    """Time element-wise kernels by the bytes they move, (n,) each."""
     forward = memory_bound_s(ctx.rates, forward_bytes * ctx.traffic)
     backward = memory_bound_s(ctx.rates, backward_bytes * ctx.traffic)
     return Work(forward, backward, np.zeros_like(forward))
@@ -166,7 +167,7 @@ def norm_work(ctx: ComputeContext, keys: Keys) -> Work:
 
 
 def gaps_work(ctx: ComputeContext, like: FloatArray) -> Work:
-    """Time between the kernels of a layer, whatever they do."""
+    """Time between the kernels of a layer, whatever they do; ``like`` gives the shape, (n,)."""
     gaps = 0.0 if ctx.rates.ideal else ctx.constants["kernel_gap_s"] * ctx.constants["layer_kernels"]
     forward = np.full_like(like, gaps)
     return Work(forward, 2.0 * forward, np.zeros_like(forward))
@@ -378,7 +379,7 @@ def _mamba_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str,
 
 
 def activation_function_work(ctx: ComputeContext, elements: FloatArray) -> Work:
-    """Time the activation function over ``elements`` (tokens times width); gated reads two inputs.
+    """Time the activation function over ``elements`` (n,), tokens times width; gated reads two inputs.
 
     Where its output isn't kept, the backward kernel writes it again beside its gradients.
     """
@@ -399,7 +400,7 @@ def dense_mlp_work(ctx: ComputeContext, keys: Keys, ffn: float) -> Work:
 
 
 def last_matrix_s(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
-    """Forward seconds of the matrix multiplication that ends a layer; 0 where others follow what it gives."""
+    """Forward seconds (n,) of the matrix multiplication that ends a layer; 0 where others follow what it gives."""
     if shape.mlp is not Mlp.DENSE:
         return np.zeros_like(keys.tp)
     return linear(

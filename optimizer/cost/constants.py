@@ -36,7 +36,7 @@ class Constants:
         return self.values[name]
 
     def of(self, name: str, *families: str) -> float:
-        """Return ``name.family`` of the first family that has one; where none has, the error names the constant."""
+        """Return ``name.family`` of the first family that has one. Raises ``InputError``, naming it, where none has."""
         for family in families:
             if f"{name}.{family}" in self.values:
                 return self.values[f"{name}.{family}"]
@@ -52,7 +52,7 @@ class Constants:
         return f"{name}.{family}" in self.values
 
     def with_values(self, changes: Mapping[str, float]) -> Constants:
-        """Return a copy with some values replaced; unknown names are an error."""
+        """Return a copy with some values replaced. Raises ``InputError`` for an unknown name."""
         unknown = sorted(set(changes) - set(self.values))
         if unknown:
             raise input_error(

@@ -73,14 +73,14 @@ def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
 
 
 def attended_keys(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
-    """Keys that one call of the attention kernel sees: a step of the ring sees its own ranks' share."""
+    """Keys (n,) that one call of the attention kernel sees: a step of the ring sees its own ranks' share."""
     length = float(ctx.training.sequence_length)
     steps = division(ctx, keys, shape).ring
     return np.minimum(length / steps, shape.window or length)
 
 
 def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray]:
-    """Elements per token and rank of Q and O together, and of K and V together."""
+    """Elements per token and rank of Q and O together, and of K and V together, (n,) each."""
     model = ctx.model
     heads = model.heads / keys.tp
     if model.mla is not None:
@@ -91,7 +91,7 @@ def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray
 
 
 def gathered_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, ...]:
-    """Elements per token that other ranks' queries need, tensor by tensor.
+    """Elements per token that other ranks' queries need, tensor by tensor, (n,) each.
 
     Keys and values, or latents with the indexer's key.
     """
@@ -107,7 +107,7 @@ def gathered_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple
 
 
 def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
-    """Bytes that context parallelism keeps for a layer's backward pass, and those it needs only meanwhile.
+    """Bytes (n,) that context parallelism keeps for a layer's backward pass, and those it needs only meanwhile.
 
     Kept: after an exchange of heads the output once more, in the order of the exchange. Meanwhile: the ring's two
     remote pieces of keys and values; all others' when gathered, with their gradients in the backward pass. Where autograd
@@ -127,7 +127,7 @@ def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Floa
 
 
 def exposed_s(comm: CommContext, shape: LayerShape, core: Work) -> tuple[FloatArray, FloatArray]:
-    """Exposed seconds of a layer's context-parallel traffic, forward and backward."""
+    """Exposed seconds of a layer's context-parallel traffic, forward and backward, (n,) each."""
     if shape.mixer is Mixer.MAMBA:
         return _mamba_s(comm)
     if shape.mixer.is_linear:
@@ -189,30 +189,30 @@ def _mamba_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
 
 
 def ring_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of a rank's own piece of keys and values."""
+    """Bytes of a rank's own piece of keys and values, (n,)."""
     return BF16_BYTES * comm.keys.tokens * head_widths(comm.compute, comm.keys)[1]
 
 
 def gathered_bytes(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, ...]:
-    """Bytes of all ranks' keys, and of their values, or of what stands for both, once gathered."""
+    """Bytes of all ranks' keys, and of their values, or of what stands for both, once gathered, (n,) each."""
     tokens = comm.keys.tokens * comm.keys.cp
     return tuple(BF16_BYTES * tokens * width for width in gathered_widths(comm.compute, comm.keys, shape))
 
 
 def passed_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of all ranks' states of linear attention, once gathered."""
+    """Bytes of all ranks' states of linear attention, once gathered, (n,)."""
     keys = comm.keys
     return linear_state_bytes(comm.compute.model) * keys.micro_batch * keys.cp / keys.tp
 
 
 def exchanged_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of queries, keys, values and outputs that a rank exchanges for heads."""
+    """Bytes of queries, keys, values and outputs that a rank exchanges for heads, (n,)."""
     query, key_value = head_widths(comm.compute, comm.keys)
     return BF16_BYTES * comm.keys.tokens * (query + key_value)
 
 
 def mamba_bytes(comm: CommContext) -> FloatArray:
-    """Bytes of a Mamba mixer's streams that a rank exchanges for heads."""
+    """Bytes of a Mamba mixer's streams that a rank exchanges for heads, (n,)."""
     mamba, keys = comm.compute.model.mamba, comm.keys
     assert mamba is not None
     inner = mamba.heads * mamba.head_dim

@@ -146,7 +146,7 @@ class CostModel:
                 yield rows[index], parts
 
     def alike_parts(self, batch: LayoutBatch, view: View) -> Iterator[tuple[IntArray, TermParts]]:
-        """Yield the components of rows that share all of these but the schedule, savers already in the preset."""
+        """Yield the rows (k,) that share all of these and the schedule, with their components; savers are in the preset."""
         order = order_of(batch, closest=view.closest)
         units = self._units(batch, order, view)
         for index, own in homogeneous(batch, [batch.schedule]):
@@ -480,7 +480,7 @@ class CostModel:
         return np.asarray(sum(held, np.zeros(len(batch))))
 
     def boundary_bytes(self, batch: LayoutBatch) -> FloatArray:
-        """Bytes of one stage boundary's tensor on a rank: its share where sequences are sharded or sends are."""
+        """Bytes (n,) of one stage boundary's tensor on a rank: its share where sequences are sharded or sends are."""
         tokens = batch.micro_batch * self.training.sequence_length / batch.cp
         shared = (batch.sp > 0) | self.preset.partitioned_sends
         return np.asarray(2.0 * tokens * self.model.hidden / np.where(shared, batch.tp, 1))
@@ -553,7 +553,7 @@ class CostModel:
         return np.where(batch.pp > 1, self.topology.p2p_s(self.shared_bytes(batch, held), groups.pp), 0.0)
 
     def shared_bytes(self, batch: LayoutBatch, held: RankParameters) -> FloatArray:
-        """Bytes of the gradients of weights that two ranks of a pipeline hold; ``held`` are a rank's blocks."""
+        """Bytes (n,) of the gradients of weights that two ranks of a pipeline hold; ``held`` are a rank's blocks."""
         schedule, size = schedule_of(batch), np.zeros(len(batch))
         if schedule.parameter_copies > 1:
             size = owned_parameters(batch, held)

@@ -50,13 +50,13 @@ class DpContext:
         return 1.0 if self.ideal else self.constants["dp_hidden"]
 
     def beside(self, seconds: FloatArray, cover_s: FloatArray) -> FloatArray:
-        """What traffic adds when it runs beside compute: its uncovered rest, and the SMs it takes from compute."""
+        """What traffic (n,) adds beside compute (n,): its uncovered rest, and the SMs it takes from compute."""
         covered = np.minimum(seconds, self.hidden_share * cover_s)
         slowdown = 0.0 if self.ideal else self.constants["overlap_slowdown"]
         return seconds - covered + slowdown * covered
 
     def copied_s(self, held: RankParameters) -> tuple[FloatArray, FloatArray]:
-        """Seconds of copying gathered weights out of their buffer, and gradients into theirs; on the compute stream."""
+        """Seconds (n,) of copying gathered weights out of their buffer, and gradients into theirs; on the compute stream."""
         count = (
             held.dense + held.expert if self.preset.copies_gathered and not self.ideal else 0.0 * held.dense
         )
@@ -65,7 +65,7 @@ class DpContext:
         return out / self.memory_bytes_per_s, (out + into) / self.memory_bytes_per_s
 
     def calls(self, parameters: FloatArray, blocks: FloatArray) -> FloatArray:
-        """Count the calls that move so many parameters of ``blocks`` blocks; each starts and passes its ring anew."""
+        """Count the calls (n,) that move the parameters of ``blocks`` blocks; each starts and passes its ring anew."""
         size, ranks = self.preset.bucket_parameters, self.groups.dp_cp.size
         if self.ideal:
             return np.ones_like(parameters)
@@ -76,7 +76,7 @@ class DpContext:
     def gather_s(
         self, size_bytes: FloatArray, parameters: FloatArray, blocks: FloatArray, group: GroupBatch
     ) -> FloatArray:
-        """Seconds in which updated weights come back: gathered, or one broadcast by every rank that has some."""
+        """Seconds (n,) in which updated weights come back: gathered, or one broadcast by every rank that has some."""
         size = self.preset.broadcast_parameters
         if self.ideal or not size:
             calls = self.calls(parameters, blocks)
@@ -128,7 +128,7 @@ def volumes(ctx: DpContext, held: RankParameters, end: RankParameters | None = N
 def traffic(
     ctx: DpContext, held: RankParameters, end: RankParameters | None = None, blocks: FloatArray | None = None
 ) -> Traffic:
-    """Price one pass over the parameters of ``blocks`` blocks on a rank: dense ones on their group, experts on theirs."""
+    """Price one pass over the parameters of ``blocks`` (n,) blocks on a rank: dense on their group, experts on theirs."""
     moved, top, shard, edp = volumes(ctx, held, end), ctx.topology, ctx.shard_group(), ctx.groups.edp
     blocks = np.ones_like(held.dense) if blocks is None else blocks
     calls = ctx.calls(held.dense, blocks)
@@ -179,7 +179,7 @@ def passes(ctx: DpContext) -> Passes:
 
 
 def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
-    """All-reduce of gradient shards between HSDP replicas."""
+    """Seconds (n,) of the all-reduce of gradient shards between HSDP replicas."""
     inner = ctx.shard_group().size
     return ctx.topology.all_reduce_s(
         ctx.trained_share * ctx.preset.grad_comm_bytes * held.dense / inner,
@@ -190,7 +190,7 @@ def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
 def exposed_once_s(
     ctx: DpContext, seconds: FloatArray, cover_s: FloatArray, buckets: FloatArray, overlap: bool
 ) -> FloatArray:
-    """What traffic that runs once beside ``cover_s`` of compute adds to the step; at least its last bucket."""
+    """What traffic (n,) that runs once beside ``cover_s`` (n,) of compute adds to the step; at least its last bucket."""
     if not overlap:
         return seconds
     return np.maximum(ctx.beside(seconds, cover_s), 0.0 if ctx.ideal else seconds / buckets)
@@ -199,7 +199,7 @@ def exposed_once_s(
 def fsdp_layer_s(
     ctx: DpContext, held: RankParameters, forward_s: FloatArray, backward_s: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Exposed seconds per micro-batch of gathering and reducing one block's weights under ZeRO-3, else 0, each way.
+    """Exposed seconds (n,) per micro-batch of gathering and reducing one block's weights under ZeRO-3, else 0, each way.
 
     Forward: its gather runs under the previous block's compute. Backward: gather and reduce-scatter do.
     """
@@ -222,7 +222,7 @@ def step_exposed_s(
     backward_s: FloatArray,
     blocks: float,
 ) -> FloatArray:
-    """Exposed seconds per step of everything but the per-layer FSDP traffic.
+    """Exposed seconds (n,) per step of everything but the per-layer FSDP traffic.
 
     ``held`` are the mean stage's parameters, ``end`` those of them outside blocks, ``unit`` one block's;
     ``forward_s`` and ``backward_s`` are one micro-batch on that stage. A bucket is about a block:
@@ -247,7 +247,7 @@ def step_exposed_s(
 
 
 def covering_micro_batches(batch: LayoutBatch) -> FloatArray:
-    """Micro-batches whose compute on a stage can hide traffic that is sent once per step.
+    """Micro-batches (n,) whose compute on a stage can hide traffic that is sent once per step.
 
     One, the last backward or the first forward. Interleaving runs groups of pp micro-batches through one chunk after
     the other: a chunk's gradients are final, and its weights not yet needed, while the group is in other chunks.

@@ -39,7 +39,7 @@ class EndUnit:
 
     @property
     def total_s(self) -> FloatArray:
-        """Sum of the parts."""
+        """Sum of the parts, (n,)."""
         return sum(self.parts_s.values(), np.zeros_like(self.activation_bytes))
 
     @property
@@ -50,7 +50,7 @@ class EndUnit:
 
 
 def vocabulary_rows(comm: CommContext) -> FloatArray:
-    """Vocabulary rows on a tensor-parallel rank, padded where the framework pads."""
+    """Vocabulary rows (n,) on a tensor-parallel rank, padded where the framework pads."""
     vocab, tp = comm.compute.model.vocab, comm.keys.tp
     multiple = 128.0 * tp
     padded = (

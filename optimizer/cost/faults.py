@@ -31,7 +31,7 @@ class Waste:
 
 
 def job_mean_time_between_failures_s(gpu_hours_per_failure: float, gpus: int) -> float:
-    """Mean time between interruptions of a job on ``gpus`` GPUs."""
+    """Mean time between interruptions of a job on ``gpus`` GPUs. Raises ``InputError`` unless both are positive."""
     if gpu_hours_per_failure <= 0 or gpus < 1:
         raise input_error("failure rates need a positive number of GPU-hours and GPUs", key="failures")
     return gpu_hours_per_failure * 3600.0 / gpus

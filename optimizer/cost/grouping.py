@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def homogeneous(batch: LayoutBatch, columns: list[IntArray]) -> Iterator[tuple[IntArray, LayoutBatch]]:
-    """Split a batch into rows that are alike in some columns."""
+    """Split a batch into rows that are alike in some columns (n,); yields their positions (k,) and themselves."""
     first, inverse = distinct_rows(columns)
     for group in range(len(first)):
         rows = np.flatnonzero(inverse == group)

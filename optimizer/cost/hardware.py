@@ -68,7 +68,8 @@ def sustained_rates(
 ) -> Rates:
     """Return the rates of ``gpu`` at ``precision`` with the kernels of a framework's release.
 
-    ``reserved_sm_share`` of the SMs do other work. A precision that the GPU lacks is an error naming the supported ones.
+    ``reserved_sm_share`` of the SMs do other work. A precision that the GPU lacks is an error naming the supported
+    ones. Raises ``InputError`` for it.
     """
     wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
     if precision not in gpu.dense_flops:
@@ -134,7 +135,7 @@ def _narrow_gain(precision: Precision, gpu: GpuSpec, constants: Constants) -> fl
 
 
 def occupancy(tiles: FloatArray, sm_count: int, exponent: float) -> FloatArray:
-    """Wave quantisation: tiles over whole waves of SMs, softened by an exponent (split-K, stream-K)."""
+    """Wave quantisation: tiles, of any shape, over whole waves of SMs, softened by an exponent (split-K, stream-K)."""
     waves = np.ceil(tiles / sm_count)
     return np.asarray((tiles / (waves * sm_count)) ** exponent)
 
@@ -183,7 +184,7 @@ def attention_s(
     head_dim: float,
     backward: bool = False,
 ) -> FloatArray:
-    """Time of a fused attention kernel over ``flops`` FLOPs (counted on computed scores only).
+    """Time (n,) of a fused attention kernel over ``flops`` FLOPs (counted on computed scores only).
 
     ``tiles`` is the number of query tiles over heads and sequences, ``length`` the attended keys.
     The backward kernel does 2.5 times the FLOPs (five multiplications for two; FlashAttention-2, section 3).
@@ -200,5 +201,5 @@ def attention_s(
 
 
 def memory_bound_s(rates: Rates, moved_bytes: FloatArray) -> FloatArray:
-    """Time of element-wise kernels that move ``moved_bytes``; free in the ideal model."""
+    """Time of element-wise kernels that move ``moved_bytes``, in its shape; free in the ideal model."""
     return np.zeros_like(moved_bytes) if rates.ideal else moved_bytes / rates.memory_bytes_per_s

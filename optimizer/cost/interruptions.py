@@ -114,7 +114,7 @@ def failure_words(cluster: ClusterSpec, ours: tuple[float, float], other: tuple[
 
 
 def hot_slowdown(hot_restart_s: FloatArray | float, mtbf_s: FloatArray, replicas: FloatArray) -> FloatArray:
-    """Return wall-clock over useful time where a failed replica alone stands still, the other ones training on.
+    """Return wall-clock over useful time (n,) where a failed replica alone stands still, the others training on.
 
     Each replica fails after ``replicas * mtbf_s`` in the mean and is away for ``hot_restart_s``: a renewal process, so
     that it works for mtbf / (mtbf + away) of the time.

@@ -45,14 +45,14 @@ class RowSwitches:
     cheapest: bool = False
 
     def least_kept(self, price: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """Price bytes by the parts of the loss, the least where rows stand for all."""
+        """Price bytes (n,) by the parts of the loss, the least where rows stand for all."""
         least: FloatArray = np.minimum.reduce(
             [price(chunks) for chunks in self.kept_chunks or (self.loss_chunks,)]
         )
         return least
 
     def per_dispatcher(self, price: Callable[[Dispatcher], FloatArray]) -> FloatArray:
-        """Choose each row's price by its dispatcher, the least where rows stand for all."""
+        """Choose each row's price (n,) by its dispatcher, the least where rows stand for all."""
         prices = [price(dispatcher) for dispatcher in self.dispatchers]
         if self.cheapest or len(prices) == 1:
             least: FloatArray = np.minimum.reduce(prices)
@@ -63,7 +63,7 @@ class RowSwitches:
 
     @property
     def graph(self) -> BoolArray:
-        """Whether anything is replayed from CUDA graphs."""
+        """Whether anything is replayed from CUDA graphs, (n,) or ()."""
         return self.graphs[CudaGraph.PARTIAL] | self.graphs[CudaGraph.FULL]
 
 
@@ -92,6 +92,7 @@ def _of_presets(presets: list[FrameworkPreset], place: IntArray) -> RowSwitches:
     """Spread the fields of presets over rows; ``place`` is each row's among them."""
 
     def column(values: Iterable[Any]) -> NDArray[Any]:
+        """Give every row its value, (n,), or () where all have the same."""
         listed = list(values)
         return np.array(listed)[place] if len(set(listed)) > 1 else np.array(listed[0])
 

@@ -59,7 +59,7 @@ class BlockUnit:
 
 
 def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np.bool_]]:
-    """Tell, per module, which entries of a codebook recompute it selectively."""
+    """Tell, per module, which of the ``r`` entries of a codebook recompute it selectively, (r,) each."""
     return {
         module: np.array([r.granularity is Granularity.SELECTIVE and module in r.modules for r in recomputes])
         for module in (*RECOMPUTE_MODULES, OP_MODULE)
@@ -69,7 +69,7 @@ def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np
 def layer_unit(
     comm: CommContext, shape: LayerShape, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
 ) -> BlockUnit:
-    """Price one layer of a micro-batch."""
+    """Price one layer of a micro-batch; ``recompute`` (n,) are the rows' entries in ``members`` (r,)."""
     ctx, keys = comm.compute, comm.keys
     mixer, mlp = mixer_work(ctx, keys, shape), mlp_work(ctx, keys, shape)
     parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
@@ -169,7 +169,7 @@ def _saved(
 def least_kept_bytes(
     activations: LayerActivations, recomputes: tuple[int, ...], members: dict[str, NDArray[np.bool_]]
 ) -> FloatArray:
-    """Bytes that one layer keeps under the leanest of some recompute entries."""
+    """Bytes (n,) that one layer keeps under the leanest of some recompute entries."""
     codes = [np.full(len(activations.kept_bytes), code) for code in recomputes]
     saved: FloatArray = np.maximum.reduce([_saved(activations, code, members) for code in codes])
     return activations.kept_bytes - saved
@@ -178,14 +178,14 @@ def least_kept_bytes(
 def with_least_kept(
     comm: CommContext, shape: LayerShape, layer: BlockUnit, members: dict[str, NDArray[np.bool_]]
 ) -> BlockUnit:
-    """Return a layer that keeps no more than under the leanest entry of the codebook."""
+    """Return a layer that keeps no more than under the leanest of the codebook's entries, of which ``members`` (r,) tell."""
     entries = tuple(range(len(members[OP_MODULE])))
     least = least_kept_bytes(layer_activations(comm.compute, comm.keys, shape), entries, members)
     return replace(layer, kept_bytes=np.minimum(layer.kept_bytes, least))
 
 
 def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
-    """Host time to launch one layer's forward kernels.
+    """Host time (n,) to launch one layer's forward kernels.
 
     A graph replays what it holds in one launch: all of the layer, or all but what follows the router.
     """

@@ -51,7 +51,7 @@ class Host:
         return node * self.constants["host_memory_fraction"] / self.cluster.gpus_per_node
 
     def optimizer_s(self, owned: FloatArray) -> FloatArray:
-        """Seconds of one step of the optimizer over the parameters that a rank owns, transfers included."""
+        """Seconds (n,) of one step of the optimizer over the ``owned`` (n,) parameters of a rank, transfers included."""
         preset = self.preset
         moved = (preset.grad_bytes + preset.weight_bytes) * owned / self.link_bytes_per_s
         # It reads the gradient, reads and writes the master weight and its moments, and writes the 16-bit weight.
@@ -62,7 +62,7 @@ class Host:
     def block_s(
         self, kept_bytes: FloatArray, forward_s: FloatArray, backward_s: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Seconds per micro-batch by which moving a block's activations exceeds its compute, each pass."""
+        """Seconds (n,) per micro-batch by which moving a block's activations exceeds its compute, each pass."""
         moved = kept_bytes / self.link_bytes_per_s
         return np.maximum(moved - forward_s, 0.0), np.maximum(moved - backward_s, 0.0)
 

@@ -39,7 +39,7 @@ class OptimizerStep:
     def seconds(
         self, batch: LayoutBatch, groups: MeshGroups, fullest: RankParameters, other: RankParameters
     ) -> FloatArray:
-        """Seconds of one step on the rank that holds ``fullest`` parameters, ``other`` of them in no matrix."""
+        """Seconds (n,) of one step on the rank that holds ``fullest`` parameters, ``other`` of them in no matrix."""
         copies, moments = schedule_of(batch).parameter_copies, moment_bytes(self.preset, self.model)
         owned = owned_parameters(batch, fullest, copies)
         local = fullest.dense + fullest.expert
@@ -65,7 +65,7 @@ class OptimizerStep:
 
 
 def optimizer_bytes(local: FloatArray, owned: FloatArray, moment_bytes: float) -> FloatArray:
-    """Memory traffic of one step: 4 bytes per local parameter and 38 per owned one with two 32-bit moments.
+    """Memory traffic (n,) of one step: 4 bytes per local parameter, 38 per owned one with two 32-bit moments.
 
     Zeroing gradients, norm, reads and writes of the weights and of ``moment_bytes`` of moments, and the copy to 16 bits
     (MooreThreads/SimuMax perf_llm, with Adam).

@@ -200,7 +200,7 @@ def interleaved_warm_up(pipeline: Pipeline, rank: int) -> int:
 
 
 def waiting(pipeline: Pipeline, overlap: HopOverlap) -> list[NDArray[np.bool_]]:
-    """Tell of every rank's operations, in order, behind which the rank waits for its transfers."""
+    """Tell of every rank's operations, (operations,) in order, behind which the rank waits for its transfers."""
     lengths = [len(table) for table in rank_tables(pipeline)]
     waits = [np.full(length, overlap is HopOverlap.NONE) for length in lengths]
     if overlap is HopOverlap.STEADY and pipeline.schedule is Schedule.INTERLEAVED:
@@ -363,7 +363,7 @@ def _dual_cool_down(tape: _Tape, rank: int, after: int) -> None:
 
 
 def order_of(schedule: Schedule) -> Callable[[Pipeline, int], IntArray]:
-    """Return the function that orders the operations of a rank; one case for each schedule."""
+    """Return the function that orders the operations of a rank, (operations, 5); one case for each schedule."""
     match schedule:
         case Schedule.NONE:
             return _sequential

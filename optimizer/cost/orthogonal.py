@@ -49,7 +49,7 @@ class Orthogonalizer:
     groups: MeshGroups
 
     def seconds(self) -> FloatArray:
-        """Seconds per step of an equal share of the blocks, with the prediction layers of the last stage."""
+        """Seconds (n,) per step of an equal share of the blocks, with the prediction layers of the last stage."""
         batch, one = self.batch, np.ones(len(self.batch))
         sharded = batch.zero >= 1
         owned = sharded if self.optimizer.distribution in (None, MuonSharing.OWNER) else sharded & False

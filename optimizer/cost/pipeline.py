@@ -67,13 +67,13 @@ def switches_of(batch: LayoutBatch) -> Switches:
 
 
 def paired_rows(batch: LayoutBatch) -> IntArray:
-    """Tell in which rows the schedule runs a forward and a backward together, 1 or 0."""
+    """Tell in which rows the schedule runs a forward and a backward together, 1 or 0, (n,)."""
     paired = [int(SCHEDULES[schedule].pairs) for schedule in batch.codebook.schedules]
     return np.array(paired, dtype=np.int64)[batch.schedule]
 
 
 def lone_share(batch: LayoutBatch) -> FloatArray:
-    """Share of the passes through a rank's layers that no pass of another micro-batch runs beside, on the mean rank.
+    """Share (n,) of the passes through a rank's layers beside which no other micro-batch's run, on the mean rank.
 
     Forward passes that fill the pipeline, and as many backward passes that drain it: of rank s 2 (pp - 1 - s) +
     (vp - 1) pp chunks of m vp (NVIDIA/Megatron-LM pipeline_parallel/schedules.py); without a pipeline the first and the
@@ -85,7 +85,7 @@ def lone_share(batch: LayoutBatch) -> FloatArray:
 
 
 def bubble(batch: LayoutBatch, stage: MeanStage, *, least: bool) -> tuple[FloatArray, FloatArray]:
-    """Return the weight of the other ranks' time, and the seconds of the bubble where there are no other ranks.
+    """Return the weight of the other ranks' time, and the bubble's seconds where there are none, (n,) each.
 
     Traffic hidden under a paired micro-batch counts whole where a rank works on one micro-batch alone.
     ``least`` asks for floors that hold if communication and recomputation take longer than in ``stage``.
@@ -114,7 +114,7 @@ def hop_overlap(schedule: Schedule, preset: FrameworkPreset) -> HopOverlap:
 
 
 def transfers_s(batch: LayoutBatch, hop_s: FloatArray, *, overlap: bool) -> FloatArray:
-    """Exposed sends between stages: in every micro-batch, or in fill and drain where overlap hides the rest."""
+    """Exposed sends (n,) between stages: in every micro-batch, or in fill and drain where overlap hides the rest."""
     model = schedule_of(batch)
     hops = exposed_hops(
         model.schedule, batch.pp, batch.vp, batch.micro_batches, overlap=overlap and model.hops_overlap

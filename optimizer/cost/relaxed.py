@@ -129,7 +129,7 @@ def elementwise_best(variants: list[StageTerms]) -> StageTerms:
 
 
 def undominated(terms: StageTerms, owner: IntArray) -> IntArray:
-    """Return the positions of rows that no other row of the same owner equals or beats in every term.
+    """Return the positions (k,) of rows that no other row of the same owner (n,) equals or beats in every term.
 
     Of equal rows the first is kept. Whatever stages a dominated row has, the other is as fast and as small with them.
     """

@@ -92,7 +92,7 @@ class ScheduleModel:
         return self.schedule.v_shape or self.parameter_copies > 1
 
     def distinct(self, pp: IntArray | int, vp: IntArray | int) -> tuple[IntArray | int, IntArray | int]:
-        """Return how many ranks hold different stages, and how many virtual stages each of them holds."""
+        """Return how many ranks hold different stages, and the virtual stages of each, in the shape of ``pp`` and ``vp``."""
         return pp // self.parameter_copies, vp * self.parameter_copies
 
 

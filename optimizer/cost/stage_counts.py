@@ -60,7 +60,7 @@ def stage_blocks(layout: Layout, model: ModelSpec) -> tuple[IntArray, IntArray]:
 
 
 def layer_kinds(model: ModelSpec) -> IntArray:
-    """Return the kind of every layer of a model whose runs are kinds (``by_layer``)."""
+    """Return the kind of every layer, (layers,), of a model whose runs are kinds (``by_layer``)."""
     if model.order:
         return np.array(model.order, dtype=np.int64)
     return np.repeat(np.arange(len(model.runs)), [run.count for run in model.runs])

@@ -38,7 +38,7 @@ class RankParameters:
         return RankParameters(self.dense - other.dense, self.expert - other.expert)
 
     def scaled(self, factor: FloatArray | float) -> RankParameters:
-        """Multiply both counts."""
+        """Multiply both counts by a factor, (n,) or one for all."""
         return RankParameters(self.dense * factor, self.expert * factor)
 
 
@@ -66,7 +66,7 @@ class StateBytes:
     more_sharded: FloatArray
 
     def of(self, held: RankParameters, other: RankParameters) -> dict[str, FloatArray]:
-        """Bytes of weights, gradients and optimizer state of parameters on a rank, ``other`` of them in no matrix."""
+        """Bytes (n,) of weights, gradients and optimizer state of a rank's parameters, ``other`` of them in no matrix."""
         parameters, share = self._counts(held)
         found = {name: self.whole[name] * parameters + self.sharded[name] * share for name in self.whole}
         if self.more_whole.any() or self.more_sharded.any():
@@ -75,7 +75,7 @@ class StateBytes:
         return found
 
     def frozen(self, held: RankParameters, weight_bytes: float, *, split: BoolArray) -> dict[str, FloatArray]:
-        """Bytes of frozen weights on a rank, sharded where ``split``: no gradients and no optimizer state."""
+        """Bytes (n,) of a rank's frozen weights, sharded where ``split`` (n,): no gradients and no optimizer state."""
         parameters, share = self._counts(held)
         return {"weights": weight_bytes * np.where(split, share, parameters)}
 
@@ -85,12 +85,12 @@ class StateBytes:
 
 
 def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
-    """Tell where ZeRO-3 weights stay gathered over the whole step."""
+    """Tell where ZeRO-3 weights stay gathered over the whole step, (n,)."""
     return np.asarray((batch.zero == 3) & (batch.pp > 1) & preset.keep_gathered_with_pp)
 
 
 def adds_whole_gradients(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
-    """Tell where sharded weights' gradients are added up whole over micro-batches, in the format they are reduced in.
+    """Tell where sharded weights' gradients are added up whole over micro-batches, in their reduction's format, (n,).
 
     FSDP2 does so where a trainer holds back the reduction (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
     to_accumulated_grad_if_needed).
@@ -100,14 +100,14 @@ def adds_whole_gradients(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArr
 
 
 def owned_parameters(batch: LayoutBatch, held: RankParameters, copies: int = 1) -> FloatArray:
-    """Parameters whose optimizer state a rank has, of those that it holds; see ``shard_sizes`` for ``copies``."""
+    """Parameters (n,) whose optimizer state a rank has, of those that it holds; ``copies`` as in ``shard_sizes``."""
     dense, expert = shard_sizes(batch, copies)
     whole = batch.zero == 0
     return held.dense / np.where(whole, 1.0, dense) + held.expert / np.where(whole, 1.0, expert)
 
 
 def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatArray]:
-    """Ranks that share one copy of sharded state: dense and expert.
+    """Ranks that share one copy of sharded state, (n,) each: dense and expert.
 
     Where ``copies`` ranks of a pipeline hold the same stages, they share it too.
     """
@@ -174,7 +174,7 @@ def working_set_bytes(
     *,
     trained_share: float = 1.0,
 ) -> FloatArray:
-    """Gathered weights and unsharded gradients that ZeRO-2 and ZeRO-3 need beside the shards.
+    """Gathered weights and unsharded gradients (n,) that ZeRO-2 and ZeRO-3 need beside the shards.
 
     ``unit`` is the largest unit's parameters on a rank, of which a share is trained, ``weight_bytes`` of whole weights.
     ZeRO-3 holds the current

@@ -36,7 +36,7 @@ def total(parts: Named | Times, like: FloatArray) -> FloatArray:
 def placed(
     first: dict[Name, FloatArray], last: dict[Name, FloatArray], *, folded: bool
 ) -> tuple[dict[Name, FloatArray], dict[Name, FloatArray]]:
-    """Return what the first and the last distinct rank carry of the model's two ends."""
+    """Return what the first and the last distinct rank carry of the model's two ends, (n,) each."""
     if not folded:
         return first, last
     return {name: np.add(first.get(name, 0.0), last.get(name, 0.0)) for name in {**first, **last}}, {}
@@ -170,7 +170,7 @@ class TermParts:
 
 
 def scatter_terms(size: int, pieces: list[tuple[NDArray[np.int64], StageTerms]]) -> StageTerms:
-    """Put the terms of disjoint row sets back into one batch of ``size`` rows, in-flight padded to the widest."""
+    """Put terms of disjoint row sets (k,) back into one batch of ``size`` rows, in-flight padded to the widest."""
     if len(pieces) == 1:
         return pieces[0][1]
     width = max(terms.in_flight.shape[1] for _, terms in pieces)

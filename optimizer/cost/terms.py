@@ -87,7 +87,7 @@ class StageTerms:
         return len(self.pp)
 
     def take(self, index: NDArray[Any]) -> StageTerms:
-        """Return the rows selected by an index or mask array."""
+        """Return the rows selected by an index or mask array by an index (k,) or mask (n,)."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 

@@ -33,7 +33,7 @@ class Units:
     inverse: IntArray
 
     def take(self, index: IntArray) -> Units:
-        """Return the units of some rows."""
+        """Return the units of some rows, by their positions (k,)."""
         return self if len(index) == len(self.inverse) else replace(self, inverse=self.inverse[index])
 
     def blocks_of(self, name: str) -> FloatArray:

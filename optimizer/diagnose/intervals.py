@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def merged(start: IntArray, end: IntArray) -> Intervals:
-    """Return the union as disjoint intervals in order; touching ones become one."""
+    """Return the union of intervals (n,) as disjoint ones (m,) in order; touching ones become one."""
     kept = end > start
     start, end = start[kept], end[kept]
     if not len(start):
@@ -32,7 +32,7 @@ def length(intervals: Intervals) -> int:
 
 
 def clipped(start: IntArray, end: IntArray, low: int, high: int) -> Intervals:
-    """Return what of each interval lies between ``low`` and ``high``; what lies outside has length 0."""
+    """Return what of each interval (n,) lies between ``low`` and ``high``; what lies outside has length 0."""
     return np.clip(start, low, high), np.clip(end, low, high)
 
 
@@ -45,7 +45,7 @@ def gaps(covered: Intervals, low: int, high: int) -> Intervals:
 
 
 def contains(covered: Intervals, moments: IntArray) -> NDArray[np.bool_]:
-    """Tell of each moment whether it lies in one of disjoint, ordered intervals; an end does not belong to its interval."""
+    """Tell of each moment (n,) whether it is in one of disjoint, ordered intervals; ends don't belong to their intervals."""
     start, end = covered
     if not len(start):
         return np.zeros(len(moments), dtype=bool)
@@ -55,7 +55,7 @@ def contains(covered: Intervals, moments: IntArray) -> NDArray[np.bool_]:
 
 
 def enclosed(outer: Intervals, start: IntArray, end: IntArray) -> NDArray[np.bool_]:
-    """Tell of each interval whether it lies within one of disjoint, ordered intervals."""
+    """Tell of each interval (n,) whether it lies within one of disjoint, ordered intervals."""
     if not len(outer[0]):
         return np.zeros(len(start), dtype=bool)
     place = np.searchsorted(outer[0], start, side="right") - 1

@@ -93,7 +93,10 @@ def _cell(value: object) -> str:
 
 @cache
 def built_in(name: str) -> tuple[Assumption, ...]:
-    """Return the package's own assumptions; ``reference`` is for the published reference layouts."""
+    """Return the package's own assumptions; ``reference`` is for the published reference layouts.
+
+    Raises ``InputError`` for an unknown name.
+    """
     if name not in BUILT_IN:
         raise InputError(Problem(what=f"no built-in assumptions {name!r}", allowed=", ".join(BUILT_IN)))
     text = (

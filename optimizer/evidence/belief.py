@@ -137,6 +137,7 @@ def suggest(belief: Belief, hours: FloatArray, *, runs: int, least: float) -> tu
 
     The first two are chosen together where two are left: an error that all layouts share hides what one run says of their
     order. Of sets that are worth about the same the one that takes the fewest GPU-hours (``hours`` per item).
+    ``hours`` is (items,).
     """
     chosen: tuple[int, ...] = ()
     while len(chosen) < runs:

@@ -94,7 +94,10 @@ def _stage(
 def split_of(
     run: MeasuredRun, framework: Framework, *, layers: int, mtp: int, stages: int
 ) -> tuple[StageItems, ...]:
-    """Return the items of every virtual stage in the model's order."""
+    """Return the items of every virtual stage in the model's order.
+
+    Raises ``SkipRow`` where it follows from nothing.
+    """
     stated = run.stage_split
     if stated and stated != ENDS_AS_LAYERS:
         return _stated(stated, layers=layers, mtp=mtp, stages=stages)
@@ -269,7 +272,10 @@ SELECTIVE_OP = "other:selective-op-SAC"
 
 
 def recompute_of(run: MeasuredRun, framework: Framework) -> Recompute:
-    """Read the recomputation of a row; nothing stated counts as none."""
+    """Read the recomputation of a row; nothing stated counts as none.
+
+    Raises ``SkipRow`` for kinds that are not modelled.
+    """
     word = run.recompute or "none"
     if word == SELECTIVE_OP:
         return Recompute(granularity=Granularity.SELECTIVE, modules=(OP_MODULE,))

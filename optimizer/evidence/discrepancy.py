@@ -44,7 +44,7 @@ class Discrepancy:
         return loadings @ loadings.T + self.layout**2 * np.eye(len(loadings))
 
     def loadings(self, breakdown_s: Mapping[Component, float]) -> FloatArray:
-        """Return what one standard deviation of every error adds to a log step time.
+        """Return what one standard deviation of every error adds to a log step time, (errors,).
 
         One entry per component without its network's part, then one for the network's part of each traffic.
         """
@@ -54,7 +54,7 @@ class Discrepancy:
         return np.array([*own, *network])
 
     def reading(self, part: Component) -> FloatArray:
-        """Return the loadings of a benchmark of one traffic's collective: its network's part alone."""
+        """Return the loadings (errors,) of a benchmark of one traffic's collective: its network's part alone."""
         own = np.zeros(len(Component))
         return np.concatenate([own, [self.network if one is part else 0.0 for one in TRAFFIC]])
 

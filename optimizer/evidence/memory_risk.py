@@ -30,6 +30,7 @@ def reserve_of_risk(risk: float) -> float:
 
     The measured peak is above the predicted one by no more than the order statistic that leaves so much of n + 1 equally
     likely places above it, and by no more than a normal error of their mean and spread: the larger of the two counts.
+    Raises ``InputError`` for a risk below ``LEAST_RISK`` or not below 1.
     """
     if not LEAST_RISK <= risk < 1:
         raise input_error(

@@ -122,7 +122,7 @@ def _problem(name: str, value: float, file: str) -> Problem | None:
 
 
 def parameter(name: str) -> Parameter:
-    """Return a constant by name; an unknown one is an error."""
+    """Return a constant by name. Raises ``InputError`` for an unknown one."""
     known = known_parameters()
     if name not in known:
         raise input_error(f"unknown constant {name!r}", f"one of {len(known)} names", key="calibration")

@@ -99,7 +99,7 @@ def _padded(counts: IntArray, ranks: int) -> IntArray:
 
 
 def step_times_s(groups: Sequence[PreparedGroup], count: int, values: Mapping[str, float]) -> FloatArray:
-    """Return predicted seconds of ``count`` prepared cases, NaN for those that no group holds."""
+    """Return predicted seconds (count,) of prepared cases, NaN for those that no group holds."""
     seconds = np.full(count, np.nan)
     for group in groups:
         seconds[list(group.members)] = group_step_times_s(group, values)
@@ -107,7 +107,7 @@ def step_times_s(groups: Sequence[PreparedGroup], count: int, values: Mapping[st
 
 
 def group_step_times_s(group: PreparedGroup, values: Mapping[str, float]) -> FloatArray:
-    """Return predicted seconds of one group's cases, in the order of ``members``.
+    """Return predicted seconds (members,) of one group's cases, in their order.
 
     Each is the length of the path that is the longest under the case's own constants: linear in what ``values`` change, and
     never above the exact step.

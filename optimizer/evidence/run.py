@@ -54,7 +54,7 @@ def read_text(cell: str) -> str:
 
 
 def read_count(cell: str) -> int:
-    """Read a whole number of at least 1."""
+    """Read a whole number of at least 1. Raises ``ValueError`` for anything else."""
     value = read_natural(cell)
     if value < 1:
         raise ValueError(cell)
@@ -62,28 +62,31 @@ def read_count(cell: str) -> int:
 
 
 def read_natural(cell: str) -> int:
-    """Read a whole number of at least 0."""
+    """Read a whole number of at least 0. Raises ``ValueError`` for anything else, and beyond ``LARGEST_COUNT``."""
     if not _INTEGER.fullmatch(cell) or int(cell) > LARGEST_COUNT:
         raise ValueError(cell)
     return int(cell)
 
 
 def read_positive(cell: str) -> float:
-    """Read a number above 0."""
+    """Read a number above 0. Raises ``ValueError`` for anything else, and beyond ``LARGEST_NUMBER``."""
     if not _NUMBER.fullmatch(cell) or not 0 < float(cell) <= LARGEST_NUMBER:
         raise ValueError(cell)
     return float(cell)
 
 
 def read_flag(cell: str) -> bool:
-    """Read 0 or 1."""
+    """Read 0 or 1. Raises ``ValueError`` for anything else."""
     if cell not in ("0", "1"):
         raise ValueError(cell)
     return cell == "1"
 
 
 def read_sharding(cell: str) -> Sharding:
-    """Read a ZeRO stage, or ``hsdp:N`` for ZeRO-3 inside groups of N ranks."""
+    """Read a ZeRO stage, or ``hsdp:N`` for ZeRO-3 inside groups of N ranks.
+
+    Raises ``ValueError`` for anything else.
+    """
     if cell.startswith("hsdp:"):
         return Sharding(3, read_count(cell.removeprefix("hsdp:")))
     if cell not in ("0", "1", "2", "3"):
@@ -92,7 +95,10 @@ def read_sharding(cell: str) -> Sharding:
 
 
 def read_mla(cell: str) -> MlaSpec:
-    """Read ``q_lora=..;kv_lora=..;qk_nope=..;qk_rope=..;v=..``; no ``q_lora``: a full query projection."""
+    """Read ``q_lora=..;kv_lora=..;qk_nope=..;qk_rope=..;v=..``; no ``q_lora``: a full query projection.
+
+    Raises ``ValueError`` for anything else.
+    """
     pairs = [part.split("=") for part in cell.rstrip(";").split(";")]
     if any(len(pair) != 2 for pair in pairs) or len({pair[0] for pair in pairs}) != len(pairs):
         raise ValueError(cell)

@@ -331,7 +331,10 @@ def load_preset(framework: Framework, software: str | None = None) -> FrameworkP
 
 @cache
 def preset_of_release(framework: Framework, release: Release) -> FrameworkPreset:
-    """Return the preset of a framework's release."""
+    """Return the preset of a framework's release.
+
+    Raises ``InputError`` where its file has an unknown field or lacks one.
+    """
     values = {**_table("base"), **_settings(framework)}
     for last, own in _table(framework.record.folder).get(UNTIL, {}).items():
         if release <= parse_release(framework, last):

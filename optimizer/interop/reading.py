@@ -28,7 +28,7 @@ MAX_SHOWN = 60
 
 
 def parse_python(text: str, file: str = "") -> ast.Module:
-    """Parse a Python file without running it; anything else is an ``InputError`` with the line."""
+    """Parse a Python file without running it. Raises ``InputError`` with the line for anything else."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in somebody's strings are not ours to report
@@ -40,7 +40,7 @@ def parse_python(text: str, file: str = "") -> ast.Module:
 
 
 def parse_json(text: str, file: str = "") -> dict[str, Any]:
-    """Parse a JSON object; anything else is an ``InputError`` with the line."""
+    """Parse a JSON object. Raises ``InputError`` with the line for anything else."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -58,7 +58,10 @@ def parse_yaml(text: str, file: str = "") -> dict[str, Any]:
 
 
 def parse_yaml_value(text: str, file: str = "") -> Any:
-    """Parse any YAML document that does not unfold without end."""
+    """Parse any YAML document that does not unfold without end.
+
+    Raises ``InputError`` with the line for anything else.
+    """
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
@@ -82,7 +85,7 @@ def parse_yaml_value(text: str, file: str = "") -> Any:
 
 
 def parse_toml(text: str, file: str = "") -> dict[str, Any]:
-    """Parse a TOML document."""
+    """Parse a TOML document. Raises ``InputError`` with the line for anything else."""
     import tomllib
 
     try:
@@ -210,7 +213,7 @@ class Fields:
         return self.find(key)[1]
 
     def integer(self, *keys: str, least: int = 0, most: int = LARGEST) -> int | None:
-        """Read a whole number in [least, most]."""
+        """Read a whole number in [least, most]. Raises ``InputError`` for others."""
         key, value = self.find(*keys)
         if value is None:
             return None
@@ -229,7 +232,7 @@ class Fields:
         return default if value is None else value
 
     def required(self, *keys: str, least: int = 1, most: int = LARGEST) -> int:
-        """Read a whole number that must be there."""
+        """Read a whole number that must be there. Raises ``InputError`` where it is not."""
         value = self.integer(*keys, least=least, most=most)
         if value is None:
             names = " or ".join(keys)
@@ -237,7 +240,7 @@ class Fields:
         return value
 
     def number(self, *keys: str) -> float | None:
-        """Read a finite number."""
+        """Read a finite number. Raises ``InputError`` for others."""
         key, value = self.find(*keys)
         if value is None:
             return None
@@ -257,7 +260,7 @@ class Fields:
         return None
 
     def flag(self, *keys: str) -> bool | None:
-        """Read true or false."""
+        """Read true or false. Raises ``InputError`` for others."""
         key, value = self.find(*keys)
         if value is None:
             return None
@@ -270,14 +273,14 @@ class Fields:
         return bool(self.flag(*keys))
 
     def text(self, *keys: str) -> str | None:
-        """Read a string."""
+        """Read a string. Raises ``InputError`` for others."""
         key, value = self.find(*keys)
         if value is None or isinstance(value, str):
             return value
         raise self.fail(key, f"{shorten(value)!r} is not a string")
 
     def choice(self, key: str, allowed: Sequence[str]) -> str | None:
-        """Read one of the given words, whatever its case."""
+        """Read one of the given words, whatever its case. Raises ``InputError`` for others."""
         value = self.text(key)
         if value is None:
             return None
@@ -287,7 +290,7 @@ class Fields:
         raise self.fail(key, f"{shorten(value)!r} is not known", "one of " + ", ".join(allowed))
 
     def items(self, *keys: str) -> list[Any] | None:
-        """Read a list."""
+        """Read a list. Raises ``InputError`` for others."""
         key, value = self.find(*keys)
         if value is None or isinstance(value, list):
             return value
@@ -296,7 +299,7 @@ class Fields:
         raise self.fail(key, f"{shorten(value)!r} is not a list")
 
     def words(self, *keys: str) -> tuple[str, ...] | None:
-        """Read a list of strings."""
+        """Read a list of strings. Raises ``InputError`` for others."""
         values = self.items(*keys)
         if values is None:
             return None
@@ -305,7 +308,7 @@ class Fields:
         return tuple(values)
 
     def section(self, *keys: str) -> Fields:
-        """Read a nested mapping; an absent one is empty."""
+        """Read a nested mapping; an absent one is empty. Raises ``InputError`` for others."""
         key, value = self.find(*keys)
         if value is None:
             value = {}

@@ -123,7 +123,7 @@ class Imported:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a text file; in a folder, its ``config.json``. Problems are one-line errors."""
+    """Read a text file; in a folder, its ``config.json``. Raises ``InputError`` where that can't be done."""
     place = Path(path)
     if place.is_dir():
         place = place / "config.json"
@@ -157,7 +157,7 @@ def holds_model(kind: str) -> bool:
 
 
 def detect_kind(text: str, file: str = "") -> str:
-    """Tell which tool wrote a text; refuse what no importer knows."""
+    """Tell which tool wrote a text. Raises ``InputError`` for what no importer knows."""
     start = text.lstrip()[:2]
     if start[:1] == "{" and start != "{'":  # a log of the Hugging Face trainer prints Python's dictionaries
         return _json_kind(text, file)
@@ -246,7 +246,7 @@ def import_text(
 
     ``options`` are the importer's own: ``job`` for logs, ``collective`` for nccl-tests, ``gpus`` for
     DeepSpeed, ``function`` for torchtitan, ``name`` for models and Slurm topologies; one that the kind does not have is an
-    ``InputError``. Of ``around`` it takes what it knows.
+    ``InputError``. Of ``around`` it takes what it knows. Raises ``InputError`` too for what is no UTF-8.
     """
     try:
         text.encode()

@@ -112,6 +112,7 @@ def watch_list(
     tokens_per_s = workload.training.tokens_per_step / estimate.step_time_s
 
     def slower_band(value: float) -> tuple[float, float, float]:
+        """A value with its band, for what shrinks when a step takes longer."""
         return value / high, value, value / low
 
     return WatchList(

@@ -200,6 +200,7 @@ def reading_progress(*, quiet: bool) -> Iterator[Callable[[str, float], None] | 
         last = 0.0
 
         def show(name: str, share: float) -> None:
+            """Draw how much of a file is read, at most every ``LIVE_EVERY_S``."""
             nonlocal last
             now = time.perf_counter()
             if now - last >= LIVE_EVERY_S:

@@ -95,6 +95,7 @@ def solve_layout(
     certificate = _certificate(question, source, result, status, step_s)
 
     def late() -> bool:
+        """Tell whether the time is up or a stop was asked for."""
         up = time.perf_counter() - start > asked.time_limit_s
         return up or (should_stop is not None and should_stop())
 

@@ -137,7 +137,7 @@ class Question:
 
 
 def question_from_plain(plain: Mapping[str, Any], *, file: str = "") -> Question:
-    """Rebuild a question; InputError names what is missing or wrong."""
+    """Rebuild a question. Raises ``InputError`` naming what is missing or wrong."""
     missing = [name for name in ("workload", "cluster", "framework", "cost", "space") if name not in plain]
     if missing:
         raise input_error(f"inputs lack {missing[0]!r}", key="inputs", file=file)

@@ -126,6 +126,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
     sequence = training.sequence_length
 
     def degrees(axis: str, idle_range: Iterable[int], limit: int) -> tuple[int, ...]:
+        """Return an axis's values: one where the framework has none, any up to a limit where GPUs may stand idle."""
         if axis in abilities.fixed_axes:
             return _ints(options, axis, (1,))
         return _ints(options, axis, idle_range if idle is not None else divisors(most, limit))
@@ -240,6 +241,7 @@ def _orders(options: SpaceOptions, abilities: Abilities) -> tuple[str, ...]:
     spelling = {dense_axes(order): order for order in ALL_ORDERS}
 
     def listed(given: Iterable[Value]) -> tuple[str, ...]:
+        """Spell orders as ``ALL_ORDERS`` does."""
         return tuple(spelling[dense_axes(str(order))] for order in given)
 
     forbidden = listed(options.forbid.get("mesh_order", ()))

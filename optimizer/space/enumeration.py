@@ -175,7 +175,7 @@ class Space:
         return self.ctx.stage_rule
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
-        """Return every valid modifier combination of the rows and the index of the row each came from."""
+        """Return every valid modifier combination of the rows, and the index (k,) of the row each came from."""
         return self.modifiers.expand(rows)
 
     def axes_table(self) -> tuple[AxisRow, ...]:

@@ -149,7 +149,7 @@ class Expression:
 
 
 def literal(value: float) -> FloatArray:
-    """Return a number that is the same for all layouts: an array without dimensions."""
+    """Return a number that is the same for all layouts: an array of shape ()."""
     return np.asarray(value, dtype=np.float64)
 
 
@@ -188,7 +188,7 @@ class Comparison:
         raise TypeError("a comparison of layouts has no truth value: add each one by itself")
 
     def holds(self, of: Callable[[Atom], FloatArray]) -> BoolArray:
-        """Tell for which layouts it holds, where ``of`` gives the open parts; what divides by zero holds nowhere."""
+        """Tell for which layouts (n,) it holds, ``of`` giving the open parts; what divides by zero holds nowhere."""
         difference = self.difference.value(of)
         size = Expression(
             np.abs(self.difference.constant), {a: np.abs(f) for a, f in self.difference.terms.items()}

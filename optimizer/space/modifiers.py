@@ -179,7 +179,7 @@ class Modifiers:
     def expand(
         self, rows: LayoutBatch, over: tuple[str, ...] = ALL_MODIFIERS
     ) -> tuple[LayoutBatch, IntArray]:
-        """Return each row's valid combinations of the named modifiers, and the row each came from.
+        """Return each row's valid combinations of the named modifiers, and the row (k,) each came from.
 
         Modifiers that aren't named keep the row's own value. With ``ANY_SWITCHES`` a precision's code stands for every
         code of its group that the row may have, which ``SWITCHES`` chooses among. Memory grows with rows times choices:

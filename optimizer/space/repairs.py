@@ -59,6 +59,7 @@ def setting(**values: Any) -> Repair:
     """Set fields that leave the GPUs and the batch alone."""
 
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+        """Return the layout with the values set."""
         return replace(layout, **values)
 
     return repair
@@ -68,6 +69,7 @@ def regrouped(**degrees: int) -> Repair:
     """Set degrees and let dp take up the GPUs."""
 
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout | None:
+        """Return the layout with the degrees set, its GPUs and batch kept."""
         return regroup(layout, **degrees)
 
     return repair
@@ -77,6 +79,7 @@ def lowered(*axes: str) -> Repair:
     """Lower one of some axes to its largest divisor with which the rule holds, the first axis that can be."""
 
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout | None:
+        """Return the layout with the largest smaller value of the first axis that makes it hold."""
         for axis in axes:
             for value in reversed(divisors(getattr(layout, axis))[:-1]):
                 found = regroup(layout, **{axis: value}) if axis in MESH else _with(layout, axis, value)
@@ -96,6 +99,7 @@ def first_of(*repairs: Repair) -> Repair:
     """Try repairs in turn and take the first with which the rule holds."""
 
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout | None:
+        """Return the first repair that makes it hold."""
         for one in repairs:
             found = one(rule, layout, ctx)
             if found is not None and rule.holds(row_of(found), ctx)[0]:
@@ -136,6 +140,7 @@ def without_modules(*names: str) -> Repair:
     """Leave modules out of selective recomputation."""
 
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+        """Return the layout without these recomputed modules."""
         return with_modules(layout, [name for name in layout.recompute.modules if name not in names])
 
     return repair

@@ -110,7 +110,10 @@ class Requirement:
         return (self.names & set(AXES)) | counted
 
     def comparisons(self, view: RequirementView) -> list[Comparison]:
-        """Compare neighbouring sides for the layouts of a view; ``NotKnownYet`` where it lacks an axis."""
+        """Compare neighbouring sides for the layouts of a view. Raises ``NotKnownYet`` where it lacks an axis.
+
+        Raises ``InputError``, naming the requirement, for arithmetic that its sides do not have.
+        """
         sides = [self._value(side, view) for side in (self.tree.left, *self.tree.comparators)]
         try:
             return [
@@ -121,13 +124,13 @@ class Requirement:
             raise self._named(error) from None
 
     def holds(self, view: RequirementView, of: Callable[[Atom], FloatArray]) -> BoolArray:
-        """Tell which layouts meet it, where ``of`` gives what stages decide."""
+        """Tell which layouts (n,) meet it, where ``of`` gives what stages decide."""
         met = [comparison.holds(of) for comparison in self.comparisons(view)]
         result: BoolArray = np.logical_and.reduce(met)
         return result
 
     def explain(self, view: RequirementView, of: Callable[[Atom], FloatArray]) -> str:
-        """Say what the sides are for the first layout of a view."""
+        """Say what the sides are for the first layout of a view, ``of`` giving (n,) or () for what stages decide."""
         sides = [self._value(side, view).value(of) for side in (self.tree.left, *self.tree.comparators)]
         values = [f"{float(np.broadcast_to(side, (1,))[0]):.6g}" for side in sides]
         signs = [_sign(relation) for relation in self.tree.ops]
@@ -345,10 +348,12 @@ def axis_rules(requirements: Iterable[Requirement], facts: Facts) -> tuple[Rule,
 
 def _rule(requirement: Requirement, facts: Facts) -> Rule:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) meet the requirement."""
         met = requirement.holds(RequirementView(rows, facts), _nothing_open)
         return np.broadcast_to(met, (len(rows),)).copy()
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        """Say what both sides come to."""
         return requirement.explain(RequirementView(row_of(layout), facts), _nothing_open), {}
 
     return Rule(
@@ -374,6 +379,7 @@ def broken_requirements(
     view = RequirementView(row_of(layout), facts)
 
     def of(atom: Atom) -> FloatArray:
+        """Give what the layout's stages have of an open part, (1,)."""
         if atom.part is Part.STEP_S:
             return np.array([step_s])
         if atom.part is Part.PEAK_BYTES:

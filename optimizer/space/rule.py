@@ -123,12 +123,12 @@ _BLAMED = {
 
 
 def everywhere(rows: LayoutBatch) -> BoolArray:
-    """Return a mask of all rows, for a rule that doesn't concern the model."""
+    """Return a mask (n,) of all rows, for a rule that doesn't concern the model."""
     return np.ones(len(rows), dtype=bool)
 
 
 def mask(condition: Any) -> BoolArray:
-    """Return a comparison of columns, which numpy's types leave open, as a mask."""
+    """Return a comparison of columns (n,), which numpy's types leave open, as a mask."""
     return np.asarray(condition, dtype=bool)
 
 
@@ -148,6 +148,18 @@ def launch_rules(rules: Iterable[Rule], ctx: Context, *, staged: bool) -> tuple[
     )
 
 
+def says(text: str, *axes: str) -> Detail:
+    """Build a detail function: a fixed text followed by the values of the axes that matter."""
+
+    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        """Say the axes' values behind the text."""
+        factors = {axis: int(getattr(layout, axis)) for axis in axes}
+        values = ", ".join(f"{axis} {value}" for axis, value in factors.items())
+        return f"{text}, but {values}" if values else text, factors
+
+    return detail
+
+
 MOST_TRIED = 1_000_000
 """Largest value that is offered; a degree beyond it is a slip."""
 
@@ -156,6 +168,7 @@ def varying(*axes: str, limit: int = 8) -> Valid:
     """Build a ``valid`` function that varies each axis on its own and keeps the nearest that hold."""
 
     def valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
+        """Return each axis's nearest values that hold."""
         return {axis: _nearest(rule, layout, ctx, axis, limit) for axis in axes}
 
     return valid

@@ -26,7 +26,10 @@ def parse_savers(text: str) -> tuple[Saver, ...]:
 
 
 def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], ...]:
-    """Return the fixed sets of memory savers, or every set of those allowed that the framework has."""
+    """Return the fixed sets of memory savers, or every set of those allowed that the framework has.
+
+    Raises ``InputError`` where it has none of them.
+    """
     if "savers" in options.fix:
         return tuple(dict.fromkeys(parse_savers(str(text)) for text in options.fix["savers"]))
     known = savers_of(ctx.framework, ctx.release, ctx.model)

@@ -60,7 +60,7 @@ def _ends_are_free(rule: StageRule, chunks: int) -> bool:
 
 
 def own_split(rule: StageRule, ranks: int, chunks: int, blocks: int) -> IntArray | None:
-    """Return the blocks per rank where the framework knows one split alone, None if it has none."""
+    """Return the blocks per rank, (ranks,), where the framework knows one split alone, None if it has none."""
     if rule.split is Split.LARGER_FIRST:
         counts = blocks // ranks + (np.arange(ranks) < blocks % ranks)
         if blocks < ranks:
@@ -73,7 +73,7 @@ def own_split(rule: StageRule, ranks: int, chunks: int, blocks: int) -> IntArray
 
 
 def counts_by_cost(blocks: int, ranks: int, block: int, head: int) -> IntArray:
-    """Return the blocks of each rank by their share of the compute.
+    """Return the blocks of each rank, (ranks,), by their share of the compute.
 
     huggingface/nanotron src/nanotron/models/base.py (build_model): walking over blocks and LM head with their
     costs, the next rank begins after the block at which the running cost exceeds the rank's equal share.

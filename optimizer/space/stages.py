@@ -39,7 +39,7 @@ def chunk_layers(rank_totals: IntArray, pp: int, vp: int, *, folded: bool = Fals
 
 
 def model_order(pp: int, vp: int, schedule: Schedule = Schedule.NONE) -> IntArray:
-    """Return the entries of the stage list in the order in which a token passes them.
+    """Return the entries of the stage list, (pp * vp,), in the order in which a token passes them.
 
     Entry ``chunk*pp + rank`` is passed in list order, except that V-shaped schedules run the second chunks
     backwards through the ranks.
@@ -112,6 +112,7 @@ def virtual_stages(
     repeated = np.zeros_like(kinds)
 
     def first_blocks(number: int) -> IntArray:
+        """Kinds of the first ``number`` blocks by chunk and rank, (V, P, K)."""
         return kinds_of(model, counts, order, limit=number)[seat]
 
     repeated[seat] = spread(kinds[seat], recomputed, first_blocks) if by_rank else recomputed

@@ -121,7 +121,7 @@ def switches_text(switches: Switches) -> str:
 
 
 def codes_like(layout: Layout, model: ModelSpec | None, book: Codebook) -> NDArray[np.bool_]:
-    """Tell which precision codes a layout of a model means: switches that do nothing there need no saying."""
+    """Tell which precision codes (p,) a layout of a model means: switches that do nothing there need no saying."""
     own = (layout.precision, layout.savers, acting(layout.switches, layout, model))
     return np.array(
         [

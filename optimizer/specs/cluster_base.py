@@ -63,6 +63,7 @@ def _count(stated: Mapping[str, Any]) -> Callable[[int], int | None]:
     """Return the number of GPUs that a file states, given the base's node size; what is no number is judged later."""
 
     def gpus(base_node: int) -> int | None:
+        """Return the GPUs that the file states, over nodes of the base's size unless stated."""
         node, nodes = stated.get("gpus_per_node", base_node), stated.get("nodes")
         found = stated.get("gpus") or (
             nodes * node if isinstance(nodes, int) and isinstance(node, int) else None

@@ -107,7 +107,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> b
 
 
 def decode(raw: bytes, file: str) -> str:
-    """Decode UTF-8 (with or without byte-order mark), or UTF-16 with one, refusing binary content."""
+    """Decode UTF-8 (with or without byte-order mark), or UTF-16 with one. Raises ``InputError`` for binary content."""
     try:
         text = raw.decode("utf-16" if raw[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,7 +153,10 @@ def parse_document(text: str, file: str) -> Document:
 
 
 def require_small(root: Node, file: str) -> None:
-    """Refuse a composed document that unfolds to more than ``MAX_NODES`` values, or holds itself, without unfolding it."""
+    """Raises ``InputError`` for a composed document that unfolds to more than ``MAX_NODES`` values, or holds itself.
+
+    Nothing is unfolded to find out.
+    """
     sizes: dict[int, int] = {}
     opened: set[int] = set()
     waiting: list[tuple[Node, bool]] = [(root, False)]

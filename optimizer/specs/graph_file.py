@@ -53,7 +53,8 @@ def _node_link(text: str, file: str) -> Any:
 def check_graph(graph: Any, document: Document, path: KeyPath) -> Mapping[str, Any]:
     """Check a node-link mapping (``links`` or ``edges``) and bring it to its plain form.
 
-    ``document`` and ``path`` say where the mapping stands, for messages.
+    ``document`` and ``path`` say where the mapping stands, for messages. Raises ``InputError`` with the first 20
+    faults.
     """
     nodes, edges = graph.get("nodes"), graph.get("edges", graph.get("links"))
     for key, items in (("nodes", nodes), ("edges", edges)):

@@ -40,6 +40,7 @@ def as_kind_error(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @wraps(read)
     def wrapped(value: Any) -> Any:
+        """Turn an ``InputError`` into pydantic's own."""
         try:
             return read(value)
         except InputError as error:
@@ -57,6 +58,7 @@ def whole(least: int = 1, most: int = 1_000_000_000) -> FieldKind:
     )
 
     def read(value: Any) -> int:
+        """Read a whole number in the range."""
         try:
             number = value if type(value) is int else parse_quantity(value, NUMBER)
         except InputError:
@@ -77,6 +79,7 @@ def quantity(
     above = None if least is not None else above
 
     def read(value: Any) -> float:
+        """Read a quantity in the range."""
         number = parse_quantity(value, dimension)
         if above is not None and number <= above:
             raise input_error(f"{shown(value)} is not above {above:g}", dimension.examples)
@@ -142,6 +145,7 @@ def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> 
     listed = [str(item.value) for item in words]
 
     def read(value: Any) -> StrEnum:
+        """Read one of the words, whatever its case."""
         if isinstance(value, str) and value.lower() in table:
             return table[value.lower()]
         raise unknown_word(value, listed, among=table)
@@ -153,6 +157,7 @@ def choice(table: Mapping[str, Any]) -> FieldKind:
     """Return the kind of the words of a table, read as the table's values."""
 
     def read(value: Any) -> Any:
+        """Read one of the table's words, whatever its case."""
         if isinstance(value, str) and value.lower() in table:
             return table[value.lower()]
         raise unknown_word(value, table)

@@ -83,7 +83,10 @@ def _items(stage: str, key: str) -> StageItems:
 
 
 def stages_from_lists(stages: Sequence[object], *, key: str) -> tuple[StageItems, ...]:
-    """Read the list-of-lists form: ``[["embedding", "decoder"], ..., ["loss"]]``."""
+    """Read the list-of-lists form: ``[["embedding", "decoder"], ..., ["loss"]]``.
+
+    Raises ``InputError`` for unknown items.
+    """
     items = []
     for stage in stages:
         words = stage if isinstance(stage, list | tuple) else [stage]
@@ -97,7 +100,10 @@ def stages_from_lists(stages: Sequence[object], *, key: str) -> tuple[StageItems
 
 
 def check_stages(stages: Sequence[StageItems], *, key: str) -> tuple[StageItems, ...]:
-    """Check one embedding first, one loss last, and all MTP layers in one stage after the decoder layers."""
+    """Check one embedding first, one loss last, and all MTP layers in one stage after the decoder layers.
+
+    Raises ``InputError`` for others.
+    """
     holders = [index for index, stage in enumerate(stages) if stage.mtp]
     if not stages or not stages[0].embedding or sum(stage.embedding for stage in stages) != 1:
         raise input_error("layout has no embedding, or not as its first item", "one E at the start", key=key)

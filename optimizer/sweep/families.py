@@ -73,7 +73,10 @@ def _resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 
 
 def with_network(cluster: ClusterSpec, gbit_per_s: float | None) -> ClusterSpec:
-    """Return the cluster with another network rate per GPU, Gbit/s one way (None: as it is)."""
+    """Return the cluster with another network rate per GPU, Gbit/s one way (None: as it is).
+
+    Raises ``InputError`` for an explicit graph, whose links state their own.
+    """
     if gbit_per_s is None:
         return cluster
     if cluster.graph is not None:

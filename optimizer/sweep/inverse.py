@@ -200,6 +200,7 @@ def fewest_for_deadline(
     tried: list[SizeAnswer] = []
 
     def meets(gpus: int) -> bool:
+        """Solve a size and tell whether it meets the deadline."""
         tried.append(size_answer(workload, family.at(gpus), options, solve=solve))
         return (tried[-1].expected_days or days + 1) <= days
 
@@ -248,6 +249,7 @@ def cheapest(answers: Sequence[SizeAnswer], *, days: float | None = None) -> Siz
     """
 
     def cost(answer: SizeAnswer) -> tuple[float, int]:
+        """Rank answers by cost, GPU-hours where no price is known, then by GPUs."""
         spent = answer.cost if answer.cost is not None else (answer.expected_days or 0.0) * answer.gpus
         return spent, answer.gpus
 

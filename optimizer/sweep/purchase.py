@@ -151,6 +151,7 @@ def _offer(
     solved: dict[int, _Solved] = {}
 
     def days_at(gpus: int) -> float | None:
+        """Return the days of a size's best batch, solved once."""
         if gpus not in solved:
             solved[gpus] = _best_batch(workload, machine.at(gpus), options, batches, solve)
         return solved[gpus].answer.expected_days
@@ -222,6 +223,7 @@ def _solved(workload: Workload, cluster: ClusterSpec, options: PlanOptions, solv
     plans: list[Plan] = []
 
     def kept(asked: Workload, machine: ClusterSpec, chosen: SolveOptions) -> Plan:
+        """Solve, and keep the plan."""
         plans.append(solve(asked, machine, chosen))
         return plans[-1]
 

@@ -267,6 +267,7 @@ def heartbeat(path: Path, owner: str, lease_s: float) -> Iterator[None]:
     ended = threading.Event()
 
     def beat() -> None:
+        """Renew the claims until the worker ends."""
         while not ended.wait(lease_s / 4):
             # What keeps a claim from being renewed (a lock, a full disk) meets the next answer too, and is said there.
             with suppress(InputError), SweepStore(path) as store:

@@ -39,7 +39,7 @@ class Reach:
 
     @property
     def part(self) -> FloatArray:
-        """Most members that the smallest part of a group in a domain can have."""
+        """Most members that the smallest part of a group in a domain can have, (n,)."""
         return self.size / self.blocks[0]
 
 

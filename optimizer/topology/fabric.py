@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def line(latency_s: FloatArray, near: FloatArray, far: FloatArray, share: float = 1.0) -> Line:
-    """Build a line whose links run at ``share`` of their bandwidth."""
+    """Build a line of (n,) whose links run at ``share`` of their bandwidth."""
     near, far = near / share, far / share
     return Line(latency_s, near, far, np.maximum(near, far))
 
@@ -109,7 +109,7 @@ class Fabric:
         return 0.0 if self.nvlink.domain == 1 else self.nvlink_bytes_per_s
 
     def nvlink_s_per_byte(self, peers: FloatArray | float) -> FloatArray:
-        """Seconds per byte that a GPU sends over NVLink to ``peers`` others: as many links of a mesh."""
+        """Seconds per byte that a GPU sends over NVLink to ``peers`` others, (n,) or one: as many links of a mesh."""
         if self.nvlink.links > 1:
             return self.nvlink.links / np.maximum(peers, 1.0) / self.nvlink_bytes_per_s
         return np.asarray(1.0 / self.nvlink_bytes_per_s)
@@ -152,7 +152,7 @@ class Fabric:
         return protocol.network_step_s + self.network.network_hop_s + tier.latency_s
 
     def channel_bytes_per_s(self, ranks: FloatArray, here: FloatArray) -> FloatArray:
-        """Bytes/s that the channels of one send between nodes carry, for ``ranks`` of which ``here`` are in a node.
+        """Bytes/s (n,) of the channels of one send between nodes, for ``ranks`` of which ``here`` are in a node.
 
         A peer gets as many channels as its NICs need, halved until all peers find room in those of the
         communicator, eight to a channel (NVIDIA/nccl src/graph/paths.cc, ncclTopoComputeP2pChannels).
@@ -193,38 +193,38 @@ class Spread:
 
     @property
     def domain(self) -> FloatArray:
-        """Members in one NVLink domain."""
+        """Members in one NVLink domain, (n,)."""
         return self.inside[0]
 
     @property
     def domain_most(self) -> FloatArray:
-        """Most members in one NVLink domain."""
+        """Most members in one NVLink domain, (n,)."""
         return self.most[0]
 
     def leaves(self, k: int) -> FloatArray:
-        """1 where the group leaves the blocks below tier ``k``, else 0."""
+        """1 where the group leaves the blocks below tier ``k``, else 0, (n,)."""
         return (self.inside[k] < self.size).astype(np.float64)
 
     def abroad(self, fabric: Fabric) -> FloatArray:
-        """1 where the group reaches over several nodes, else 0."""
+        """1 where the group reaches over several nodes, else 0, (n,)."""
         first = fabric.first_network
         return self.leaves(first) if first < len(fabric.tiers) else np.zeros_like(self.size)
 
     def nodes(self, fabric: Fabric) -> FloatArray:
-        """Nodes or NVLink domains that the group reaches over."""
+        """Nodes or NVLink domains that the group reaches over, (n,)."""
         first = fabric.first_network
         return self.blocks(first) if first < len(fabric.tiers) else np.ones_like(self.size)
 
     def even(self, k: int) -> BoolArray:
-        """Tell where blocks below tier ``k`` cut the group into equal parts."""
+        """Tell where blocks below tier ``k`` cut the group into equal parts, (n,)."""
         return np.asarray(self.most[k] == self.inside[k], dtype=np.bool_)
 
     def blocks(self, k: int) -> FloatArray:
-        """Blocks below tier ``k`` that the group touches."""
+        """Blocks below tier ``k`` that the group touches, (n,)."""
         return self.size / self.inside[k]
 
     def members_at_exit(self, fabric: Fabric, k: int) -> FloatArray:
-        """Members over which the traffic that leaves a block below tier ``k`` spreads.
+        """Members over which the traffic that leaves a block below tier ``k`` spreads, (n,).
 
         Out of a node or NVLink domain a member uses its own GPU's links, so the smallest part of a group is
         the slowest. Uplinks of larger blocks serve all groups that leave the block.
@@ -266,7 +266,7 @@ def _crowding(group: GroupBatch, fabric: Fabric) -> tuple[FloatArray | float, ..
 def busiest_s_per_byte(
     fabric: Fabric, lay: Spread, loads: list[FloatArray], ratio: float, *, host: bool
 ) -> FloatArray:
-    """Seconds per byte on the busiest tier, either inside nodes (``host``) or on the network.
+    """Seconds per byte (n,) on the busiest tier, either inside nodes (``host``) or on the network.
 
     ``loads`` are bytes per GPU and payload byte that leave each tier's blocks.
     """

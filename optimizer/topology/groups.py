@@ -73,7 +73,7 @@ class GroupBatch:
         return np.where(exits > 0, block_gpus / np.maximum(exits, 1), self.size)
 
     def most_within(self, block_gpus: int) -> IntArray:
-        """Return an upper bound of the members in one block, ``members_within`` where blocks cut evenly."""
+        """Return an upper bound (n,) of the members in one block, ``members_within`` where blocks cut evenly."""
         product = np.ones_like(self.size)
         for digit in self.digits:
             product = product * np.minimum(digit.size, -(-block_gpus // digit.stride))
@@ -89,7 +89,7 @@ class GroupBatch:
         return same | (self.ranks <= block_gpus)
 
     def distinct(self) -> tuple[GroupBatch, IntArray | None]:
-        """Return the group of each distinct row, and every row's index among them (None: no row repeats)."""
+        """Return the group of each distinct row, and every row's index (n,) among them (None: no row repeats)."""
         if "distinct" not in self.memo:
             self.memo["distinct"] = self._distinct()
         return self.memo["distinct"]  # type: ignore[no-any-return]

@@ -43,7 +43,7 @@ class MeshGroups:
     edp: GroupBatch
 
     def hsdp_inner(self, shard: IntArray) -> GroupBatch:
-        """Return the ``shard`` neighbouring ranks of ``dp_cp`` that hold one copy; 0 is the whole group."""
+        """Return the ``shard`` (n,) neighbouring ranks of ``dp_cp`` that hold one copy; 0 is the whole group."""
         digits, inner_size = [], self._shard(shard)
         for digit in self.dp_cp.digits:
             taken = np.minimum(digit.size, inner_size)
@@ -52,7 +52,7 @@ class MeshGroups:
         return replace(self.dp_cp, digits=tuple(digits), memo={})
 
     def hsdp_outer(self, shard: IntArray) -> GroupBatch:
-        """Return the ranks of ``dp_cp`` that hold the same shard in different copies; size 1 for shard 0."""
+        """Return the ranks of ``dp_cp`` with the same shard in different copies; size 1 where ``shard`` (n,) is 0."""
         inner = self.hsdp_inner(shard)
         pairs = zip(self.dp_cp.digits, inner.digits, strict=True)
         digits = tuple(Digit(whole.size // part.size, whole.stride * part.size) for whole, part in pairs)
@@ -103,7 +103,7 @@ def mesh_groups(
 def closest_groups(
     *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayLike, ep: ArrayLike, etp: ArrayLike
 ) -> MeshGroups:
-    """Return groups that stand for every mesh order: no order's groups have lower prices."""
+    """Return groups that stand for every mesh order of degrees (n,): no order's groups have lower prices."""
     mesh = _mesh("tp-cp-dp-pp", tp=tp, cp=cp, pp=pp, dp=dp)
     grid = _expert_grid(mesh, np.asarray(ep, dtype=np.int64), np.asarray(etp, dtype=np.int64))
     sizes = {axis.value: mesh.degree[axis] for axis in DENSE_AXES}
@@ -120,7 +120,7 @@ def closest_groups(
 def mesh_valid(
     order: str, *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayLike, ep: ArrayLike, etp: ArrayLike
 ) -> BoolArray:
-    """Tell where the expert grid can be laid out: it divides a stage and nests with the pipeline's stride."""
+    """Tell where (n,) the expert grid can be laid out: it divides a stage and nests with the pipeline's stride."""
     mesh = _mesh(order, tp=tp, cp=cp, pp=pp, dp=dp)
     experts, tensor = np.asarray(ep, dtype=np.int64), np.asarray(etp, dtype=np.int64)
     valid = mesh.ranks // mesh.degree[Axis.PP] % (experts * tensor) == 0

@@ -66,35 +66,35 @@ class Topology:
         return self.fabric.tiers
 
     def all_reduce_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
-        """All-reduce of ``size_bytes`` on every member: rings, trees, or switches that add up."""
+        """All-reduce of ``size_bytes`` (n,) on every member: rings, trees, or switches that add up."""
         return self._price(size_bytes, group, _ALL_REDUCE, sharing)
 
     def all_gather_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
-        """All-gather into ``size_bytes`` on every member, by rings."""
+        """All-gather into ``size_bytes`` (n,) on every member, by rings."""
         return self._price(size_bytes, group, _GATHER, sharing)
 
     def reduce_scatter_s(
         self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None
     ) -> FloatArray:
-        """Reduce-scatter of ``size_bytes`` on every member, by rings."""
+        """Reduce-scatter of ``size_bytes`` (n,) on every member, by rings."""
         return self._price(size_bytes, group, _GATHER, sharing)
 
     def broadcast_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
-        """Broadcast of ``size_bytes`` from one member: whole through every other one, by rings of the bulk protocol."""
+        """Broadcast of ``size_bytes`` (n,) from one member: whole through every other, by rings of the bulk protocol."""
         return self._price(size_bytes, group, _BROADCAST, sharing)
 
     def all_to_all_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
-        """All-to-all; ``size_bytes`` is one member's whole send buffer, of which it keeps one part in n."""
+        """All-to-all; ``size_bytes`` (n,) is one member's whole send buffer, of which it keeps one part in n."""
         return self._price(size_bytes, group, _EXCHANGE, sharing)
 
     def p2p_s(self, size_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None) -> FloatArray:
-        """One send of ``size_bytes`` from every member to the next one of its group: the slowest hop."""
+        """One send of ``size_bytes`` (n,) from every member to the next one of its group: the slowest hop."""
         return self._price(size_bytes, group, _HOP, sharing)
 
     def all_to_all_split_s(
         self, intra_bytes: ArrayLike, inter_bytes: ArrayLike, group: GroupBatch, sharing: Sharing = None
     ) -> FloatArray:
-        """All-to-all given by the bytes that leave a member inside its NVLink domain, and across the network.
+        """All-to-all given by the bytes (n,) that leave a member inside its NVLink domain, and across the network.
 
         For dispatch that sends a token once per domain. The two run at the same time.
         """
@@ -152,7 +152,7 @@ _CHUNK = 1 << 14
 def fastest_s(
     size: FloatArray, lines: Sequence[Line], index: IntArray | None = None, sharing: Sharing = None
 ) -> FloatArray:
-    """Return seconds of ``size`` bytes by the fastest line in every row; rows that repeat have an ``index``."""
+    """Return seconds (n,) of ``size`` bytes by each row's fastest line; rows that repeat have an ``index`` (n,)."""
     best = _line_s(size, lines[0], index, sharing)
     for one in lines[1:]:
         np.minimum(best, _line_s(size, one, index, sharing), out=best)

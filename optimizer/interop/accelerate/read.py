@@ -23,7 +23,10 @@ SUPPORTED = ("FSDP", "MULTI_GPU", "DEEPSPEED", "NO")
 
 @importer
 def import_accelerate(text: str, file: str = "") -> ImportedJob:
-    """Read an ``accelerate config`` file; model, batch and sequence length are in the training script."""
+    """Read an ``accelerate config`` file; model, batch and sequence length are in the training script.
+
+    Raises ``InputError`` for kinds of distribution beyond ``SUPPORTED``.
+    """
     root = Fields(parse_yaml(text, file), file=file)
     kind = root.text("distributed_type")
     if kind is None or kind.upper() not in SUPPORTED:

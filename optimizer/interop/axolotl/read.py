@@ -27,7 +27,10 @@ KNOWN = (
 def import_axolotl(
     text: str, file: str = "", beside: Callable[[str], str | None] = lambda name: None
 ) -> ImportedJob:
-    """Read a training file. The number of GPUs is in it where ``dp_shard_size`` states one."""
+    """Read a training file. The number of GPUs is in it where ``dp_shard_size`` states one.
+
+    Raises ``InputError`` for experts, which axolotl divides among ranks that it takes out of data parallelism.
+    """
     fields = Fields(parse_yaml(text, file), file=file)
     notes: list[str] = [
         "Hugging Face models on PyTorch FSDP or DeepSpeed: judged as accelerate's or DeepSpeed's"

@@ -42,7 +42,10 @@ class _DeepSpeedFields(Fields):
 
 @importer
 def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> ImportedJob:
-    """Read a DeepSpeed JSON; the model, and the number of GPUs unless given, are not in it."""
+    """Read a DeepSpeed JSON; the model, and the number of GPUs unless given, are not in it.
+
+    Raises ``InputError`` where no key is DeepSpeed's.
+    """
     fields = _DeepSpeedFields(parse_json(text, file), file=file)
     if not any(key in fields for key in TOP_KEYS):
         raise input_error("no DeepSpeed settings", "any of " + ", ".join(TOP_KEYS), file=file)

@@ -77,7 +77,7 @@ def _inherited(families: dict[str, dict[str, Any]], name: str) -> dict[str, Any]
 
 
 def find_family(model_type: str, file: str = "") -> HfFamily:
-    """Return the family of a ``model_type``; refuse unknown ones by name, with the reason."""
+    """Return the family of a ``model_type``. Raises ``InputError`` for unknown and refused ones, with the reason."""
     table = _table()
     families: dict[str, dict[str, Any]] = table["families"]
     reason = table["refused"].get(model_type)
@@ -128,7 +128,7 @@ class ConfigReader:
         return None if value is None else int(value)
 
     def size(self, *keys: str, least: int = 1, most: int = LARGEST) -> int:
-        """Read a size that must have a value, in the file or by class default."""
+        """Read a size, in the file or by class default. Raises ``InputError`` where neither has it."""
         value = self.fields.integer(*keys, least=least, most=most)
         if value is None:
             value = self._default(*keys)

@@ -27,7 +27,10 @@ def count_layers(reader: ConfigReader) -> int:
 
 
 def block_kinds(reader: ConfigReader) -> list[str]:
-    """Kinds of a hybrid stack's blocks: ``mamba``, ``mlp``, ``attention`` or ``moe``."""
+    """Kinds of a hybrid stack's blocks: ``mamba``, ``mlp``, ``attention`` or ``moe``.
+
+    Raises ``InputError`` for unknown kinds and where no order is stated.
+    """
     fields = reader.fields
     listed = fields.words("layers_block_type", "layer_types")
     pattern = fields.text("hybrid_override_pattern")

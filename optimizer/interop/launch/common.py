@@ -31,7 +31,7 @@ def per_layer_pattern(value: Any, layers: int, *, key: str) -> list[bool]:
     ``([0]*3+[1]*58)``.
 
     The expression may only add and repeat lists of whole numbers. For N, layer i is marked when ``i % N ==
-    0``.
+    0``. Raises ``InputError`` for other expressions and lists of another length.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MAX_LAYERS:
@@ -71,7 +71,7 @@ def _fold_lists(node: ast.expr) -> list[int] | int:
 
 
 def selective(modules: Sequence[str], *, key: str) -> Recompute:
-    """Build selective recomputation from module names; unknown ones are an error."""
+    """Build selective recomputation from module names. Raises ``InputError`` for an unknown one."""
     for module in modules:
         if module not in RECOMPUTE_MODULES:
             raise input_error(
@@ -85,7 +85,10 @@ def selective(modules: Sequence[str], *, key: str) -> Recompute:
 def megatron_precision(
     fields: Fields, *, fp8_key: str, fp4_key: str
 ) -> tuple[Precision | None, Fp8Recipe | None]:
-    """Read Megatron's precision switches; bf16 and fp16 exclude each other, as do fp8 and fp4."""
+    """Read Megatron's precision switches; bf16 and fp16 exclude each other, as do fp8 and fp4.
+
+    Raises ``InputError`` for both, and for unknown recipes.
+    """
     fp8, fp4 = fields.text(fp8_key), fields.text(fp4_key)
     if {fp8_key, fp4_key} & fields.left_open.keys():
         return None, None
@@ -116,7 +119,7 @@ def looped_schedule(pp: int, vp: int) -> Schedule:
 
 
 def divided(total: int, by: int, what: str) -> int:
-    """Divide exactly or say which product does not divide."""
+    """Divide exactly. Raises ``InputError`` saying which product does not divide."""
     if by < 1 or total % by:
         raise input_error(f"{what}: {total} is not a multiple of {by}")
     return total // by

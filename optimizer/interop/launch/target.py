@@ -62,7 +62,7 @@ class Target:
 
 
 def framework_named(name: str) -> Framework:
-    """Return the framework of a name or alias that can be exported to."""
+    """Return the framework of a name or alias that can be exported to. Raises ``InputError`` for others."""
     framework = find_framework(name)
     if framework not in EXPORTED:
         raise input_error(f"no exporter for {name!r}", f"one of {', '.join(EXPORTED)}", key="--to")
@@ -93,7 +93,7 @@ def make_target(
     version: str | None = None,
     checkpoint: CheckpointInterval | None = None,
 ) -> Target:
-    """Resolve an export's inputs; a batch that the layout does not produce is an error."""
+    """Resolve an export's inputs. Raises ``InputError`` for a batch that the layout does not produce."""
     framework = framework_named(to)
     model, training = workload.model, workload.training
     batch = layout.dp * layout.micro_batch * layout.micro_batches

@@ -18,7 +18,10 @@ Graph = dict[str, Any]
 
 @importer
 def import_graphml(text: str, file: str = "") -> Graph:
-    """Read GraphML: ``{"directed", "nodes": [{"id", ...}], "edges": [{"source", "target", ...}]}``."""
+    """Read GraphML: ``{"directed", "nodes": [{"id", ...}], "edges": [{"source", "target", ...}]}``.
+
+    Raises ``InputError`` where there is no graph.
+    """
     root = _xml(text, file)
     graph = root.find("{*}graph") if root.tag.endswith("graphml") else None
     if graph is None:
@@ -64,7 +67,10 @@ def _attributes(element: Element, keys: dict[str, Element], file: str) -> dict[s
 
 @importer
 def import_node_link(text: str, file: str = "") -> Graph:
-    """Read a node-link graph as networkx writes it (``links`` or ``edges``), JSON or YAML."""
+    """Read a node-link graph as networkx writes it (``links`` or ``edges``), JSON or YAML.
+
+    Raises ``InputError`` for other documents.
+    """
     data = parse_json(text, file) if text.lstrip().startswith("{") else parse_yaml(text, file)
     nodes, edges = data.get("nodes"), data.get("edges", data.get("links"))
     if not isinstance(nodes, list) or not isinstance(edges, list):

@@ -14,7 +14,7 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 @importer
 def expand_hostlist(text: str, *, key: str = "") -> tuple[str, ...]:
-    """Expand a hostlist to its names, in order."""
+    """Expand a hostlist to its names, in order. Raises ``InputError`` where it names no host or too many."""
     names: list[str] = []
     for part in _split(text, key):
         names += _expand(part, key)

@@ -79,7 +79,8 @@ def fit_collective(table: NcclTable) -> CollectiveFit:
     """Fit latency and bandwidth; a robust loss on relative errors keeps dips and protocol switches from
     deciding.
 
-    Needs two sizes above zero that are apart by a factor of 4, and times of the GPU, not of the host.
+    Needs two sizes above zero that are apart by a factor of 4, and times of the GPU, not of the host. Raises
+    ``InputError`` without them, and for one rank.
     """
     rows = [row for row in table.rows if row.size_bytes > 0 and row.time_s > 0]
     if table.cpu_time:
@@ -115,6 +116,7 @@ def _solve(rows: Sequence[NcclRow], factor: float) -> tuple[float, float]:
     start = np.log([max(min(time[0], time[-1]), 1e-7), moved[-1] / time[-1]])
 
     def relative_error(point: np.ndarray) -> np.ndarray:
+        """Return the log of fitted over measured times, (sizes,), for the logs of latency and bandwidth."""
         latency, bandwidth = np.exp(point)
         return np.asarray(np.log((latency + moved / bandwidth) / time))
 

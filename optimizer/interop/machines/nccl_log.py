@@ -102,7 +102,7 @@ def import_nccl_tests(text: str, file: str = "", collective: str | None = None) 
     """Read every test in a log or JSON file.
 
     ``collective`` names the test where the log does not (before 2.16.8 it is in no line); without it the
-    columns and the bandwidth ratio tell, or the file's name.
+    columns and the bandwidth ratio tell, or the file's name. Raises ``InputError`` where no table is found.
     """
     if text.lstrip().startswith("{"):
         return (_from_json(text, file, collective),)

@@ -29,7 +29,7 @@ Links = dict[tuple[str, str], str]
 
 @importer
 def import_topo(text: str, file: str = "") -> GpuTopology:
-    """Read the matrix, tab-separated or pasted with blanks."""
+    """Read the matrix, tab-separated or pasted with blanks. Raises ``InputError`` for rocm-smi's."""
     plain = _ANSI.sub("", text)
     if _ROCM.search(plain):
         raise input_error("is rocm-smi's, which is not read", "the output of nvidia-smi topo -m", file=file)

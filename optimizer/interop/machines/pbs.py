@@ -14,7 +14,10 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 
 @importer
 def import_pbs_nodefile(text: str, file: str = "") -> NodeSet:
-    """Read a ``PBS_NODEFILE``; slots per node are taken as GPUs per node where all nodes have as many."""
+    """Read a ``PBS_NODEFILE``; slots per node are taken as GPUs per node where all nodes have as many.
+
+    Raises ``InputError`` for lines that are no host, and without any.
+    """
     hosts = []
     for number, line in enumerate(text.splitlines(), start=1):
         host = line.strip()

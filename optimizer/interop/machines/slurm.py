@@ -21,7 +21,10 @@ KINDS = ("tree", "block", "ring", "torus3d", "flat")
 
 @importer
 def import_slurm_environment(text: str, file: str = "") -> NodeSet:
-    """Read ``SLURM_*`` variables (one per line, as ``env`` prints them): the allocation's nodes."""
+    """Read ``SLURM_*`` variables (one per line, as ``env`` prints them): the allocation's nodes.
+
+    Raises ``InputError`` without a node list, and where its length is not the number stated.
+    """
     found = {name: value.strip().strip("'\"") for name, value in _VARIABLE.findall(text)}
     listed = found.get("SLURM_JOB_NODELIST") or found.get("SLURM_NODELIST")
     if listed is None:
@@ -56,7 +59,10 @@ def _own_block(found: Mapping[str, str]) -> tuple[str, tuple[NodeBlock, ...]]:
 
 @importer
 def import_topology_conf(text: str, file: str = "") -> NodeSet:
-    """Read ``topology.conf``: keys in any case, ``#`` comments; LinkSpeed is ignored, as Slurm does."""
+    """Read ``topology.conf``: keys in any case, ``#`` comments; LinkSpeed is ignored, as Slurm does.
+
+    Raises ``InputError`` for files of no kind of topology or of several.
+    """
     entries = list(_entries(text))
     kinds = {kind for kind in ("switch", "block", "ring") for _, entry in entries if f"{kind}name" in entry}
     if len(kinds) != 1:
@@ -162,7 +168,10 @@ def _node_set(
 
 @importer
 def import_topology_yaml(text: str, file: str = "", name: str | None = None) -> NodeSet:
-    """Read ``topology.yaml``: the topology called ``name``, else the cluster's default, else the first."""
+    """Read ``topology.yaml``: the topology called ``name``, else the cluster's default, else the first.
+
+    Raises ``InputError`` for other documents.
+    """
     data = parse_yaml_value(text, file)
     if not isinstance(data, list) or not data or not all(isinstance(entry, dict) for entry in data):
         raise input_error("not a list of topologies", "entries with topology: NAME", file=file)

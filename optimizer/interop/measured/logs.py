@@ -72,7 +72,8 @@ def timer_lines(text: str) -> dict[str, float]:
 def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
     """Read a torchtitan log; with the job's configuration the step time follows from tokens/s and batch.
 
-    Tokens per second are per GPU; memory is the most reserved, in GiB in the log and GB in the table.
+    Tokens per second are per GPU; memory is the most reserved, in GiB in the log and GB in the table. Raises
+    ``InputError`` where no line is a step's.
     """
     found = [match for line in ANSI.sub("", text).splitlines() if (match := _TITAN.search(line))]
     if not found:
@@ -122,7 +123,8 @@ def _with_step_time(columns: Columns, tokens_s_gpu: float | None, steps: Sequenc
 def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
     """Read a nanotron log: batch in tokens on main (``time_per_iteration_ms``), in sequences up to 0.5.
 
-    The numbers carry two or three digits only; GPUs are the ratio of total to per-GPU tokens/s, rounded.
+    The numbers carry two or three digits only; GPUs are the ratio of total to per-GPU tokens/s, rounded. Raises
+    ``InputError`` where no line is an iteration's.
     """
     found = [match for line in ANSI.sub("", text).splitlines() if (match := _NANOTRON.search(line))]
     if not found:

@@ -60,7 +60,10 @@ _RANK = re.compile(r"rank +(\d{1,7}): ([\d.]{1,15})")
 
 @importer
 def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
-    """Read the header, iteration lines, timers (ms), and the memory line (max allocated, MiB)."""
+    """Read the header, iteration lines, timers (ms), and the memory line (max allocated, MiB).
+
+    Raises ``InputError`` without iteration lines.
+    """
     plain = ANSI.sub("", text)
     found = [match for line in plain.splitlines() if (match := _STEP.search(line))]
     if not found:

@@ -26,7 +26,7 @@ _GPU = re.compile(r"GPU (\d{1,4})")
 
 @importer
 def import_oom(text: str, file: str = "") -> tuple[OutOfMemory, ...]:
-    """Read every out-of-memory message in a log."""
+    """Read every out-of-memory message in a log. Raises ``InputError`` where there is none."""
     starts = list(_START.finditer(text))
     ends = [*(match.start() for match in starts[1:]), len(text)][: len(starts)]
     messages = [

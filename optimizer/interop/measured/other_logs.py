@@ -58,7 +58,8 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
     """Read DeepSpeed's throughput timer, its pipeline engine's lines and the timers of ``wall_clock_breakdown``.
 
     Samples/s are the whole job's, memory is in GiB though it prints GB, timers are those of rank 0. The step time follows
-    from the batch, which the log does not state: with the job's configuration.
+    from the batch, which the log does not state: with the job's configuration. Raises ``InputError`` where the log
+    has none of them.
     """
     rates, pipes, timers = _matches(_DEEPSPEED, text), _matches(_DEEPSPEED_PIPE, text), timer_lines(text)
     if not rates and not pipes and not timers:
@@ -87,7 +88,10 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
 
 @importer
 def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
-    """Read NeMo 2's progress lines; every number is the mean over a logging interval."""
+    """Read NeMo 2's progress lines; every number is the mean over a logging interval.
+
+    Raises ``InputError`` without such lines.
+    """
     found = _matches(_NEMO, text)
     if not found:
         raise input_error("no NeMo 2 progress lines", "lines with 'train_step_timing in s:'", file=file)
@@ -104,7 +108,10 @@ def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -
 
 @importer
 def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None) -> LoggedRun:
-    """Read the Hugging Face trainer's last summary, else its progress bar, whose time per step is smoothed."""
+    """Read the Hugging Face trainer's last summary, else its progress bar, whose time per step is smoothed.
+
+    Raises ``InputError`` where the log has neither.
+    """
     ends, bars = _matches(_TRAINER_END, text), _matches(_TRAINER_BAR, text)
     rate = number(ends[-1]["rate"]) if ends else None
     if rate:

@@ -184,7 +184,8 @@ def stated_options(
 def import_test(text: str, file: str = "") -> ImportedJob:
     """Read ``MODEL_ARGS`` of a ``model_config.yaml`` of Megatron-LM's functional tests: flags as keys.
 
-    True is a bare flag, an empty value none; GPUs are the tests' default, one node of eight, where no world is stated.
+    True is a bare flag, an empty value none; GPUs are the tests' default, one node of eight, where no world is
+    stated. Raises ``InputError`` without them.
     """
     data = Fields(parse_yaml(text, file), file=file).section("MODEL_ARGS").data
     words = [word for key, value in data.items() for word in _flag_words(str(key), value)]
@@ -206,7 +207,10 @@ def _flag_words(flag: str, value: Any) -> list[str]:
 
 @importer
 def import_dump(text: str, file: str = "") -> ImportedJob:
-    """Read the argument block that Megatron-LM prints at start (``name .... value`` lines)."""
+    """Read the argument block that Megatron-LM prints at start (``name .... value`` lines).
+
+    Raises ``InputError`` where the block is not found.
+    """
     data = printed_arguments(text)
     if "tensor_model_parallel_size" not in data:
         raise input_error("no argument dump found", "lines like 'num_layers ........ 32'", file=file)

@@ -208,7 +208,10 @@ def _shapes(fields: Fields, layers: int, ffn: int, has_experts: bool) -> list[La
 
 
 def layer_windows(fields: Fields, layers: int) -> list[int | None]:
-    """Return each layer's sliding window in tokens, None for the whole sequence."""
+    """Return each layer's sliding window in tokens, None for the whole sequence.
+
+    Raises ``InputError`` for windows that are no pair of tokens.
+    """
     value = fields.raw("window_size")
     if value is None:
         return [None] * layers

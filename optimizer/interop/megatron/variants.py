@@ -67,7 +67,10 @@ def variant_settings(model: ModelSpec, release: Release) -> Settings:
 def read_variant(
     fields: Fields, shapes: list[LayerShape]
 ) -> tuple[list[LayerShape], LinearSpec | None, IndexerSpec | None]:
-    """Return the layers with the stated variant of attention, and its sizes."""
+    """Return the layers with the stated variant of attention, and its sizes.
+
+    Raises ``InputError`` for one that is not supported.
+    """
     variant = fields.text(VARIANT)
     if variant is None:
         return shapes, None, None

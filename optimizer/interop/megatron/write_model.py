@@ -25,7 +25,7 @@ def layer_list(model: ModelSpec) -> list[LayerShape]:
 
 
 def dense_width(model: ModelSpec) -> int:
-    """The one width of dense MLPs (0: there are none); several widths are an error."""
+    """The one width of dense MLPs (0: there are none). Raises ``InputError`` for several widths."""
     widths = {shape.ffn for shape in layer_list(model) if shape.mlp is Mlp.DENSE}
     if len(widths) > 1:
         raise input_error(
@@ -35,7 +35,7 @@ def dense_width(model: ModelSpec) -> int:
 
 
 def require_gpt(model: ModelSpec) -> None:
-    """Refuse what Megatron's GPT classes and those that follow them cannot build."""
+    """Raises ``InputError`` for what Megatron's GPT classes and those that follow them cannot build."""
     shapes = layer_list(model)
     lacking = {
         "Mamba or attention-free layers": any(
@@ -278,7 +278,10 @@ def moe_flags(target: Target) -> Flags:
 
 
 def window_marks(model: ModelSpec) -> tuple[int, list[bool]] | None:
-    """Return the one length of sliding windows and which layers have it, None where no layer has one."""
+    """Return the one length of sliding windows and which layers have it, None where no layer has one.
+
+    Raises ``InputError`` for several lengths.
+    """
     windows = [shape.window for shape in layer_list(model)]
     lengths = {window for window in windows if window is not None}
     if not lengths:

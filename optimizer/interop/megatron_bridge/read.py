@@ -123,7 +123,10 @@ RUNS = "the run_config.yaml that a run of it wrote, or the command that starts r
 
 @importer
 def import_run_config(text: str, file: str = "") -> ImportedJob:
-    """Read ``run_config.yaml``: provider style, or builder style with fields under ``model.transformer``."""
+    """Read ``run_config.yaml``: provider style, or builder style with fields under ``model.transformer``.
+
+    Raises ``InputError`` for Megatron-Bridge's other files, and without a model.
+    """
     for written, sign in NO_RUN_CONFIG.items():
         if re.search(sign, text, re.MULTILINE):
             raise input_error(f"{written} names Megatron-Bridge, and is no run", RUNS, file=file)
@@ -162,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def named_precision(name: str) -> dict[str, Any]:
-    """Return the switches behind a mixed-precision recipe name."""
+    """Return the switches behind a mixed-precision recipe name. Raises ``InputError`` for an unknown name."""
     switches = PRECISION_NAMES.get(name)
     if switches is None:
         raise input_error(

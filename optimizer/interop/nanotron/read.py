@@ -22,7 +22,10 @@ DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 
 @importer
 def import_nanotron(text: str, file: str = "") -> ImportedJob:
-    """Read a nanotron configuration: model, layout and batch are all in it."""
+    """Read a nanotron configuration: model, layout and batch are all in it.
+
+    Raises ``InputError`` without these sections, and for unknown dtypes.
+    """
     root = Fields(parse_yaml(text, file), file=file)
     if "parallelism" not in root or "tokens" not in root:
         raise input_error("no nanotron settings", "sections parallelism, tokens and model", file=file)

@@ -79,7 +79,10 @@ def script_recipe(text: str, file: str = "") -> NemoRecipe:
 
 
 def factory_recipe(factory: str, function: str, settings: dict[str, Any], file: str = "") -> NemoRecipe:
-    """Read the recipe of ``nemo llm pretrain --factory NAME`` or ``--factory "NAME(num_nodes=2)"``."""
+    """Read the recipe of ``nemo llm pretrain --factory NAME`` or ``--factory "NAME(num_nodes=2)"``.
+
+    Raises ``InputError`` for other expressions.
+    """
     tree = parse_python(factory, file)
     call = tree.body[0].value if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else None
     arguments = _arguments(call, {}) if isinstance(call, ast.Call) else {}

@@ -47,7 +47,7 @@ class CallTable:
     def of_kernels(
         self, call: IntArray, part: IntArray, name: IntArray, names: tuple[str, ...]
     ) -> tuple[IntArray, IntArray]:
-        """Return each event's call and part: kernels that are collectives by their name alone get a call of no group."""
+        """Return each event's call and part, (n,) each: collectives by their name alone get a call of no group."""
         call, part = call.copy(), np.where(call >= 0, COLLECTIVE, part)
         for one in np.unique(name[(part == COLLECTIVE) & (call < 0)]).tolist():
             kind = collective_kind(names[one]) or "unknown"

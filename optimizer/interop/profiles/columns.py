@@ -29,7 +29,7 @@ class Columns:
         return len(self.values) // len(self.names)
 
     def table(self) -> dict[str, IntArray]:
-        """Return the columns by name."""
+        """Return the columns by name, (rows,) each."""
         rows = (
             np.frombuffer(self.values, dtype=np.int64).reshape(-1, len(self.names)) if self.values else None
         )

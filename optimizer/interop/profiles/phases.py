@@ -23,7 +23,7 @@ TWICE = 1.5
 
 
 def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> IntArray:
-    """Return phases from names that tell forward from backward; other kernels have the phase of the last one that does.
+    """Return phases (kernels,) from names that tell forward from backward; other kernels have the last such one's.
 
     Where attention runs forward about twice for each time backward, every backward follows a repetition of its forward:
     the last forward that no other backward has taken.

@@ -49,7 +49,10 @@ def read_run(
     options: ProfileOptions | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> tuple[RankProfile, ...] | LoggedProfile:
-    """Read what is known of a run, as ``read_profiles``, or a trainer's log, which stands alone."""
+    """Read what is known of a run, as ``read_profiles``, or a trainer's log, which stands alone.
+
+    Raises ``InputError`` for several logs, or a log among profiles.
+    """
     options = options or ProfileOptions()
     found: list[RankProfile] = []
     files = _files(sources)

@@ -161,7 +161,10 @@ def truncated(path: Path) -> Exception:
 
 
 def beginning(path: Path, wanted: str = WANTED) -> bytes:
-    """Return the first bytes of a file, decompressed."""
+    """Return the first bytes of a file, decompressed.
+
+    Raises ``InputError`` for what can't be read or decompressed; ``wanted`` says what would be valid.
+    """
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -179,7 +182,7 @@ def is_profile(first: bytes) -> bool:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse pipes, devices and folders, which cannot be read twice and may never end."""
+    """Raises ``InputError`` for pipes, devices and folders, which cannot be read twice and may never end."""
     if path.exists() and not path.is_file():
         raise input_error("is no regular file", "a file: what a pipe gives, saved first", file=str(path))
 

@@ -92,7 +92,7 @@ class Record:
         return {str(place): value for place, value in self.outside.arguments.items()}
 
     def spend(self, size: int) -> None:
-        """Count work; a script that grows beyond all use is refused."""
+        """Count work. Raises ``InputError`` for a script that grows beyond all use."""
         self.budget[0] -= size
         if self.budget[0] < 0:
             raise input_error("script is too long", "one that configures a run", file=self.file)

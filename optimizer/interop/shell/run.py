@@ -202,7 +202,10 @@ class Shell(ShellVariables):
         return True
 
     def statement(self, node: Node) -> Status:
-        """Run one statement; its status is None where only the outside knows."""
+        """Run one statement; its status is None where only the outside knows.
+
+        Raises ``Leave`` where the shell stops at a failure.
+        """
         self.record.spend(STATEMENT)
         self.line = line_of(node)
         self.returned = None

@@ -157,6 +157,7 @@ def _parsed_in_time(source: bytes) -> bool:
     start = thread_time()
 
     def late(_offset: int, _wrong: bool) -> bool:
+        """Stop a parser that takes too long on what is no script."""
         return thread_time() - start > MAX_PARSE_S
 
     with memoryview(source) as whole:

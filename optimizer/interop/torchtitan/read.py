@@ -104,7 +104,10 @@ def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
 
 
 def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
-    """Build the job of a configuration's sections under the names of an era."""
+    """Build the job of a configuration's sections under the names of an era.
+
+    Raises ``InputError`` where none is torchtitan's.
+    """
     parallelism, training = _section(data, "parallelism", file), _section(data, "training", file)
     if not parallelism.data and not training.data and not data.get("function"):
         raise input_error("no torchtitan settings", "sections parallelism and training", file=file)

@@ -42,7 +42,8 @@ def read_python_config(text: str, file: str = "", function: str | None = None) -
     """Return the sections that a configuration function sets, and the function's name.
 
     ``function`` chooses among several; without it the file must hold exactly one. What a function of another file sets
-    is its name under ``base``. ``family`` names the model family that the file imports from, where it says so.
+    is its name under ``base``. ``family`` names the model family that the file imports from, where it says so. Raises
+    ``InputError`` where none, or not one alone, is found.
     """
     tree = parse_python(text, file)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

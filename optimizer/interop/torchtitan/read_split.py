@@ -26,7 +26,10 @@ _LAYER = re.compile(r"layers\.(\d{1,5})")
 
 
 def read_schedule(parallelism: Fields, pp: int) -> Schedule:
-    """Return the schedule; 1F1B is torchtitan's default."""
+    """Return the schedule; 1F1B is torchtitan's default.
+
+    Raises ``InputError`` for schedules that are unknown or not modelled.
+    """
     if pp == 1:
         return Schedule.NONE
     name = parallelism.text("pipeline_parallel_schedule") or "1F1B"
@@ -46,7 +49,8 @@ def read_split(parallelism: Fields, pp: int, schedule: Schedule, layers: int | N
     model).
 
     Follows ``_get_pipeline_metadata`` and ``generate_llm_fqn_per_model_part`` of
-    pytorch/torchtitan torchtitan/distributed/pipeline_parallel.py.
+    pytorch/torchtitan torchtitan/distributed/pipeline_parallel.py. Raises ``InputError`` for stages that the ranks
+    can't share.
     """
     if pp == 1:
         return 1, [] if layers is None else [layers]

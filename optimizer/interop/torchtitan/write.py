@@ -32,7 +32,7 @@ RESHARD = {2: "never", 3: "always"}
 
 
 def export(target: Target) -> ExportedJob:
-    """Write ``torchtitan.toml`` or ``layoutopt_config.py``, by the era asked for."""
+    """Write ``torchtitan.toml`` or ``layoutopt_config.py``, by the era asked for. Raises ``InputError`` for era B."""
     notes: list[str] = []
     family, flavor, known = flavor_of(target.model, notes)
     if target.release < ERA_B:

@@ -200,7 +200,7 @@ def _with_cost(error: InputError, question: Question, layout: Layout) -> InputEr
 
 
 def require_folder(folder: Path | None) -> None:
-    """Check before any work that the files can be written."""
+    """Raises ``InputError``, before any work, where the files can't be written."""
     if folder is None:
         return
     if folder.is_file():

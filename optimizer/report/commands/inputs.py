@@ -51,7 +51,10 @@ _SWITCH = {"on": 1, "true": 1, "yes": 1, "off": 0, "false": 0, "no": 0}
 
 @contextmanager
 def named(**options: str) -> Iterator[None]:
-    """Let problems name the option that set what they are about: ``named(total_tokens="--tokens")``."""
+    """Let problems name the option that set what they are about: ``named(total_tokens="--tokens")``.
+
+    Raises the body's ``InputError`` so.
+    """
     try:
         yield
     except InputError as error:

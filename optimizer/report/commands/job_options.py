@@ -47,6 +47,7 @@ def job_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def collect(**values: Any) -> Any:
+        """Pass the job's options on as one record."""
         choices = {name: values.pop(name) for name in JobChoices.__slots__}
         return command(**values, given=JobChoices(**choices))
 

@@ -98,7 +98,10 @@ failure_options = grouped(
 
 
 def with_failures(cluster: ClusterSpec, choices: FailureChoices) -> ClusterSpec:
-    """Return the cluster with what was said of its failures."""
+    """Return the cluster with what was said of its failures.
+
+    Raises ``InputError`` for spare nodes that replace nothing.
+    """
     said: dict[str, Any] = {
         "gpu_hours_per_failure": choices.mtbf,
         "hot_restart_s": choices.hot_restart,
@@ -113,7 +116,7 @@ def with_failures(cluster: ClusterSpec, choices: FailureChoices) -> ClusterSpec:
 
 
 def with_room(options: SolveOptions, memory: MemoryChoices) -> SolveOptions:
-    """Add the share of usable memory that is left free."""
+    """Add the share of usable memory that is left free. Raises ``InputError`` where it is stated twice."""
     from layoutopt.optimizer.evidence.memory_risk import reserve_of_risk
 
     if memory.oom_risk is None:
@@ -125,7 +128,10 @@ def with_room(options: SolveOptions, memory: MemoryChoices) -> SolveOptions:
 
 
 def in_objective(options: SolveOptions, choices: ObjectiveChoices, cluster: ClusterSpec) -> SolveOptions:
-    """Add what the answer is the best in, with sets of constants drawn from the posterior where it weighs them."""
+    """Add what the answer is the best in, with sets of constants drawn from the posterior where it weighs them.
+
+    Raises ``InputError`` for draws that nothing weighs.
+    """
     from layoutopt.optimizer.cost.objectives import parse_objective
     from layoutopt.optimizer.evidence.posterior import SAMPLES, draw_posterior
 

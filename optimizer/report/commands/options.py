@@ -125,8 +125,11 @@ def grouped(name: str, record: type[_Record], *options: Decorator) -> Decorator:
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
 
     def decorate(command: Command) -> Command:
+        """Add the options, and put their values into the record."""
+
         @wraps(command)
         def collect(**given: Any) -> Any:
+            """Pass the options' values on as one record."""
             values = {key: given.pop(key) for key in names}
             return command(**given, **{name: record(**values)})
 
@@ -170,6 +173,7 @@ def reading_options(command: Command) -> Command:
 
     @wraps(command)
     def collect(**given: Any) -> Any:
+        """Pass the options of reading on as one record."""
         names = ("settings", "arguments", "function", "recipe_file", "strict")
         values = {name: given.pop(name) for name in names}
         return command(**given, reading=RunChoices(**values))
@@ -364,7 +368,10 @@ class SpaceCommand(click.Command):
     """A command with ``--allow-idle``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Fill in bare flags before click looks at them."""
+        """Fill in bare flags before click looks at them.
+
+        Raises ``InputError`` where an argument behind one is no share.
+        """
         flag = "--allow-idle"
         try:
             return super().parse_args(ctx, bare_flag_values(args, {flag: IDLE_BY_DEFAULT}))

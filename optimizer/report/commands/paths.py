@@ -37,6 +37,7 @@ def keeps_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def checked(**given: Any) -> Any:
+        """Check every path that will be written before the command runs."""
         written: list[tuple[Path, str]] = []
         ctx = click.get_current_context()
         for param in ctx.command.params:

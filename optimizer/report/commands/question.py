@@ -68,6 +68,7 @@ def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def collect(**given: Any) -> Any:
+        """Pass the parts of a question on as one record."""
         parts = {name: given.pop(name) for name in names}
         return command(**given, question=QuestionChoices(**parts))
 

@@ -115,6 +115,7 @@ def _validate(runs: Sequence[MeasuredRun], assume: Sequence[str], output: Output
 
 def _progress(output: OutputOptions) -> Callable[[int, int], None]:
     def show(done: int, of: int) -> None:
+        """Say now and then how many rows are priced."""
         if done % PROGRESS_EVERY == 0:
             note(f"priced {done:,} of {of:,} rows", output)
 

@@ -88,7 +88,10 @@ WALL: Mapping[str, str] = {
 
 
 def variable(name: str) -> str:
-    """Return the CSS variable of a colour; pages replace it by the colour of the theme in use."""
+    """Return the CSS variable of a colour; pages replace it by the colour of the theme in use.
+
+    Raises ``KeyError`` for an unknown one.
+    """
     if name not in LIGHT:
         raise KeyError(name)
     return f"var(--{name})"

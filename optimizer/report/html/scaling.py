@@ -86,6 +86,7 @@ def cost_chart(found: DrawnLines, key: str, gpu_hour_cost: float | None) -> Char
     what = "GPU-hours" if gpu_hour_cost is None else "Cost"
 
     def value(row: Row) -> float:
+        """Cost of a row's run, or its GPU-hours where no price is given."""
         return gpu_hours(row) * price
 
     best = min(_answered(found), key=value)

@@ -97,7 +97,7 @@ class Lattice:
         return np.where(pp == 1, code[Schedule.NONE], np.where(chosen >= 0, chosen, usual))
 
     def bounds_s(self) -> FloatArray:
-        """Return a lower bound on the step time of every subset, inf where it is invalid or does not fit."""
+        """Return a lower bound on the step of every subset, (2**choices,), inf where it is invalid or does not fit."""
         rows = np.flatnonzero(self._valid())
         bounds = np.full(len(self.batch), np.inf)
         terms = self.source.terms(self.batch.take(rows)) if len(rows) else None
@@ -122,7 +122,7 @@ class Lattice:
 
 
 def cheapest_path(cost_s: FloatArray, choices: int) -> tuple[int, ...]:
-    """Return the subsets from the empty one to the full one, both included, whose costs sum to the least.
+    """Return the subsets from the empty one to the full one, both included, whose costs (2**choices,) sum to the least.
 
     Steps change one choice; only where no such path exists, up to two, three, and so on. ``cost_s`` is indexed by subset,
     inf where there is no layout; the first and the last subset always exist.

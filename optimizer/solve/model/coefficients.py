@@ -45,7 +45,7 @@ class Coefficients:
 
 
 def rounding_s(counts: IntArray) -> float:
-    """Return the largest difference between an exact step time and its integer form, in seconds.
+    """Return the largest difference in seconds between an exact step and its integer form, for blocks by kind (K,).
 
     One unit for each block and recomputed block of the slowest rank, for its two ends, for each recomputed
     block's part in the sum over ranks, and for the constant.
@@ -55,7 +55,7 @@ def rounding_s(counts: IntArray) -> float:
 
 
 def coefficients(terms: StageTerms, counts: IntArray) -> Coefficients:
-    """Scale and round the terms of a slice."""
+    """Scale and round the terms of a slice; ``counts`` (K,) are the model's blocks of each kind."""
     floors, m = rank_floors(terms, counts), terms.micro_batches * PER_SECOND
     flight = terms.in_flight[..., None]
     activation = terms.layer_activation_bytes

@@ -47,7 +47,7 @@ class SliceModel:
         return getattr(self._model, name)
 
     def add_forbidden_assignments(self, *_: object) -> NoReturn:
-        """Refuse what OR-Tools 9.15 loses solutions with (``cp_model.new_solver``)."""
+        """Raises ``InputError``: OR-Tools 9.15 loses solutions with them (``cp_model.new_solver``)."""
         raise input_error(
             "forbidden assignments lose solutions in OR-Tools 9.15",
             "add_bool_or over literals",

@@ -118,7 +118,7 @@ def tuple_slice(
     upper_s: float = np.inf,
     goal: Goal = Goal.STEP_TIME,
 ) -> TupleSlice:
-    """Build a slice from tuples and their terms."""
+    """Build a slice from tuples and their terms; ``counts`` (K,) are the model's blocks of each kind."""
     return TupleSlice(
         batch=batch,
         terms=terms,

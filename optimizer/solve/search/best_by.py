@@ -125,6 +125,7 @@ def rated_space(source: CostedSpace, quantity: Quantity) -> CostedSpace:
     assert facts is not None
 
     def rates(batch: LayoutBatch, exact: bool) -> FloatArray:
+        """Return the quantity per second of a step, (n,), over the reference."""
         rate = np.asarray(quantity.of(facts, footprint_of(batch, exact=exact)).per_second, float)
         return np.broadcast_to(rate, (len(batch),)) / reference
 
@@ -137,6 +138,7 @@ def _by_rate(
     source, reference = rated_space(asked.source, quantity), reference_rate(asked.source, quantity)
 
     def value(found: Found) -> float:
+        """Return what an answer comes to in the quantity."""
         rate = _linear(asked.source, quantity, found.layout).per_second
         return float(np.ravel(rate)[0]) * found.step_time_s
 

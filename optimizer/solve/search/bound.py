@@ -205,7 +205,7 @@ def may_fit(terms: StageTerms, counts: IntArray, rule: StageRule) -> NDArray[np.
 
 
 def by_depth(terms: StageTerms) -> Iterator[tuple[NDArray[np.int64], StageTerms]]:
-    """Group layouts by pp, so that no array spends cells on ranks that a layout doesn't have."""
+    """Yield the layouts of every pp, as positions (k,) and terms: no array spends cells on ranks that they don't have."""
     for pp in np.unique(terms.pp):
         index = np.flatnonzero(terms.pp == pp)
         part = terms.take(index)
@@ -221,7 +221,7 @@ def _over_cases(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
 
 
 def case_slices(cases: Cases, counts: IntArray) -> Iterator[Cases]:
-    """Cut cases into pieces whose intermediate arrays are small."""
+    """Cut cases into pieces whose intermediate arrays are small, for blocks by kind (K,)."""
     width = cases.fewest.shape[1] * len(mixes(counts).low)
     size = max(CELLS // width, 64)
     for at in range(0, len(cases), size):
@@ -237,7 +237,7 @@ class CaseBounds:
 
 
 def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float = np.inf) -> CaseBounds:
-    """Bound each case; see ``lower_bound``."""
+    """Bound each case, for blocks by kind (K,); see ``lower_bound``."""
     bound, slowest = np.full(len(cases), np.inf), np.full(len(cases), np.inf)
     problem = _Bottleneck(terms, counts, cases)
     alive = np.flatnonzero(problem.enough(np.full(len(cases), np.inf)))

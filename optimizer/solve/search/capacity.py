@@ -31,7 +31,7 @@ NOT_HELD = -1e30  # stands for minus infinity without making NaN out of sums
 
 
 def at_most(amount: FloatArray) -> FloatArray:
-    """Round down to whole blocks, forgiving float errors upwards."""
+    """Round down to whole blocks, in any shape, forgiving float errors upwards."""
     return np.floor(amount * (1 + SLACK) + SLACK)
 
 
@@ -45,7 +45,7 @@ class Mixes:
 
 
 def mixes(counts: IntArray) -> Mixes:
-    """List all numbers of the less frequent kinds; in steps when there are more than ``MIXES``."""
+    """List all numbers of the less frequent of kinds (K,); in steps when there are more than ``MIXES``."""
     counted = int(np.argmax(counts))
     step = np.ones(len(counts), dtype=np.int64)
     steps = np.where(np.arange(len(counts)) == counted, 1, counts + 1)
@@ -252,7 +252,7 @@ class RankCapacity:
         return np.where(self._whole, whole, missing * self._per_byte_s)
 
     def time_s(self, count: FloatArray) -> FloatArray:
-        """Return the least seconds of ``count`` counted blocks beside each mix."""
+        """Return the least seconds of ``count`` counted blocks beside each mix, (mix, case, rank)."""
         recompute = np.minimum(self.low, count + self.mixed) * self.again_s
         if self._any_free:
             free = np.where(count > self.unaided, self._recompute_s(count), 0.0)

@@ -49,7 +49,7 @@ class Cases:
         return len(self.row)
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Cases:
-        """Return the selected cases."""
+        """Return the cases selected by an index (k,) or mask (c,)."""
         return Cases(order=self.order, **{name: getattr(self, name)[index] for name in _COLUMNS})
 
 

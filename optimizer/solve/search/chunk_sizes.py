@@ -41,7 +41,7 @@ def balanced(chunks: int, totals: IntArray) -> IntArray:
 
 
 def with_end(chunks: int, totals: IntArray, *, first: bool) -> IntArray:
-    """Cut totals where one chunk, the first or the last, may hold any fewer and at most one more than the least other."""
+    """Cut totals (n,) where the first or last chunk may hold any fewer and at most one more than the least other, (m, V)."""
     if chunks == 1:
         return totals[:, None]
     end = np.arange(int(totals.max(initial=0)) // chunks + 2)
@@ -52,7 +52,10 @@ def with_end(chunks: int, totals: IntArray, *, first: bool) -> IntArray:
 
 
 def shares(number: int, room: IntArray, alike: IntArray, most: int) -> list[IntArray]:
-    """List the ways to take so many blocks from chunks (V,) with some room, those of like chunks from the first on."""
+    """List the ways to take so many blocks from chunks (V,) with some room, those of like chunks from the first on.
+
+    Raises ``Unlisted`` for more than ``most``.
+    """
     groups = [np.flatnonzero(alike == group) for group in np.unique(alike)]
     behind = np.cumsum([0, *(int(room[group].sum()) for group in groups[::-1])])[-2::-1]
     found = [(np.zeros_like(room), number)]

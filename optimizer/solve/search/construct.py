@@ -43,7 +43,7 @@ class Stages:
     step_time_s: FloatArray
 
     def take(self, index: NDArray[np.int64]) -> Stages:
-        """Return the selected layouts."""
+        """Return the layouts at some positions (k,)."""
         return Stages(
             blocks=self.blocks[index], recomputed=self.recomputed[index], step_time_s=self.step_time_s[index]
         )
@@ -106,6 +106,7 @@ def _least_shared(
     own = Chunks(start=cut.start[open_], size=cut.size[open_])
 
     def again(number: IntArray) -> IntArray:
+        """Kinds of the first ``number`` (n,) blocks of every chunk, summed by rank, (n, P, K)."""
         kinds: IntArray = own.kinds(counts, rule.order, number[:, None, None]).sum(axis=1)
         return kinds
 
@@ -120,7 +121,7 @@ def _least_shared(
 
 
 def construct(terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: float = np.inf) -> Stages:
-    """Find stages for every layout whose bound is below ``cutoff_s``; others keep no blocks and an infinite time."""
+    """Find stages, for blocks by kind (K,), of layouts with a bound below ``cutoff_s``; the others' take infinite time."""
     ranks = terms.in_flight.shape[1]
     shape = (len(terms), ranks, len(counts))
     empty = np.zeros(shape, dtype=np.int64)
@@ -138,7 +139,7 @@ def construct(terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: fl
 
 
 def good_stages(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float = np.inf) -> Stages:
-    """Construct and improve the stages of one layout; an infinite time when none are found below ``below_s``."""
+    """Construct and improve one layout's stages, for blocks by kind (K,); infinite time where none is below ``below_s``."""
     return improve(terms, construct(terms, counts, rule, below_s), counts, rule)
 
 
@@ -151,6 +152,7 @@ def by_chunk(
     kinds = cut.kinds(counts, rule.order)[0, :, :pp]
 
     def first(number: int) -> IntArray:
+        """Kinds of the first ``number`` blocks of every stage, (V, P, K)."""
         return cut.kinds(counts, rule.order, np.array(number))[0, :, :pp]
 
     return kinds, spread(kinds, stages.recomputed[0, :pp], first)
@@ -184,7 +186,7 @@ def _take(wanted: IntArray, available: IntArray) -> IntArray:
 
 
 def improve(terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule) -> Stages:
-    """Move single blocks between ranks of one layout while the step gets shorter."""
+    """Move single blocks between ranks of one layout, of kinds (K,), while the step gets shorter."""
     movable = terms.pp[0] > 1 and np.isfinite(stages.step_time_s[0])
     for _ in range(ROUNDS if movable else 0):
         totals = stages.blocks[0].sum(axis=1)

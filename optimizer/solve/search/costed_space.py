@@ -159,7 +159,7 @@ class CostedSpace:
         return self._within_memory(rows, relaxed_terms(self.cost, rows, self._relaxation(rows)), exact=False)
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
-        """Return every tuple of the degree rows and the row each belongs to."""
+        """Return every tuple of the degree rows and the row (k,) each belongs to."""
         over = tuple(name for name in ALL_MODIFIERS if name != "schedule")
         return self.space.modifiers.expand(rows, over=over)
 

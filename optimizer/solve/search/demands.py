@@ -56,7 +56,7 @@ class Recorder:
         self.found: list[Comparison] = []
 
     def add(self, comparison: Comparison | bool) -> None:
-        """Note a comparison."""
+        """Note a comparison. Raises ``NeedsSolver`` for one over solver variables."""
         if not isinstance(comparison, Comparison):
             raise NeedsSolver("a constraint over solver variables")
         self.found.append(comparison)
@@ -70,7 +70,7 @@ class RecordedView(RequirementView):
 
     @property
     def variables(self) -> NoReturn:
-        """Variables exist inside of models alone."""
+        """Raises ``NeedsSolver``: variables exist inside of models alone."""
         raise NeedsSolver("variables")
 
 
@@ -192,7 +192,7 @@ class Demands:
         return least
 
     def kept(self, bound_s: FloatArray, batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
-        """Return bounds, infinite where a row's bound is above what it may take."""
+        """Return bounds (n,), infinite where a row's bound is above what it may take."""
         if not self.any:
             return bound_s
         limit = self.limit_s(batch, exact=exact)
@@ -279,6 +279,7 @@ class Demands:
 
     def _values(self, finished: Finished) -> Callable[[Atom], FloatArray]:
         def of(atom: Atom) -> FloatArray:
+            """Give what finished stages, (n,), have of an open part of a requirement."""
             if atom.part is Part.STEP_S:
                 return finished.step_s
             if atom.part is Part.PEAK_BYTES:

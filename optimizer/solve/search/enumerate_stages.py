@@ -105,6 +105,7 @@ def fastest_stages(
     room = ((0, 0), (0, terms.in_flight.shape[1] - int(terms.pp[0])), (0, 0))
 
     def padded(held: IntArray, again: IntArray, step_s: float) -> bool:
+        """Judge stages with empty ranks behind them, up to the P that the terms have."""
         return accept is None or accept(np.pad(held, room), np.pad(again, room), step_s)
 
     search = _Search(ranks, paths, rounding_s, below_s, reached, padded, most_states, stopped)

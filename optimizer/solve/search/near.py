@@ -19,7 +19,7 @@ ROWS = 2_048
 
 
 def near_tuples(source: TermsSource, limit_s: float) -> tuple[LayoutBatch, FloatArray]:
-    """Return every tuple whose bound is below a step time, and its bound."""
+    """Return every tuple whose bound is below a step time, and its bound, (k,)."""
     batches, bounds = [], []
     for start in range(0, len(source.degrees), RELAXED_ROWS):
         rows = source.degrees.take(np.arange(start, min(start + RELAXED_ROWS, len(source.degrees))))

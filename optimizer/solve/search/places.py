@@ -55,7 +55,10 @@ class Walk:
             self._at = np.concatenate([np.zeros_like(self._goal[:, :1]), self._goal[:, :-1]], axis=1)
 
     def steps(self, rank: int) -> Steps:
-        """List the ways through a rank from the places reached so far that the other ranks can complete."""
+        """List the ways through a rank from the places reached so far that the other ranks can complete.
+
+        Raises ``Unlisted`` for too many pairs.
+        """
         sizes = self._sizes[rank]
         if len(self._at) * len(sizes) > MOST_PAIRS:
             raise Unlisted
@@ -80,7 +83,7 @@ class Walk:
         return Steps(own[kept], start[kept], place, inverse.ravel())
 
     def keep(self, places: IntArray) -> None:
-        """Go on from some of the places reached alone."""
+        """Go on from some of the places reached alone, by their positions (k,)."""
         self._at, self._goal = self._at[places], self._goal[places]
 
 
@@ -115,7 +118,7 @@ def least_in_a_row(order: tuple[int, ...], seconds: FloatArray) -> FloatArray:
 
 
 def ways_from(state: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
-    """Pair states by where their next rank starts with its options, each state with all of its own in their order."""
+    """Pair states (m,), by where their next rank starts, with its options (o,), each with all of its own in their order."""
     order = np.argsort(start, kind="stable")
     first, behind = (np.searchsorted(start[order], state, side=side) for side in ("left", "right"))
     ways = behind - first

@@ -75,7 +75,7 @@ class Options:
         return total
 
     def take(self, index: IntArray | Mask) -> Options:
-        """Return the selected options."""
+        """Return the options selected by an index (k,) or mask (o,)."""
         return Options(
             self.blocks[index], self.recomputed[index], self.start[index], self.stop[index], self.free
         )
@@ -419,7 +419,8 @@ class Ranks:
     def named(self, option: Options, again: FloatArray) -> Options:
         """Say of free options in which chunks they recompute, ``again`` (Q, V, K) being what a block adds to every path.
 
-        Chunks that add the same to all paths are alike: of them the first are taken.
+        Chunks that add the same to all paths are alike: of them the first are taken. Raises ``Unlisted`` for too many
+        ways.
         """
         rows: list[int] = []
         ways: list[IntArray] = []

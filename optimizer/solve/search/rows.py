@@ -22,7 +22,7 @@ RELAXED_ROWS, CELLS = 65_536, 1 << 20
 
 
 def pieces(pp: IntArray) -> Iterator[IntArray]:
-    """Cut rows into pieces of few cells: all at once where they are few, else shallow pipelines apart from deep ones."""
+    """Cut rows of depths (n,) into few cells each: all at once where they are few, else shallow pipelines apart."""
     if 0 < len(pp) <= RELAXED_ROWS and len(pp) * int(pp.max(initial=1)) <= CELLS:
         yield np.arange(len(pp))
         return
@@ -46,7 +46,7 @@ class Partial:
         return len(self.bound)
 
     def take(self, index: IntArray) -> Partial:
-        """Return the selected rows."""
+        """Return the rows at some positions (k,)."""
         return Partial(self.batch.take(index), self.weight[index], self.bound[index])
 
     @classmethod
@@ -67,7 +67,7 @@ class RowBounds:
         self.by_memory = 0
 
     def quick(self, should_stop: Callable[[], bool] | None = None) -> tuple[FloatArray, FloatArray]:
-        """Bound every degree row in closed form, and estimate what it is likely to take; inf where it can't be.
+        """Bound every degree row (n,) in closed form, and estimate what it is likely to take; inf where it can't be.
 
         Rows that are not looked at before a stop is asked for may be as fast as can be, and are not likely.
         """
@@ -84,7 +84,7 @@ class RowBounds:
         return quick, np.where(np.isfinite(quick), likely, np.inf)
 
     def degree_rows(self, rows: IntArray, wanted_s: float) -> Partial:
-        """Bound degree rows over optimistic terms and keep those below ``wanted_s``."""
+        """Bound degree rows, given by positions (k,), over optimistic terms and keep those below ``wanted_s``."""
         terms = self._source.relaxed(self._source.degrees.take(rows))
         bound = lower_bound(terms, self._counts, self._rule, wanted_s, free=True)
         self.by_memory += self._tuples_of(rows[np.isinf(bound)])
@@ -104,13 +104,13 @@ class RowBounds:
         return Partial(batch, weight, bound).take(np.flatnonzero(bound < wanted_s))
 
     def tuples(self, batch: LayoutBatch, weight: IntArray, terms: StageTerms, wanted_s: float) -> FloatArray:
-        """Bound tuples by their exact terms."""
+        """Bound tuples by their exact terms, (n,); ``weight`` (n,) is how many each stands for."""
         bound = self.of(terms, wanted_s)
         self.by_memory += int(weight[np.isinf(bound)].sum())
         return self._source.demands.kept(bound, batch)
 
     def of(self, terms: StageTerms, wanted_s: float, *, free: bool = False) -> FloatArray:
-        """Bound terms as exactly as it matters: in closed form, then tightly where that is not enough."""
+        """Bound terms, (n,), as exactly as it matters: in closed form, then tightly where that is not enough."""
         bound = quick_bound(terms, self._counts)
         left = np.flatnonzero(bound < wanted_s)
         bound[left] = lower_bound(terms.take(left), self._counts, self._rule, wanted_s, free=free)
@@ -122,6 +122,6 @@ class RowBounds:
 
 
 def expanded(partial: Partial, step: Refinement) -> tuple[LayoutBatch, IntArray]:
-    """Return every choice of a step, and how many tuples each stands for."""
+    """Return every choice of a step, and how many tuples each stands for, (k,)."""
     batch, owner = step.expand(partial.batch)
     return batch, step.weights(partial.weight, batch, owner)

@@ -30,7 +30,7 @@ class Refinement:
     weigh: Callable[[LayoutBatch], IntArray] | None = None
 
     def weights(self, whole: IntArray, batch: LayoutBatch, owner: IntArray) -> IntArray:
-        """Return the tuples that each choice stands for, of the ``whole`` of the row that it came from."""
+        """Return how many tuples each choice (k,) stands for, of the ``whole`` (n,) of its row, ``owner`` (k,)."""
         share = np.ones(len(batch), dtype=np.int64) if self.weigh is None else self.weigh(batch)
         total = np.zeros(len(whole), dtype=np.int64)
         np.add.at(total, owner, share)
@@ -77,7 +77,7 @@ class TermsSource(Protocol):
         """
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
-        """Return all tuples of the degree rows, and for each the position of its degree row in ``rows``."""
+        """Return all tuples of the degree rows, and for each the position (k,) of its degree row in ``rows``."""
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
         """Return the exact terms of tuples."""

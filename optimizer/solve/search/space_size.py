@@ -40,7 +40,7 @@ class CountedSpace(Protocol):
         """Which splits and which recomputation are allowed."""
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
-        """All tuples of degree rows, and the position of each one's degree row."""
+        """All tuples of degree rows, and the position (k,) of each one's degree row."""
 
 
 class StageShape(NamedTuple):

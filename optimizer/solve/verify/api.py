@@ -85,6 +85,7 @@ def rebuild(question: Question, write: Writer) -> Rebuilt:
     source = question.costed_space()
 
     def restate(stated: StatedPlan, priced: Sequence[PricedLayout]) -> Tree:
+        """Write the plan anew from what it states, less what only a run knows."""
         written = write(_restated(question, source, stated, priced), question, stated.plain)
         if question.options.minimize != TIME:  # a second search tells what another objective came to
             written = {**written, "objective": {}}
@@ -93,6 +94,7 @@ def rebuild(question: Question, write: Writer) -> Rebuilt:
 
     @cache
     def again() -> Tree:
+        """Solve the question once more, and write what comes out."""
         return write(solve_layout(question.workload, question.cluster, question.options), question, {})
 
     options = question.options

@@ -66,7 +66,7 @@ class PricedSpace(CountedSpace, Protocol):
 
     @property
     def tuples(self) -> IntArray:
-        """Number of tuples of each degree row."""
+        """Number of tuples of each degree row, (n,)."""
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
         """Return the exact terms of tuples."""

@@ -207,9 +207,10 @@ def _recomputed(stage: VirtualStage, held: list[int], runs: Sequence[Run], where
 
 
 def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bool = False) -> None:
-    """Raise ``Refuted`` where the blocks of virtual stages, as tokens pass them, are outside of what the rule searches.
+    """Raise ``Refuted`` where stages' blocks (stages,), as tokens pass them, are outside of what the rule searches.
 
-    ``place`` is the distinct rank of every stage; ``folded`` pipelines have both ends on the first.
+    ``place`` is the distinct rank of every stage; ``folded`` pipelines have both ends on the first. ``sizes`` has one
+    entry per virtual stage.
     """
     stages, ranks = len(sizes), int(place.max()) + 1
     least = np.ones(stages, dtype=np.int64)

@@ -82,7 +82,7 @@ class OwnPaths:
 def look_for_faster(
     terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float, paths: OwnPaths
 ) -> tuple[ProgramOutcome, Proposal | None]:
-    """Look for stages of a tuple, a batch of one, below a step time."""
+    """Look for stages of a tuple, a batch of one, below a step time; ``counts`` (K,) are the model's blocks by kind."""
     graph = graph_of(terms, 0)
     if graph is None:
         return ProgramOutcome.NONE_FASTER, None

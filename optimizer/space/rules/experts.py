@@ -35,12 +35,12 @@ def _experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def expert_etp(rows: LayoutBatch, ctx: Context) -> IntArray:
-    """Return the expert-tensor degree that counts; a dense model has no expert grid, its is tp."""
+    """Return the expert-tensor degree (n,) that counts; a dense model has no expert grid, its is tp."""
     return rows.etp if ctx.experts else rows.tp
 
 
 def expert_dp(rows: LayoutBatch, ctx: Context) -> IntArray:
-    """Return the ranks that hold the same experts."""
+    """Return the ranks that hold the same experts, (n,)."""
     return (rows.tp * rows.cp * rows.dp) // (expert_etp(rows, ctx) * rows.ep)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, mask
+from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, mask, says
 from layoutopt.optimizer.space.rules.recompute import per_entry
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
@@ -27,20 +27,10 @@ def _when(flag: str, fits: Callable[[LayoutBatch, Context], BoolArray]) -> Calla
     """Apply a predicate only where the flag is switched on."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) fit where the flag is set."""
         return fits(rows, ctx) if getattr(ctx.options, flag) else everywhere(rows)
 
     return holds
-
-
-def _says(text: str, *axes: str) -> Detail:
-    """Build a detail function: a fixed text followed by the values of the axes that matter."""
-
-    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-        factors = {axis: int(getattr(layout, axis)) for axis in axes}
-        values = ", ".join(f"{axis} {value}" for axis, value in factors.items())
-        return f"{text}, but {values}" if values else text, factors
-
-    return detail
 
 
 def _fixed(rows: LayoutBatch, holds: bool) -> BoolArray:
@@ -117,7 +107,7 @@ RULES: tuple[Rule, ...] = (
         "distributed_activations_without_sp",
         "distribute_saved_activations",
         _when("distribute_saved_activations", _no_sequence_parallel),
-        _says("distribute_saved_activations excludes sequence parallelism", "sp"),
+        says("distribute_saved_activations excludes sequence parallelism", "sp"),
         formula="distribute_saved_activations => not sp",
         reason="with sequence parallelism the saved inputs are already sharded",
     ),
@@ -125,7 +115,7 @@ RULES: tuple[Rule, ...] = (
         "activation_offload_alone",
         "activation_offload",
         _when("activation_offload", _activation_offload),
-        _says("activation offload needs one stage and no recomputation", "pp"),
+        says("activation offload needs one stage and no recomputation", "pp"),
         formula="activation offload => pp = 1 and no recomputation",
         reason="offloaded tensors are neither recomputed nor sent",
     ),
@@ -133,7 +123,7 @@ RULES: tuple[Rule, ...] = (
         "optimizer_offload_precision_aware",
         "optimizer_offload",
         _when("optimizer_offload", _aware_optimizer),
-        _says("optimizer offload without the precision-aware optimizer"),
+        says("optimizer offload without the precision-aware optimizer"),
         formula="optimizer offload => precision-aware optimizer",
         reason="only that optimizer keeps its state apart from the GPU's",
         source=_ARGUMENTS,
@@ -160,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         "cuda_graphs_axes",
         "cuda_graphs",
         _when("cuda_graphs", _graphs),
-        _says("CUDA graphs need pp = 1, and ep = 1 unless the dispatcher is hybridep", "pp", "ep"),
+        says("CUDA graphs need pp = 1, and ep = 1 unless the dispatcher is hybridep", "pp", "ep"),
         formula="CUDA graphs => pp = 1; ep > 1 => hybridep",
         reason="captured graphs can't contain data-dependent transfers",
         source="pytorch/torchtitan trainer.py",

@@ -36,6 +36,7 @@ def _slots_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _chunks_need_ranks(least: int) -> Callable[[LayoutBatch, Context], BoolArray]:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) have ranks enough for chunks."""
         return mask((rows.vp == 1) | (rows.pp >= least))
 
     return holds
@@ -154,6 +155,7 @@ def _says(text: str) -> Detail:
     """Build a detail function whose text is a template over the layout's degrees."""
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        """Say the pipeline's depth in the text."""
         return text.format(pp=layout.pp), {"pp": layout.pp}
 
     return detail

@@ -132,6 +132,7 @@ def _lacking(lacks: Callable[[Context], Mapping[str, bool]], ctx: Context) -> li
 
 def _holds(lacks: Callable[[Context], Mapping[str, bool]]) -> Holds:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell all rows (n,) alike: the model is what counts."""
         return np.full(len(rows), not _lacking(lacks, ctx))
 
     return holds
@@ -139,6 +140,7 @@ def _holds(lacks: Callable[[Context], Mapping[str, bool]]) -> Holds:
 
 def _detail(lacks: Callable[[Context], Mapping[str, bool]]) -> Detail:
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        """Say what the framework lacks for the model."""
         missing = ", ".join(_lacking(lacks, ctx))
         return f"{ctx.framework} has no {missing}, which {ctx.model.name} needs", {"missing": missing}
 

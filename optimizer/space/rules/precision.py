@@ -27,6 +27,7 @@ _FP8_ROWS, _FP8_COLUMNS, _MXFP8_BLOCK = 8, 16, 32
 
 def _per_precision(fits: Callable[[Precision, LayoutBatch, Context], BoolArray]) -> Callable[..., BoolArray]:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Ask of each precision in use whether the rows (n,) fit it."""
         result = everywhere(rows)
         for code, precision in enumerate(rows.codebook.precisions):
             result &= (rows.precision != code) | fits(precision, rows, ctx)

@@ -87,12 +87,14 @@ def _absent(axis: str) -> Rule:
     """Build the rule that an axis which a framework doesn't have is 1."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) leave a fixed axis at 1."""
         degrees = getattr(rows, axis)
         if axis not in abilities_of(ctx.framework, ctx.release).fixed_axes:
             return np.ones(len(degrees), dtype=bool)
         return mask(degrees == 1)
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        """Say the degree that the framework does not have."""
         degree = getattr(layout, axis)
         return f"{axis} {degree}, but {ctx.framework} has no {axis} axis", {axis: degree}
 

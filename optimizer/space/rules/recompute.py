@@ -27,6 +27,7 @@ def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
     """Build a predicate that judges the batch's recompute entries, whatever the degrees."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) have an entry that fits."""
         return mask(np.array([fits(r, ctx) for r in rows.codebook.recomputes])[rows.recompute])
 
     return holds

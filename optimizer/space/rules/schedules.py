@@ -112,6 +112,7 @@ def _per_schedule(
     """Build a predicate that judges the rows of each schedule by its entry in ``SCHEDULES``."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Ask of each schedule in use whether the rows (n,) with a pipeline fit it."""
         result = everywhere(rows)
         for code, schedule in enumerate(rows.codebook.schedules):
             mine = (rows.schedule == code) & (rows.pp > 1)

@@ -186,6 +186,7 @@ def _ulysses_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _no_cp_unless(allowed: Callable[[Context], bool]) -> Holds:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) do without context parallelism where it is not allowed."""
         return everywhere(rows) if allowed(ctx) else mask(rows.cp == 1)
 
     return holds

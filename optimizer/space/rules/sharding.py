@@ -70,6 +70,7 @@ def _savers_need(least: int) -> Holds:
     """Build a predicate: a host or 16-bit optimizer of several replicas is a sharded one."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) shard what a saver of the optimizer moves."""
         uses = np.array([bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers, _ in rows.codebook.formats])
         return mask(~uses[rows.precision] | _sharded(rows, least))
 
@@ -80,6 +81,7 @@ def _savers_open_need(least: int) -> Holds:
     """Build a predicate of the space: where such savers are among the choices, all its optimizers are sharded."""
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) shard where any entry of the codebook saves optimizer memory."""
         opened = any(_OPTIMIZER_SAVERS & set(savers) for _, savers, _ in rows.codebook.formats)
         return _sharded(rows, least) if opened else everywhere(rows)
 

@@ -10,7 +10,7 @@ import numpy as np
 from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.frameworks.switches import BY_NAME, combination_fault, switch_text
-from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere, says
 from layoutopt.optimizer.space.switch_sets import stated
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Granularity
 
@@ -43,7 +43,7 @@ class OnlyWhere:
     own: bool = False
 
     def of_codes(self, book: Codebook, ctx: Context) -> BoolArray:
-        """Tell which precision codes use the switches so."""
+        """Tell which precision codes (p,) use the switches so."""
         sets = [book.switches_of(code) for code in range(len(book.precisions))]
         sets = sets if self.own else [stated(switches, ctx.options) for switches in sets]
         return np.array([self.used(switches, ctx) for switches in sets], dtype=bool)
@@ -59,6 +59,7 @@ def _never(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 def _recomputes(used: Callable[[Switches, Context], bool], fits: Callable[[Recompute], bool]) -> OnlyWhere:
     def legal(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) have a recompute entry that fits."""
         result: BoolArray = np.array([fits(entry) for entry in rows.codebook.recomputes])[rows.recompute]
         return result
 
@@ -67,15 +68,6 @@ def _recomputes(used: Callable[[Switches, Context], bool], fits: Callable[[Recom
 
 def _on(name: str) -> Callable[[Switches, Context], bool]:
     return lambda switches, ctx: bool(getattr(switches, name))
-
-
-def _says(text: str, *axes: str) -> Callable[[Layout, Context], tuple[str, Factors]]:
-    def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-        factors = {axis: int(getattr(layout, axis)) for axis in axes}
-        values = ", ".join(f"{axis} {value}" for axis, value in factors.items())
-        return (f"{text}, but {values}" if values else text), factors
-
-    return detail
 
 
 def _lacking(switches: Switches, ctx: Context) -> list[str]:
@@ -110,6 +102,7 @@ def _switched_off(*names: str) -> Callable[[Rule, Layout, Context], Layout]:
     """Build a repair that leaves switches at their plain value."""
 
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+        """Return the layout with the switches' first values."""
         own: dict[str, Any] = {
             name: BY_NAME[name].values[0] for name in names if getattr(layout.switches, name) is not None
         }
@@ -172,6 +165,7 @@ def _hybrid_domains(
     """Build a rule on the ranks that HybridEP exchanges among: those of an expert and its tensor-parallel group."""
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
+        """Say how many ranks of what NVLink domains exchange."""
         domain = ctx.cluster.nvlink_domain
         text = f"hybridep among {layout.ep * layout.etp} ranks with NVLink domains of {domain}; others have no such rule"
         return text, {"ep": layout.ep, "etp": layout.etp, "nvlink_domain": domain}
@@ -221,7 +215,7 @@ RULES: tuple[Rule, ...] = (
             _on("ep_overlap"),
             lambda r: r.granularity is not Granularity.FULL and "moe" not in r.modules,
         ),
-        _says("overlap of expert all-to-all with full recomputation, or recomputation of moe"),
+        says("overlap of expert all-to-all with full recomputation, or recomputation of moe"),
         formula="no full recomputation, no recomputation of moe",
         reason="two micro-batches' passes are merged, which these would break",
         repair=_switched_off("ep_overlap", "delay_wgrad"),
@@ -234,7 +228,7 @@ RULES: tuple[Rule, ...] = (
             _on("shared_expert_overlap"),
             lambda recompute: "shared_experts" not in recompute.modules,
         ),
-        _says("shared-expert overlap with recomputed shared experts"),
+        says("shared-expert overlap with recomputed shared experts"),
         formula="shared-expert overlap => no shared_experts recomputation",
         reason="the overlapped shared expert runs outside the recomputed region",
         repair=_switched_off("shared_expert_overlap"),
@@ -244,7 +238,7 @@ RULES: tuple[Rule, ...] = (
         "tp_overlap_needs_sp",
         {"tp", "sp"},
         OnlyWhere(_on("tp_overlap"), _ends_whole),
-        _says("tp_comm_overlap needs sequence parallelism", "sp", "tp"),
+        says("tp_comm_overlap needs sequence parallelism", "sp", "tp"),
         formula="tp_comm_overlap and tp > 1 => sp",
         reason="the overlapped collectives are those of sequence parallelism",
         source=_ARGUMENTS,
@@ -255,7 +249,7 @@ RULES: tuple[Rule, ...] = (
         "fp8_gather_needs_zero",
         {"zero"},
         OnlyWhere(_on("fp8_param_gather"), lambda rows, ctx: rows.zero >= 1),
-        _says("weights in 8 bits alone need a distributed optimizer", "zero"),
+        says("weights in 8 bits alone need a distributed optimizer", "zero"),
         formula="fp8_param_gather => zero >= 1",
         reason="the 32-bit weights are the distributed optimizer's, from which the 8-bit ones are gathered",
         source=_ARGUMENTS,
@@ -267,7 +261,7 @@ RULES: tuple[Rule, ...] = (
         "full_graph_shapes",
         set(),
         OnlyWhere(_unsized, _never),
-        _says("a graph of the whole iteration needs token counts that are known before it"),
+        says("a graph of the whole iteration needs token counts that are known before it"),
         formula="cuda_graph = full_iteration => no experts, a capacity, or dispatcher = hybridep (core 0.18)",
         reason="a captured kernel can't be sized by what the router decides",
         repair=_switched_off("cuda_graph"),
@@ -278,7 +272,7 @@ RULES: tuple[Rule, ...] = (
         _recomputes(
             lambda s, ctx: s.cuda_graph is CudaGraph.FULL, lambda r: r.granularity is Granularity.NONE
         ),
-        _says("a graph of the whole iteration with recomputation"),
+        says("a graph of the whole iteration with recomputation"),
         formula="cuda_graph = full_iteration => no recomputation",
         reason="core 0.15 captures no recomputation with its whole-iteration graphs",
         source=_CONFIG,
@@ -293,7 +287,7 @@ RULES: tuple[Rule, ...] = (
         _recomputes(
             lambda s, ctx: s.cuda_graph is CudaGraph.PARTIAL, lambda r: r.granularity is not Granularity.FULL
         ),
-        _says("graphs of parts of a layer with recomputation of whole layers"),
+        says("graphs of parts of a layer with recomputation of whole layers"),
         formula="cuda_graph = partial => no full recomputation",
         reason="full recomputation is captured with the whole iteration only",
         repair=_switched_off("cuda_graph"),
