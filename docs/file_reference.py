@@ -30,7 +30,7 @@ Unknown keys are errors that name the nearest valid key.
 KINDS = {
     "model": (
         "A model with its training run",
-        ("model-dense", "model-experts", "model-hybrid", "model-linear", "model-adapter"),
+        ("model-dense", "model-experts", "model-hybrid", "model-linear", "model-adapter", "model-frozen"),
     ),
     "cluster": ("A cluster", ("cluster", "cluster-from-base")),
     "layout": ("A layout", ("layout",)),

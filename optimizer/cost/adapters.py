@@ -16,7 +16,7 @@ from layoutopt.optimizer.cost.compute import Work, moved
 from layoutopt.optimizer.cost.flops import mixer_linear_flops, mlp_flops, model_flops_per_token
 from layoutopt.optimizer.cost.hardware import memory_bound_s
 from layoutopt.optimizer.cost.matrices import Held, mixer_matrices, mlp_block_matrices
-from layoutopt.optimizer.cost.parameters import Parameters, block_parameters, mlp_matrices
+from layoutopt.optimizer.cost.parameters import Parameters, mlp_matrices
 from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.compute import ComputeContext, Keys
     from layoutopt.optimizer.cost.matrices import Matrix
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import AdapterSpec, LayerShape, ModelSpec, Run
 
     FloatArray = NDArray[np.float64]
@@ -36,9 +37,11 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 BF16_BYTES = 2.0
 
 
-def frozen_bytes(adapter: AdapterSpec, stored_bytes: float) -> float:
-    """Return the bytes of a frozen weight of a block, ``stored_bytes`` unless it is in 4 bits."""
-    return NF4_BYTES if adapter.method is AdapterMethod.QLORA else stored_bytes
+def frozen_bytes(adapter: AdapterSpec, preset: FrameworkPreset) -> float:
+    """Return the bytes of a frozen weight of a block: in 4 bits, in 16, or as sharded weights are stored."""
+    if adapter.method is AdapterMethod.QLORA:
+        return NF4_BYTES
+    return BF16_BYTES if preset.master_bytes else preset.fsdp_weight_bytes
 
 
 def adapted_matrices(model: ModelSpec, adapter: AdapterSpec, shape: LayerShape) -> Iterator[Matrix]:
@@ -66,27 +69,7 @@ def adapter_parameters(model: ModelSpec, adapter: AdapterSpec, run: Run) -> Para
     return Parameters(sharded=dense, expert=expert)
 
 
-def trained_share(model: ModelSpec, adapter: AdapterSpec | None) -> float:
-    """Return the share of the blocks' parameters that is trained."""
-    if adapter is None:
-        return 1.0
-    trained = sum(run.count * adapter_parameters(model, adapter, run).total for run in model.runs)
-    return trained / sum(run.count * block_parameters(model, run).total for run in model.runs)
-
-
-def with_adapters(
-    ctx: ComputeContext, keys: Keys, shape: LayerShape, parts: dict[str, Work]
-) -> dict[str, Work]:
-    """Return the parts of a layer as adapters train it: without gradients of frozen weights, with the adapters' own work."""
-    adapter = ctx.training.adapter
-    if adapter is None:
-        return parts
-    zero = np.zeros_like(keys.tp)
-    frozen = {name: Work(work.forward_s, work.dgrad_s, zero) for name, work in parts.items()}
-    return frozen | {"adapters": _adapter_work(ctx, keys, shape, adapter)}
-
-
-def _adapter_work(ctx: ComputeContext, keys: Keys, shape: LayerShape, adapter: AdapterSpec) -> Work:
+def adapter_work(ctx: ComputeContext, keys: Keys, shape: LayerShape, adapter: AdapterSpec) -> Work:
     """Time a layer's adapters, and widening 4-bit weights before every use.
 
     Products of so small a width read and write their tokens at the speed of memory, or multiply at that of 16 bits. A

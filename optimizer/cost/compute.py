@@ -66,6 +66,10 @@ class Work:
         """Do the same work ``times``, (n,) or one number for all."""
         return Work(times * self.forward_s, times * self.dgrad_s, times * self.wgrad_s)
 
+    def without_wgrad(self) -> Work:
+        """Do the work of weights that are frozen."""
+        return Work(self.forward_s, self.dgrad_s, 0.0 * self.wgrad_s)
+
     def __add__(self, other: Work) -> Work:
         return Work(
             self.forward_s + other.forward_s, self.dgrad_s + other.dgrad_s, self.wgrad_s + other.wgrad_s

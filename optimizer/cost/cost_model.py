@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.activations import layer_activations
-from layoutopt.optimizer.cost.adapters import adapter_parameters, trained_share
 from layoutopt.optimizer.cost.batch import priced_apart
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.components import Component
@@ -16,6 +15,7 @@ from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
+from layoutopt.optimizer.cost.frozen import is_frozen, trained_parts, trained_share
 from layoutopt.optimizer.cost.grouping import homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import row_switches
@@ -45,13 +45,13 @@ from layoutopt.optimizer.cost.pipeline import (
 )
 from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
-from layoutopt.optimizer.cost.stage_parameters import mean_parameters
+from layoutopt.optimizer.cost.stage_parameters import mean_parameters, shared_out
 from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
 from layoutopt.optimizer.frameworks.preset import EpOverlap
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, FrozenPart, Granularity, Schedule
 from layoutopt.optimizer.topology.counting import distinct_rows
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
+    from layoutopt.optimizer.cost.frozen import TrainedParts
     from layoutopt.optimizer.cost.launch_switches import RowSwitches
     from layoutopt.optimizer.cost.term_parts import Times
     from layoutopt.optimizer.cost.terms import StageTerms
@@ -194,7 +195,7 @@ class CostModel:
             constants=self.constants,
             ideal=self.ideal,
             memory_bytes_per_s=self.compute_context(batch).rates.memory_bytes_per_s,
-            trained_share=trained_share(self.model, self.training.adapter),
+            trained=trained_share(self.model, self.training),
         )
 
     def _gathered_bytes(self, batch: LayoutBatch) -> float:
@@ -461,17 +462,8 @@ class CostModel:
             graphs=self._graph_bytes(batch, switches),
             ideal=self.ideal,
             any_set=any_set,
-            adapter=self.training.adapter,
-            trained=self._trained(batch),
+            trained=self._trained(batch, held),
         )
-
-    def _trained(self, batch: LayoutBatch) -> list[RankParameters]:
-        """Parameters of the adapters of one block of each kind on a rank."""
-        adapter = self.training.adapter
-        if adapter is None:
-            return []
-        counted = (adapter_parameters(self.model, adapter, run) for run in self.model.runs)
-        return [on_rank(self.model, one, batch) for one in counted]
 
     def _graph_bytes(self, batch: LayoutBatch, switches: RowSwitches) -> FloatArray:
         """Memory of CUDA graphs on every rank."""
@@ -499,7 +491,7 @@ class CostModel:
         zero = np.zeros(len(batch))
         parts = {
             Component.PP: transfers_s(batch, self._hop_s(batch, groups), overlap=self.preset.pp_overlap),
-            Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, groups, mean.fullest),
+            Component.OPTIMIZER: zero if self.ideal else self._optimizer_s(batch, groups, held, mean.fullest),
             Component.STEP: zero if self.ideal else zero + self._host_step_s(switches),
             Component.SYNC: zero if self.ideal else self._sync_s(batch, stage),
         }
@@ -528,7 +520,9 @@ class CostModel:
         """Parameters of one block of each kind on a rank that are in no matrix."""
         return [on_rank(self.model, other_parameters(self.model, run), batch) for run in self.model.runs]
 
-    def _optimizer_s(self, batch: LayoutBatch, groups: MeshGroups, fullest: RankParameters) -> FloatArray:
+    def _optimizer_s(
+        self, batch: LayoutBatch, groups: MeshGroups, held: list[RankParameters], fullest: RankParameters
+    ) -> FloatArray:
         """Seconds of the optimizer step on the rank with the most parameters."""
         step = OptimizerStep(
             model=self.model,
@@ -537,9 +531,18 @@ class CostModel:
             topology=self.topology,
             host=self._host,
         )
-        fullest = fullest.scaled(trained_share(self.model, self.training.adapter))
-        others = mean_parameters(self.model, self.preset, batch, self._others(batch), other=True)
+        trained = self._trained(batch, held)
+        if trained is None:
+            others = mean_parameters(self.model, self.preset, batch, self._others(batch), other=True)
+        else:
+            fullest = shared_out(self.model, batch, trained.blocks, trained.ends).fullest
+            others = shared_out(self.model, batch, trained.others, trained.end_others)
         return step.seconds(batch, groups, fullest, others.fullest)
+
+    def _trained(self, batch: LayoutBatch, held: list[RankParameters]) -> TrainedParts | None:
+        """Return what of the parameters on a rank is trained; None where all of it is."""
+        folded = schedule_of(batch).folded
+        return trained_parts(self.model, self.training, self.preset, batch, held, folded=folded)
 
     def _between_ranks_s(self, batch: LayoutBatch, groups: MeshGroups, held: RankParameters) -> FloatArray:
         """Gradients of weights that two ranks of a pipeline hold, added up after the flush.
@@ -557,7 +560,11 @@ class CostModel:
         schedule, size = schedule_of(batch), np.zeros(len(batch))
         if schedule.parameter_copies > 1:
             size = owned_parameters(batch, held)
-        elif self.model.tied_embeddings and not schedule.folded:
+        elif (
+            self.model.tied_embeddings
+            and not schedule.folded
+            and not is_frozen(self.training, FrozenPart.EMBEDDING)
+        ):
             size = size + self.model.vocab * self.model.hidden / batch.tp
         return self.preset.grad_bytes * size
 

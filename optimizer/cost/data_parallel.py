@@ -7,11 +7,12 @@ backward last): moving one layer between stages changes these seconds by less th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.frozen import TrainedShare
 from layoutopt.optimizer.cost.pipeline import schedule_of
 from layoutopt.optimizer.cost.states import keeps_gathered
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -42,7 +43,7 @@ class DpContext:
     constants: Constants
     ideal: bool
     memory_bytes_per_s: float = math.inf
-    trained_share: float = 1.0
+    trained: TrainedShare = field(default_factory=TrainedShare)
 
     @property
     def hidden_share(self) -> float:
@@ -61,7 +62,9 @@ class DpContext:
             held.dense + held.expert if self.preset.copies_gathered and not self.ideal else 0.0 * held.dense
         )
         out = 2.0 * self.preset.weight_bytes * count
-        into = (self.preset.weight_bytes + self.preset.grad_comm_bytes) * count
+        trained = self.trained.of(held)
+        reduced = np.where(count > 0, trained.dense + trained.expert, 0.0)
+        into = self.preset.weight_bytes * count + self.preset.grad_comm_bytes * reduced
         return out / self.memory_bytes_per_s, (out + into) / self.memory_bytes_per_s
 
     def calls(self, parameters: FloatArray, blocks: FloatArray) -> FloatArray:
@@ -115,13 +118,12 @@ def volumes(ctx: DpContext, held: RankParameters, end: RankParameters | None = N
     if end is not None:
         gathered = gathered + (ctx.preset.weight_bytes - weight) * end.dense
     # Frozen weights have no gradients, and are gathered where they are sharded.
-    grad = grad * ctx.trained_share
-    share = np.where(ctx.batch.zero >= 2, 1.0, ctx.trained_share)
+    trained, sharded = ctx.trained.of(held, end), ctx.batch.zero >= 2
     return Volumes(
-        dense_grad=grad * held.dense,
-        expert_grad=grad * held.expert,
-        dense_weight=share * gathered,
-        expert_weight=share * weight * held.expert,
+        dense_grad=grad * trained.dense,
+        expert_grad=grad * trained.expert,
+        dense_weight=np.where(sharded, 1.0, trained.dense / held.dense) * gathered,
+        expert_weight=weight * np.where(sharded, held.expert, trained.expert),
     )
 
 
@@ -178,11 +180,11 @@ def passes(ctx: DpContext) -> Passes:
     )
 
 
-def replica_reduce_s(ctx: DpContext, held: RankParameters) -> FloatArray:
-    """Seconds (n,) of the all-reduce of gradient shards between HSDP replicas."""
+def replica_reduce_s(ctx: DpContext, held: RankParameters, end: RankParameters) -> FloatArray:
+    """Seconds (n,) of the all-reduce of gradient shards between HSDP replicas; ``end`` of them are the model's end's."""
     inner = ctx.shard_group().size
     return ctx.topology.all_reduce_s(
-        ctx.trained_share * ctx.preset.grad_comm_bytes * held.dense / inner,
+        ctx.preset.grad_comm_bytes * ctx.trained.of(held, end).dense / inner,
         ctx.groups.hsdp_outer(ctx.batch.hsdp_shard),
     )
 
@@ -237,7 +239,7 @@ def step_exposed_s(
     scatter = exposed_once_s(ctx, whole.reduce_scatter_s, backward_s, buckets, preset.dp_overlap)
     reduce = exposed_once_s(ctx, whole.all_reduce_s, backward_s, buckets, preset.dp_overlap)
     gather = exposed_once_s(ctx, whole.all_gather_s, forward_s, buckets, preset.param_overlap)
-    replicas = exposed_once_s(ctx, replica_reduce_s(ctx, held), backward_s, buckets, preset.dp_overlap)
+    replicas = exposed_once_s(ctx, replica_reduce_s(ctx, held, end), backward_s, buckets, preset.dp_overlap)
     count = passes(ctx)
     late = 0.0 if preset.reduce_each_micro_batch else scatter
     streaming = (0.0 if ctx.ideal else one.all_gather_s + one.reduce_scatter_s) + late

@@ -9,8 +9,10 @@ import numpy as np
 
 from layoutopt.optimizer.cost.communication import activation_bytes
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import Work, linear, moved, norm_work
+from layoutopt.optimizer.cost.compute import linear, moved, norm_work
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES
+from layoutopt.optimizer.cost.frozen import is_frozen
+from layoutopt.optimizer.specs.vocabulary import FrozenPart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +68,7 @@ def embedding_unit(comm: CommContext) -> EndUnit:
     work = moved(ctx, 4.0 * elements, 8.0 * elements)
     parts = {
         Component.FORWARD: work.forward_s,
-        Component.BACKWARD: work.dgrad_s,
+        Component.BACKWARD: work.dgrad_s * (not is_frozen(ctx.training, FrozenPart.EMBEDDING)),
         Component.TP: _boundary_s(comm),
     }
     if ctx.rates.ideal:  # the 6N rule counts the input embedding as a multiplication
@@ -95,8 +97,8 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     chunks = ctx.switches.loss_chunks
     width = np.full_like(rows, float(ctx.model.hidden))
     logits = linear(ctx, keys.tokens / chunks, rows, width, wide=True).scaled(chunks)
-    if ctx.training.adapter is not None:
-        logits = Work(logits.forward_s, logits.dgrad_s, 0.0 * logits.wgrad_s)
+    if is_frozen(ctx.training, FrozenPart.OUTPUT):
+        logits = logits.without_wgrad()
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
     lost = rows if ctx.preset.splits_loss else rows * keys.tp
     loss = moved(ctx, keys.tokens * lost * per_logit / 2, keys.tokens * lost * per_logit / 2)

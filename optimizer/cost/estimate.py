@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.adapters import adapted_flops_per_token
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops, model_flops_per_token
+from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flops
+from layoutopt.optimizer.cost.frozen import trained_flops_per_token
 from layoutopt.optimizer.cost.stage_counts import seat_blocks
 from layoutopt.optimizer.cost.step import durations, graph_of
 from layoutopt.optimizer.specs.vocabulary import Granularity
@@ -208,9 +208,7 @@ def _rates(
     """Throughput and utilisation from the step time. The simple model counts the input embedding, as 6N does."""
     model, length = cost.model, cost.training.sequence_length
     tokens_per_s = cost.training.tokens_per_step / step / layout.gpus
-    adapter, counted = cost.training.adapter, partial(model_flops_per_token, model, length)
-    if adapter is not None:
-        counted = partial(adapted_flops_per_token, model, length, adapter)
+    counted = partial(trained_flops_per_token, model, cost.training, length)
     causal, full = counted(causal=True), counted(causal=False)
     if cost.ideal:
         causal, full = (value + 6.0 * model.hidden * model.vocab for value in (causal, full))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.activations import LayerActivations, layer_activations
-from layoutopt.optimizer.cost.adapters import with_adapters
 from layoutopt.optimizer.cost.communication import (
     Exposed,
     context_parallel,
@@ -18,6 +17,7 @@ from layoutopt.optimizer.cost.communication import (
 )
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import Work, gaps_work, last_matrix_s, mixer_work, mlp_work
+from layoutopt.optimizer.cost.frozen import trained_work
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, CudaGraph, Granularity
@@ -73,7 +73,7 @@ def layer_unit(
     ctx, keys = comm.compute, comm.keys
     mixer, mlp = mixer_work(ctx, keys, shape), mlp_work(ctx, keys, shape)
     parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
-    parts = with_adapters(ctx, keys, shape, parts)
+    parts = trained_work(ctx, keys, shape, mixer, parts)
     norms = [side["norm"] for side in (mixer, mlp) if "norm" in side]
     work = _total([*parts.values(), *norms, gaps_work(ctx, keys.tp)], keys.tp)
     traffic = {

@@ -153,7 +153,8 @@ def _merged(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
     return tuple(replace(matrix, count=count) for matrix, count in counts.items())
 
 
-def _as_parameters(matrices: Iterable[Matrix]) -> Parameters:
+def matrix_parameters(matrices: Iterable[Matrix]) -> Parameters:
+    """Count the parameters of matrices by how ranks share them."""
     sums = dict.fromkeys(Held, 0.0)
     for matrix in matrices:
         sums[matrix.held] += matrix.count * matrix.elements
@@ -167,19 +168,9 @@ def _as_parameters(matrices: Iterable[Matrix]) -> Parameters:
 
 def other_parameters(model: ModelSpec, run: Run) -> Parameters:
     """Count what of a block is in none of its matrices."""
-    return _less(block_parameters(model, run), _as_parameters(block_matrices(model, run)))
+    return block_parameters(model, run) - matrix_parameters(block_matrices(model, run))
 
 
 def other_mtp_parameters(model: ModelSpec) -> Parameters:
     """Count what of a multi-token-prediction layer is in none of its matrices."""
-    return _less(mtp_parameters(model), _as_parameters(mtp_matrices(model)))
-
-
-def _less(whole: Parameters, part: Parameters) -> Parameters:
-    return Parameters(
-        sharded=whole.sharded - part.sharded,
-        replicated=whole.replicated - part.replicated,
-        expert=whole.expert - part.expert,
-        key_value=whole.key_value - part.key_value,
-        expert_whole=whole.expert_whole - part.expert_whole,
-    )
+    return mtp_parameters(model) - matrix_parameters(mtp_matrices(model))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.cost.adapters import BF16_BYTES, frozen_bytes
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import expert_parameters
 from layoutopt.optimizer.cost.stage_parameters import end_parameters, other_end_parameters
@@ -20,10 +19,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.frozen import TrainedParts
     from layoutopt.optimizer.cost.states import StateBytes
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.model import AdapterSpec, ModelSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
 
     FloatArray = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ class MemoryContext:
 
     ``others`` are those of the held parameters in no matrix, ``weight_bytes`` those of a parameter in a block, ``copies`` of
     every stage are held by as many ranks; ``left`` is what offloading leaves on the GPU;
-    With an ``adapter`` only ``trained`` parameters of each block kind have gradients and optimizer state.
+    ``trained`` parameters alone have gradients and optimizer state; None: all of them.
     ``mtp_activation`` is of all micro-batches in flight, ``graphs`` what CUDA graphs take. ``any_set``: rows stand for every
     entry of recomputation.
     """
@@ -59,8 +59,7 @@ class MemoryContext:
     graphs: FloatArray
     ideal: bool
     any_set: bool = False
-    adapter: AdapterSpec | None = None
-    trained: Sequence[RankParameters] = ()
+    trained: TrainedParts | None = None
 
 
 def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, Any]:
@@ -72,9 +71,8 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     own = state_bytes(ctx.preset, ctx.batch, moments, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
     blocks = [own.of(*held) for held in zip(ctx.held, ctx.others, strict=True)]
     of_ends = [states.of(*end) for end in ends]
-    if ctx.adapter is not None:
-        blocks = [_adapted(ctx, own, *held) for held in zip(ctx.held, ctx.trained, strict=True)]
-        of_ends = [_frozen(ctx, own, end, BF16_BYTES) for end in (first, last)]
+    if ctx.trained is not None:
+        blocks, of_ends = _partly_trained(ctx, own, states, (first, last))
     return {
         "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
         **_end_bytes(ctx, *of_ends),
@@ -87,23 +85,32 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     }
 
 
-def _adapted(
-    ctx: MemoryContext, own: StateBytes, held: RankParameters, trained: RankParameters
-) -> dict[str, FloatArray]:
-    """Bytes of a block's frozen weights, and all states of its adapters."""
-    assert ctx.adapter is not None
-    states = own.of(trained, trained)
-    stored = BF16_BYTES if ctx.preset.master_bytes else ctx.preset.fsdp_weight_bytes
-    frozen = _frozen(ctx, own, held, frozen_bytes(ctx.adapter, stored))
-    return states | {"weights": states["weights"] + frozen["weights"]}
+def _partly_trained(
+    ctx: MemoryContext, own: StateBytes, of_ends: StateBytes, ends: tuple[RankParameters, RankParameters]
+) -> tuple[list[dict[str, FloatArray]], list[dict[str, FloatArray]]]:
+    """Bytes of blocks and of both ends: all states of what is trained, of the rest the weights alone."""
+    parts, batch, preset = ctx.trained, ctx.batch, ctx.preset
+    assert parts is not None
+    split = (batch.zero == 3) | ((batch.zero == 2) & (preset.master_bytes == 0))
+    stored = ctx.weight_bytes if preset.master_bytes else preset.fsdp_weight_bytes
+    in_blocks = stored if parts.frozen_bytes is None else parts.frozen_bytes
 
+    def added(
+        trained: dict[str, FloatArray], frozen: RankParameters, weight_bytes: float
+    ) -> dict[str, FloatArray]:
+        """Add the weights of what is frozen."""
+        weights = own.frozen(frozen, weight_bytes, split=split)["weights"]
+        return trained | {"weights": trained["weights"] + weights}
 
-def _frozen(
-    ctx: MemoryContext, own: StateBytes, held: RankParameters, weight_bytes: float
-) -> dict[str, FloatArray]:
-    zero, zeros = ctx.batch.zero, np.zeros(len(ctx.batch))
-    split = (zero == 3) | ((zero == 2) & (ctx.preset.master_bytes == 0))
-    return {"gradients": zeros, "optimizer": zeros} | own.frozen(held, weight_bytes, split=split)
+    blocks = [
+        added(own.of(trained, others), frozen, in_blocks)
+        for trained, others, frozen in zip(parts.blocks, parts.others, parts.frozen, strict=True)
+    ]
+    found = [
+        added(of_ends.of(trained, others), end - trained, preset.weight_bytes)
+        for end, trained, others in zip(ends, parts.ends, parts.end_others, strict=True)
+    ]
+    return blocks, found
 
 
 def _grouped(ctx: MemoryContext) -> FloatArray:
@@ -129,7 +136,7 @@ def _end_bytes(
 
 def _head_gradient_bytes(ctx: MemoryContext) -> FloatArray:
     """Transformer Engine's scratch weight gradient of the output matrix."""
-    if not ctx.preset.dummy_wgrad or ctx.ideal or ctx.adapter is not None:
+    if not ctx.preset.dummy_wgrad or ctx.ideal or (ctx.trained and not ctx.trained.output):
         return np.zeros(len(ctx.batch))
     return 2.0 * ctx.model.vocab * ctx.model.hidden / ctx.batch.tp
 
@@ -146,17 +153,25 @@ def _common(
     if ctx.left.any():
         parts["left"] = ctx.left
     if working_set:
-        held = [block.dense + block.expert for block in ctx.held]
-        unit = np.maximum(np.max(held, axis=0), np.maximum(first.dense, last.dense))
-        trained = 1.0 if ctx.adapter is None else 0.0
         parts["gathered"] = working_set_bytes(
-            ctx.preset, ctx.batch, unit, ctx.weight_bytes, trained_share=trained
+            ctx.preset,
+            ctx.batch,
+            _largest_unit(ctx.held, first, last),
+            ctx.weight_bytes,
+            trained=_largest_unit(ctx.trained.blocks, *ctx.trained.ends) if ctx.trained else None,
         )
-    if ctx.preset.dummy_wgrad and ctx.adapter is None:
-        parts["scratch_gradients"] = 2.0 * np.max(
-            [_distinct_weights(ctx, block) for block in ctx.held], axis=0
-        )
+    if ctx.preset.dummy_wgrad:
+        blocks = ctx.trained.blocks if ctx.trained else ctx.held
+        parts["scratch_gradients"] = 2.0 * np.max([_distinct_weights(ctx, block) for block in blocks], axis=0)
     return parts
+
+
+def _largest_unit(
+    blocks: Sequence[RankParameters], first: RankParameters, last: RankParameters
+) -> FloatArray:
+    """Parameters of the largest of what FSDP gathers at once: a block, or an end of the model, (n,)."""
+    of_blocks = np.max([block.dense + block.expert for block in blocks], axis=0)
+    return np.asarray(np.maximum(of_blocks, np.maximum(first.dense, last.dense)))
 
 
 def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:

@@ -20,6 +20,7 @@ from layoutopt.optimizer.cost.mixers import (
     linear_vectors,
 )
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+from layoutopt.optimizer.specs.vocabulary import FrozenPart
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
@@ -49,6 +50,15 @@ class Parameters:
             expert=self.expert + other.expert,
             key_value=self.key_value + other.key_value,
             expert_whole=self.expert_whole + other.expert_whole,
+        )
+
+    def __sub__(self, other: Parameters) -> Parameters:
+        return Parameters(
+            sharded=self.sharded - other.sharded,
+            replicated=self.replicated - other.replicated,
+            expert=self.expert - other.expert,
+            key_value=self.key_value - other.key_value,
+            expert_whole=self.expert_whole - other.expert_whole,
         )
 
     @property
@@ -139,37 +149,44 @@ def expert_parameters(model: ModelSpec) -> float:
     return mlp_matrices(model) * model.hidden * model.moe.ffn + bias
 
 
-def moe_parameters(model: ModelSpec) -> Parameters:
-    """Count routed experts, shared experts and router of one layer."""
+def _moe_parts(model: ModelSpec) -> dict[FrozenPart, Parameters]:
+    """Count shared experts, routed experts and router of one layer."""
     moe = model.moe
     assert moe is not None
-    shared = mlp_matrices(model) * model.hidden * moe.shared_ffn
     router = model.hidden * moe.experts + (moe.experts if moe.router_bias else 0)
     gate = model.hidden if moe.shared_gate else 0
-    return Parameters(
-        sharded=shared,
-        replicated=router + gate,
-        expert=moe.experts * expert_parameters(model),
-        expert_whole=moe.experts * model.hidden if moe.expert_bias else 0,
-    )
+    return {
+        FrozenPart.MLP: Parameters(sharded=mlp_matrices(model) * model.hidden * moe.shared_ffn),
+        FrozenPart.EXPERTS: Parameters(
+            expert=moe.experts * expert_parameters(model),
+            expert_whole=moe.experts * model.hidden if moe.expert_bias else 0,
+        ),
+        FrozenPart.ROUTER: Parameters(replicated=router + gate),
+    }
+
+
+def _mixer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
+    """Count a layer's mixer of any kind, with its indexer."""
+    total = indexer_parameters(model) if shape.indexes else Parameters()
+    if shape.mixer is Mixer.ATTENTION:
+        return total + attention_parameters(model)
+    if shape.mixer is Mixer.MAMBA:
+        return total + mamba_parameters(model)
+    return total + linear_parameters(model, shape.mixer) if shape.mixer.is_linear else total
+
+
+def layer_parts(model: ModelSpec, shape: LayerShape) -> dict[FrozenPart, Parameters]:
+    """Count the parts of one layer that a run may freeze: all but its norms."""
+    parts = {FrozenPart.ATTENTION: _mixer_parameters(model, shape)}
+    if shape.mlp is Mlp.DENSE:
+        return parts | {FrozenPart.MLP: dense_mlp_parameters(model, shape.ffn)}
+    return parts | _moe_parts(model) if shape.mlp is Mlp.MOE else parts
 
 
 def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     """Count one layer with its norms."""
-    total = Parameters(replicated=norm_width(model) * model.hidden * norms_of(model, shape))
-    if shape.mixer is Mixer.ATTENTION:
-        total += attention_parameters(model)
-    elif shape.mixer is Mixer.MAMBA:
-        total += mamba_parameters(model)
-    elif shape.mixer.is_linear:
-        total += linear_parameters(model, shape.mixer)
-    if shape.indexes:
-        total += indexer_parameters(model)
-    if shape.mlp is Mlp.DENSE:
-        total += dense_mlp_parameters(model, shape.ffn)
-    elif shape.mlp is Mlp.MOE:
-        total += moe_parameters(model)
-    return total
+    norms = Parameters(replicated=norm_width(model) * model.hidden * norms_of(model, shape))
+    return sum(layer_parts(model, shape).values(), norms)
 
 
 def norms_of(model: ModelSpec, shape: LayerShape) -> int:

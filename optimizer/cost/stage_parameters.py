@@ -30,24 +30,34 @@ def end_parameters(
 
     Where they are on different ranks, tied or MTP stages hold an embedding of their own.
     """
-    vocab = np.array(
-        [padded_vocab(model.vocab, int(t), preset.pad_vocab) for t in np.unique(batch.tp)], float
-    )
-    rows = vocab[np.searchsorted(np.unique(batch.tp), batch.tp)]
-    table = RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
-    fixed = on_rank(model, embedding_parameters(model, 0), batch)
-    first = table + fixed
-    last = on_rank(model, head_parameters(model, 0), batch)
-    if not model.tied_embeddings:
-        last = last + table
-    own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
-    last = last + table.scaled(np.where(batch.pp > 1, float(own), 0.0))
+    copy, head = table_parameters(model, preset, batch, folded=folded)
+    first = _table(model, preset, batch) + on_rank(model, embedding_parameters(model, 0), batch)
+    last = on_rank(model, head_parameters(model, 0), batch) + head + copy
     if model.mtp_layers:
         last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
         if not preset.splits_mtp_projection:
             others = 2.0 * model.hidden**2 * (1.0 - 1.0 / batch.tp)
             last = last + RankParameters(others, np.zeros(len(batch))).scaled(model.mtp_layers)
     return first, last
+
+
+def table_parameters(
+    model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, *, folded: bool
+) -> tuple[RankParameters, RankParameters]:
+    """Parameters of the last end's own copy of the embedding, and of its output matrix where that is another one."""
+    table = _table(model, preset, batch)
+    own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
+    return table.scaled(np.where(batch.pp > 1, float(own), 0.0)), table.scaled(
+        float(not model.tied_embeddings)
+    )
+
+
+def _table(model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch) -> RankParameters:
+    """Parameters of a rank's part of a matrix over the vocabulary."""
+    degrees = np.unique(batch.tp)
+    vocab = np.array([padded_vocab(model.vocab, int(tp), preset.pad_vocab) for tp in degrees], float)
+    rows = vocab[np.searchsorted(degrees, batch.tp)]
+    return RankParameters(rows * model.hidden / batch.tp, np.zeros(len(batch)))
 
 
 def other_end_parameters(
@@ -90,13 +100,22 @@ def mean_parameters(
 
     ``other``: they are those in no matrix, and those of the ends are to be so too.
     """
+    ends = end_parameters(model, preset, batch, folded=schedule_of(batch).folded)
+    return shared_out(model, batch, held, other_end_parameters(model, batch, ends) if other else ends)
+
+
+def shared_out(
+    model: ModelSpec,
+    batch: LayoutBatch,
+    held: list[RankParameters],
+    ends: tuple[RankParameters, RankParameters],
+) -> MeanParameters:
+    """Share blocks out evenly, of which a rank has ``held`` of each kind, and place the ends."""
     schedule, zero = schedule_of(batch), np.zeros(len(batch))
     blocks = none = RankParameters(zero, zero)
     for run, block in zip(model.runs, held, strict=True):
         blocks = blocks + block.scaled(schedule.parameter_copies * run.count / batch.pp)
-    first, last = end_parameters(model, preset, batch, folded=schedule.folded)
-    if other:
-        first, last = other_end_parameters(model, batch, (first, last))
+    first, last = ends
     if schedule.folded:
         first, last = first + last, none
     return MeanParameters(blocks=blocks, first=first, last=last)

@@ -172,11 +172,12 @@ def working_set_bytes(
     unit: FloatArray,
     weight_bytes: float,
     *,
-    trained_share: float = 1.0,
+    trained: FloatArray | None = None,
 ) -> FloatArray:
     """Gathered weights and unsharded gradients (n,) that ZeRO-2 and ZeRO-3 need beside the shards.
 
-    ``unit`` is the largest unit's parameters on a rank, of which a share is trained, ``weight_bytes`` of whole weights.
+    ``unit`` is the largest unit's parameters on a rank (n,), ``trained`` the most that one trains (None: all of it),
+    ``weight_bytes`` of whole weights.
     ZeRO-3 holds the current
     and the prefetched unit's weights and two units of gradients; ZeRO-2 and gathered ZeRO-3 one unit of gradients
     (NVIDIA/Megatron-LM megatron_fsdp.md).
@@ -184,4 +185,4 @@ def working_set_bytes(
     weights = np.where((batch.zero == 3) & ~keeps_gathered(preset, batch), 2 * weight_bytes, 0.0)
     grads = np.where(batch.zero == 3, 2.0, np.where(batch.zero == 2, 1.0, 0.0)) * preset.grad_comm_bytes
     grads = np.where(adds_whole_gradients(preset, batch), 0.0, grads)
-    return (weights + trained_share * grads) * unit
+    return weights * unit + grads * (unit if trained is None else trained)

@@ -32,9 +32,9 @@ ALL = "all"
 class Band:
     """Errors of one family of runs as shares of the measured step time.
 
-    ``rows`` measured runs state everything that decides their price; 0 for a family without any, and where the cluster
-    is ``outside`` what was measured (which of GPU, node size and fabric no run has): figures are then those of all
-    families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
+    ``rows`` measured runs state everything that decides their price; 0 for a family without any, and where the question is
+    ``outside`` what was measured (which of GPU, node size, fabric and frozen parts no run has): figures are then those of
+    all families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
     runs, ``unseen_*`` with the run's own publication left out of the fit: what to expect of a new cluster.
     ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of layouts are
     expected in the right order. ``ratios`` are measured over predicted between which 50, 80 and 95% of runs of
@@ -72,7 +72,12 @@ def scaled(value: float, ratios: Mapping[str, Span]) -> dict[str, Span]:
 
 
 def error_band(
-    model: ModelSpec, cluster: ClusterSpec, precision: Precision, *, framework: Framework = Framework.ANY
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    precision: Precision,
+    *,
+    framework: Framework = Framework.ANY,
+    frozen: bool = False,
 ) -> Band:
     """Return the error band of the family that a model on a cluster belongs to.
 
@@ -86,10 +91,12 @@ def error_band(
         8-bit training on Hopper is a family of its own.
     framework
         nanotron's runs are a family of their own.
+    frozen
+        Whether parts of the model are not trained, as in no measured run.
     """
     family = family_of(model, cluster.gpu, precision, framework).value
     families: Mapping[str, Mapping[str, float]] = bands()["families"]
-    outside = unmeasured(cluster)
+    outside = "models with frozen parts" if frozen else unmeasured(cluster)
     known = family in families and not outside
     entry = families[family] if known else families[ALL]
     return Band(

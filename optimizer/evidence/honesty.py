@@ -58,7 +58,8 @@ def assess_layout(
     """Return the error band of one layout's price; None for the simple cost model, whose error is not recorded."""
     if cost is not CostKind.FULL:
         return None
-    band = error_band(workload.model, cluster, layout.precision, framework=framework)
+    frozen = bool(workload.training.frozen)
+    band = error_band(workload.model, cluster, layout.precision, framework=framework, frozen=frozen)
     return Honesty(band=band, ties=(), calibrated=bool(cluster.calibration), memory=memory_ratios(framework))
 
 

@@ -7,7 +7,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.printable import require_name
-from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget, MuonSharing, Optimizer
+from layoutopt.optimizer.specs.vocabulary import (
+    AdapterMethod,
+    AdapterTarget,
+    FrozenPart,
+    MuonSharing,
+    Optimizer,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
@@ -272,7 +278,7 @@ class TrainingSpec:
     ``flash`` False materialises the attention scores. ``fused_loss`` keeps only the 16-bit logits,
     ``loss_chunks`` those of one part of the tokens at a time. ``fp8_param_gather``: weights of linear layers exist in the
     8-bit format alone. ``master_bytes`` 0 trains in 16 bits: gradients and moments take the weights' format unless stated.
-    ``adapter``: its parameters alone are trained.
+    ``adapter``: its parameters alone are trained; else all but those of ``frozen`` parts.
     ``moe_imbalance`` is the load of the fullest expert rank over the mean (>= 1); None takes the constant.
     """
 
@@ -293,6 +299,7 @@ class TrainingSpec:
     moe_imbalance: float | None = None
     optimizer: OptimizerSpec = ADAMW
     adapter: AdapterSpec | None = None
+    frozen: tuple[FrozenPart, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:

@@ -27,6 +27,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     AdapterMethod,
     AdapterTarget,
     Fp8Recipe,
+    FrozenPart,
     MuonSharing,
     Optimizer,
     Precision,
@@ -35,6 +36,7 @@ from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from enum import StrEnum
 
     from layoutopt.optimizer.specs.file_model import Finding, PartialFields
 
@@ -127,16 +129,23 @@ def _optimizer_mapping(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-def _read_targets(value: Any) -> tuple[AdapterTarget, ...]:
-    if not isinstance(value, list) or not value:
-        raise input_error(f"{shown(value)} is no list of targets", "a list of " + ", ".join(AdapterTarget))
-    for item in value:
-        if item not in list(AdapterTarget):
-            raise unknown_word(item, AdapterTarget)
-    return tuple(target for target in AdapterTarget if target in value)
+def _words(kind: type[StrEnum], name: str) -> FieldKind:
+    """Read a list of words of one enumeration, in its order."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        """Check every word."""
+        if not isinstance(value, list) or not value:
+            raise input_error(f"{shown(value)} is no list of {name}", f"a list of {', '.join(kind)}")
+        for item in value:
+            if item not in list(kind):
+                raise unknown_word(item, kind)
+        return tuple(word for word in kind if word in value)
+
+    return FieldKind(read=read, schema={"type": "array", "items": {"enum": list(kind)}})
 
 
-TARGETS = FieldKind(read=_read_targets, schema={"type": "array", "items": {"enum": list(AdapterTarget)}})
+TARGETS = _words(AdapterTarget, "targets")
+PARTS = _words(FrozenPart, "parts")
 
 
 class AdapterFile(FileModel):
@@ -196,6 +205,9 @@ class TrainingFile(BatchFile):
     adapter: AdapterFile | None = Field(
         default=None, description="low-rank adapters, which alone are trained"
     )
+    frozen: Annotated[tuple[FrozenPart, ...], PARTS] = Field(
+        default=(), description="parts whose weights stay as they are"
+    )
     optimizer: Annotated[OptimizerFile, BeforeValidator(_optimizer_mapping)] = Field(
         default=OptimizerFile(),
         description="what updates the weights: its kind, or {kind, distribution, steps}",
@@ -210,6 +222,12 @@ class TrainingFile(BatchFile):
             yield ("fp8_recipe",), f"precision is {given.precision}", "only with precision fp8"
         if given.fp8_param_gather and given.precision not in (None, Precision.FP8, Precision.MXFP8):
             yield ("fp8_param_gather",), f"precision is {given.precision}", "only with precision fp8 or mxfp8"
+        if given.frozen and given.adapter:
+            yield ("frozen",), "adapters freeze every part", "frozen or adapter"
+        in_matrices = set(given.frozen or ()) - {FrozenPart.EMBEDDING, FrozenPart.OUTPUT, FrozenPart.ROUTER}
+        if in_matrices and given.optimizer and given.optimizer.kind is Optimizer.MUON:
+            what = f"muon's work is of all matrices, {', '.join(sorted(in_matrices))} among them"
+            yield ("frozen",), what, "with muon: embedding, router, output"
 
     def spec(self) -> TrainingSpec:
         """Convert to the form that the other rooms use."""
@@ -231,7 +249,19 @@ class TrainingFile(BatchFile):
             moe_imbalance=self.moe_imbalance,
             optimizer=self.optimizer.spec(),
             adapter=self.adapter.spec() if self.adapter else None,
+            frozen=self.frozen,
         )
+
+
+def _frozen_findings(frozen: set[FrozenPart], architecture: Any) -> Iterator[Finding]:
+    """Check that frozen parts are there, and that a matrix that is two parts is frozen as both."""
+    place = ("training", "frozen")
+    experts = frozen & {FrozenPart.EXPERTS, FrozenPart.ROUTER}
+    if experts and architecture.moe is None:
+        yield place, f"the model has no {min(experts)}", "experts and router only with architecture.moe"
+    ends = frozen & {FrozenPart.EMBEDDING, FrozenPart.OUTPUT}
+    if len(ends) == 1 and architecture.tied_embeddings:
+        yield place, f"{min(ends)} alone, of tied embeddings", "embedding and output, which are one matrix"
 
 
 class ModelFile(FileModel):
@@ -265,6 +295,8 @@ class ModelFile(FileModel):
                 yield (*place, "sequence_length"), what, f"at most {positions}"
         if training and training.moe_imbalance and given.architecture and given.architecture.moe is None:
             yield ("training", "moe_imbalance"), "the model has no experts", "only with architecture.moe"
+        if training and training.frozen and given.architecture:
+            yield from _frozen_findings(set(training.frozen), given.architecture)
 
     def workload(self, default_name: str) -> Workload:
         """Convert to a ``Workload``."""

@@ -70,6 +70,21 @@ class AdapterTarget(StrEnum):
     EXPERTS = "experts"
 
 
+class FrozenPart(StrEnum):
+    """Weights that a run may leave as they are: of the model's ends, and of every block.
+
+    ``attention`` is the mixer of any kind with its indexer, ``mlp`` dense MLPs and shared experts, ``experts`` those that
+    are routed to.
+    """
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    ROUTER = "router"
+    OUTPUT = "output"
+
+
 class MuonSharing(StrEnum):
     """How ranks that hold a matrix share the orthogonalisation of its update.
 

@@ -235,7 +235,13 @@ def _filled(offer: Offer, one: _Solved, machine: Machine, options: PlanOptions) 
     """Add to an offer what its size takes."""
     answer, training, cluster = one.answer, one.workload.training, one.cluster
     days = answer.expected_days or 0.0
-    band = error_band(one.workload.model, cluster, training.precision, framework=options.solve.framework)
+    band = error_band(
+        one.workload.model,
+        cluster,
+        training.precision,
+        framework=options.solve.framework,
+        frozen=bool(training.frozen),
+    )
     low, high = band.intervals_s(days, calibrated=bool(cluster.calibration))["80"]
     gpu_hours = days * DAY_S / HOUR_S * answer.gpus
     energy_kwh = gpu_hours * gpu_power_w(cluster) / 1e3

@@ -113,6 +113,7 @@ def _unwritten(target: Target) -> list[str]:
         and recipe not in framework.record.fp8_recipes,
         "adapters, so that all parameters are trained": training.adapter is not None
         and not (framework is Framework.MEGATRON_BRIDGE and writes_adapter(target)),
+        f"frozen {', '.join(training.frozen)}, so that they are trained": bool(training.frozen),
         "the norm after the embedding": target.model.embedding_norm and not framework.record.loads_models,
     }
     return [name for name, there in lacking.items() if there]

@@ -149,7 +149,8 @@ def _with_error(
         return replace(options, relative_error=stated), []
     if options.solve.cost is not CostKind.FULL:
         return options, []
-    band = error_band(workload.model, cluster, precision, framework=options.solve.framework)
+    frozen = bool(workload.training.frozen)
+    band = error_band(workload.model, cluster, precision, framework=options.solve.framework, frozen=frozen)
     calibrated = bool(cluster.calibration)
     deviation = band.deviation(calibrated=calibrated)
     table = range_section(band, deviation, calibrated=calibrated)

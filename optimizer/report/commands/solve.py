@@ -117,7 +117,8 @@ def with_band(options: SolveOptions, workload: Workload, cluster: ClusterSpec) -
     from layoutopt.optimizer.evidence.band import error_band
 
     precision = workload.training.precision
-    band = error_band(workload.model, cluster, precision, framework=options.framework)
+    frozen = bool(workload.training.frozen)
+    band = error_band(workload.model, cluster, precision, framework=options.framework, frozen=frozen)
     near = None if options.near is None else max(options.near, band.indistinct)
     return replace(options, top=max(options.top, ROBUST_TOP), near=near)
 

@@ -310,6 +310,7 @@ def _how_sure(points: Sequence[SweepPoint]) -> list[str]:
                 asked.cluster,
                 asked.workload.training.precision,
                 framework=asked.options.framework,
+                frozen=bool(asked.workload.training.frozen),
             )
         )
     ]

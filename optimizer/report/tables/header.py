@@ -37,7 +37,8 @@ def run_words(workload: Workload, framework: str) -> str:
     adapter = (
         "" if training.adapter is None else f"{training.adapter.method} of rank {training.adapter.rank}, "
     )
-    return f"{batch}, {training.precision}, {optimizer}{adapter}{framework}"
+    frozen = f"frozen {', '.join(training.frozen)}, " if training.frozen else ""
+    return f"{batch}, {training.precision}, {optimizer}{adapter}{frozen}{framework}"
 
 
 def header_table(workload: Workload, cluster: ClusterSpec, framework: str) -> Table:
