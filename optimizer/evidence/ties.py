@@ -67,14 +67,14 @@ def _words(group: Group, pair: tuple[Layout, Layout]) -> str:
             shapes = _either(f"tp {one.tp}, micro-batch {one.micro_batch}" for one in pair)
             return f"ten steps of one layer on one node with {shapes}"
         case Group.TENSOR:
-            return f"all_gather of nccl-tests on {_either(one.tp for one in pair)} GPUs of a node"
+            return f"all_gather of nccl-tests on {_ranks(one.tp for one in pair)} GPUs of a node"
         case Group.CONTEXT:
-            ranks = _either(one.cp for one in pair)
+            ranks = _ranks(one.cp for one in pair)
             return f"sendrecv of nccl-tests between the {ranks} ranks of a context group"
         case Group.EXPERT:
-            return f"alltoall of nccl-tests on {_either(one.ep for one in pair)} GPUs"
+            return f"alltoall of nccl-tests on {_ranks(one.ep for one in pair)} GPUs"
         case Group.DATA:
-            ranks = _either(one.dp * one.cp for one in pair)
+            ranks = _ranks(one.dp * one.cp for one in pair)
             return f"reduce_scatter of nccl-tests over {ranks} data-parallel ranks"
         case Group.PIPELINE:
             depth = min((one.pp for one in pair if one.pp > 1), default=1)
@@ -87,6 +87,11 @@ def _words(group: Group, pair: tuple[Layout, Layout]) -> str:
             return "ten steps of one layer of either layout with a profiler: time between kernels"
         case _:
             assert_never(group)
+
+
+def _ranks(sizes: Iterable[int]) -> str:
+    """Join the sizes of both layouts' groups; one rank alone exchanges nothing that could be measured."""
+    return _either(size for size in sizes if size > 1)
 
 
 def _either(values: Iterable[object]) -> str:

@@ -116,6 +116,15 @@ def test_the_measurement_is_of_the_part_that_differs(plan: Plan) -> None:
     assert "all_gather" in text and f"on {plan.layout.tp} GPUs" in text
 
 
+def test_a_group_of_one_rank_is_not_measured(plan: Plan) -> None:
+    """Beside a layout without tensor parallelism the other one's group alone has anything to measure."""
+    assert plan.layout is not None and plan.estimate is not None
+    parts = {**plan.estimate.breakdown_s, Component.TP: 1.0}
+    other = replace(plan.estimate, breakdown_s=parts)
+    pair = (replace(plan.layout, tp=1), plan.estimate), (replace(plan.layout, tp=2), other)
+    assert separating_measurement(*pair) == "all_gather of nccl-tests on 2 GPUs of a node"
+
+
 def test_draws_are_seeded_and_inside_bounds() -> None:
     """A seed decides the draws; they stay inside physical bounds and leave calibrated constants alone."""
     own = replace(CLUSTER, calibration={"gemm_cap.hopper": 0.6})
