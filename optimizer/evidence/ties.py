@@ -91,7 +91,8 @@ def _words(group: Group, pair: tuple[Layout, Layout]) -> str:
 
 def _ranks(sizes: Iterable[int]) -> str:
     """Join the sizes of both layouts' groups; one rank alone exchanges nothing that could be measured."""
-    return _either(size for size in sizes if size > 1)
+    found = list(sizes)
+    return _either([size for size in found if size > 1] or found)
 
 
 def _either(values: Iterable[object]) -> str:
