@@ -4,7 +4,7 @@ On simulated clusters, whose constants are drawn from the posterior of the fit, 
 noise of every kernel and call) calibrate by terms. The step times of three layouts calibrate by their mean, as
 ``calibrate`` does with so few runs: with 3% noise of every run, and exactly. All predict the layouts that none of them
 saw; the error is the mean of the absolute log of predicted over true step time. ``--write`` writes
-``term_calibration_baseline.json``.
+``term_calibration_baseline.json``; ``--kept FILE`` keeps each cluster's errors, and a later run goes on.
 """
 
 from __future__ import annotations
@@ -122,13 +122,31 @@ def experiment() -> Experiment:
 def main() -> int:
     """Measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clusters", type=int, default=50)
+    parser.add_argument("--clusters", type=int, default=100)
+    parser.add_argument(
+        "--kept", type=Path, metavar="FILE", help="Go on from what an earlier run of as many measured."
+    )
     parser.add_argument("--write", action="store_true", help="Write the baseline.")
     asked = parser.parse_args()
     held = experiment()
     drawn = draw_posterior(held.cluster, samples=asked.clusters)
-    found = [held.errors(number, truth) for number, truth in enumerate(drawn)]
+    found = kept_of(asked.kept, asked.clusters)
+    for number in range(len(found), asked.clusters):
+        found.append(held.errors(number, drawn[number]))
+        if asked.kept:
+            with asked.kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"clusters": asked.clusters, "errors": found[-1]}) + "\n")
     return report(found, write=asked.write)
+
+
+def kept_of(file: Path | None, clusters: int) -> list[dict[str, list[float]]]:
+    """Return the errors that a file keeps, whose clusters must be drawn among as many."""
+    if file is None or not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    if any(line["clusters"] != clusters for line in lines):
+        sys.exit(f"{file} keeps clusters of another draw than --clusters {clusters}")
+    return [line["errors"] for line in lines][:clusters]
 
 
 def report(found: Sequence[Mapping[str, Sequence[float]]], *, write: bool) -> int:

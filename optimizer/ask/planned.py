@@ -122,6 +122,11 @@ def of_job(job: Job) -> Planned:
     return Planned(question=question, layout=whole, cost=cost, notes=job.notes)
 
 
+def is_plan(source: str | Path) -> bool:
+    """Tell a plan, which states all that was asked, from other files."""
+    return _plan(Path(source)) is not None
+
+
 def _plan(source: Path) -> dict[str, object] | None:
     """Return a plan's JSON, None for any other file."""
     text = read_text(source, max_bytes=MAX_PLAN_BYTES)

@@ -45,6 +45,11 @@ class Findings:
         """Seconds below which nothing is named."""
         return LEAST_SHARE * self.expected.step_s
 
+    @property
+    def is_unfused(self) -> bool:
+        """Whether scores of attention are stored; a router's softmax takes less than what is named."""
+        return self.mean_s(part=Activity.SCORES) >= self.least_s
+
     def mean_s(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Measured seconds of a step in the mean over ranks."""
         return fmean(terms.seconds(component, part) for terms in self.ranks)
@@ -132,7 +137,7 @@ def _recomputation(found: Findings) -> Iterator[Cause]:
 
 def _attention(found: Findings) -> Iterator[Cause]:
     scores = found.mean_s(part=Activity.SCORES)
-    if scores and found.expected.cost.training.flash:
+    if found.is_unfused and found.expected.cost.training.flash:
         before = sum(found.predicted_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM))
         now = sum(found.mean_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM, Activity.SCORES))
         yield cause(
@@ -176,10 +181,9 @@ def _ranks(found: Findings) -> Iterator[Cause]:
 
 def _kernels(found: Findings) -> Iterator[Cause]:
     """Name a kind of kernel that takes longer than predicted on the middle rank, recomputation aside."""
-    unfused = found.mean_s(part=Activity.SCORES) > 0
     phases = (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER)
     for part in (one for one in Activity if one.is_kernel and one not in (Activity.SCORES, Activity.DROPOUT)):
-        if unfused and part in (Activity.GEMM, Activity.ATTENTION):
+        if found.is_unfused and part in (Activity.GEMM, Activity.ATTENTION):
             continue
         ratios, excess = [], []
         for terms in found.ranks:

@@ -178,7 +178,7 @@ def _terms(found: Diagnosis, framework: Framework) -> list[MeasuredTerm[RankTerm
     cluster, constants = found.expected.cost.cluster, found.expected.cost.constants
     gpu = cluster.gpu
     streaming = gpu.architecture if constants.has("hbm_fraction", gpu.architecture) else gpu.generation.name
-    unfused = any(terms.kernel_s(Activity.SCORES) for terms in found.ranks)
+    unfused = any(cause.kind is CauseKind.UNFUSED_ATTENTION for cause in found.causes)
     terms = [
         _of_kernels(
             f"gemm_cap.{gpu.architecture}", "matrix multiplications", (Activity.GEMM, Activity.EXPERTS)

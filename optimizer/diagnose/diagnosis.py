@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.causes import causes
 from layoutopt.optimizer.diagnose.difference import Row, StepDifference, difference
+from layoutopt.optimizer.diagnose.group_axes import open_groups, with_axes
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.diagnose.parts import Activity
@@ -116,7 +117,8 @@ class Diagnosis:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the profiles leave open."""
-        return tuple(dict.fromkeys(note for profile in self.profiles for note in profile.notes))
+        said = dict.fromkeys(note for profile in self.profiles for note in profile.notes)
+        return (*said, *open_groups(self.profiles))
 
 
 def diagnose(
@@ -129,7 +131,9 @@ def diagnose(
     """
     profiles = tuple(sorted(profiles, key=lambda profile: profile.rank))
     _check(profiles, layout)
-    staged = any(group.axis == "pp" and len(group.ranks) > 1 for one in profiles for group in one.groups)
+    if layout is not None:
+        profiles = tuple(with_axes(profile, layout) for profile in profiles)
+    staged = any(group.axis == "pp" and group.members > 1 for one in profiles for group in one.groups)
     sharded = any(map(is_sharded, profiles)) if layout is None else layout.zero == 3
     matched = match(profiles)
     ranks = tuple(
@@ -180,7 +184,7 @@ def _of_another_job(profile: RankProfile, layout: Layout) -> str:
     if profile.world not in (0, layout.gpus):
         return f"is of a job of {profile.world:,} GPUs, the plan has {layout.gpus:,}"
     for axis, degree in ((Axis.TP, layout.tp), (Axis.CP, layout.cp), (Axis.PP, layout.pp)):
-        most = max((len(group.ranks) for group in profile.groups if group.axis is axis), default=degree)
+        most = max((group.members for group in profile.groups if group.axis is axis), default=degree)
         # over cp and pp trainers have smaller groups too: hierarchical ones, first and last stage
         if most > degree or (axis is Axis.TP and 1 < most < degree):
             return f"is of a job of {axis}={most}, the plan has {axis}={degree}"

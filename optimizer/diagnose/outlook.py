@@ -11,6 +11,7 @@ from layoutopt.optimizer.solve.api import solve_layout
 if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.solve.inputs import Question
+    from layoutopt.optimizer.space.options import SpaceOptions
     from layoutopt.optimizer.specs.layout import Layout
 
 SEARCH_S = 60.0
@@ -23,14 +24,16 @@ class Outlook:
 
     ``runs_s`` is the layout that ran, ``best_s`` the optimum, both by the new constants. ``error`` is what remains uncertain
     of their ratio: how far the calibrated step still is from the measured one, and by what repeats differ. ``fixed`` are the
-    axes that the plan fixed, as ``--fix`` reads them: the search stays within them.
+    axes that the plan fixed, as ``--fix`` reads them: the search stays within them. ``free`` is the optimum without them, so
+    that it shows what they cost; None where nothing was fixed or nothing is faster without.
     """
 
     layout: Layout | None
     runs_s: float
     best_s: float
     error: float
-    fixed: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
+    free: Outlook | None = None
 
     @property
     def saving(self) -> float:
@@ -44,16 +47,26 @@ class Outlook:
 
 
 def outlook(question: Question, found: TermCalibration) -> Outlook:
-    """Search again with the constants that a profile told."""
+    """Search again with the constants that a profile told, and once more without what the plan fixed."""
     constants = {name: entry.value for name, entry in found.values.items()}
     cluster = replace(question.cluster, calibration={**question.cluster.calibration, **constants})
     options = replace(question.options, time_limit_s=min(question.options.time_limit_s, SEARCH_S))
-    plan = solve_layout(question.workload, cluster, options)
     off = abs(found.after_s / found.measured_s - 1)
-    return Outlook(
-        layout=plan.layout,
-        runs_s=found.after_s,
-        best_s=plan.estimate.step_time_s if plan.estimate else found.after_s,
-        error=max(off, LEAST_SPREAD),
-        fixed=tuple(f"{axis}={','.join(map(str, values))}" for axis, values in options.space.fix.items()),
-    )
+
+    def searched(space: SpaceOptions) -> Outlook:
+        """Return the optimum of a space."""
+        plan = solve_layout(question.workload, cluster, replace(options, space=space))
+        return Outlook(
+            layout=plan.layout,
+            runs_s=found.after_s,
+            best_s=plan.estimate.step_time_s if plan.estimate else found.after_s,
+            error=max(off, LEAST_SPREAD),
+            fixed=tuple(f"{axis}={','.join(map(str, values))}" for axis, values in space.fix.items()),
+        )
+
+    ahead = searched(options.space)
+    if not ahead.fixed:
+        return ahead
+    free = searched(replace(options.space, fix={}))
+    faster = free.layout is not None and (ahead.layout is None or free.best_s < ahead.best_s)
+    return replace(ahead, free=free if faster else None)

@@ -83,10 +83,12 @@ def match(profiles: Sequence[RankProfile]) -> tuple[Matched, ...]:
 
 def _needed(profile: RankProfile) -> IntArray:
     """Return of each call how many ranks take part; more than there are where the profile does not say."""
-    unknown = np.iinfo(np.int64).max
-    return np.array(
-        [len(_members(profile, call)) or unknown for call in range(len(profile.calls.kind))], dtype=np.int64
-    )
+    unknown, sizes = np.iinfo(np.int64).max, [group.members for group in profile.groups]
+    needed = [
+        sizes[group] if profile.kinds[kind] not in POINT_TO_POINT and group >= 0 else 2 * (peer >= 0)
+        for kind, group, peer in zip(profile.calls.kind, profile.calls.group, profile.calls.peer, strict=True)
+    ]
+    return np.array([count or unknown for count in needed], dtype=np.int64)
 
 
 def _missing(profile: RankProfile, given: set[int]) -> tuple[int, ...]:
@@ -133,8 +135,10 @@ def _identity(profile: RankProfile, call: int, table: dict[tuple[object, ...], i
     if kind in POINT_TO_POINT and peer >= 0:
         ends = (profile.rank, peer) if kind == "send" else (peer, profile.rank)
         name: tuple[object, ...] = ("p2p", *ends)
-    elif group >= 0 and profile.groups[group].ranks:
-        name = (profile.groups[group].description, profile.groups[group].ranks, kind)
+    elif group >= 0 and profile.groups[group].members:
+        # ranks that are not listed are those of the group of this name on every rank
+        one = profile.groups[group]
+        name = (one.description, one.ranks or (one.name, one.size), kind)
     else:
         name = ("alone", profile.rank, group, kind)
     return table.setdefault(name, len(table))

@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroup:
-    """Ranks that communicate; ``axis`` is None while nobody said whose traffic it carries."""
+    """Ranks that communicate; ``axis`` is None while nobody said whose traffic it carries.
+
+    ``ranks`` is empty where the profile does not list them; ``size`` is how many there are, 0 where it says neither.
+    """
 
     name: str
     description: str
     ranks: tuple[int, ...]
     axis: Axis | None = None
+    size: int = 0
+
+    @property
+    def members(self) -> int:
+        """How many ranks there are, 0 where that is not known."""
+        return len(self.ranks) or self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

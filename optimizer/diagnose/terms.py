@@ -278,8 +278,11 @@ def _idle(profile: RankProfile, low: int, high: int) -> tuple[Stretches, Stretch
     events = profile.events
     start, end = gaps(merged(events.start_ns, events.end_ns), low, high)
     following = np.searchsorted(events.start_ns, end, side="left")
-    known = following < len(events.start_ns)
     place = np.minimum(following, max(len(events.start_ns) - 1, 0))
+    known = following < len(events.start_ns)
+    known &= (
+        events.start_ns[place] < high if len(events.start_ns) else False
+    )  # another step's is not waited for here
     launched = np.where(known, events.launch_ns[place] if len(events.start_ns) else high, high)
     # of a kernel without a known launch the whole gap counts as queued, of none at all as the host's
     launched = np.clip(np.where(launched < 0, start, launched), start, end)
@@ -305,7 +308,7 @@ def _traffic(
     by_key: dict[tuple[Axis | None, int, int], list[int]] = {}
     for call in np.unique(events.call[event]).tolist():
         group = int(profile.calls.group[call])
-        size = len(profile.groups[group].ranks) if group >= 0 else 0
+        size = profile.groups[group].members if group >= 0 else 0
         by_key.setdefault((axis_of(profile, call), int(profile.calls.kind[call]), size), []).append(call)
     found = []
     for ((axis, kind, size), calls), told in product(by_key.items(), (True, False)):

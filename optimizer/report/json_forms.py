@@ -373,8 +373,13 @@ def diagnosis_to_plain(found: Diagnosis) -> Plain:
 
 def term_calibration_to_plain(found: TermCalibration, ahead: Outlook) -> Plain:
     """Write constants that a profile told, and the optimum that follows."""
-    outlook = to_plain(ahead) | {"saving": ahead.saving, "worth_it": ahead.worth_it}
+    outlook = _outlook(ahead) | {"free": None if ahead.free is None else _outlook(ahead.free)}
     return {"calibration": told_to_plain(found), "outlook": outlook}
+
+
+def _outlook(ahead: Outlook) -> Plain:
+    plain: Plain = to_plain(ahead) | {"saving": ahead.saving, "worth_it": ahead.worth_it}
+    return plain
 
 
 def told_to_plain(found: TermCalibration) -> Plain:

@@ -80,6 +80,18 @@ def test_one_rank_of_several(job: tuple[Path, Path]) -> None:
     assert found["answers"][-1].startswith("missing: no profile of ranks 1-7")
 
 
+SPEED = ("llama3-8b", "--gpu", "h100", "--gpus", "8", "--tokens-per-s", "80k")
+
+
+@pytest.mark.parametrize("option", [("--axis", "all_reduce=dp"), ("--steps", "2"), ("--plan", "plan.json")])
+def test_what_is_said_of_profiles_needs_some(option: tuple[str, str], tmp_path: Path) -> None:
+    """``calibrate`` with runs alone does not ignore what is said of profiles."""
+    runs = str(tmp_path / "runs.csv")
+    result = run("calibrate", runs, "--cluster", "h100x8", "-o", str(tmp_path / "c.yaml"), *option)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert f"{option[0]}: is used beside profiles alone" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -91,11 +103,27 @@ def test_one_rank_of_several(job: tuple[Path, Path]) -> None:
         (("PLAN", "TRACE", "--axis", "dp"), "'dp' is no axis of a group"),
         (("TRACE", "TRACE"), "is not UTF-8 text"),
         (("PLAN", "TRACE", "--rank", "64"), "is of rank 64, the plan has 8 GPUs"),
+        (("PLAN", "TRACE", "--steps", "5"), "marks 2 steps, not 5"),
+        (("PLAN", "LOG", "--axis", "all_reduce=dp"), "--axis: is said of traces, and this is a log"),
+        (("PLAN", "LOG", "--steps", "5"), "--steps: is said of traces, and this is a log"),
+        (("PLAN", "TRACE", "--tokens-per-s", "1M"), "--tokens-per-s: is used without profiles alone"),
+        (("PLAN", "TRACE", "--cluster", "h100x8"), "--cluster: is used with a launch file alone"),
+        (("PLAN", "TRACE", "--seq", "4096"), "--seq: is used with a launch file alone"),
+        ((*SPEED, "--axis", "all_reduce=dp"), "--axis: is used beside profiles alone"),
+        ((*SPEED, "--calibrate", "c.yaml"), "--calibrate: is used beside profiles alone"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], message: str, job: tuple[Path, Path], tmp_path: Path) -> None:
     """One line each."""
-    known = {"PLAN": str(job[0]), "TRACE": str(job[1] / "rank0_trace.json.gz"), "EMPTY": str(tmp_path)}
+    log = tmp_path / "log" / "train.log"
+    log.parent.mkdir()
+    log.write_text("using world size: 8\n")
+    known = {
+        "PLAN": str(job[0]),
+        "TRACE": str(job[1] / "rank0_trace.json.gz"),
+        "EMPTY": str(tmp_path),
+        "LOG": str(log),
+    }
     result = run("diagnose", *(known.get(word, word) for word in words))
     assert result.exit_code == 2
     assert message in result.stderr and len(result.stderr.splitlines()) == 1

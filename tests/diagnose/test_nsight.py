@@ -112,6 +112,15 @@ def test_a_report_without_nodes_of_graphs_is_read(tmp_path: Path) -> None:
     assert found.launches == whole.launches > 0 and found.graphs == 0
 
 
+def test_a_rank_of_several_is_not_told(tmp_path: Path) -> None:
+    """A report of two processes holds two ranks: one number is of neither."""
+    report = changed(
+        tmp_path, "update CUPTI_ACTIVITY_KIND_KERNEL set globalPid = globalPid + (1 << 24) where rowid % 2"
+    )
+    with pytest.raises(InputError, match=r"--rank: is said of one rank, and the report holds 2"):
+        read_profiles([report], ProfileOptions(rank=3))
+
+
 def test_an_axis_of_nothing_is_refused(tmp_path: Path) -> None:
     """An axis told of no group and no kind of call: what there is."""
     report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
@@ -122,8 +131,7 @@ def test_an_axis_of_nothing_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_group_is_asked_for(tmp_path: Path) -> None:
     """No table says whose traffic a kernel is: a note asks for the option."""
     report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
-    (profile,) = read_profiles([report])
-    assert any("--axis all_gather=" in note for note in profile.notes)
+    assert any("--axis all_gather=" in note for note in diagnose(read_profiles([report])).notes)
 
 
 def test_import_says_what_profiles_are_for(tmp_path: Path) -> None:

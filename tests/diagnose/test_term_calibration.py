@@ -103,6 +103,17 @@ def test_command_writes_cluster_trace_and_page(plan: Path, tmp_path: Path) -> No
     within = f", within the plan's --fix {' '.join(fixed)}"
     assert outlook_lines(ahead) == [f"no layout fits under these constants{within}"]
     assert outlook_lines(replace(ahead, fixed=())) == ["no layout fits under these constants"]
+    # and what it would be without them, which tells whether they are worth keeping
+    free = found["outlook"]["free"]
+    assert free["fixed"] == [] and free["best_s"] < found["outlook"]["best_s"]
+    layout = load_planned(plan).layout
+    lines = outlook_lines(
+        replace(ahead, layout=layout, free=replace(ahead, layout=layout, best_s=0.9, fixed=()))
+    )
+    assert lines[0].endswith(within) and lines[2].startswith("without --fix it would be tp=2")
+    assert "10.0% less than the layout that ran" in lines[2] and lines[3].startswith(
+        "that is more than the 3.0%"
+    )
     assert found["outlook"]["best_s"] <= found["outlook"]["runs_s"] * 1.0001
     assert load_cluster(cluster).calibration["hbm_fraction.hopper"] == pytest.approx(0.7, rel=0.02)
     events = json.loads(trace.read_text())["traceEvents"]

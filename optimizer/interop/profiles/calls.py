@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis, is_known_group
+from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis
+from layoutopt.optimizer.diagnose.peers import POINT_TO_POINT
 from layoutopt.optimizer.diagnose.profile import Calls, ProcessGroup
 from layoutopt.optimizer.diagnose.terms import COLLECTIVE
-from layoutopt.optimizer.interop.profiles.kineto_events import DTYPE_BYTES
+from layoutopt.optimizer.interop.profiles.kineto_events import DTYPE_BYTES, whole
 from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,19 +25,24 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.int64]
 
-POINT_TO_POINT = ("send", "recv")
+MOST_RANKS = 2**20
+"""Ranks that a job may have: far more than any has."""
+
 WHOLE_IS_RECEIVED = ("all_gather",)
 """Collectives whose whole tensor is what a rank receives; of all others it is what it gives."""
 
 
 @dataclass(slots=True)
 class CallTable:
-    """The collectives of a profile by number, growing by those that only a kernel's name tells of."""
+    """The collectives of a profile by number, growing by those that only a kernel's name tells of.
 
-    kinds: tuple[str, ...]
-    groups: tuple[ProcessGroup, ...]
-    rows: list[tuple[int, int, int, int]]
-    notes: tuple[str, ...] = ()
+    ``axes`` says whose traffic a group is, by its name, its description, or the kind of call.
+    """
+
+    axes: Mapping[str, Axis]
+    kinds: list[str] = field(default_factory=list)
+    groups: list[ProcessGroup] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     @property
     def calls(self) -> Calls:
@@ -44,17 +50,22 @@ class CallTable:
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 4)
         return Calls(kind=table[:, 0], group=table[:, 1], bytes=table[:, 2], peer=table[:, 3])
 
+    def add(self, kind: str, group: ProcessGroup | None, size_bytes: int = -1, peer: int = -1) -> None:
+        """Add a call; one whose group nobody names is of all calls of its kind."""
+        group = group or ProcessGroup(name=kind, description=kind, ranks=(), axis=self.axes.get(kind))
+        for known, one in ((self.kinds, kind), (self.groups, group)):
+            if one not in known:
+                known.append(one)  # type: ignore[arg-type]
+        self.rows.append((self.kinds.index(kind), self.groups.index(group), size_bytes, peer))
+
     def of_kernels(
         self, call: IntArray, part: IntArray, name: IntArray, names: tuple[str, ...]
     ) -> tuple[IntArray, IntArray]:
-        """Return each event's call and part, (n,) each: collectives by their name alone get a call of no group."""
+        """Return each event's call and part, (n,) each: collectives by their name alone get a call of their kind."""
         call, part = call.copy(), np.where(call >= 0, COLLECTIVE, part)
         for one in np.unique(name[(part == COLLECTIVE) & (call < 0)]).tolist():
-            kind = collective_kind(names[one]) or "unknown"
-            if kind not in self.kinds:
-                self.kinds = (*self.kinds, kind)
             call[(part == COLLECTIVE) & (call < 0) & (name == one)] = len(self.rows)
-            self.rows.append((self.kinds.index(kind), -1, -1, -1))
+            self.add(collective_kind(names[one]) or "unknown", None)
         return call, part
 
 
@@ -63,38 +74,29 @@ def call_table(
 ) -> CallTable:
     """Resolve what the events say of collectives by what the file says of the job's groups."""
     configured = _configured(distributed, options)
-    groups = list(configured.values())
-    kinds = list(dict.fromkeys(collective_kind(text.kind) or text.kind for text in texts))
-    rows = []
+    table = CallTable(axes=options.axes, groups=list(configured.values()))
     for text in texts:
         kind = collective_kind(text.kind) or text.kind
-        group = _group_of(text, kind, configured, groups, options)
-        place = groups.index(group) if group is not None else -1
-        rows.append((kinds.index(kind), place, _bytes(text, kind), _peer(text, kind, group, rank)))
-    used = [groups[row[1]] for row in rows if row[1] >= 0]
-    unknown = {
-        one.description or one.name
-        for one in used
-        if one.axis is None and not is_known_group(one.description)
-    }
-    notes = [
-        f"whose traffic is group {name!r}? --axis {name}=tp|cp|ep|pp|dp tells" for name in sorted(unknown)
-    ]
-    return CallTable(kinds=tuple(kinds), groups=tuple(groups), rows=rows, notes=tuple(notes))
+        group = _group_of(text, kind, configured, options)
+        table.add(kind, group, _bytes(text, kind), _peer(text, kind, group, rank))
+    return table
 
 
 def _configured(distributed: dict[str, Any], options: ProfileOptions) -> dict[str, ProcessGroup]:
     """Return the groups that the file lists, by name."""
-    found = {}
+    found, world = {}, whole(distributed.get("world_size"), 0)
     for entry in listed_in(distributed, "pg_config"):
         if not isinstance(entry, dict):
             continue
         name, description = str(entry.get("pg_name", "")), str(entry.get("pg_desc", ""))
+        size = max(whole(entry.get("pg_size"), 0), 0)
+        everybody = tuple(range(world)) if size == world <= MOST_RANKS else ()
         found[name] = ProcessGroup(
             name=name,
             description=description,
-            ranks=_ranks(entry.get("ranks")),
+            ranks=_ranks(entry.get("ranks")) or everybody,
             axis=_axis(name, description, options),
+            size=size,
         )
     return found
 
@@ -114,24 +116,21 @@ def _group_of(
     text: CallTexts,
     kind: str,
     configured: dict[str, ProcessGroup],
-    groups: list[ProcessGroup],
     options: ProfileOptions,
 ) -> ProcessGroup | None:
     """Return a call's group: the one it names, or the only one of the axis that its kind goes over."""
     if text.group_name in configured:
         return configured[text.group_name]
     if text.group_name or text.group_text:
-        members = _ranks(text.ranks) or tuple(range(text.members))
-        made = ProcessGroup(
+        configured[text.group_name] = ProcessGroup(
             name=text.group_name,
             description=text.group_text,
-            ranks=members,
+            ranks=_ranks(text.ranks),
             axis=_axis(text.group_name, text.group_text, options),
+            size=max(text.members, 0),
         )
-        configured[text.group_name] = made
-        groups.append(made)
-        return made
-    return _only_group(kind, groups, options)
+        return configured[text.group_name]
+    return _only_group(kind, list(configured.values()), options)
 
 
 def _only_group(kind: str, groups: list[ProcessGroup], options: ProfileOptions) -> ProcessGroup | None:

@@ -1,4 +1,4 @@
-"""Events of a trace as compact columns while it is read."""
+"""Events of a profile as compact columns while it is read, and as the record's arrays when it has been."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.diagnose.parts import Activity
+from layoutopt.optimizer.diagnose.profile import Events
+from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.diagnose.kernels import KernelKind
+
     IntArray = NDArray[np.int64]
+    Table = dict[str, IntArray]
 
 
 @dataclass(slots=True)
@@ -28,7 +37,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.values) // len(self.names)
 
-    def table(self) -> dict[str, IntArray]:
+    def table(self) -> Table:
         """Return the columns by name, (rows,) each."""
         rows = (
             np.frombuffer(self.values, dtype=np.int64).reshape(-1, len(self.names)) if self.values else None
@@ -50,3 +59,37 @@ class Numbered:
     def texts(self) -> tuple[str, ...]:
         """Return all texts by number."""
         return tuple(self.known)
+
+
+def places(keys: IntArray, wanted: IntArray) -> IntArray:
+    """Return where each wanted key (n,) is among keys (m,): (n,), -1 where it is not; negative keys are none."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    place = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where((keys[place] == wanted) & (wanted >= 0), place, -1)
+
+
+def parts_of(kinds: Sequence[KernelKind], rows: Table) -> IntArray:
+    """Return each row's part, (rows,), by its name's kind; of copies between host and device, marked in ``copy``, theirs."""
+    table = [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds]
+    part = np.array(table, dtype=np.int64)[rows["name"]]
+    copies = rows.get("copy", np.zeros(len(part), dtype=np.int64)) > 0
+    return np.where(copies, PARTS.index(Activity.HOST_COPY), part)
+
+
+def ordered(
+    rows: Table, part: IntArray, phase: IntArray, launch_ns: IntArray, call: IntArray, base_ns: int = 0
+) -> Events:
+    """Return rows on a device as the record's events, by start."""
+    order = np.argsort(rows["start"], kind="stable")
+    return Events(
+        start_ns=rows["start"][order] + base_ns,
+        end_ns=rows["end"][order] + base_ns,
+        stream=rows["stream"][order],
+        part=part[order],
+        phase=phase[order],
+        launch_ns=launch_ns[order],
+        name=rows["name"][order],
+        call=call[order],
+    )

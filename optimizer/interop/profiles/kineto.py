@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from layoutopt.optimizer.diagnose.intervals import contains, enclosed, merged
-from layoutopt.optimizer.diagnose.kernels import kernel_kind, stall_of
-from layoutopt.optimizer.diagnose.parts import Activity, Phase
-from layoutopt.optimizer.diagnose.profile import Events, HostRange, RankProfile
-from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
-from layoutopt.optimizer.interop.profiles.calls import CallTable, call_table, listed_in
-from layoutopt.optimizer.interop.profiles.kineto_events import KinetoEvents, whole
-from layoutopt.optimizer.interop.profiles.phases import phases_by_name
-from layoutopt.optimizer.interop.profiles.steps import step_windows
+from layoutopt.optimizer.diagnose.kernels import kernel_kind
+from layoutopt.optimizer.diagnose.parts import Phase
+from layoutopt.optimizer.diagnose.profile import RankProfile
+from layoutopt.optimizer.interop.profiles.calls import call_table, listed_in
+from layoutopt.optimizer.interop.profiles.columns import ordered, parts_of, places
+from layoutopt.optimizer.interop.profiles.kineto_events import GRAPH, ONE, KinetoEvents, whole
+from layoutopt.optimizer.interop.profiles.options import rank_in
+from layoutopt.optimizer.interop.profiles.phases import in_optimizer, phases_by_name
+from layoutopt.optimizer.interop.profiles.steps import stalls_in, step_windows
 from layoutopt.optimizer.interop.profiles.trace_file import WANTED, TraceFile
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.interop.profiles.columns import Columns
+    from layoutopt.optimizer.diagnose.kernels import KernelKind
+    from layoutopt.optimizer.diagnose.profile import Events
+    from layoutopt.optimizer.interop.profiles.calls import CallTable
+    from layoutopt.optimizer.interop.profiles.columns import Columns, Table
     from layoutopt.optimizer.interop.profiles.options import ProfileOptions
     from layoutopt.optimizer.interop.profiles.trace_file import OnProgress
 
     IntArray = NDArray[np.int64]
-    Table = dict[str, IntArray]
-
-_RANK = re.compile(r"rank[_-]?(\d{1,7})", re.IGNORECASE)
 
 
 def read_kineto(path: Path, options: ProfileOptions, on_progress: OnProgress | None = None) -> RankProfile:
@@ -81,8 +82,7 @@ class _Reading:
         stated = str(self.distributed.get("rank", ""))
         if stated.isdecimal():
             return int(stated)
-        named = _RANK.search(self.path.name)
-        return int(named[1]) if named else 0
+        return rank_in(self.path.name) or 0
 
     def profile(self) -> RankProfile:
         """Assemble the record."""
@@ -103,16 +103,16 @@ class _Reading:
             host=str(self.header.get("host_name") or ""),
             device=self._device() if on_gpu else "cpu",
             names=names,
-            kinds=table.kinds,
-            groups=table.groups,
+            kinds=tuple(table.kinds),
+            groups=tuple(table.groups),
             events=events,
             calls=table.calls,
             steps=steps,
             begun_ns=begun,
-            stalls=self._stalls(annotations, names),
+            stalls=stalls_in(annotations, names, self.base_ns),
             launches=launches,
             graphs=graphs,
-            notes=(*table.notes, *self._left_out()),
+            notes=tuple(self._left_out()),
             world=whole(self.distributed.get("world_size"), 0),
         )
 
@@ -132,54 +132,44 @@ class _Reading:
         ]
         return named[0] if named else "gpu"
 
-    def _stalls(self, annotations: Table, names: tuple[str, ...]) -> dict[str, tuple[HostRange, ...]]:
-        """Return the annotated stretches in which the host may keep the device waiting."""
-        stalls: dict[str, tuple[HostRange, ...]] = {}
-        kinds = [stall_of(name) for name in names]
-        for start, end, name in zip(
-            annotations["start"], annotations["end"], annotations["name"], strict=True
-        ):
-            if kinds[name]:
-                one = HostRange(
-                    name=names[name], start_ns=int(start) + self.base_ns, end_ns=int(end) + self.base_ns
-                )
-                stalls[kinds[name]] = (*stalls.get(kinds[name], ()), one)
-        return stalls
-
     def _kernels(self, table: CallTable) -> tuple[Events, int, int]:
         """Return a GPU's events, with the launches of the steps counted one by one and by graph."""
         device, launched = self.found.device.table(), self.found.launched.table()
-        place = _lookup(launched["link"], device["link"])
+        place = places(launched["link"], device["link"])
         known = place >= 0
-        launch = (
-            np.where(known, launched["end"][place] + self.base_ns, -1)
-            if len(launched["link"])
-            else _absent(known)
-        )
+        launch = np.where(known, launched["end"][place] + self.base_ns if len(launched["link"]) else -1, -1)
         names = self.found.names.texts()
         kinds = [kernel_kind(name) for name in names]
-        part = np.array(
-            [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
-        )
-        parts = np.where(device["copy"] > 0, PARTS.index(Activity.HOST_COPY), part[device["name"]])
         outer = np.array([self.found.outer.get(one, -1) for one in device["outer"].tolist()], dtype=np.int64)
         call = np.where(device["call"] >= 0, device["call"], outer)
-        call, parts = table.of_kernels(call, parts, device["name"], names)
-        phase = self._phases(launched, place) if known.any() else phases_by_name(device, kinds)
-        counted = launched["graph"]
+        call, parts = table.of_kernels(call, parts_of(kinds, device), device["name"], names)
+        phase, counted = self._phases(launched, place, device, kinds), launched["graph"]
         return (
-            _ordered(device, self.base_ns, parts, phase, launch, call),
-            int((counted == 1).sum()),
-            int((counted == 2).sum()),
+            ordered(device, parts, in_optimizer(phase, parts), launch, call, self.base_ns),
+            int((counted == ONE).sum()),
+            int((counted == GRAPH).sum()),
         )
 
-    def _phases(self, launched: Table, place: IntArray) -> IntArray:
-        """Return the phase in which each kernel was launched: by the operators around the launch, on its thread."""
-        start, thread = launched["start"][place], launched["thread"][place]
+    def _phases(
+        self, launched: Table, place: IntArray, device: Table, kinds: Sequence[KernelKind]
+    ) -> IntArray:
+        """Return the phase in which each kernel was launched: by the operators around the launch, on its thread.
+
+        Kernels without a launch have it by name, and so have those of a graph that no backward function replayed: it may
+        hold passes in both directions.
+        """
+        known = place >= 0
         found = np.full(len(place), int(Phase.FORWARD))
-        for one in np.unique(thread):
-            found[thread == one] = self.phases_at(start[thread == one], int(one))
-        return found
+        if known.any():
+            start, thread = launched["start"][place], launched["thread"][place]
+            for one in np.unique(thread[known]):
+                mine = known & (thread == one)
+                found[mine] = self.phases_at(start[mine], int(one))
+            replayed = known & (launched["graph"][place] == GRAPH) & (found == Phase.FORWARD)
+        else:
+            replayed = known
+        named = ~known | replayed
+        return np.where(named, phases_by_name(device, kinds), found) if named.any() else found
 
     def phases_at(self, moments: IntArray, thread: int) -> IntArray:
         """Return the phase of a thread at given moments.
@@ -204,10 +194,6 @@ class _Reading:
         """Return the operators of a run without a GPU as its events: the outermost ones, and gloo's collectives."""
         operators, called = self.found.operators.table(), self.found.called.table()
         names = self.found.names.texts()
-        kinds = [kernel_kind(name) for name in names]
-        part = np.array(
-            [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
-        )
         outer = _outermost(operators)
         called |= _blocking(called, self.found.asked.table()["start"], operators["start"][outer])
         rows = {
@@ -217,12 +203,14 @@ class _Reading:
         call = np.concatenate([np.full(int(outer.sum()), -1), called["call"]])
         # gloo runs beside the thread that called it
         rows["stream"] = np.where(call >= 0, -1 - rows["thread"], rows["thread"])
-        call, parts = table.of_kernels(call, part[rows["name"]], rows["name"], names)
+        parts = parts_of([kernel_kind(name) for name in names], rows)
+        call, parts = table.of_kernels(call, parts, rows["name"], names)
         phase = np.full(len(call), int(Phase.FORWARD))
         for thread in np.unique(rows["thread"]):
             mine = rows["thread"] == thread
             phase[mine] = self.phases_at(rows["start"][mine], int(thread))
-        return _ordered(rows, self.base_ns, parts, phase, np.full(len(call), -1), call), 0, 0
+        unknown = np.full(len(call), -1)
+        return ordered(rows, parts, in_optimizer(phase, parts), unknown, call, self.base_ns), 0, 0
 
 
 def _blocking(called: Table, asked: IntArray, operators: IntArray) -> Table:
@@ -240,36 +228,6 @@ def _blocking(called: Table, asked: IntArray, operators: IntArray) -> Table:
     behind = operators[np.minimum(following, len(operators) - 1)]
     waited = (following < len(operators)) & (behind >= called["end"])
     return {"start": start, "end": np.where(waited, behind, called["end"])}
-
-
-def _absent(known: NDArray[np.bool_]) -> IntArray:
-    return np.full(len(known), -1)
-
-
-def _ordered(
-    rows: Table, base_ns: int, part: IntArray, phase: IntArray, launch_ns: IntArray, call: IntArray
-) -> Events:
-    """Return the events by start."""
-    order = np.argsort(rows["start"], kind="stable")
-    return Events(
-        start_ns=rows["start"][order] + base_ns,
-        end_ns=rows["end"][order] + base_ns,
-        stream=rows["stream"][order],
-        part=part[order],
-        phase=phase[order],
-        launch_ns=launch_ns[order],
-        name=rows["name"][order],
-        call=call[order],
-    )
-
-
-def _lookup(keys: IntArray, wanted: IntArray) -> IntArray:
-    """Return where each wanted key is, -1 where it is not."""
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    order = np.argsort(keys, kind="stable")
-    place = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where((keys[place] == wanted) & (wanted >= 0), place, -1)
 
 
 def _on_thread(columns: Columns, thread: int) -> tuple[IntArray, IntArray]:

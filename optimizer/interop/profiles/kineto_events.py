@@ -16,6 +16,9 @@ MOST_NS = 2**60
 MOST_WHOLE = 2**62
 """What columns of 64 bits hold, added to a time of that size."""
 
+ONE, GRAPH = 1, 2
+"""What a launch starts: one kernel, or all of a graph."""
+
 MEMCPY = {"HtoD": 1, "DtoH": 2}
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt", "hipModuleLaunch")
 _ENGINE = "autograd::engine::evaluate_function"
@@ -103,7 +106,7 @@ class KinetoEvents:
         )
         self.device.add(
             start, end, whole(args.get("stream", event.get("tid"))), self.names.number(name), copy,
-            whole(args.get("correlation")), whole(args.get("External id")), self._call(args),
+            whole(args.get("correlation")), whole(args.get("External id", args.get("external id"))), self._call(args),
             whole(args.get("device", event.get("pid"))),
         )  # fmt: skip
 
@@ -118,7 +121,7 @@ class KinetoEvents:
         if name == "record_param_comms":
             call = self._call(args)
             if call >= 0:
-                self.outer[whole(args.get("External id"))] = call
+                self.outer[whole(args.get("External id", args.get("external id")))] = call
             return
         if args.get("Sequence number") is not None and args.get("Fwd thread id") == 0:
             self.forward.add(start, end, thread)
@@ -133,7 +136,7 @@ class KinetoEvents:
         if graph or name.startswith(_LAUNCHES) or "Memcpy" in name or "Memset" in name:
             start, end = _times(event)
             link = whole((event.get("args") or {}).get("correlation"))
-            counted = 2 if graph else int(name.startswith(_LAUNCHES))
+            counted = GRAPH if graph else ONE * name.startswith(_LAUNCHES)
             self.launched.add(link, start, end, whole(event.get("tid")), counted)
 
     def _annotation(self, event: Event) -> None:

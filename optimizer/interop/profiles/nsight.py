@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.diagnose.intervals import contains, merged
-from layoutopt.optimizer.diagnose.kernels import collective_kind, group_axis, kernel_kind, stall_of
-from layoutopt.optimizer.diagnose.parts import Activity, Phase
-from layoutopt.optimizer.diagnose.profile import Calls, Events, HostRange, ProcessGroup, RankProfile
-from layoutopt.optimizer.diagnose.terms import COLLECTIVE, PARTS
+from layoutopt.optimizer.diagnose.kernels import kernel_kind
+from layoutopt.optimizer.diagnose.parts import Phase
+from layoutopt.optimizer.diagnose.profile import RankProfile
+from layoutopt.optimizer.interop.profiles.calls import CallTable
+from layoutopt.optimizer.interop.profiles.columns import ordered, parts_of, places
+from layoutopt.optimizer.interop.profiles.options import rank_in
 from layoutopt.optimizer.interop.profiles.phases import phases_by_name
-from layoutopt.optimizer.interop.profiles.steps import step_windows
+from layoutopt.optimizer.interop.profiles.steps import stalls_in, step_windows
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from layoutopt.optimizer.diagnose.profile import Events
     from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 
     IntArray = NDArray[np.int64]
@@ -33,7 +35,6 @@ WANTED = "a report of Nsight Systems: nsys export --type sqlite REPORT.nsys-rep"
 TO_HOST, FROM_HOST = 2, 1
 """``copyKind`` of device to host and host to device (ENUM_CUDA_MEMCPY_OPER)."""
 
-_RANK = re.compile(r"rank[_-]?(\d{1,7})", re.IGNORECASE)
 _PROCESS = "(({0} >> 24) & 16777215)"
 _KERNELS = f"""
 select k.start, k.end, k.streamId, k.demangledName, k.correlationId, {_PROCESS.format("k.globalPid")}, k.deviceId,
@@ -63,6 +64,9 @@ def read_nsight(path: Path, options: ProfileOptions) -> tuple[RankProfile, ...]:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
             report = _Report(path=path, base=base, options=options)
             processes = report.processes()
+            if options.rank is not None and len(processes) > 1:
+                what = f"is said of one rank, and the report holds {len(processes)}"
+                raise input_error(what, "no --rank", key="--rank", file=str(path))
             return tuple(
                 report.profile(process, len(processes) == 1, place) for place, process in enumerate(processes)
             )
@@ -97,32 +101,15 @@ class _Report:
     def profile(self, process: int, alone: bool, place: int) -> RankProfile:
         """Assemble one rank."""
         names = self.names()
-        device = self.device(process)
-        launches = self.launches(process)
-        place_of = _lookup(launches["link"], device["link"])
-        launch = (
-            np.where(place_of >= 0, launches["end"][place_of], -1)
-            if len(launches["link"])
-            else -np.ones_like(place_of)
-        )
+        device, launches = self.device(process), self.launches(process)
+        started = places(launches["link"], device["link"])
+        launch = np.where(started >= 0, launches["end"][started] if len(launches["link"]) else -1, -1)
         kinds = [kernel_kind(name) for name in names]
-        part = np.array(
-            [COLLECTIVE if one.part is None else PARTS.index(one.part) for one in kinds], dtype=np.int64
+        table = CallTable(axes=self.options.axes)
+        call, parts = table.of_kernels(
+            np.full(len(started), -1), parts_of(kinds, device), device["name"], names
         )
-        copies = device["copy"] > 0
-        parts = np.where(copies, PARTS.index(Activity.HOST_COPY), part[device["name"]])
-        call, calls, call_kinds, groups = self.calls(parts, device["name"], names)
-        order = np.argsort(device["start"], kind="stable")
-        events = Events(
-            start_ns=device["start"][order],
-            end_ns=device["end"][order],
-            stream=device["stream"][order],
-            part=parts[order],
-            phase=phases_by_name(device, kinds)[order] if len(order) else device["start"],
-            launch_ns=launch[order],
-            name=device["name"][order],
-            call=call[order],
-        )
+        events = ordered(device, parts, phases_by_name(device, kinds), launch, call)
         ranges, range_names = self.ranges(process)
         steps, begun = step_windows(ranges, range_names, events, self.options, base_ns=0, file=str(self.path))
         events = _optimizer_phase(events, ranges, range_names)
@@ -132,16 +119,15 @@ class _Report:
             host=self.path.name if alone else "",
             device="gpu",
             names=names,
-            kinds=call_kinds,
-            groups=groups,
+            kinds=tuple(table.kinds),
+            groups=tuple(table.groups),
             events=events,
-            calls=calls,
+            calls=table.calls,
             steps=steps,
             begun_ns=begun,
-            stalls=_stalls(ranges, range_names),
-            launches=int((device["graph"] == 0).sum()) if len(order) else 0,
+            stalls=stalls_in(ranges, range_names),
+            launches=int((device["graph"] == 0).sum()),
             graphs=len(np.unique(device["link"][device["graph"] == 1])),
-            notes=_notes(groups),
         )
 
     def names(self) -> tuple[str, ...]:
@@ -153,8 +139,8 @@ class _Report:
         """Return the rank: as told, by the file's name, else by the order of the processes."""
         if self.options.rank is not None and alone:
             return self.options.rank
-        named = _RANK.search(self.path.name)
-        return int(named[1]) if named and alone else place
+        named = rank_in(self.path.name)
+        return named if named is not None and alone else place
 
     def device(self, process: int) -> Table:
         """Return kernels and copies between host and device of a process."""
@@ -202,35 +188,6 @@ class _Report:
             names
         )
 
-    def calls(
-        self, part: IntArray, name: IntArray, names: tuple[str, ...]
-    ) -> tuple[IntArray, Calls, tuple[str, ...], tuple[ProcessGroup, ...]]:
-        """Return each kernel's collective: by its name alone; one group per kind, whose axis an option tells."""
-        call = np.full(len(part), -1)
-        kinds: list[str] = []
-        for one in np.unique(name[part == COLLECTIVE]).tolist():
-            kind = collective_kind(names[one]) or "unknown"
-            kinds += [] if kind in kinds else [kind]
-            call[(part == COLLECTIVE) & (name == one)] = kinds.index(kind)
-        groups = tuple(
-            ProcessGroup(
-                name=kind, description=kind, ranks=(), axis=self.options.axes.get(kind) or group_axis(kind)
-            )
-            for kind in kinds
-        )
-        number = np.arange(len(kinds), dtype=np.int64)
-        unknown = np.full(len(kinds), -1)
-        return call, Calls(kind=number, group=number, bytes=unknown, peer=unknown), tuple(kinds), groups
-
-
-def _lookup(keys: IntArray, wanted: IntArray) -> IntArray:
-    """Return where each wanted key is, -1 where it is not."""
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    order = np.argsort(keys, kind="stable")
-    place = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where(keys[place] == wanted, place, -1)
-
 
 def _optimizer_phase(events: Events, ranges: Table, names: tuple[str, ...]) -> Events:
     """Put kernels launched inside of optimizer ranges into that phase."""
@@ -238,23 +195,3 @@ def _optimizer_phase(events: Events, ranges: Table, names: tuple[str, ...]) -> E
     mine = chosen[ranges["name"]] if len(names) else np.zeros(0, dtype=bool)
     inside = contains(merged(ranges["start"][mine], ranges["end"][mine]), events.launch_ns)
     return replace(events, phase=np.where(inside, int(Phase.OPTIMIZER), events.phase))
-
-
-def _stalls(ranges: Table, names: tuple[str, ...]) -> dict[str, tuple[HostRange, ...]]:
-    """Return the ranges in which the host may keep the device waiting."""
-    found: dict[str, tuple[HostRange, ...]] = {}
-    for start, end, name in zip(ranges["start"], ranges["end"], ranges["name"], strict=True):
-        if kind := stall_of(names[name]):
-            found[kind] = (
-                *found.get(kind, ()),
-                HostRange(name=names[name], start_ns=int(start), end_ns=int(end)),
-            )
-    return found
-
-
-def _notes(groups: tuple[ProcessGroup, ...]) -> tuple[str, ...]:
-    return tuple(
-        f"whose traffic is {group.name}? --axis {group.name}=tp|cp|ep|pp|dp tells"
-        for group in groups
-        if group.axis is None
-    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.diagnose.parts import Activity, Phase
+from layoutopt.optimizer.diagnose.terms import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,15 +38,21 @@ def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> 
     mark = stated[name] if len(stated) else np.zeros(0, dtype=np.int64)
     seen = np.maximum.accumulate(np.where(mark >= 0, np.arange(len(mark)), 0))
     found = np.maximum(mark[seen], int(Phase.FORWARD))
-    again = _repeated(found, mark, [kinds[one].part for one in name.tolist()])
+    fused = np.array([kind.part is Activity.ATTENTION for kind in kinds], dtype=bool)
+    again = _repeated(found, mark, fused[name])
     phases = np.empty(len(found), dtype=np.int64)
     phases[order] = np.where(again, int(Phase.RECOMPUTE), found)
     return phases
 
 
-def _repeated(found: IntArray, mark: IntArray, parts: Sequence[Activity | None]) -> NDArray[np.bool_]:
+def in_optimizer(phase: IntArray, part: IntArray) -> IntArray:
+    """Return phases (n,) in which the optimizer's kernels, norms too, are its own wherever they were launched."""
+    mine: IntArray = np.where(part == PARTS.index(Activity.OPTIMIZER), int(Phase.OPTIMIZER), phase)
+    return mine
+
+
+def _repeated(found: IntArray, mark: IntArray, attention: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Tell which kernels of the forward pass are repeated: of each run of forwards the share that its attention is."""
-    attention = np.array([part is Activity.ATTENTION for part in parts], dtype=bool)
     forward, backward = attention & (mark == Phase.FORWARD), attention & (mark == Phase.BACKWARD)
     again = np.zeros(len(found), dtype=bool)
     if not backward.any() or forward.sum() < TWICE * backward.sum():

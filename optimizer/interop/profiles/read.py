@@ -69,6 +69,10 @@ def read_run(
             if len(files) > 1:
                 what = "is a log, which stands alone"
                 raise input_error(what, "one log, or traces of ranks", file=str(path))
+            if key := options.given:
+                raise input_error(
+                    "is said of traces, and this is a log", "the log alone", key=key, file=str(path)
+                )
             return read_log(path, report)
         else:
             found.append(read_kineto(path, options, report))

@@ -1,4 +1,4 @@
-"""Where the optimizer steps of a profile begin and end, on the device."""
+"""What the host's named ranges tell: where steps begin and end on the device, what may keep it waiting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.diagnose.kernels import stall_of
+from layoutopt.optimizer.diagnose.profile import HostRange
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -41,11 +43,13 @@ def step_windows(
     marks = _marked(annotations, names, MARK)
     if len(marks):
         _check_marks(annotations, names, marks, file)
+        _check_count(options.steps, len(marks), file)
         begun = marks[:, 0] + base_ns
         return _on_device(begun, int(marks[-1, 1]) + base_ns, events), begun
     calls = _marked(annotations, names, STEP_OF_OPTIMIZER)
     ends = calls[:, 1] + base_ns
     if len(ends) > 1:  # the first call ends a step whose start the profile may not hold
+        _check_count(options.steps, len(ends) - 1, file)
         return _on_device(ends[:-1], int(ends[-1]), events), ends[:-1]
     if options.steps is None:
         what = "marks no step: neither ProfilerStep# nor two optimizer calls"
@@ -79,6 +83,14 @@ def _check_marks(
         )
 
 
+def _check_count(said: int | None, marked: int, file: str) -> None:
+    """Refuse another number of steps than the file's own marks."""
+    if said not in (None, marked):
+        raise input_error(
+            f"marks {marked:,} steps, not {said:,}", "--steps as it marks them, or no --steps", file=file
+        )
+
+
 def _marked(annotations: dict[str, IntArray], names: tuple[str, ...], word: str) -> IntArray:
     """Return the (n, 2) host times of annotations that begin with a word, in order."""
     chosen = np.array([name.startswith(word) for name in names], dtype=bool)
@@ -102,3 +114,18 @@ def _on_device(begun: IntArray, ended: int, events: Events) -> IntArray:
         cuts.append(max(moment, int(reach[before - 1])) if before else moment)
     edges = np.array(cuts, dtype=np.int64)
     return np.stack([edges[:-1], edges[1:]], axis=1)
+
+
+def stalls_in(
+    ranges: dict[str, IntArray], names: tuple[str, ...], base_ns: int = 0
+) -> dict[str, tuple[HostRange, ...]]:
+    """Return the ranges in which the host may keep the device waiting, by what they are."""
+    found: dict[str, list[HostRange]] = {}
+    kinds = [stall_of(name) for name in names]
+    for start, end, name in zip(
+        *(ranges[column].tolist() for column in ("start", "end", "name")), strict=True
+    ):
+        if kinds[name]:
+            one = HostRange(name=names[name], start_ns=start + base_ns, end_ns=end + base_ns)
+            found.setdefault(kinds[name], []).append(one)
+    return {kind: tuple(listed) for kind, listed in found.items()}

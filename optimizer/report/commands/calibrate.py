@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,8 @@ import click
 
 from layoutopt.optimizer.ask.load import load_cluster
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.options import (
-    OUTPUT,
-    OutputOptions,
-    output_options,
-)
+from layoutopt.optimizer.report.commands.inputs import OPTIONS, refuse_given
+from layoutopt.optimizer.report.commands.options import OUTPUT, OutputOptions, output_options
 from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
 from layoutopt.optimizer.report.commands.validate import read_tables
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 PROFILE, PLAN = "--profile", "--plan"
+OF_PROFILES = ("plan", *(field.name for field in fields(ProfileChoices)))
 
 
 @click.command(
@@ -76,6 +75,8 @@ def command(
     require_writable(file, key=OUTPUT)
     if not tables and not profiles:
         raise input_error("nothing to calibrate with", "RUNS.csv, or --profile with --plan", key="RUNS.csv")
+    if not profiles:
+        refuse_given(OF_PROFILES, "is used beside profiles alone", "--profile PATH with it")
     runs, machine = read_tables(tables) if tables else [], load_cluster(cluster)
     name = f"{machine.name}-calibrated"
     given = _measured(nccl, machine, output)
@@ -101,7 +102,6 @@ def _profiled(
 ) -> TermCalibration:
     """Read constants from the profiles of a plan's run on this cluster."""
     from layoutopt.optimizer.ask.planned import load_planned
-    from layoutopt.optimizer.report.commands.inputs import OPTIONS
     from layoutopt.optimizer.report.commands.profiled import constants_of, diagnosed
 
     if plan is None:

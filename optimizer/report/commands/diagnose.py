@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from layoutopt.optimizer.ask.records import RunChoices
 from layoutopt.optimizer.report.commands.completion import complete_cluster, complete_model
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.inputs import OPTIONS, is_given, named, read_model, refuse_given
 from layoutopt.optimizer.report.commands.options import (
     FrameworkOptions,
     OutputOptions,
@@ -27,7 +30,6 @@ from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.ask.planned import Planned
-    from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
 
 CALIBRATE, TRACE, REPORT = "--calibrate", "--trace", "--report"
+OF_SPEEDS = tuple(field.name for field in fields(SpeedChoices))
+OF_TRAINER = ("cluster", *(field.name for field in fields(FrameworkOptions)))
+OF_LAUNCHES = (*OF_TRAINER, *(field.name for field in fields(RunChoices)))
+OF_PROFILES = (*OF_TRAINER, *(field.name for field in fields(ProfileChoices)), "calibrate", "trace", "report")
 
 
 @click.command()
@@ -94,7 +100,9 @@ def command(
         if not speed.stated:
             allowed = "profiles of the run, or its speed: --tokens-per-s, --tflops or --step"
             raise input_error("nothing to diagnose", allowed, key="PROFILE")
+        refuse_given(OF_PROFILES, "is used beside profiles alone", "PLAN PROFILE..., or a speed without it")
         return _from_a_number(subject, speed, asked, output)
+    refuse_given(OF_SPEEDS, "is used without profiles alone", "MODEL with a speed, or profiles without it")
     for file, key in ((calibrate, CALIBRATE), (trace, TRACE), (report, REPORT)):
         require_writable(file, key=key)
     planned = _planned(subject, cluster, asked, trainer)
@@ -126,10 +134,11 @@ def command(
 
 def _planned(subject: str, cluster: str | None, asked: RunChoices, trainer: FrameworkOptions) -> Planned:
     """Read what the run was to be."""
-    from layoutopt.optimizer.ask.planned import load_planned
+    from layoutopt.optimizer.ask.planned import is_plan, load_planned
     from layoutopt.optimizer.frameworks.registry import framework_named
-    from layoutopt.optimizer.report.commands.inputs import OPTIONS, is_given
 
+    if is_plan(subject):
+        refuse_given(OF_LAUNCHES, "is used with a launch file alone", "a plan states it itself")
     framework = framework_named(trainer.framework) if is_given("framework") else None
     return load_planned(
         subject, cluster=cluster, framework=framework, software=trainer.software, run=asked, names=OPTIONS
@@ -176,7 +185,6 @@ def _show(
 def _from_a_number(model: str, speed: SpeedChoices, asked: RunChoices, output: OutputOptions) -> ExitCode:
     """Judge a throughput alone."""
     from layoutopt.optimizer.diagnose.utilization import utilization
-    from layoutopt.optimizer.report.commands.inputs import named, read_model
 
     if asked.gpus is None:
         raise input_error("missing", "the number of GPUs that the speed is of, e.g. --gpus 256", key="--gpus")

@@ -13,7 +13,7 @@ from layoutopt.optimizer.report.terminal import notes
 from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.ask.records import RunChoices
@@ -119,6 +119,14 @@ def is_given(name: str) -> bool:
     """Tell whether an option of the running command was given, and not left at its default."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not click.core.ParameterSource.DEFAULT
+
+
+def refuse_given(names: Iterable[str], what: str, allowed: str) -> None:
+    """Raise ``InputError`` for an option of the running command that was given though nothing would use it."""
+    chosen = set(names)
+    for option in click.get_current_context().command.params:
+        if option.name in chosen and is_given(option.name):
+            raise input_error(what, allowed, key=option.opts[0])
 
 
 def solve_options(

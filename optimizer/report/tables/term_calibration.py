@@ -41,13 +41,21 @@ def constants_tables(found: TermCalibration) -> RenderableType:
 
 
 def outlook_lines(ahead: Outlook) -> list[str]:
-    """Say what the optimum becomes, within which fixed axes, and whether switching is worth it."""
+    """Say what the optimum becomes within what the plan fixed and without it, and whether switching is worth it."""
     within = f", within the plan's --fix {' '.join(ahead.fixed)}" if ahead.fixed else ""
-    if ahead.layout is None:
-        return [f"no layout fits under these constants{within}"]
-    words = (
-        f"the optimum becomes {layout_text(ahead.layout)}: {format_seconds(ahead.best_s)} per step, "
-        f"{ahead.saving:.1%} less than the layout that ran{within}"
-    )
+    lines = [f"no layout fits under these constants{within}"]
+    if ahead.layout is not None:
+        lines = _switching("the optimum becomes", ahead, within)
+    if ahead.free is not None:
+        lines += _switching("without --fix it would be", ahead.free, "")
+    return lines
+
+
+def _switching(words: str, ahead: Outlook, within: str) -> list[str]:
+    assert ahead.layout is not None
     verdict = "more than" if ahead.worth_it else "not more than"
-    return [words, f"that is {verdict} the {ahead.error:.1%} by which predictions and repeats still differ"]
+    return [
+        f"{words} {layout_text(ahead.layout)}: {format_seconds(ahead.best_s)} per step, "
+        f"{ahead.saving:.1%} less than the layout that ran{within}",
+        f"that is {verdict} the {ahead.error:.1%} by which predictions and repeats still differ",
+    ]
