@@ -81,7 +81,7 @@ def parts_of(kinds: Sequence[KernelKind], rows: Table) -> IntArray:
 def ordered(
     rows: Table, part: IntArray, phase: IntArray, launch_ns: IntArray, call: IntArray, base_ns: int = 0
 ) -> Events:
-    """Return rows on a device as the record's events, by start."""
+    """Return rows on a device, columns (n,), as the record's events by start."""
     order = np.argsort(rows["start"], kind="stable")
     return Events(
         start_ns=rows["start"][order] + base_ns,

@@ -119,7 +119,7 @@ def _on_device(begun: IntArray, ended: int, events: Events) -> IntArray:
 def stalls_in(
     ranges: dict[str, IntArray], names: tuple[str, ...], base_ns: int = 0
 ) -> dict[str, tuple[HostRange, ...]]:
-    """Return the ranges in which the host may keep the device waiting, by what they are."""
+    """Return those of the ranges, columns (n,), in which the host may keep the device waiting, by what they are."""
     found: dict[str, list[HostRange]] = {}
     kinds = [stall_of(name) for name in names]
     for start, end, name in zip(
