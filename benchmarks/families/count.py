@@ -85,7 +85,16 @@ FAMILIES = (
         "mellum",
         "kolibri1",
     ),
-    *("minicpm3", "ministral", "sarvam_mla", "sarvam_moe", "stablelm", "vaultgemma", "youtu"),
+    *(
+        "mimo_v2_flash",
+        "minicpm3",
+        "ministral",
+        "sarvam_mla",
+        "sarvam_moe",
+        "stablelm",
+        "vaultgemma",
+        "youtu",
+    ),
 )
 EXTRA: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 64},
@@ -93,6 +102,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"head_dim": 96},
     "ministral": {"head_dim": 96},
+    "mimo_v2_flash": {"head_dim": 96, "v_head_dim": 64},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 5},
     "dots1": {
         "n_routed_experts": 16,
         "n_shared_experts": 2,

@@ -97,6 +97,8 @@ def _kind(model: ModelSpec, shape: LayerShape) -> str:
         mixer = f"attention to {model.indexer.top_k:,} chosen keys{own}"
         return mixer if shape.mlp.value == "none" else f"{mixer} + {_mlp_words(shape)}"
     span = f" {'chunks' if shape.chunked else 'window'} {shape.window:,}" if shape.window else ""
+    if shape.window and model.window_kv_heads:
+        span += f", {model.window_kv_heads} KV heads"
     parts = [
         f"{shape.mixer.value}{span}",
         _mlp_words(shape),

@@ -98,12 +98,19 @@ def _input_copies(ctx: ComputeContext, readers: int) -> float:
     return float(readers) if ctx.preset.casts_inputs else 1.0
 
 
+def _attention_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, ...]:
+    """Elements per rank of a layer's queries, keys, values and attention's output, all tokens together."""
+    model = ctx.model
+    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0)
+    e, v = keys.tokens * model.head_dim, keys.tokens * model.value_dim
+    return e * heads, e * kv_heads, v * kv_heads, v * heads
+
+
 def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
     """Bytes kept by selective-op checkpointing: the input, attention's output, half of all multiplications' outputs."""
     model = ctx.model
-    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
-    attention = keys.tokens * model.head_dim * heads
-    outputs = keys.tokens * model.head_dim * (heads + 2 * kv_heads) + 2.0 * keys.local_tokens * model.hidden
+    query, key, value, attention = _attention_widths(ctx, keys, shape)
+    outputs = query + key + value + 2.0 * keys.local_tokens * model.hidden
     if shape.mlp is Mlp.DENSE:
         outputs = outputs + keys.tokens * shape.ffn * (2 if model.gated else 1) / keys.tp
     # Outputs count once: 2 bytes each, half of them kept.
@@ -145,20 +152,20 @@ def _mixer_bytes(
         parts, saved = _mla_bytes(ctx, keys)
         return parts | _indexer_bytes(ctx, keys, shape), saved
     model = ctx.model
-    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
-    head_elements = keys.tokens * model.head_dim
+    heads = model.heads / keys.tp
+    query, key, value, out = _attention_widths(ctx, keys, shape)
     parts = {
         "input": _input_copies(ctx, 3) * gemm_input_bytes(ctx) * keys.local_tokens * model.hidden,
-        "qkv": 2.0 * head_elements * (heads + 2 * kv_heads),
-        "out": _output_bytes(ctx) * head_elements * heads,
+        "qkv": 2.0 * (query + key + value),
+        "out": _output_bytes(ctx) * out,
         **_indexer_bytes(ctx, keys, shape),
     }
     if model.qk_norm:  # queries and keys before their norms
-        parts["qk_norm"] = ctx.preset.norm_bytes * head_elements * (heads + kv_heads)
-    if model.attention_sinks and not ctx.preset.fused_sinks:  # scaled by the sinks after the kernel
-        parts["sinks"] = 2.0 * head_elements * heads
+        parts["qk_norm"] = ctx.preset.norm_bytes * (query + key)
+    if model.has_sinks(shape) and not ctx.preset.fused_sinks:  # scaled by the sinks after the kernel
+        parts["sinks"] = 2.0 * out
     if model.attention_gate:  # the gate before its sigmoid, and the output before the gate
-        parts["gate"] = 4.0 * head_elements * heads
+        parts["gate"] = 4.0 * out
     scores = _score_bytes(ctx, keys, heads)
     parts["scores"] = scores
     if ctx.training.dropout:
@@ -217,12 +224,14 @@ def _linear_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[st
 
 
 def _indexer_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, FloatArray]:
-    """Chosen keys as 32-bit positions; of an indexer its queries, key and weights."""
+    """Chosen keys or blocks as 32-bit positions; of an indexer its queries, key and weights, or what it normed."""
     indexer = ctx.model.indexer
     if not shape.indexes or indexer is None:
         return {}
-    own = 2.0 * (indexer.heads * indexer.head_dim + 2 * indexer.head_dim + indexer.heads)
-    chosen = 4.0 * min(indexer.top_k, ctx.training.sequence_length)
+    queries, blocks = indexer.heads * indexer.head_dim, indexer.block is not None
+    own = 2.0 * (queries + 2 * indexer.head_dim + (queries if blocks else indexer.heads))
+    chosen = 4.0 * min(indexer.top_k, ctx.training.sequence_length) / (indexer.block or 1)
+    chosen *= indexer.heads if blocks else 1
     return {"indexer": (own + chosen) * keys.tokens}
 
 

@@ -170,7 +170,7 @@ def _context_parallel(ledger: _Ledger, step: _Step, shape: LayerShape, times: fl
     if shape.mixer.is_linear:
         ledger.add("cp", "all_gather", cp, passed_bytes(comm), 2 * times + again)
         return
-    parts, piece = division(comm.compute, comm.keys, shape), ring_bytes(comm)
+    parts, piece = division(comm.compute, comm.keys, shape), ring_bytes(comm, shape)
     if parts.gathered:
         forward = 1 if step.cost.preset.keeps_gathered_keys else 2
         for whole in gathered_bytes(comm, shape):
@@ -178,7 +178,7 @@ def _context_parallel(ledger: _Ledger, step: _Step, shape: LayerShape, times: fl
             ledger.add("cp", "reduce_scatter", cp, whole, times)
         return
     hops = float(parts.ring[0]) - 1
-    ledger.add("cp", "all_to_all", parts.heads, exchanged_bytes(comm), 2 * times + again)
+    ledger.add("cp", "all_to_all", parts.heads, exchanged_bytes(comm, shape), 2 * times + again)
     ledger.add("cp", "send", parts.ring, piece, hops * (times + again))
     ledger.add("cp", "send", parts.ring, 2 * piece, hops * times)
 

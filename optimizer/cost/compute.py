@@ -188,22 +188,22 @@ def mixer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, 
     parts = {"norm": norm_work(ctx, keys), "core_attn": core_attention_work(ctx, keys, shape)}
     if shape.indexes:
         parts["indexer"] = _indexer_work(ctx, keys)
-    parts |= _mla_projections(ctx, keys) if ctx.model.mla is not None else _projections(ctx, keys)
+    parts |= _mla_projections(ctx, keys) if ctx.model.mla is not None else _projections(ctx, keys, shape)
     return parts
 
 
-def _projections(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
+def _projections(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, Work]:
     """Time query, key, value and output projections, rotary embedding and query-key norm."""
     model = ctx.model
-    h, e = float(model.hidden), model.head_dim
-    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads / keys.tp, 1.0)
-    width = e * ((2 if model.attention_gate else 1) * heads + 2 * kv_heads)
-    gate = keys.tokens * e * heads * (6.0 if model.attention_gate else 0.0)
+    h, e, v = float(model.hidden), model.head_dim, model.value_dim
+    heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0)
+    width = e * heads + (e + v) * kv_heads + (v * heads if model.attention_gate else 0.0)
+    gate = keys.tokens * v * heads * (6.0 if model.attention_gate else 0.0)
     rotary = keys.tokens * e * (heads + kv_heads) * (8.0 + (4.0 if model.qk_norm else 0.0))
     return {
         "qkv": linear(ctx, keys.tokens, width, np.full_like(width, h)),
         "rotary": moved(ctx, rotary + gate, rotary + 10 / 6 * gate),
-        "proj": linear(ctx, keys.tokens, np.full_like(width, h), e * heads),
+        "proj": linear(ctx, keys.tokens, np.full_like(width, h), v * heads),
     }
 
 
@@ -246,7 +246,7 @@ def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -
     heads = np.maximum(model.heads / keys.tp, 1.0)
     tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
     attended = attended_keys(ctx, keys, shape)
-    width = (model.mla.qk_nope_head_dim + model.mla.v_head_dim) / 2 if model.mla else model.head_dim
+    width = _mean_head_dim(model)
     forward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width)
     backward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width, backward=True)
     return Work(forward, backward, np.zeros_like(forward)) + _ring_corrections(
@@ -254,19 +254,25 @@ def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -
     )
 
 
+def _mean_head_dim(model: ModelSpec) -> float:
+    """Mean of the widths that scores and their product with V multiply by, per head."""
+    mla = model.mla
+    return (mla.qk_nope_head_dim + mla.v_head_dim) / 2 if mla else (model.head_dim + model.value_dim) / 2
+
+
 def _sparse_attention_work(ctx: ComputeContext, keys: Keys, dense: Work) -> Work:
     """Time attention over chosen keys: on latents of all heads, or over all keys under a mask (``dense``) if faster.
 
     A kernel over chosen keys gathers latents, which all heads share, and multiplies by their width instead of a head's
-    (NVIDIA/Megatron-LM experimental_attention_variant dsa).
+    (NVIDIA/Megatron-LM experimental_attention_variant dsa); one over chosen blocks of keys multiplies by a head's.
     """
     model, length = ctx.model, float(ctx.training.sequence_length)
     assert model.indexer is not None
-    if model.mla is None or ctx.rates.ideal:
+    if (model.mla is None and not model.indexer.block) or ctx.rates.ideal:
         return dense
     chosen = attended_tokens(length, model.indexer.top_k, causal=True, chosen=True)
     heads = np.maximum(model.heads / keys.tp, 1.0)
-    latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim / 2
+    latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim / 2 if model.mla else _mean_head_dim(model)
     flops = 2 * chosen * 2 * latent * heads * keys.tokens
     tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
     seen = np.full_like(keys.tp, min(length, model.indexer.top_k))
@@ -283,7 +289,7 @@ def _sparse_attention_work(ctx: ComputeContext, keys: Keys, dense: Work) -> Work
 def _indexer_work(ctx: ComputeContext, keys: Keys) -> Work:
     """Time an indexer: projections, scores over all keys, and passes over them that keep the largest; whole on every rank.
 
-    Scores are written and read once, in 4 bytes.
+    Scores, one for all heads or one per head and block of keys, are written and read once, in 4 bytes.
     """
     model, length = ctx.model, float(ctx.training.sequence_length)
     assert model.indexer is not None
@@ -298,7 +304,8 @@ def _indexer_work(ctx: ComputeContext, keys: Keys) -> Work:
         attention_s(ctx.rates, flops, tiles=tiles, length=one * length, head_dim=width, backward=way)
         for way in (False, True)
     )
-    scores = 8.0 * tokens * length / 2
+    kept = model.indexer.heads / model.indexer.block if model.indexer.block else 1.0
+    scores = 8.0 * tokens * length / 2 * kept
     return work + Work(forward, backward, 0.0 * one) + moved(ctx, scores, scores)
 
 
@@ -346,9 +353,9 @@ def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
     model, length = ctx.model, float(ctx.training.sequence_length)
     heads = keys.micro_batch * model.heads / keys.tp
     scores = heads * keys.sequence * length
-    inner = np.full_like(scores, model.head_dim)
+    inner, value = np.full_like(scores, model.head_dim), np.full_like(scores, model.value_dim)
     rows, full = np.broadcast_arrays(keys.sequence, np.full_like(scores, length))
-    one = _head_gemm_s(ctx, rows, full, inner) + _head_gemm_s(ctx, rows, inner, full)
+    one = _head_gemm_s(ctx, rows, full, inner) + _head_gemm_s(ctx, rows, value, full)
     more = (5.0 if ctx.training.dropout else 0.0) + (0.0 if ctx.preset.fused_softmax else 4.0)
     forward = heads * one + memory_bound_s(ctx.rates, scores * (8.0 + more))
     backward = 2 * heads * one + memory_bound_s(ctx.rates, scores * (14.0 + more))

@@ -65,7 +65,7 @@ def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
     if method is CpComm.P2P:
         return Division(one, keys.cp, False)
     model = ctx.model
-    heads = model.heads if model.mla else gcd(model.heads, model.kv_heads)
+    heads = model.heads if model.mla else gcd(model.heads, model.common_kv_heads)
     room = np.maximum(ctx.nvlink_domain // keys.tp, 1).astype(np.int64)
     share = np.maximum(heads // keys.tp, 1).astype(np.int64)
     inner = np.gcd(np.gcd(keys.cp.astype(np.int64), room), share).astype(np.float64)
@@ -79,7 +79,7 @@ def attended_keys(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatAr
     return np.minimum(length / steps, shape.window or length)
 
 
-def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray]:
+def head_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
     """Elements per token and rank of Q and O together, and of K and V together, (n,) each."""
     model = ctx.model
     heads = model.heads / keys.tp
@@ -87,7 +87,8 @@ def head_widths(ctx: ComputeContext, keys: Keys) -> tuple[FloatArray, FloatArray
         mla = model.mla
         each = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
         return each, each
-    return 2 * heads * model.head_dim, 2 * np.maximum(model.kv_heads / keys.tp, 1.0) * model.head_dim
+    both = model.head_dim + model.value_dim
+    return heads * both, np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0) * both
 
 
 def gathered_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, ...]:
@@ -100,8 +101,11 @@ def gathered_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple
         choosing = model.indexer.head_dim if shape.indexes else 0
         return (np.full_like(keys.tp, float(mla.kv_lora_rank + mla.qk_rope_head_dim + choosing)),)
     if mla is None:
-        half = head_widths(ctx, keys)[1] / 2
-        return half, half
+        groups = np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0)
+        both = groups * model.head_dim, groups * model.value_dim
+        if model.indexer is None or not shape.indexes:
+            return both
+        return *both, np.full_like(groups, model.indexer.head_dim)
     heads = model.heads / keys.tp
     return heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), heads * mla.v_head_dim
 
@@ -114,7 +118,7 @@ def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Floa
     keeps what was gathered (``keeps_gathered_keys``), only the gradients come and go.
     """
     parts = division(ctx, keys, shape)
-    query, key_value = head_widths(ctx, keys)
+    query, key_value = head_widths(ctx, keys, shape)
     if parts.gathered:
         key_value = sum(gathered_widths(ctx, keys, shape), np.zeros_like(keys.tp))
     local = BF16_BYTES * keys.tokens * key_value
@@ -135,8 +139,8 @@ def exposed_s(comm: CommContext, shape: LayerShape, core: Work) -> tuple[FloatAr
     parts = division(comm.compute, comm.keys, shape)
     if parts.gathered:
         return _gather_s(comm, shape)
-    forward, backward = _exchange_s(comm, parts)
-    ring_forward, ring_backward = _ring_s(comm, parts, core)
+    forward, backward = _exchange_s(comm, shape, parts)
+    ring_forward, ring_backward = _ring_s(comm, shape, parts, core)
     return forward + ring_forward, backward + ring_backward
 
 
@@ -148,9 +152,11 @@ def _group(comm: CommContext, size: FloatArray, inside: FloatArray) -> GroupBatc
     return GroupBatch(digits=(part,), ranks=whole.ranks, closest=whole.closest)
 
 
-def _ring_s(comm: CommContext, parts: Division, core: Work) -> tuple[FloatArray, FloatArray]:
+def _ring_s(
+    comm: CommContext, shape: LayerShape, parts: Division, core: Work
+) -> tuple[FloatArray, FloatArray]:
     """Ring attention: each step's transfer of keys and values runs under that step's attention."""
-    piece = ring_bytes(comm)
+    piece = ring_bytes(comm, shape)
     group = _group(comm, parts.ring, parts.heads)
     one, both = comm.topology.p2p_s(piece, group), comm.topology.p2p_s(2 * piece, group)
     steps = parts.ring - 1
@@ -166,9 +172,9 @@ def _gather_s(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, FloatAr
     return gather, scatter if comm.compute.preset.keeps_gathered_keys else gather + scatter
 
 
-def _exchange_s(comm: CommContext, parts: Division) -> tuple[FloatArray, FloatArray]:
+def _exchange_s(comm: CommContext, shape: LayerShape, parts: Division) -> tuple[FloatArray, FloatArray]:
     """Heads scattered over a group: all-to-all of Q, K, V and O each way, exposed."""
-    size = exchanged_bytes(comm)
+    size = exchanged_bytes(comm, shape)
     one = comm.topology.all_to_all_s(size, _group(comm, parts.heads, np.ones_like(parts.heads)))
     return one, one
 
@@ -188,9 +194,9 @@ def _mamba_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
     return one, one
 
 
-def ring_bytes(comm: CommContext) -> FloatArray:
+def ring_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
     """Bytes of a rank's own piece of keys and values, (n,)."""
-    return BF16_BYTES * comm.keys.tokens * head_widths(comm.compute, comm.keys)[1]
+    return BF16_BYTES * comm.keys.tokens * head_widths(comm.compute, comm.keys, shape)[1]
 
 
 def gathered_bytes(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, ...]:
@@ -205,9 +211,9 @@ def passed_bytes(comm: CommContext) -> FloatArray:
     return linear_state_bytes(comm.compute.model) * keys.micro_batch * keys.cp / keys.tp
 
 
-def exchanged_bytes(comm: CommContext) -> FloatArray:
+def exchanged_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
     """Bytes of queries, keys, values and outputs that a rank exchanges for heads, (n,)."""
-    query, key_value = head_widths(comm.compute, comm.keys)
+    query, key_value = head_widths(comm.compute, comm.keys, shape)
     return BF16_BYTES * comm.keys.tokens * (query + key_value)
 
 

@@ -44,11 +44,11 @@ def attended_tokens(
 
 
 def score_width(model: ModelSpec) -> float:
-    """Sum of the QK and PV widths over heads: 2*a*e, or a*(nope+rope+v) with MLA."""
+    """Sum of the QK and PV widths over heads: a*(e+v), or a*(nope+rope+v) with MLA."""
     if model.mla is not None:
         mla = model.mla
         return model.heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
-    return 2 * model.heads * model.head_dim
+    return model.heads * (model.head_dim + model.value_dim)
 
 
 def mixer_linear_flops(model: ModelSpec, shape: LayerShape) -> float:
@@ -66,8 +66,9 @@ def mixer_linear_flops(model: ModelSpec, shape: LayerShape) -> float:
         return 0.0
     choosing = 2.0 * sum(one.rows * one.columns for one in indexer_projections(model)) if shape.indexes else 0
     if model.mla is None:
-        queries = (3 if model.attention_gate else 2) * model.heads
-        return choosing + 2 * model.hidden * model.head_dim * (queries + 2 * model.kv_heads)
+        both = model.head_dim + model.value_dim
+        gate = model.heads * model.value_dim if model.attention_gate else 0
+        return choosing + 2 * model.hidden * (both * (model.heads + model.kv_heads_of(shape)) + gate)
     counts, mla = attention_parameters(model), model.mla
     return choosing + 2 * (counts.sharded + counts.replicated - mla.q_lora_rank - mla.kv_lora_rank)
 

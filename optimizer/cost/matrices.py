@@ -105,17 +105,21 @@ def mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
         return ()
     indexer = indexer_projections(model) if shape.indexes else ()
     chosen = tuple(Matrix(rows=one.rows, columns=one.columns, held=Held.REPLICATED) for one in indexer)
-    return (*_attention_matrices(model), *chosen)
+    return (*_attention_matrices(model, shape), *chosen)
 
 
-def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+def _attention_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
     h = model.hidden
     if model.mla is None:
-        query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        query, groups = model.heads * model.head_dim, model.kv_heads_of(shape)
+        widths = {model.head_dim, model.value_dim}
         return (
             Matrix(rows=query, columns=h, count=2 if model.attention_gate else 1),
-            Matrix(rows=key, columns=h, held=Held.KEY_VALUE, count=2),
-            Matrix(rows=h, columns=query),
+            *(
+                Matrix(rows=groups * width, columns=h, held=Held.KEY_VALUE, count=2 / len(widths))
+                for width in sorted(widths)
+            ),
+            Matrix(rows=h, columns=model.heads * model.value_dim),
         )
     mla, a = model.mla, model.heads
     query = a * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)

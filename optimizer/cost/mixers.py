@@ -114,17 +114,21 @@ def linear_state_bytes(model: ModelSpec) -> float:
 
 
 def indexer_projections(model: ModelSpec) -> tuple[Projection, ...]:
-    """Return the indexer's projections: queries of its heads out of the query latent, one key, a weight per head."""
+    """Return the indexer's projections: queries of its heads out of the query latent, one key, a weight per head.
+
+    Heads that choose blocks for a group of query heads each have no weights (MiniMaxM3VLIndexer).
+    """
     assert model.indexer is not None
     indexer, latent = model.indexer, model.mla.q_lora_rank if model.mla else 0
+    weights = (Projection(indexer.heads, model.hidden),) if indexer.block is None else ()
     return (
         Projection(indexer.heads * indexer.head_dim, latent or model.hidden),
         Projection(indexer.head_dim, model.hidden),
-        Projection(indexer.heads, model.hidden),
+        *weights,
     )
 
 
 def indexer_vectors(model: ModelSpec) -> int:
-    """Count the weights of the LayerNorm on the indexer's key."""
+    """Count the weights of the LayerNorm on the indexer's key, or of the RMSNorms on its queries and key."""
     assert model.indexer is not None
     return 2 * model.indexer.head_dim

@@ -19,14 +19,17 @@ from layoutopt.optimizer.cost.mixers import (
     linear_output,
     linear_vectors,
 )
-from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
+from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import FrozenPart
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run
+    from layoutopt.optimizer.specs.model import ModelSpec, Run
 
 VOCAB_MULTIPLE = 128
 """Megatron-LM ``--make-vocab-size-divisible-by``; the padded vocabulary is a multiple of this times tp."""
+
+EVERY_KEY = LayerShape()
+"""A layer whose queries attend to every key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +80,23 @@ def mlp_matrices(model: ModelSpec) -> int:
     return 3 if model.gated else 2
 
 
-def attention_parameters(model: ModelSpec) -> Parameters:
-    """Count one attention block (MHA, GQA or MLA) without its norm."""
+def attention_parameters(model: ModelSpec, shape: LayerShape = EVERY_KEY) -> Parameters:
+    """Count one attention block (MHA, GQA or MLA) of a layer without its norm."""
     if model.mla is not None:
         return _mla_parameters(model)
-    h, e, a, k = model.hidden, model.head_dim, model.heads, model.kv_heads
+    h, a, k = model.hidden, model.heads, model.kv_heads_of(shape)
+    e, v = model.head_dim, model.value_dim
     bias = model.attention_bias or model.qkv_bias
-    key_value = 2 * k * e * (h + bias)
-    queries = (2 if model.attention_gate else 1) * a
-    sharded = queries * e * (h + bias) + key_value + a * e * h
+    key_value = k * (e + v) * (h + bias)
+    queries = a * (e + (v if model.attention_gate else 0))
+    sharded = queries * (h + bias) + key_value + a * v * h
     replicated = float(h if model.attention_bias else 0)
     if model.qk_norm and model.qk_norm_all:
         sharded += (a + k) * e
         key_value += k * e
     elif model.qk_norm:
         replicated += 2 * e
-    sharded += a if model.attention_sinks else 0
+    sharded += a if model.has_sinks(shape) else 0
     return Parameters(sharded=sharded, replicated=replicated, key_value=key_value)
 
 
@@ -169,7 +173,7 @@ def _mixer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     """Count a layer's mixer of any kind, with its indexer."""
     total = indexer_parameters(model) if shape.indexes else Parameters()
     if shape.mixer is Mixer.ATTENTION:
-        return total + attention_parameters(model)
+        return total + attention_parameters(model, shape)
     if shape.mixer is Mixer.MAMBA:
         return total + mamba_parameters(model)
     return total + linear_parameters(model, shape.mixer) if shape.mixer.is_linear else total

@@ -45,7 +45,7 @@ class RankParameters:
 def on_rank(model: ModelSpec, counts: Parameters, batch: LayoutBatch) -> RankParameters:
     """Split counts over tp and over experts' ranks; key-value heads repeat when tp exceeds their number."""
     tp = batch.tp.astype(np.float64)
-    repeated = np.maximum(tp / max(model.kv_heads, 1), 1.0) if model.mla is None else 1.0
+    repeated = np.maximum(tp / max(model.common_kv_heads, 1), 1.0) if model.mla is None else 1.0
     dense = (counts.sharded - counts.key_value) / tp + counts.key_value / tp * repeated + counts.replicated
     expert = (counts.expert - counts.expert_whole) / batch.etp + counts.expert_whole
     return RankParameters(dense, expert / batch.ep)

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 
 SWITCHES = (
-    "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "qk_norm_all", "layer_norms",
-    "attention_sinks", "attention_gate", "activation_scalars", "head_bias", "learned_positions", "embedding_norm",
+    "v_head_dim", "window_kv_heads", "tied_embeddings", "attention_bias", "qkv_bias", "mlp_bias", "qk_norm", "qk_norm_all",
+    "layer_norms", "attention_sinks", "window_sinks", "attention_gate", "activation_scalars", "head_bias",
+    "learned_positions", "embedding_norm",
     "mtp_layers", "rope_base", "norm_epsilon",
 )  # fmt: skip
 """Keys of an architecture that are left out where they are off, 0 or not stated."""
@@ -125,8 +126,14 @@ def _indexer(model: ModelSpec) -> Plain:
     if pattern is None:
         raise input_error("no period of layers has an indexer", "each n-th layer", key="indexer")
     every, offset = pattern
-    own = {field: getattr(model.indexer, field) for field in model.indexer.__slots__}
-    return {"indexer": own | ({} if every == 1 else {"every": every, "offset": offset})}
+    own = stated({field: getattr(model.indexer, field) for field in model.indexer.__slots__})
+    attending = [(i, shape.sparse) for i, shape in enumerate(model.shapes) if shape.mixer is Mixer.ATTENTION]
+    full = [index for index, sparse in attending if not sparse]
+    chosen = next(index for index, sparse in attending if sparse)
+    if full and (full[-1] > chosen or every > 1):
+        raise input_error("layers with an indexer lie between others", "all behind them", key="indexer")
+    leading = {"dense_layers": full[-1] + 1} if full else {}
+    return {"indexer": own | leading | ({} if every == 1 else {"every": every, "offset": offset})}
 
 
 def _stack(model: ModelSpec) -> Plain:

@@ -194,7 +194,7 @@ def _padding(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
 
 
 def _repeated_heads(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
-    kv, tp = ctx.model.kv_heads, layout.tp
+    kv, tp = ctx.model.common_kv_heads, layout.tp
     if ctx.has_attention and ctx.model.mla is None and tp > kv:
         yield BrokenRule(
             rule="kv_heads_mod_tp",

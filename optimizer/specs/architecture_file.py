@@ -173,6 +173,12 @@ class IndexerFile(FileModel):
     heads: Width = Field(description="heads whose scores choose keys")
     head_dim: Width = Field(description="width of one of them")
     top_k: Width = Field(description="keys that a query attends to")
+    block: OptionalWidth = Field(
+        default=None, description="keys of the blocks that each head chooses for one group of query heads"
+    )
+    dense_layers: Annotated[int, whole(least=0, most=MAX_LAYERS)] = Field(
+        default=0, description="leading layers that attend to every key"
+    )
     every: Annotated[int, whole(most=MAX_LAYERS)] = Field(
         default=1,
         description="an indexer in each n-th layer, whose keys the layers up to the next one use too",
@@ -272,7 +278,7 @@ class BlockFile(FileModel):
 
 SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
-    *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "attention_gate"),
+    *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "window_sinks", "attention_gate"),
     *("activation_scalars", "head_bias"),
     *("learned_positions", "embedding_norm", "mtp_layers", "rope_base", "norm_epsilon", "left_out"),
 )
@@ -308,6 +314,10 @@ class ArchitectureFile(FileModel):
         default=None, description="key-value heads, a divisor of heads; default heads"
     )
     head_dim: OptionalWidth = Field(default=None, description="width of one head; default hidden / heads")
+    v_head_dim: OptionalWidth = Field(default=None, description="width of a value head, if not head_dim")
+    window_kv_heads: OptionalWidth = Field(
+        default=None, description="key-value heads of layers with a window, if not kv_heads"
+    )
     ffn: OptionalWidth = Field(
         default=None, description="width of one dense MLP matrix; needed with dense layers"
     )
@@ -327,6 +337,7 @@ class ArchitectureFile(FileModel):
         description="norm vectors of a layer: 2, 1 (attention and MLP in parallel) or 4 (norms after each too)",
     )
     attention_sinks: Switch = Field(default=False, description="one learned attention sink per head")
+    window_sinks: Switch = Field(default=False, description="attention sinks in layers with a window alone")
     attention_gate: Switch = Field(
         default=False, description="a gate of the query's width on attention's output"
     )
@@ -390,12 +401,16 @@ class ArchitectureFile(FileModel):
             heads=heads,
             kv_heads=self.kv_heads or heads,
             head_dim=self.head_dim or query_dim,
+            v_head_dim=None if self.v_head_dim == (self.head_dim or query_dim) else self.v_head_dim,
+            window_kv_heads=None
+            if self.window_kv_heads == (self.kv_heads or heads)
+            else self.window_kv_heads,
             moe=self.moe.spec() if self.moe else None,
             mla=MlaSpec(**dict(self.mla)) if self.mla else None,
             mamba=MambaSpec(**dict(self.mamba)) if self.mamba else None,
             linear=self.linear.spec() if self.linear else None,
             indexer=IndexerSpec(
-                heads=self.indexer.heads, head_dim=self.indexer.head_dim, top_k=self.indexer.top_k
+                **{field: getattr(self.indexer, field) for field in IndexerSpec.__dataclass_fields__}
             )
             if self.indexer
             else None,
@@ -419,9 +434,12 @@ def _stack(given: Any) -> list[LayerShape]:
     return with_windows(shapes, window.window, window.pattern, chunked=window.chunked)
 
 
-def _indexed(given: ArchitectureFile, shapes: list[LayerShape]) -> list[LayerShape]:
+def _indexed(given: Any, shapes: list[LayerShape]) -> list[LayerShape]:
     indexer = given.indexer
-    return shapes if indexer is None else with_indexers(shapes, indexer.every, indexer.offset)
+    if indexer is None:
+        return shapes
+    chosen = with_indexers(shapes, indexer.every, indexer.offset)
+    return [*shapes[: indexer.dense_layers], *chosen[indexer.dense_layers :]]
 
 
 def _check_count(given: PartialFields) -> Iterator[Finding]:
@@ -472,6 +490,17 @@ def _check_parts(given: PartialFields) -> Iterator[Finding]:
         yield ("indexer",), "is not used with windows or encoder layers", "one or the other"
     elif "indexer" in given.stated and not attending:
         yield ("indexer",), "is not used", "no layer attends"
+    elif given.indexer and not any(shape.sparse for shape in _indexed(given, stack)):
+        what = f"leave no layer of {len(stack)} that chooses keys"
+        yield ("indexer", "dense_layers"), what, "fewer"
+    elif given.indexer and given.indexer.dense_layers and given.indexer.every != 1:
+        yield ("indexer", "dense_layers"), "is not used with every", "one or the other"
+    elif given.indexer and given.indexer.top_k % (given.indexer.block or 1):
+        yield ("indexer", "top_k"), f"is not a multiple of block {given.indexer.block}", "whole blocks"
+    windows = any(shape.window is not None for shape in attending)
+    for key in ("window_kv_heads", "window_sinks"):
+        if getattr(given, key) and not windows:
+            yield (key,), "is not used", "no layer has a window"
     if "ffn" not in given.stated and any(shape.mlp is Mlp.DENSE and not shape.ffn for shape in stack):
         yield ("ffn",), "missing", "width of one dense MLP matrix"
 
@@ -498,11 +527,14 @@ def _check_heads(given: PartialFields) -> Iterator[Finding]:
     if given.mla:
         if kv_heads and kv_heads != heads:
             yield ("kv_heads",), f"{kv_heads}, but mla shares one latent", "leave it out"
-        if given.head_dim:
-            yield ("head_dim",), "is not used with mla", "leave it out"
+        for key in ("head_dim", "v_head_dim", "window_kv_heads", "window_sinks"):
+            if getattr(given, key):
+                yield (key,), "is not used with mla", "leave it out"
         return
-    if kv_heads and heads % kv_heads:
-        yield ("kv_heads",), f"heads {heads} is not a multiple of {kv_heads}", _divisors(heads)
+    for key in ("kv_heads", "window_kv_heads"):
+        groups = getattr(given, key)
+        if groups and heads % groups:
+            yield (key,), f"heads {heads} is not a multiple of {groups}", _divisors(heads)
     if given.hidden and "head_dim" not in given.stated and given.hidden % heads:
         what = f"missing, and hidden {given.hidden} is not a multiple of heads {heads}"
         yield ("head_dim",), what, "width of one head"

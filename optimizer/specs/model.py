@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import gcd
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.printable import require_name
@@ -148,11 +149,15 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """What chooses ``top_k`` keys for every query by the scores of small heads (DeepSeek-V3.2)."""
+    """What chooses ``top_k`` keys for every query by the scores of small heads (DeepSeek-V3.2).
+
+    ``block``: every head chooses whole blocks of so many keys for one group of query heads (MiniMax-M3).
+    """
 
     heads: int
     head_dim: int
     top_k: int
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +166,12 @@ class ModelSpec:
 
     ``runs`` lists the layers in order, contiguously split over pipeline stages; with ``order``, the run of every layer,
     runs are the kinds of layers instead, one layer a block (see ``by_layer``). ``heads``, ``kv_heads``
-    and ``head_dim`` describe attention without MLA; with ``mla`` only ``heads`` is used.
+    and ``head_dim`` describe attention without MLA; with ``mla`` only ``heads`` is used. ``v_head_dim`` is the width of a
+    value head and ``window_kv_heads`` the KV heads of layers with a window (None: as all others).
     ``learned_positions`` is the length of a learned position table (0: none). ``layer_norms`` are the norm vectors of
     a layer: 2, 1 where attention and MLP run in parallel behind one, 4 with a norm after each of them too.
     ``qk_norm_all`` lets the query and key norms span all heads, ``attention_sinks`` adds one learned number per head,
+    ``window_sinks`` those of layers with a window alone,
     ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word,
     ``attention_gate`` a gate of the query's width on attention's output. ``rope_base`` of rotary positions and
     ``norm_epsilon`` are for launch files alone: they decide no price, so that models which differ in them alone are equal,
@@ -177,6 +184,8 @@ class ModelSpec:
     kv_heads: int
     head_dim: int
     vocab: int
+    v_head_dim: int | None = None
+    window_kv_heads: int | None = None
     runs: tuple[Run, ...]
     gated: bool = True
     tied_embeddings: bool = False
@@ -188,6 +197,7 @@ class ModelSpec:
     qk_norm_all: bool = False
     layer_norms: int = 2
     attention_sinks: bool = False
+    window_sinks: bool = False
     attention_gate: bool = False
     activation_scalars: int = 0
     head_bias: bool = False
@@ -222,6 +232,24 @@ class ModelSpec:
         if self.order:
             return tuple(self.runs[run].block[0] for run in self.order)
         return tuple(shape for run in self.runs for shape in run.block * run.count)
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value head of attention without MLA."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def common_kv_heads(self) -> int:
+        """KV heads into which those of every layer divide."""
+        return gcd(self.kv_heads, self.window_kv_heads or 0)
+
+    def kv_heads_of(self, shape: LayerShape) -> int:
+        """KV heads of one layer."""
+        return self.window_kv_heads or self.kv_heads if shape.window is not None else self.kv_heads
+
+    def has_sinks(self, shape: LayerShape) -> bool:
+        """Whether a layer's heads have learned sinks."""
+        return self.attention_sinks or (self.window_sinks and shape.window is not None)
 
     @property
     def last_shape(self) -> LayerShape:

@@ -99,16 +99,27 @@ def test_minimax_m3_is_known_by_its_released_names(kind: str, flat: bool) -> Non
 
 
 @pytest.mark.parametrize("spelling", ["layer_types", "sparse_attention_config"])
-def test_minimax_m3_with_block_sparse_layers_is_refused_with_the_reason(spelling: str) -> None:
-    """Neither spelling is passed over as full attention."""
+def test_minimax_m3_has_block_sparse_layers_in_either_spelling(spelling: str) -> None:
+    """Neither is passed over as full attention; the listed kinds go first."""
     config = {**COUNTED["minimax_m3_vl_text"]["config"], "model_type": "minimax_m3"}
-    config.pop("layer_types", None)
     layers = config["num_hidden_layers"]
-    older = {"sparse_attention_freq": [0] + [1] * (layers - 1)}
-    newer = ["full_attention"] + ["minimax_m3_sparse"] * (layers - 1)
-    config[spelling] = newer if spelling == "layer_types" else older
-    with pytest.raises(InputError, match="block-sparse attention are not supported"):
-        import_config(json.dumps(config))
+    newer = ["full_attention"] * 2 + ["minimax_m3_sparse"] * (layers - 2)
+    sizes = {
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 64,
+        "sparse_block_size": 32,
+        "sparse_topk_blocks": 8,
+    }
+    if spelling == "layer_types":
+        config["layer_types"] = newer
+    else:
+        del config["layer_types"]
+        config[spelling] = {"sparse_attention_freq": [0, 0] + [1] * (layers - 2), **sizes}
+    model = import_config(json.dumps(config)).model
+    assert [shape.sparse for shape in model.shapes] == [False] * 2 + [True] * (layers - 2)
+    assert model.indexer is not None
+    numbers = model.indexer.heads, model.indexer.head_dim, model.indexer.block, model.indexer.top_k
+    assert numbers == ((4, 128, 128, 2048) if spelling == "layer_types" else (2, 64, 32, 256))
 
 
 @pytest.mark.parametrize("kind", ["nested", "qwen2_vl", "qwen2_5_vl"])
@@ -162,9 +173,7 @@ def _printed(*words: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["falcon_h1", "granitemoehybrid", "lfm2", "mimo_v2_flash", "deepseek_v4", "olmo_hybrid"]
-)
+@pytest.mark.parametrize("name", ["falcon_h1", "granitemoehybrid", "lfm2", "deepseek_v4", "olmo_hybrid"])
 def test_families_that_the_model_cannot_hold_say_why(name: str) -> None:
     """By name and reason, never by a near name."""
     with pytest.raises(InputError) as caught:

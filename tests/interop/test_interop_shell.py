@@ -229,3 +229,14 @@ def test_bombs_end_soon(text: str) -> None:
     with suppress(InputError):
         parse_script(text, "bomb.sh")
     assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize("line", ['TP="${TP:?how many}"', "TP=${TP?}", ': "${TP:?}"; TP=$TP'])
+def test_a_variable_without_which_the_script_stops_is_open(line: str) -> None:
+    """Also where the script sets it to itself; bash starts nothing without it."""
+    text = f"{line}\npython train.py --tp $TP\n"
+    script = parse_script(text, outside=Outside())
+    assert list(script.missing) == ["TP"]
+    assert _HOLE.search(script.commands[0][-1])
+    given = parse_script(text, outside=Outside(variables={"TP": "4"}))
+    assert given.commands == (("python", "train.py", "--tp", "4"),)

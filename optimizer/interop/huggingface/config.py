@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.huggingface.family import ConfigReader, find_family
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape
 
 TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
-BLOCK_SPARSE = "minimax_m3_sparse"
 NO_TOWERS = (*TEXT_CONFIGS, "quantization_config", "generation_config")
 MODALITIES = {"vision", "visual", "image", "img", "video", "audio", "speech"}
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
@@ -54,7 +54,6 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
     fields = _language_part(outer)
     reader = ConfigReader(fields, find_family(_model_type(outer, fields), file))
     _refuse_nested_widths(fields)
-    _refuse_block_sparse(fields)
     _require_written_sizes(outer, fields, reader)
     shapes = layer_shapes(reader, count_layers(reader))
     model = _model(reader, outer, shapes, as_name(name or _name(outer), "imported"))
@@ -126,20 +125,6 @@ def _refuse_nested_widths(fields: Fields) -> None:
         raise fields.fail("block_configs", "Nemotron-NAS is not supported: widths differ from layer to layer")
 
 
-def _refuse_block_sparse(fields: Fields) -> None:
-    """Refuse layers of MiniMax-M3 whose indexer chooses blocks of keys for grouped queries, in either spelling."""
-    kinds, what = fields.words("layer_types"), "layers of block-sparse attention are not supported"
-    why = "an indexer that chooses blocks of keys, in some layers only, has no cost in the model"
-    if kinds is not None and BLOCK_SPARSE in kinds:
-        raise fields.fail("layer_types", what, why)
-    # listed kinds go before the older spelling
-    stated = fields.data.get("sparse_attention_config")
-    if kinds is None and isinstance(stated, dict):
-        switched = fields.section("sparse_attention_config").items("sparse_attention_freq")
-        if switched and any(switched):
-            raise fields.fail("sparse_attention_config", what, why)
-
-
 def _require_written_sizes(outer: Fields, fields: Fields, reader: ConfigReader) -> None:
     # transformers always writes these at the top level; only nested configs drop values equal to the
     # class default
@@ -177,7 +162,7 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         qk_norm=reader.switch(family.qk_norm),
         qk_norm_all=family.qk_norm_all,
         layer_norms=family.layer_norms,
-        attention_sinks=family.sinks,
+        attention_sinks=_sinks(reader),
         attention_gate=family.attention_gate,
         activation_scalars=family.activation_scalars,
         head_bias=reader.switch(family.head_bias),
@@ -189,11 +174,11 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         mla=mla,
         moe=_moe(reader) if any(shape.mlp is Mlp.MOE for shape in shapes) else None,
         linear=_linear(reader, heads) if any(shape.mixer.is_linear for shape in shapes) else None,
-        indexer=_indexer(reader) if family.indexer else None,
+        indexer=_indexer(reader) if any(shape.sparse for shape in shapes) else None,
         left_out=(*_towers(outer, reader.fields), *_unread_parts(reader)),
         mamba=_mamba(reader) if any(shape.mixer.value == "mamba" for shape in shapes) else None,
     )
-    return _checked(model, reader)
+    return _checked(_with_window_heads(model, reader) if family.window_heads else model, reader)
 
 
 def _checked(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
@@ -232,6 +217,33 @@ def _kv_heads(reader: ConfigReader, heads: int) -> int:
         return 1 if many else heads
     kv_heads = reader.optional("num_key_value_heads", "num_kv_heads", "n_head_kv", least=1)
     return heads if kv_heads is None else kv_heads
+
+
+def _with_window_heads(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
+    """Add what layers with a window have of their own, and the width of value heads; other widths are refused."""
+    fields, heads, groups, width = reader.fields, model.heads, model.kv_heads, model.head_dim
+    own, value = fields.integer("swa_num_key_value_heads", least=1) or 2 * groups, reader.size("v_head_dim")
+    for key, same in (("swa_num_attention_heads", heads), ("swa_head_dim", width), ("swa_v_head_dim", value)):
+        stated = fields.integer(key)
+        if stated not in (None, same):
+            raise fields.fail(key, f"{stated} in layers with a window and {same} in others is not supported")
+    if heads % own:
+        raise fields.fail("swa_num_key_value_heads", f"{heads} heads are not a multiple of {own} kv heads")
+    inside = fields.flag("add_swa_attention_sink_bias") is not False
+    if model.attention_sinks and not inside:
+        raise fields.fail("add_full_attention_sink_bias", "sinks in layers without a window alone")
+    windows = any(shape.window is not None for shape in model.shapes)
+    return replace(
+        model,
+        v_head_dim=None if value == width else value,
+        window_kv_heads=own if windows and own != groups else None,
+        window_sinks=windows and inside and not model.attention_sinks,
+    )
+
+
+def _sinks(reader: ConfigReader) -> bool:
+    """Whether the heads of every layer have sinks."""
+    return reader.family.sinks or reader.fields.on("add_full_attention_sink_bias")
 
 
 def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
@@ -347,10 +359,28 @@ def _linear(reader: ConfigReader, heads: int) -> LinearSpec:
 
 
 def _indexer(reader: ConfigReader) -> IndexerSpec:
+    if reader.family.block_indexer:
+        return _block_indexer(reader)
     return IndexerSpec(
         heads=reader.size("index_n_heads"),
         head_dim=reader.size("index_head_dim"),
         top_k=reader.size("index_topk"),
+    )
+
+
+def _block_indexer(reader: ConfigReader) -> IndexerSpec:
+    """Read the indexer that chooses blocks of keys, in either spelling."""
+    older = reader.fields.section("sparse_attention_config")
+
+    def size(key: str, old: str) -> int:
+        return older.integer(old, least=1) or reader.size(key)
+
+    block = size("index_block_size", "sparse_block_size")
+    return IndexerSpec(
+        heads=size("index_n_heads", "sparse_num_index_heads"),
+        head_dim=size("index_head_dim", "sparse_index_dim"),
+        top_k=block * size("index_topk_blocks", "sparse_topk_blocks"),
+        block=block,
     )
 
 

@@ -49,6 +49,8 @@ class HfFamily:
     ffn_is_4_hidden: bool = False
     attention_gate: bool = False
     indexer: bool = False
+    block_indexer: bool = False
+    window_heads: bool = False
     linear: str = ""
     full_every: int = 0
     full_first: bool = False

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.huggingface.family import ConfigReader
 
 LINEAR = "linear_attention"
+BLOCK_SPARSE = "minimax_m3_sparse"
 BLOCK_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 BLOCK_WORDS = {"linear_attention": "mamba", "mamba2": "mamba", "full_attention": "attention"}
 
@@ -71,6 +72,13 @@ def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
         )
         for mixer, is_moe, window in zip(mixers, sparse, seen, strict=True)
     ]
+    if reader.family.block_indexer:
+        chosen = block_sparse_layers(reader)
+        return (
+            [replace(shape, sparse=own, indexes=own) for shape, own in zip(shapes, chosen, strict=True)]
+            if chosen
+            else shapes
+        )
     if not reader.family.indexer:
         return shapes
     owns = _indexing_layers(reader, layers)
@@ -107,6 +115,18 @@ def _full_layers(reader: ConfigReader, layers: int, linear: Mixer) -> list[bool]
         return [(index + 1) % period == 0 for index in range(layers)]
     skipped = linear is Mixer.KIMI_DELTA
     return [index % period == 0 and not (skipped and index == 0) for index in range(layers)]
+
+
+def block_sparse_layers(reader: ConfigReader) -> list[bool]:
+    """Tell which layers attend to chosen blocks of keys, in either spelling; none where the file says of none."""
+    fields, layers = reader.fields, count_layers(reader)
+    kinds = fields.words("layer_types")
+    if kinds is not None:  # goes before the older spelling
+        return _exact([kind == BLOCK_SPARSE for kind in kinds], reader, "layer_types", layers)
+    switched = fields.section("sparse_attention_config").items("sparse_attention_freq")
+    if switched is None:
+        return []
+    return _exact([bool(value) for value in switched], reader, "sparse_attention_freq", layers)
 
 
 def _indexing_layers(reader: ConfigReader, layers: int) -> list[bool]:
@@ -224,6 +244,9 @@ def _windows(reader: ConfigReader, layers: int) -> list[int | None]:
 
 
 def _window_length(reader: ConfigReader) -> int | None:
+    before = reader.fields.integer("sliding_window_size", least=1) if reader.family.window_heads else None
+    if before is not None:  # tokens before the query (MiMoV2FlashConfig)
+        return before + 1
     key = "attention_chunk_size" if reader.family.window == "llama4" else "sliding_window"
     return reader.optional(key, least=1)
 
@@ -237,8 +260,10 @@ def _listed_windows(reader: ConfigReader, kinds: tuple[str, ...], layers: int) -
     for kind in kinds:
         if kind in {"sliding_attention", "chunked_attention"}:
             windows.append(_window_length(reader))
-        elif kind in {"full_attention", "attention", "indexed_attention"} or (
-            kind == LINEAR and reader.family.linear
+        elif (
+            kind in {"full_attention", "attention", "indexed_attention"}
+            or (kind == LINEAR and reader.family.linear)
+            or (kind == BLOCK_SPARSE and reader.family.block_indexer)
         ):
             windows.append(None)
         else:
@@ -263,6 +288,11 @@ def _windowed_layers(reader: ConfigReader, layers: int) -> list[bool]:
         return [(index + 1) % period != 0 for index in range(layers)]
     if rule == "period":
         return _by_period(reader, layers)
+    if rule == "full_first_of_period":
+        listed = fields.items("hybrid_layer_pattern")  # 1 for each layer with a window
+        if listed is not None:
+            return _exact([bool(value) for value in listed], reader, "hybrid_layer_pattern", layers)
+        return [index > 0 and inside for index, inside in enumerate(_by_period(reader, layers))]
     if rule == "full_first":
         return [index % 4 != 0 for index in range(layers)]
     if rule == "switch_rope":

@@ -177,7 +177,7 @@ def _default(
     if not missing and value is not None:
         return _as_fields(expander, value, quoted=quoted, star=star)
     if operator[-1] == "?":
-        return [[Piece(state.unset(name), quoted)]]
+        return [[Piece(state.required(name), quoted)]]
     fields = expander.default(parameter.rest, quoted=quoted)
     text = " ".join(joined(pieces) for pieces in fields)
     if value is None:

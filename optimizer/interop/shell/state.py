@@ -171,9 +171,15 @@ class ShellVariables:
     def unset(self, name: str) -> str:
         """Note a variable that only the outside sets."""
         bare = name.lstrip("#").partition("[")[0]
-        if bare in self.record.own:  # a branch that is not taken sets it, or A="$A more" begins it
+        # a branch that is not taken sets it, or A="$A more" begins it
+        if bare in self.record.own and bare not in self.record.missing:
             self.assume_unset(bare, "")
             return ""
+        return self.required(name)
+
+    def required(self, name: str) -> str:
+        """Note a variable without which the script stops, or one that nothing in it sets."""
+        bare = name.lstrip("#").partition("[")[0]
         if bare in self.record.given:
             return ""
         self.record.missing.setdefault(bare, self.line)

@@ -48,12 +48,14 @@ def _valid_tp(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[in
 
 def _kv_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """Every rank holds the same whole number of key-value heads."""
-    return mask(ctx.model.kv_heads % rows.tp == 0) if _counts_kv(ctx) else everywhere(rows)
+    return mask(ctx.model.common_kv_heads % rows.tp == 0) if _counts_kv(ctx) else everywhere(rows)
 
 
 def _kv_repeat(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    """As ``_kv_split``, or each head is repeated on the same whole number of ranks."""
+    """As ``_kv_split``, or each head is repeated on the same whole number of ranks, equal in all layers."""
     kv = ctx.model.kv_heads
+    if ctx.model.window_kv_heads:
+        return _kv_split(rows, ctx)
     return mask((kv % rows.tp == 0) | (rows.tp % kv == 0)) if _counts_kv(ctx) else everywhere(rows)
 
 
@@ -63,7 +65,7 @@ def _counts_kv(ctx: Context) -> bool:
 
 
 def _kv_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    kv, tp = ctx.model.kv_heads, layout.tp
+    kv, tp = ctx.model.common_kv_heads, layout.tp
     text = f"key-value heads {kv} % tp {tp} = {kv % tp}"
     if tp > kv:
         text += f" and tp {tp} % key-value heads {kv} = {tp % kv}"

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
 
 
+def _of_no_framework(model: ModelSpec) -> Mapping[str, bool]:
+    """What layers none of the frameworks builds."""
+    return {
+        "value heads of another width": model.v_head_dim is not None,
+        "other heads in layers with a window": model.window_kv_heads is not None,
+        "attention sinks in layers with a window alone": model.window_sinks,
+    }
+
+
 def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
     model, moe = ctx.model, ctx.model.moe
     mixed = moe is not None and (len({shape.mlp for shape in ctx.shapes}) > 1 or bool(moe.shared_ffn))
@@ -127,7 +136,7 @@ def _of_nanotron(ctx: Context) -> Mapping[str, bool]:
 
 
 def _lacking(lacks: Callable[[Context], Mapping[str, bool]], ctx: Context) -> list[str]:
-    return [name for name, there in lacks(ctx).items() if there]
+    return [name for name, there in {**lacks(ctx), **_of_no_framework(ctx.model)}.items() if there]
 
 
 def _holds(lacks: Callable[[Context], Mapping[str, bool]]) -> Holds:

@@ -99,7 +99,7 @@ def _widths(ctx: Context) -> tuple[int, ...]:
     model = ctx.model
     shared = (model.moe.shared_ffn,) if model.moe and model.moe.shared_ffn else ()
     heads = (
-        (model.heads * (model.mla.v_head_dim if model.mla else model.head_dim),) if ctx.has_attention else ()
+        (model.heads * (model.mla.v_head_dim if model.mla else model.value_dim),) if ctx.has_attention else ()
     )
     return heads + ctx.dense_ffns + shared
 

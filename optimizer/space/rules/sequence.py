@@ -85,7 +85,7 @@ def _sequence_toml_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _ulysses(rows: LayoutBatch, ctx: Context, *, repeat: bool) -> BoolArray:
-    kv_all = ctx.model.kv_heads if ctx.model.mla is None else ctx.model.heads
+    kv_all = ctx.model.common_kv_heads if ctx.model.mla is None else ctx.model.heads
     heads, kv = ctx.model.heads // rows.tp, np.maximum(kv_all // rows.tp, 1)
     kv_fits = kv % rows.cp == 0
     if repeat:
@@ -106,7 +106,7 @@ def _ulysses_always(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    heads, kv = ctx.model.heads // layout.tp, max(ctx.model.kv_heads // layout.tp, 1)
+    heads, kv = ctx.model.heads // layout.tp, max(ctx.model.common_kv_heads // layout.tp, 1)
     text = f"head-scattering cp {layout.cp} over {heads} heads and {kv} key-value heads per tensor rank"
     return text, {"heads_per_rank": heads, "kv_heads_per_rank": kv, "cp": layout.cp}
 
