@@ -69,6 +69,9 @@ class State(Protocol):
     def unset(self, name: str) -> str:
         """Return the hole of a variable that is not set."""
 
+    def required(self, name: str) -> str:
+        """Return the hole of a variable without which the script stops."""
+
     def assume_unset(self, name: str, instead: str) -> None:
         """Note that a variable is taken as not set outside, so that its default holds."""
 
