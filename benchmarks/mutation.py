@@ -1,26 +1,34 @@
-"""How many small faults the tests notice: one operator, number or condition is changed at a time, and the nearest tests run.
+"""How many small faults the tests notice: one operator, number or condition is changed at a time, and tests follow.
 
-``python benchmarks/mutation.py --sample 200`` changes copies of the core rooms, never the checkout. Of each mutant the tests
-that name its module run, then those of its room; a mutant under which all of them pass has survived. The sample follows from
-the seed; the survivors go to ``benchmarks/mutation_survivors.txt``, which says what nobody would notice.
+``python benchmarks/mutation.py --sample 200`` changes copies of the core rooms, never the checkout. First the tests of
+each room run once, and what functions each one calls is kept (``--calls FILE`` keeps it for more runs). Of each mutant
+those run that call the changed function, tests that name its module first, then the fastest, until ``BUDGET_S`` of what
+they took is spent; a mutant under which all of them pass has survived. The sample follows from the seed; ``--part 2/8``
+tries every eighth of it, and adds its findings to ``--found FILE``. Survivors go to
+``benchmarks/mutation_survivors.txt``: what nobody would notice.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("solve", "cost", "space", "plan", "interop")
@@ -28,8 +36,8 @@ SURVIVORS = ROOT / "benchmarks" / "mutation_survivors.txt"
 TIMEOUT_S = 300.0
 """A mutant that makes the tests run so much longer than they do is noticed."""
 
-NAMED_FILES = 4
-"""Test files that name a module, the shortest first; more would only take longer."""
+BUDGET_S = 30.0
+"""What the tests of one mutant may take, as they took without it; the first test runs whatever it takes."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -90,50 +98,132 @@ def _change(node: ast.AST, field: str, position: int) -> None:
         node.test = ast.UnaryOp(op=ast.Not(), operand=node.test)
 
 
-def nearest_tests(file: Path) -> list[list[str]]:
-    """Return test files to run: first those that name the module, then those of its room."""
-    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    room = file.relative_to(ROOT / "optimizer").parts[0]
-    long = {
-        line.split("::")[0].split("#")[0].strip()
-        for line in (ROOT / "tests/long.txt").read_text("utf-8").splitlines()
-    }
-    tests = [
-        path
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if str(path.relative_to(ROOT)) not in long
+@dataclass(slots=True)
+class Recorder:
+    """A plugin of pytest that notes which functions of the core rooms each test calls, and how long it takes."""
+
+    here: set[tuple[str, int]] = field(default_factory=set)
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Run a test under a tracer of calls; fixtures belong to the test that needs them first."""
+        self.here, start = set(), time.process_time()
+        sys.settrace(self._called)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            calls = sorted(f"{name}:{line}" for name, line in self.here)
+            self.tests[item.nodeid] = {"s": time.process_time() - start, "calls": calls}
+
+    def _called(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        found = code.co_filename.rpartition("optimizer/")[2]
+        if found.partition("/")[0] in ROOMS:
+            self.here.add((found, code.co_firstlineno))
+
+
+def record(room: str, file: Path) -> None:
+    """Run a room's tests and add what each one calls to a file."""
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    command = [sys.executable, str(Path(__file__)), "--record", room, "--calls", str(file)]
+    if not any(test.startswith(f"tests/{room}/") for test in known):
+        subprocess.run(command, cwd=ROOT, check=True)
+
+
+def run_recorded(room: str, file: Path) -> None:
+    """Do what ``record`` asks for, in this process."""
+    recorder = Recorder()
+    pytest.main(["-q", "-p", "no:cacheprovider", f"tests/{room}"], plugins=[recorder])
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    file.write_text(json.dumps(known | recorder.tests), encoding="utf-8")
+
+
+def tests_of(mutant: Mutant, calls: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the tests to run: they call the changed function, or any of the module where it is in none."""
+    own = str(mutant.file.relative_to(ROOT / "optimizer"))
+    line = _function_line(mutant.file, mutant.line)
+    wanted = f"{own}:" if line is None else f"{own}:{line}"
+    found = [
+        test
+        for test, known in calls.items()
+        if any(call.startswith(wanted) if line is None else call == wanted for call in known["calls"])
     ]
-    naming = sorted(
-        (path for path in tests if f"{module} " in path.read_text("utf-8")),
-        key=lambda path: path.stat().st_size,
-    )
-    rest = [path for path in tests if path.parent == ROOT / "tests" / room]
-    first = [str(path.relative_to(ROOT)) for path in naming[:NAMED_FILES]]
-    return (
-        [first, [str(path.relative_to(ROOT)) for path in rest]]
-        if first
-        else [[str(p.relative_to(ROOT)) for p in rest]]
-    )
+    module = ".".join(mutant.file.relative_to(ROOT).with_suffix("").parts)
+    naming = {
+        name
+        for name in {test.partition("::")[0] for test in found}
+        if module in (ROOT / name).read_text("utf-8")
+    }
+    found.sort(key=lambda test: (test.partition("::")[0] not in naming, calls[test]["s"]))
+    spent, chosen = 0.0, list[str]()
+    for test in found:
+        spent += calls[test]["s"]
+        if spent <= BUDGET_S or not chosen:
+            chosen.append(test)
+    return chosen
 
 
-def survives(mutant: Mutant, copy: Path) -> bool:
+def _function_line(file: Path, line: int) -> int | None:
+    """Return the first line, decorators included, of the innermost function around a line; None in a module's own code."""
+    around = [
+        min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, default=None)
+
+
+def survives(mutant: Mutant, copy: Path, tests: list[str]) -> bool:
     """Run the tests against a copy that holds the mutant; True where all of them pass."""
+    if not tests:
+        return True
     place = copy / mutant.file.relative_to(ROOT)
     original = place.read_text("utf-8")
     place.write_text(mutant.source, encoding="utf-8")
     paths = os.pathsep.join([str(copy / "src"), str(copy / "tests")])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
-        for files in nearest_tests(mutant.file):
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
-            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=TIMEOUT_S)
-            if done.returncode:
-                return False
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return False
     finally:
         place.write_text(original, encoding="utf-8")
-    return True
+    return not done.returncode
+
+
+def drawn(sample: int, seed: int, rooms: list[str]) -> list[Mutant]:
+    """Draw the sample: files at random, then one of each file's mutants."""
+    files = [path for room in rooms for path in sorted((ROOT / "optimizer" / room).rglob("*.py"))]
+    chance, known = random.Random(seed), dict[Path, list[Mutant]]()
+    chosen = []
+    for file in chance.choices(files, k=sample):
+        if file not in known:
+            known[file] = list(mutants(file))
+        if known[file]:
+            chosen.append(chance.choice(known[file]))
+    return chosen
+
+
+def try_all(chosen: list[Mutant], calls: dict[str, dict[str, Any]], found: Path | None) -> dict[str, bool]:
+    """Try every mutant that ``found`` does not know; return which of them survived."""
+    known: dict[str, bool] = json.loads(found.read_text("utf-8")) if found and found.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        for number, mutant in enumerate(chosen, 1):
+            if mutant.name in known:
+                continue
+            tests = tests_of(mutant, calls)
+            known[mutant.name] = survives(mutant, copy, tests)
+            if found:
+                found.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            word = "SURVIVES" if known[mutant.name] else "noticed"
+            print(f"{number}/{len(chosen)} {word} {len(tests)} tests {mutant.name}", flush=True)
+    return known
 
 
 def main() -> int:
@@ -141,22 +231,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rooms", nargs="*", default=ROOMS, help="rooms to change")
+    parser.add_argument("--rooms", nargs="*", default=list(ROOMS), help="rooms to change")
+    parser.add_argument("--calls", type=Path, help="file that keeps which test calls what")
+    parser.add_argument("--found", type=Path, help="file that keeps which mutants survived")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="try every Nth mutant, from the Ith on")
+    parser.add_argument("--record", metavar="ROOM", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    files = [path for room in given.rooms for path in sorted((ROOT / "optimizer" / room).rglob("*.py"))]
-    drawn = random.Random(given.seed)
-    chosen = [
-        drawn.choice(found) for file in drawn.choices(files, k=given.sample) if (found := list(mutants(file)))
-    ]
-    survivors: list[str] = []
+    if given.record:
+        run_recorded(given.record, given.calls)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
-        for number, mutant in enumerate(chosen, 1):
-            alive = survives(mutant, copy)
-            survivors += [mutant.name] if alive else []
-            print(f"{number}/{len(chosen)} {'SURVIVES' if alive else 'noticed'} {mutant.name}", flush=True)
+        calls = given.calls or Path(folder) / "calls.json"
+        for room in given.rooms:
+            record(room, calls)
+        known = json.loads(calls.read_text("utf-8"))
+    first, every = map(int, given.part.split("/"))
+    chosen = drawn(given.sample, given.seed, given.rooms)
+    tried = try_all(chosen[first - 1 :: every], known, given.found)
+    left = [mutant.name for mutant in chosen if mutant.name not in tried]
+    if left:
+        print(f"{len(left)} of {len(chosen)} mutants are left for other parts")
+        return 0
+    survivors = [mutant.name for mutant in chosen if tried[mutant.name]]
     share = len(survivors) / max(len(chosen), 1)
     what = f"seed {given.seed}, rooms {' '.join(given.rooms)}"
     head = f"# {len(survivors)} of {len(chosen)} mutants survive ({share:.0%}); {what}"
