@@ -37,11 +37,10 @@ from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.evidence.band import ALL, SHARES
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
-from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
 from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA
-from layoutopt.optimizer.evidence.validate import validate
+from layoutopt.optimizer.evidence.validate import ranked_groups, validate
 from layoutopt.optimizer.topology.links import link_table
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_workload
-from layoutopt.optimizer.sweep.executors.local import LocalExecutor
-from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+from layoutopt.optimizer.sweep.executors.local import LocalExecutor, SerialExecutor
 from layoutopt.optimizer.sweep.families import load_family
 from layoutopt.optimizer.sweep.nested import best_within
 from layoutopt.optimizer.sweep.points import SweepGrid

@@ -167,7 +167,7 @@ def _machine(
 ) -> ClusterSpec:
     """Return the part of the cluster that the job runs on."""
     from layoutopt.optimizer.interop.machines.fabric import gpu_count
-    from layoutopt.optimizer.specs.cluster_part import first_gpus
+    from layoutopt.optimizer.specs.reference_fabric import first_gpus
 
     whole = load_cluster(cluster, names=names)
     listed = gpu_count(nodes, whole.gpus_per_node) if nodes else None

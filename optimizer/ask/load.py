@@ -12,7 +12,7 @@ from layoutopt.optimizer.ask.records import AS_STATED, MAX_COUNT, PYTHON, Loaded
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import BinaryIO
 
     from layoutopt.optimizer.interop.records import ImportedJob, ImportedModel
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
     from layoutopt.optimizer.specs.workload import Workload
+    from layoutopt.optimizer.sweep.families import ClusterFamily
+
 
 STDIN = "-"
 
@@ -70,7 +72,7 @@ def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names 
 def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = PYTHON) -> ClusterSpec:
     """Load a built-in cluster, ``h100x4096``, a file, ``-`` or ``h100@FILE``; only its first ``gpus`` where given."""
     from layoutopt.optimizer.specs import loading
-    from layoutopt.optimizer.specs.cluster_part import first_gpus
+    from layoutopt.optimizer.specs.reference_fabric import first_gpus
 
     text = str(source)
     stream = _stream(source)
@@ -335,3 +337,61 @@ def _stated_run(run: RunChoices, names: Names) -> Callable[[Mapping[str, Any]], 
         return {key: value for key, value in filled.items() if stated.get(key) is None}
 
     return fill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The models and cluster families of a list, and notes on what was read."""
+
+    models: tuple[Workload, ...]
+    families: tuple[ClusterFamily, ...]
+    notes: tuple[str, ...]
+
+
+def load_sources(sources: Sequence[str], run: RunChoices = AS_STATED, *, names: Names = PYTHON) -> Sources:
+    """Tell models from clusters and load both; raises ``InputError`` with the problems of all.
+
+    ``run`` completes models of other tools' files, which don't describe a run.
+    """
+    from layoutopt.optimizer.sweep.families import ClusterFamily, load_family
+
+    problems: list[Problem] = []
+    models, families = [], []
+    for source in sources:
+        try:
+            if _is_model(source):
+                models.append(load_model(source, run, names=names))
+            elif (machine := foreign_cluster(source)) is not None:
+                families.append(ClusterFamily(name=machine.name, base=machine))
+            else:
+                families.append(load_family(source))
+        except InputError as error:
+            problems.extend(error.problems)
+    missing = "a MODEL" if not models else "a CLUSTER" if not families else ""
+    if not problems and missing:
+        what = f"{' '.join(sources)[:60]}: {missing} is missing"
+        problems.append(
+            Problem(key="sweep", what=what, allowed="MODEL... CLUSTER..., e.g. llama3-70b h100x1024")
+        )
+    if problems:
+        raise InputError(*problems)
+    return Sources(
+        models=tuple(model.value for model in models),
+        families=tuple(families),
+        notes=tuple(note for model in models for note in model.notes),
+    )
+
+
+def _is_model(source: str) -> bool:
+    """Tell whether a source is a built-in model, or a file that describes an architecture."""
+    from layoutopt.optimizer.specs.document import exists, parse_document, read_text
+    from layoutopt.optimizer.specs.loading import model_names
+
+    if source in model_names():
+        return True
+    if not exists(Path(source)):
+        return False
+    if is_foreign_model(source):
+        return True
+    data = parse_document(read_text(Path(source)), source).data
+    return isinstance(data, dict) and "architecture" in data

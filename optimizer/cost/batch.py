@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.specs.layout import Switches
+from layoutopt.optimizer.topology.counting import distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.int64]
     Format = tuple[Precision, tuple[Saver, ...], Switches]
+    from collections.abc import Iterator
+
 
 NOTHING_STATED = Switches()
 
@@ -207,3 +210,11 @@ _BOOKS = {"recompute": "recompute", "order": "mesh_order", "schedule": "schedule
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
+
+
+def homogeneous(batch: LayoutBatch, columns: list[IntArray]) -> Iterator[tuple[IntArray, LayoutBatch]]:
+    """Split a batch into rows that are alike in some columns (n,); yields their positions (k,) and themselves."""
+    first, inverse = distinct_rows(columns)
+    for group in range(len(first)):
+        rows = np.flatnonzero(inverse == group)
+        yield rows, batch.take(rows) if len(first) > 1 else batch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.activations import layer_activations
-from layoutopt.optimizer.cost.batch import priced_apart
+from layoutopt.optimizer.cost.batch import homogeneous, priced_apart
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
@@ -16,7 +16,6 @@ from layoutopt.optimizer.cost.data_parallel import DpContext, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
 from layoutopt.optimizer.cost.frozen import is_frozen, trained_parts, trained_share
-from layoutopt.optimizer.cost.grouping import homogeneous
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import row_switches
 from layoutopt.optimizer.cost.layer_units import (

@@ -5,18 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.diagnose.log_causes import causes_in_log, slowest_passes
-from layoutopt.optimizer.diagnose.logged import PASSES, LoggedProfile, SpanRow, span_difference, untold
+from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.diagnose.cause import (
+    FLAGS,
+    LEAST_RATIO,
+    LEAST_SHARE,
+    LINK_RATIO,
+    REMEDIES,
+    Cause,
+    CauseKind,
+    by_seconds,
+)
+from layoutopt.optimizer.diagnose.causes import SLOWER
+from layoutopt.optimizer.diagnose.logged import (
+    PASSES,
+    LoggedProfile,
+    LoggedSpan,
+    SpanRow,
+    alone_s,
+    predicted_spans,
+    span_difference,
+    untold,
+)
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import format_seconds
+from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from layoutopt.optimizer.cost.cost_model import CostModel
-    from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.difference import StepDifference
+    from layoutopt.optimizer.diagnose.predicted import Expectation
     from layoutopt.optimizer.specs.layout import Layout
 
 
@@ -94,3 +115,209 @@ def answers_of_log(found: LogDiagnosis) -> Iterable[str]:
     else:
         who = "the slowest rank" if slow.rank is None else f"rank {slow.rank}"
         yield f"ranks: forward passes of {who} take {slow.ratio:.2f} times those of the fastest, stages aside"
+
+
+FORWARD_TIMERS = ("forward-compute", "fwd")
+UPDATE = (LoggedSpan.GRADIENTS, LoggedSpan.OPTIMIZER)
+TRACES = "traces of a few ranks tell which"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowPasses:
+    """The ranks' forward passes: most over least, the plan's stages aside; ``rank`` where the log lists ranks."""
+
+    rank: int | None
+    ratio: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Log:
+    """What causes are looked for in."""
+
+    profile: LoggedProfile
+    expected: Expectation
+    apart: StepDifference[SpanRow]
+
+    @property
+    def rows(self) -> tuple[SpanRow, ...]:
+        """The rows, sums of gradients apart from the optimizer where timers tell them.
+
+        What is left is the optimizer with the gathers of its weights, whose prediction stays with the gradients': neither is
+        blamed for more than it took.
+        """
+        return tuple(part for row in self.apart.rows for part in self._parts(row))
+
+    def _parts(self, row: SpanRow) -> tuple[SpanRow, ...]:
+        summed_s = alone_s(self.profile, LoggedSpan.GRADIENTS)
+        if row.spans != UPDATE or summed_s is None:
+            return (row,)
+        planned = predicted_spans(self.expected)
+        measured = (summed_s, row.measured_s - summed_s)
+        return tuple(
+            SpanRow(spans=(span,), predicted_s=planned[span], measured_s=seconds, gap_share=None)
+            for span, seconds in zip(UPDATE, measured, strict=True)
+        )
+
+    def row(self, *spans: LoggedSpan) -> SpanRow | None:
+        """Return the row of exactly these spans."""
+        return next((row for row in self.rows if row.spans == spans), None)
+
+
+def causes_in_log(
+    profile: LoggedProfile, expected: Expectation, apart: StepDifference[SpanRow]
+) -> tuple[Cause, ...]:
+    """Return the causes that a log's timers show, the largest first."""
+    log = _Log(profile=profile, expected=expected, apart=apart)
+    least_s = LEAST_SHARE * expected.step_s
+    return by_seconds(cause for rule in RULES for cause in rule(log) if cause.seconds >= least_s)
+
+
+def slowest_passes(profile: LoggedProfile, expected: Expectation) -> SlowPasses | None:
+    """Compare the ranks' forward passes; None where the log does not tell them apart."""
+    name = next((name for name in FORWARD_TIMERS if name in profile.timers_s), None)
+    if name is None:
+        return None
+    least_s, most_s = profile.timers_s[name]
+    if least_s == most_s:
+        return None
+    planned = [stage.seconds(Component.FORWARD) for stage in expected.stages]
+    ratio = most_s / least_s / (max(planned) / min(planned) if min(planned) else 1.0)
+    ranks = profile.rank_timers_s.get(name, {})
+    rank = max(ranks, key=lambda one: ranks[one] / planned[expected.stage_of(one)], default=None)
+    return SlowPasses(rank=rank, ratio=max(ratio, 1.0), seconds=most_s * (1 - 1 / max(ratio, 1.0)))
+
+
+def _data(log: _Log) -> Iterator[Cause]:
+    row = log.row(LoggedSpan.DATA)
+    if row is not None:
+        yield Cause(
+            kind=CauseKind.DATA_LOADER,
+            about="data loader",
+            seconds=row.measured_s,
+            words=f"batches take {format_seconds(row.measured_s)} of a step",
+            evidence=("timer batch-generator",),
+            remedy=REMEDIES[CauseKind.DATA_LOADER],
+        )
+
+
+def _ranks(log: _Log) -> Iterator[Cause]:
+    slow = slowest_passes(log.profile, log.expected)
+    if slow is None or slow.ratio <= SLOWER:
+        return
+    who = "one rank" if slow.rank is None else f"rank {slow.rank}"
+    experts = log.expected.cost.model.moe is not None
+    yield Cause(
+        kind=CauseKind.SLOW_RANK,
+        about=who,
+        seconds=slow.seconds,
+        words=f"forward passes of {who} take {slow.ratio:.2f} times those of the fastest, stages aside",
+        evidence=(f"a slow GPU, or experts that get more tokens: {TRACES}",)
+        if experts
+        else ("the others wait for it",),
+        remedy="that GPU's clocks, temperature and power limit; --timing-log-option all lists ranks (Megatron-LM)",
+    )
+
+
+def _passes(log: _Log) -> Iterator[Cause]:
+    """Backward that is slower than forward recomputes; both slow alike is speed."""
+    forward, backward = log.row(LoggedSpan.FORWARD), log.row(LoggedSpan.BACKWARD)
+    if forward is None or backward is None or not forward.ratio or not backward.ratio:
+        both = [row for row in log.apart.rows if LoggedSpan.FORWARD in row.spans]
+        yield from (
+            _slow(row.words, row.ratio, row.gap_s) for row in both if row.ratio and row.ratio > LEAST_RATIO
+        )
+        return
+    again_s = backward.measured_s - backward.predicted_s * forward.ratio
+    recompute = log.expected.layout.recompute
+    if backward.ratio > LEAST_RATIO * forward.ratio and recompute.granularity is not Granularity.FULL:
+        yield Cause(
+            kind=CauseKind.RECOMPUTATION,
+            about="recompute",
+            seconds=again_s,
+            words=f"backward takes {format_seconds(again_s)} more than forward's speed explains: recomputation",
+            evidence=(
+                f"backward {format_seconds(backward.measured_s)}, forward {format_seconds(forward.measured_s)} of a step; "
+                f"the plan has {backward.predicted_s / forward.predicted_s:.2f} times forward",
+            ),
+            remedy=REMEDIES[CauseKind.RECOMPUTATION],
+        )
+    if forward.ratio > LEAST_RATIO:
+        slower = min(forward.ratio, backward.ratio)
+        seconds = forward.gap_s + max(min(forward.ratio, backward.ratio) - 1, 0.0) * backward.predicted_s
+        yield _slow(
+            "forward and backward passes" if slower > LEAST_RATIO else forward.words, forward.ratio, seconds
+        )
+
+
+def _slow(words: str, ratio: float, seconds: float) -> Cause:
+    return Cause(
+        kind=CauseKind.SLOW_KERNELS,
+        about="passes",
+        seconds=seconds,
+        words=f"{words} take {ratio:.2f} times as long as predicted",
+        evidence=(f"kernels, the layers' traffic or the host: {TRACES}",),
+        remedy="traces of a few ranks; or calibrate, if all layouts of this machine show it",
+    )
+
+
+def _gradients(log: _Log) -> Iterator[Cause]:
+    """Traffic after the passes: alone where it takes what was to be hidden, slow where it takes more than all of it."""
+    row = log.row(LoggedSpan.GRADIENTS)
+    if row is None or row.gap_s <= 0 or not row.measured_s:
+        return
+    whole_s = max(_whole_s(log.expected), row.predicted_s)
+    slow = row.measured_s > LINK_RATIO * whole_s
+    what = row.words if row in log.apart.rows else "gradient sums"
+    yield Cause(
+        kind=CauseKind.SLOW_LINK if slow else CauseKind.NO_OVERLAP,
+        about=Axis.DP.value,
+        seconds=row.gap_s,
+        words=f"{what} take {format_seconds(row.measured_s)} of a step beside the passes: "
+        + ("longer than all of that traffic" if slow else "they are not overlapped"),
+        evidence=(
+            f"{format_seconds(row.predicted_s)} predicted beside the passes, {format_seconds(whole_s)} for all of it alone",
+        ),
+        remedy=REMEDIES[CauseKind.SLOW_LINK] if slow else FLAGS[Axis.DP],
+    )
+
+
+def _whole_s(expected: Expectation) -> float:
+    """Return the seconds of a step's data-parallel calls one after another, of the stage that has most."""
+    from layoutopt.optimizer.cost.collectives import collectives
+
+    stages: dict[int, float] = {}
+    for call in collectives(expected.cost, expected.layout):
+        price_s = expected.transfer_s(Axis.DP, call.kind, call.bytes) if call.axis in ("dp", "edp") else None
+        stages[call.stage] = stages.get(call.stage, 0.0) + call.count * (price_s or 0.0)
+    return max(stages.values(), default=0.0)
+
+
+def _others(log: _Log) -> Iterator[Cause]:
+    """Name the other spans that are longer than predicted."""
+    known = (
+        (LoggedSpan.OPTIMIZER, CauseKind.SLOW_KERNELS, "the optimizer", "a fused, distributed optimizer"),
+        (LoggedSpan.PIPELINE, CauseKind.SLOW_LINK, "sends and waiting in the pipeline",
+         "stages of equal time; the links between them"),
+        (LoggedSpan.REST, CauseKind.HOST_BOUND, "what lies between the timers",
+         "logging, evaluation and checkpoints within the logged steps; the data loader"),
+    )  # fmt: skip
+    for span, kind, words, remedy in known:
+        row = next((row for row in log.rows if row.spans[-1] is span and len(row.spans) < 3), None)
+        if row is not None and (row.ratio is None or row.ratio > LEAST_RATIO):
+            if len(row.spans) > 1:
+                words = row.words
+            elif row not in log.apart.rows and log.expected.layout.zero:
+                words = f"{words} with gathers of weights"
+            yield Cause(
+                kind=kind,
+                about=span.value,
+                seconds=row.gap_s,
+                words=f"{words} took {format_seconds(row.measured_s)}, {format_seconds(row.predicted_s)} predicted",
+                evidence=(f"timers of {log.profile.trainer}, {log.profile.steps} steps",),
+                remedy=remedy,
+            )
+
+
+RULES: tuple[Callable[[_Log], Iterator[Cause]], ...] = (_data, _ranks, _passes, _gradients, _others)
+"""Every rule that looks for causes in a log."""

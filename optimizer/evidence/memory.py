@@ -1,11 +1,17 @@
-"""Predicted against measured memory, and memory verdicts against runs that ran or died."""
+"""Predicted against measured memory: verdicts on runs that ran or died, and the room that a risk of dying asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import ceil
+from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.metrics import ErrorSummary, relative_error, summarize
+from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -13,6 +19,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.predict import Prediction
+
 
 NOT_STATED = "not stated"
 _KINDS = ("allocated", "reserved", "nvidia-smi")
@@ -103,3 +110,35 @@ def _row(case: Case, prediction: Prediction) -> MemoryRow:
 
 def _judged(pairs: Sequence[tuple[Case, Prediction]], verdict: Verdict) -> tuple[str, ...]:
     return tuple(case.run.id for case, prediction in pairs if verdict_of(prediction) is verdict)
+
+
+LEAST_RISK = 1e-6
+"""Smaller chances are not told apart by some tens of runs."""
+
+
+@cache
+def peak_ratios() -> tuple[float, ...]:
+    """Return measured over predicted peaks of allocated memory, in order, of runs that state all that decides them."""
+    text = (
+        resources.files("layoutopt.optimizer.evidence")
+        .joinpath("peak_ratios.yaml")
+        .read_text(encoding="utf-8")
+    )
+    return tuple(sorted(map(float, plain_yaml(text)["ratios"])))
+
+
+def reserve_of_risk(risk: float) -> float:
+    """Return the share of usable memory to leave free for a chance of at most ``risk`` of running out of it.
+
+    The measured peak is above the predicted one by no more than the order statistic that leaves so much of n + 1 equally
+    likely places above it, and by no more than a normal error of their mean and spread: the larger of the two counts.
+    Raises ``InputError`` for a risk below ``LEAST_RISK`` or not below 1.
+    """
+    if not LEAST_RISK <= risk < 1:
+        raise input_error(
+            f"{risk:.3g} is no chance", f"{LEAST_RISK:g} up to below 1, e.g. 1%", key="oom_risk"
+        )
+    ratios = peak_ratios()
+    place = min(max(ceil((len(ratios) + 1) * (1 - risk)), 1), len(ratios))
+    normal = NormalDist(fmean(ratios), stdev(ratios)).inv_cdf(1 - risk)
+    return max(1 - 1 / max(ratios[place - 1], normal), 0.0)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.solve.judge import judge_layout
-from layoutopt.optimizer.specs.cluster_part import resized
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.reference_fabric import resized
 from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from layoutopt.optimizer.interop.records import (
 )
 from layoutopt.optimizer.specs.canonical import encode
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.layer_runs import LAYER_KINDS, indexer_pattern
 from layoutopt.optimizer.specs.model import ADAMW, LayerShape, Mixer, Mlp, Norm
-from layoutopt.optimizer.specs.stacks import LAYER_KINDS, indexer_pattern
 from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer
 
 if TYPE_CHECKING:

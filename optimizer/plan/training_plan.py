@@ -9,8 +9,7 @@ from layoutopt.optimizer.cost.budget import Budget, training_budget
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.plan.fault_plan import FaultPlan, expected_wall_s, plan_faults
 from layoutopt.optimizer.plan.options import PlanOptions
-from layoutopt.optimizer.plan.recipe import Recipe, recipe_layout
-from layoutopt.optimizer.plan.vendor import VendorLayout, vendor_layout
+from layoutopt.optimizer.plan.recipe import Recipe, VendorLayout, recipe_layout, vendor_layout
 from layoutopt.optimizer.plan.watch import WatchList, watch_list
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.specs.errors import input_error

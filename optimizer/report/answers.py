@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.report.shown import Answer
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +24,67 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ExportedJob
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
     from layoutopt.optimizer.solve.model.cp_model import CpModel
-    from layoutopt.optimizer.solve.plan import Judgement, Plan
+    from layoutopt.optimizer.solve.plan import Judgement, Plan, SolveOptions
     from layoutopt.optimizer.solve.resolve import OpenModel, Resolved
     from layoutopt.optimizer.solve.search.demands import Constrain
     from layoutopt.optimizer.space.options import Value
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
+    from layoutopt.optimizer.specs.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(ABC):
+    """An answer that shows itself: one line as repr, tables as text and in notebooks."""
+
+    workload: Workload = field(repr=False)
+    cluster: ClusterSpec = field(repr=False)
+    options: SolveOptions = field(repr=False)
+
+    @abstractmethod
+    def _tables(self) -> RenderableType:
+        """Return the tables that the command prints."""
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from layoutopt.optimizer.report.tables.console import WIDTH, Printable
+
+        target = Console(
+            width=WIDTH, highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False
+        )
+        with target.capture() as captured:
+            target.print(Printable(self._tables()), crop=False)
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+    def _repr_html_(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        from layoutopt.optimizer.report.tables.console import WIDTH, Printable
+
+        target = Console(
+            width=WIDTH,
+            record=True,
+            highlight=False,
+            emoji=False,
+            markup=False,
+            file=StringIO(),
+            force_terminal=True,
+        )
+        target.print(Printable(self._tables()), crop=False)
+        template = '<pre style="line-height:1.3;overflow-x:auto">{code}</pre>'
+        return target.export_html(inline_styles=True, code_format=template)
+
+    @property
+    def question_line(self) -> str:
+        """Return the model and the cluster in a few words."""
+        return printable(
+            f"{self.workload.model.name} on {self.cluster.gpu_count:,} x {self.cluster.gpu.name}"
+        )
+
 
 SHOWN_GAP = 5e-7
 """Gaps below this are the rounding of the solver's integers."""
@@ -188,7 +244,7 @@ class Evaluation(Answer):
 
     def _tables(self) -> RenderableType:
         from layoutopt.optimizer.evidence.honesty import assess_layout
-        from layoutopt.optimizer.report.tables.verdict import judgement_tables
+        from layoutopt.optimizer.report.tables.answer import judgement_tables
         from layoutopt.optimizer.solve.run_preset import preset_of_plan
 
         options = self.options

@@ -13,8 +13,8 @@ from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
 from layoutopt.optimizer.space.savers import saver_sets
 from layoutopt.optimizer.space.switch_sets import declared_switches, switch_sets
+from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.vocabulary import (
     OP_MODULE,
     RECOMPUTE_MODULES,

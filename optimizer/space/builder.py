@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.space.counting import Tally
-from layoutopt.optimizer.space.modifier_counts import CountedRows, count_modifiers
+from layoutopt.optimizer.space.counting import CountedRows, Tally, count_modifiers
 from layoutopt.optimizer.space.modifiers import blank_batch
 
 if TYPE_CHECKING:

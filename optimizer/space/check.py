@@ -10,7 +10,7 @@ from layoutopt.optimizer.frameworks.record import NEWEST
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Split
 from layoutopt.optimizer.space.context import make_context
-from layoutopt.optimizer.space.effective import with_stages
+from layoutopt.optimizer.space.effective import effective, with_stages
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import MEGATRONS, BrokenRule, launch_rules
 from layoutopt.optimizer.space.rules import RULES
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+
 
 _POSITIVE = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batches")
 
@@ -203,3 +204,30 @@ def _repeated_heads(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
             reason="repeated heads cost memory on every rank",
             factors={"kv_heads": kv, "tp": tp},
         )
+
+
+MAX_REPAIRS = 40
+"""More than there are rules that a layout breaks one after another; beyond it repairs go in circles."""
+
+
+def nearest_launchable(layout: Layout, ctx: Context) -> tuple[tuple[BrokenRule, ...], Layout | None]:
+    """Return what a layout breaks, and the nearest layout at its GPUs and global batch that breaks nothing.
+
+    A layout that breaks nothing is its own nearest. Each rule moves its axis to the nearest value: ZeRO-1 becomes
+    torchtitan's "never reshard", virtual stages one per rank where there is no interleaving, recomputation per stage
+    one depth for all. None where a rule has no layout nearby, or repairs undo one another.
+    """
+    current = effective(with_stages(effective(layout, ctx), ctx), ctx)
+    faults = find_faults(current, ctx)
+    reasons, seen = tuple(fault.reason for fault in faults), [current]
+    for _ in range(MAX_REPAIRS):
+        if not faults:
+            return reasons, current
+        options = (fault.repair() for fault in faults)
+        moved = (effective(with_stages(option, ctx), ctx) for option in options if option is not None)
+        following = next((option for option in moved if option not in seen), None)
+        if following is None:
+            return reasons, None
+        seen.append(following)
+        current, faults = following, find_faults(following, ctx)
+    return reasons, None

@@ -1,8 +1,20 @@
-"""How many tuples a space declares and how many each rule removes."""
+"""How many tuples a space declares, how many each rule removes, and modifier choices counted without building them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layoutopt.optimizer.cost.batch import compact
+from layoutopt.optimizer.specs.vocabulary import Granularity
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
+    from layoutopt.optimizer.space.modifiers import BoolArray, Masks, Modifiers
+
+    Counts = list[tuple[str, IntArray]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +73,135 @@ class Tally:
             remaining_degrees=remaining_degrees,
             remaining_tuples=remaining_tuples,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRows:
+    """Degree rows that have a valid modifier choice, with one such choice each.
+
+    ``tuples`` (n,) is the number of valid choices of a row, ``whole_layer_tuples`` of those with whole-layer
+    recomputation.
+    """
+
+    rows: LayoutBatch
+    tuples: IntArray
+    whole_layer_tuples: IntArray
+    counts: SpaceCounts
+
+
+@dataclass(frozen=True, slots=True)
+class _Final:
+    """Valid choices: of schedule and precision per row, of ZeRO and order per fold, and the (R, P) table."""
+
+    schedule: BoolArray
+    precision: BoolArray
+    zero: BoolArray
+    order: BoolArray
+    table: BoolArray
+
+
+def count_modifiers(
+    modifiers: Modifiers, tally: Tally, folds: LayoutBatch, rows: LayoutBatch, fold: IntArray
+) -> CountedRows:
+    """Count what each rule on modifiers removes from ``rows`` and keep the rows that have a choice left.
+
+    ``folds`` are the rows' distinct (tp, cp, pp, dp, ep, etp) and ``fold`` each row's position among them:
+    ZeRO and mesh order depend on nothing else.
+    """
+    m = modifiers
+    others = len(m.zero) * len(m.orders)
+    pairs = len(m.recomputes) * len(m.precisions)
+    masks = m.masks("schedule", rows)
+    declared = _left(m.declared_schedules(rows.pp, rows.vp))
+    schedules = _step(tally, _lefts(masks), declared, np.full(len(rows), others * pairs))
+    precision, table, paired = _pairs(m, tally, rows, schedules * others)
+    per_row = schedules * paired
+    per_fold = np.bincount(fold, weights=per_row, minlength=len(folds)).astype(np.int64)
+    alive = np.bincount(fold, weights=per_row > 0, minlength=len(folds)).astype(np.int64)
+    zeros, orders = m.masks("zero", folds), m.masks("order", folds)
+    zero = _step(tally, _lefts(zeros), np.full(len(folds), len(m.zero)), per_fold * len(m.orders), alive)
+    order = _step(tally, _lefts(orders), np.full(len(folds), len(m.orders)), per_fold * zero, alive)
+    per_choice = (zero * order)[fold]
+    tuples = per_row * per_choice
+    keep = np.flatnonzero(tuples)
+    full = np.array([r.granularity is Granularity.FULL for r in m.recomputes], dtype=bool)
+    whole = _weighted(precision, table[full].sum(axis=0)) * schedules * per_choice
+    final = _Final(masks[-1][1], precision, zeros[-1][1], orders[-1][1], table)
+    return CountedRows(
+        rows=_with_choice(m, folds, rows.take(keep), fold[keep], keep, final),
+        tuples=tuples[keep],
+        whole_layer_tuples=whole[keep],
+        counts=tally.counts(len(keep), int(tuples.sum())),
+    )
+
+
+def _pairs(
+    m: Modifiers, tally: Tally, rows: LayoutBatch, others: IntArray
+) -> tuple[BoolArray, BoolArray, IntArray]:
+    """Count pairs of recomputation and precision: the precision mask, the (R, P) table, pairs per row."""
+    choices = len(m.recomputes)
+    masks, tables = m.masks("precision", rows), m.recompute_masks()
+    precision = masks[-1][1]
+    steps = [(name, choices * left) for name, left in _lefts(masks)]
+    steps += [(name, _weighted(precision, table.sum(axis=0))) for name, table in tables]
+    declared = np.full(len(rows), len(m.precisions) * choices)
+    return precision, tables[-1][1], _step(tally, steps, declared, others)
+
+
+def _left(mask: BoolArray) -> IntArray:
+    """Count the choices of each row; column by column, since masks are tall and narrow."""
+    return _weighted(mask, np.ones(mask.shape[1], dtype=np.int64))
+
+
+def _lefts(masks: Masks) -> Counts:
+    return [(name, _left(mask)) for name, mask in masks]
+
+
+def _weighted(mask: BoolArray, weights: IntArray) -> IntArray:
+    """Add up the weights of each row's choices."""
+    total = np.zeros(len(mask), dtype=np.int64)
+    for column, weight in enumerate(weights.tolist()):
+        total += weight * mask[:, column]
+    return total
+
+
+def _step(
+    tally: Tally, steps: Counts, count: IntArray, others: IntArray, degrees: IntArray | None = None
+) -> IntArray:
+    """Tell the tally what each rule removes, given the choices of all other modifiers.
+
+    ``steps`` lists the choices left per row after each rule, ``degrees`` the degree tuples behind each row,
+    by default one. Returns the choices left at the end.
+    """
+    for name, left in steps:
+        gone = count - left
+        if gone.any():
+            lost = (left == 0) & (gone > 0) & (others > 0)
+            rows = int(np.count_nonzero(lost) if degrees is None else degrees[lost].sum())
+            tally.remove(name, rows, int((gone * others).sum()))
+        count = left
+    return count
+
+
+def _with_choice(
+    m: Modifiers, folds: LayoutBatch, rows: LayoutBatch, fold: IntArray, keep: IntArray, final: _Final
+) -> LayoutBatch:
+    """Give every row its first valid choices; of ZeRO stages the one nearest to 1, not grouped."""
+    if not len(rows):
+        return rows
+    stages = np.array([choice.stage for choice in m.zero], dtype=np.int64)
+    grouped = np.array([bool(choice.level_gpus or choice.shard) for choice in m.zero])
+    preference = np.lexsort((grouped, np.abs(stages - 1)))
+    chosen = preference[final.zero[:, preference].argmax(axis=1)]
+    shard = m.shards(folds)[np.arange(len(folds)), chosen]
+    precision = (final.precision[keep] & final.table.any(axis=0)).argmax(axis=1)
+    codes = {
+        "zero": stages[chosen][fold],
+        "hsdp_shard": shard[fold],
+        "order": final.order.argmax(axis=1)[fold],
+        "schedule": final.schedule[keep].argmax(axis=1),
+        "precision": precision,
+        "recompute": final.table.argmax(axis=0)[precision],
+    }
+    stored: dict[str, Any] = {name: compact(column) for name, column in codes.items()}
+    return replace(rows, **stored)

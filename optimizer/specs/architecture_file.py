@@ -10,7 +10,15 @@ from pydantic import BeforeValidator, Field
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import NAMES, SWITCH, FieldKind, quantity, unknown_word, whole, word
-from layoutopt.optimizer.specs.layer_runs import runs_of
+from layoutopt.optimizer.specs.layer_runs import (
+    LAYER_KINDS,
+    MAX_LAYERS,
+    mlp_kinds,
+    runs_of,
+    with_indexers,
+    with_width,
+    with_windows,
+)
 from layoutopt.optimizer.specs.model import (
     IndexerSpec,
     LinearSpec,
@@ -21,14 +29,6 @@ from layoutopt.optimizer.specs.model import (
     ModelSpec,
     MoeSpec,
     Norm,
-)
-from layoutopt.optimizer.specs.stacks import (
-    LAYER_KINDS,
-    MAX_LAYERS,
-    mlp_kinds,
-    with_indexers,
-    with_width,
-    with_windows,
 )
 from layoutopt.optimizer.specs.units import NUMBER, shown
 

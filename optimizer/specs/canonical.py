@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 from layoutopt.optimizer.specs.cluster import ClusterSpec
 from layoutopt.optimizer.specs.document import dotted
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Layout, Switches
 from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
 from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
-from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.units import shown
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
 from layoutopt.optimizer.specs.workload import Workload

@@ -12,10 +12,10 @@ from layoutopt.optimizer.specs.document import Document, plain_scalar
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.file_model import FileModel, validate
 from layoutopt.optimizer.specs.kinds import SWITCH, FieldKind, as_kind_error, unknown_word, whole, word
+from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Recompute, Switches, VirtualStage
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.units import shown
 from layoutopt.optimizer.specs.vocabulary import (
     OP_MODULE,

@@ -12,7 +12,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.specs.cluster_text import cluster_mapping
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.gpu_catalog import find_gpu, split_reference
+from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS, build_reference, resized
+from layoutopt.optimizer.specs.units import shown
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
     Fill = Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """From what a file's ``training`` states to what fills the rest of it."""
+    from collections.abc import Callable, Mapping
+
 
 MAX_PLAN_BYTES = 100_000_000
 """A plan holds a stage list and a certificate beside the layout."""
@@ -112,7 +118,6 @@ def parse_cluster(text: str, file: str) -> ClusterSpec:
 
 
 def _cluster(document: Document, name: str) -> ClusterSpec:
-    from layoutopt.optimizer.specs.cluster_base import with_base
     from layoutopt.optimizer.specs.cluster_file import ClusterFile
     from layoutopt.optimizer.specs.file_model import validate
 
@@ -290,3 +295,59 @@ def _siblings(path: Path) -> list[str]:
         return sorted(item.name for item in path.parent.iterdir() if item.suffix in SUFFIXES)[:1000]
     except (OSError, ValueError):
         return []
+
+
+OWN_KEYS = ("name", "base", "source")
+"""Keys that a base does not lend."""
+
+
+def with_base(document: Document, load: Callable[[str], ClusterSpec]) -> Document:
+    """Return a cluster file with the keys of its base filled in; ``load`` reads a built-in by name.
+
+    The network grows or shrinks with a stated number of GPUs. Raises ``InputError`` for an unknown base.
+    """
+    stated = document.data
+    if not isinstance(stated, dict) or not isinstance(stated.get("base"), str):
+        return document
+    name = stated["base"]
+    if "/" in name or "." in name:  # a base is a name: files could be each other's base without end
+        problem = document.problem(
+            ("base",), f"{shown(name)} is a file", "a built-in cluster, or NAMExN: h100x1024"
+        )
+        raise InputError(problem)
+    try:
+        lent = cluster_mapping(_sized(name, load, _count(stated)))
+    except InputError as error:
+        raise InputError(
+            *(document.problem(("base",), found.what, found.allowed) for found in error.problems)
+        ) from None
+    for one, other in (("gpus", "nodes"), ("nodes", "gpus")):
+        if stated.get(one) is not None:
+            lent.pop(other, None)
+    own = {key: value for key, value in stated.items() if value is not None}
+    return document.replaced((), {**{key: lent[key] for key in lent if key not in OWN_KEYS}, **own})
+
+
+def _sized(name: str, load: Callable[[str], ClusterSpec], count: Callable[[int], int | None]) -> ClusterSpec:
+    """Load the base at the number of GPUs that the file states, at its own where it states none."""
+    reference = split_reference(name)
+    if reference is not None:
+        entry = find_gpu(reference[0])
+        return build_reference(entry, count(entry.gpu.gpus_per_node) or reference[1])
+    base = load(name)
+    gpus = count(base.gpus_per_node)
+    return base if gpus in (None, base.gpu_count) or base.graph is not None else resized(base, int(gpus or 0))
+
+
+def _count(stated: Mapping[str, Any]) -> Callable[[int], int | None]:
+    """Return the number of GPUs that a file states, given the base's node size; what is no number is judged later."""
+
+    def gpus(base_node: int) -> int | None:
+        """Return the GPUs that the file states, over nodes of the base's size unless stated."""
+        node, nodes = stated.get("gpus_per_node", base_node), stated.get("nodes")
+        found = stated.get("gpus") or (
+            nodes * node if isinstance(nodes, int) and isinstance(node, int) else None
+        )
+        return found if isinstance(found, int) and 1 <= found <= MAX_GPUS else None
+
+    return gpus

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.parameters import check_names
 from layoutopt.optimizer.specs.canonical import digest, to_plain
-from layoutopt.optimizer.specs.cluster_part import resized
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.loading import load_cluster, reference_cluster
+from layoutopt.optimizer.specs.reference_fabric import resized
 from layoutopt.optimizer.topology.graph import cluster_tiers, network_bytes_per_s
 
 if TYPE_CHECKING:

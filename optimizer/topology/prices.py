@@ -14,8 +14,14 @@ from layoutopt.optimizer.topology.closest import (
     split_bounds,
     tree_bounds,
 )
-from layoutopt.optimizer.topology.collectives import ring_lines, sharp_lines, tree_lines
-from layoutopt.optimizer.topology.exchange import exchange_lines, hop_lines, split_lines
+from layoutopt.optimizer.topology.collectives import (
+    exchange_lines,
+    hop_lines,
+    ring_lines,
+    sharp_lines,
+    split_lines,
+    tree_lines,
+)
 from layoutopt.optimizer.topology.explicit import resolve_graph
 from layoutopt.optimizer.topology.fabric import Fabric, useful_lines
 from layoutopt.optimizer.topology.graph import cluster_graph

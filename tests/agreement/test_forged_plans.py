@@ -20,8 +20,8 @@ from layoutopt.optimizer.report.verification import verify_plan, write_again
 from layoutopt.optimizer.solve.api import freer_gain, solve_layout
 from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
-from layoutopt.optimizer.solve.verify.again import COUNTS
 from layoutopt.optimizer.solve.verify.api import rebuild
+from layoutopt.optimizer.solve.verify.claim import COUNTS
 from layoutopt.optimizer.solve.verify.claim import verify_plan as check_plan
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.errors import InputError

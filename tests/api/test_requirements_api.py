@@ -191,7 +191,7 @@ def test_second_goals_are_verified() -> None:
 def test_sweeps_start_from_layouts_that_meet_the_requirements() -> None:
     """A neighbour's layout that misses a requirement gives no step time to beat."""
     from layoutopt.optimizer.solve.inputs import Question
-    from layoutopt.optimizer.sweep.warm_start import warm_start_s
+    from layoutopt.optimizer.sweep.work import warm_start_s
 
     model = load_model("llama3-8b", global_batch=64)
     neighbour = solve(model, load_cluster("h100x8"))

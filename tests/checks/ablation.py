@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Ablation
 from layoutopt.optimizer.cost.constants import constant_table
-from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import (
     ErrorSummary,
     RankingSummary,
@@ -17,6 +16,7 @@ from layoutopt.optimizer.evidence.metrics import (
     summarize_ranking,
 )
 from layoutopt.optimizer.evidence.predict import predict
+from layoutopt.optimizer.evidence.validate import ranked_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

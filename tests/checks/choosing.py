@@ -12,7 +12,7 @@ from checks.fit import source_of
 from checks.healthy import healthy
 from layoutopt.optimizer.evidence.belief import DRAWS, Belief, suggest
 from layoutopt.optimizer.evidence.discrepancy import Discrepancy
-from layoutopt.optimizer.evidence.groups import layout_key, members
+from layoutopt.optimizer.evidence.validate import layout_key, members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

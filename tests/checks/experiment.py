@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.calibrate import LEAST_SPREAD
-from layoutopt.optimizer.evidence.groups import members
 from layoutopt.optimizer.evidence.robust import huber_location
+from layoutopt.optimizer.evidence.validate import members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import rank_group, summarize_ranking
+from layoutopt.optimizer.evidence.validate import ranked_groups
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping

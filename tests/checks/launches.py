@@ -24,8 +24,7 @@ from layoutopt.optimizer.interop.launch.export import NotExpressible
 from layoutopt.optimizer.interop.launch.target import Target, context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
 from layoutopt.optimizer.interop.shell.scripts import read_commands
-from layoutopt.optimizer.space.check import find_faults
-from layoutopt.optimizer.space.repair import nearest_launchable
+from layoutopt.optimizer.space.check import find_faults, nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches

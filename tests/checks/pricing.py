@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from layoutopt.optimizer.evidence.prepare import PreparedGroup, group_step_times_s, prepare
+from layoutopt.optimizer.evidence.profile import PreparedGroup, group_step_times_s, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -14,8 +14,8 @@ from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.json_forms import to_plain
+from layoutopt.optimizer.report.tables.answer import divisors
 from layoutopt.optimizer.report.tables.layout import layout_text
-from layoutopt.optimizer.report.tables.memory import divisors
 from layoutopt.optimizer.simulate.layouts import simulate_workload
 from layoutopt.optimizer.solve.explain.fullest import fullest_rank
 from layoutopt.optimizer.specs.layout import Layout

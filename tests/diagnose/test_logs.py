@@ -18,7 +18,7 @@ from layoutopt.cli import main
 from layoutopt.optimizer.ask.planned import load_planned
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import LoggedSpan
-from layoutopt.optimizer.interop.profiles.log import read_log
+from layoutopt.optimizer.interop.profiles.read import read_log
 from layoutopt.optimizer.specs.loading import load_cluster
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from scipy.stats import kendalltau
 
 from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case
-from layoutopt.optimizer.evidence.groups import ranked_groups
 from layoutopt.optimizer.evidence.metrics import (
     RankedGroup,
     is_clear,
@@ -22,6 +21,7 @@ from layoutopt.optimizer.evidence.metrics import (
     summarize_ranking,
 )
 from layoutopt.optimizer.evidence.robust import huber_location
+from layoutopt.optimizer.evidence.validate import ranked_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case
 from layoutopt.optimizer.evidence.parameters import check_values
 from layoutopt.optimizer.evidence.predict import predict
-from layoutopt.optimizer.report.tables.calibration import calibration_tables
+from layoutopt.optimizer.report.tables.term_calibration import calibration_tables
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checks.published import read_runs
 
-from layoutopt.optimizer.evidence.memory_risk import peak_ratios, reserve_of_risk
+from layoutopt.optimizer.evidence.memory import peak_ratios, reserve_of_risk
 from layoutopt.optimizer.evidence.validate import validate
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.evidence.recipes import with_recipe
+from layoutopt.optimizer.evidence.cases import with_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

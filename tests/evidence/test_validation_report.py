@@ -15,7 +15,7 @@ from layoutopt.optimizer.evidence.case import Case
 from layoutopt.optimizer.evidence.cases import build_case, build_cases
 from layoutopt.optimizer.evidence.memory import compare_memory, verdict_of
 from layoutopt.optimizer.evidence.predict import Prediction, predict
-from layoutopt.optimizer.evidence.prepare import prepare, step_times_s
+from layoutopt.optimizer.evidence.profile import prepare, step_times_s
 from layoutopt.optimizer.evidence.validate import validate
 from layoutopt.optimizer.report.json_forms import validation_to_plain
 from layoutopt.optimizer.specs.vocabulary import Verdict

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.evidence.run import COLUMNS
-from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
 from layoutopt.optimizer.interop.machines.nvidia_topo import import_topo
-from layoutopt.optimizer.interop.machines.slurm import import_topology_yaml
+from layoutopt.optimizer.interop.machines.slurm import expand_hostlist, import_topology_yaml
 from layoutopt.optimizer.interop.measured.logs import import_nanotron_log, import_torchtitan_log
 from layoutopt.optimizer.interop.measured.megatron_log import import_megatron_log
 from layoutopt.optimizer.interop.sources import FileKind, import_path, import_text

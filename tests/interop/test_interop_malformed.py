@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.interop.files import imported_to_plain
-from layoutopt.optimizer.interop.machines.hostlist import expand_hostlist
+from layoutopt.optimizer.interop.machines.slurm import expand_hostlist
 from layoutopt.optimizer.interop.sources import KINDS, FileKind, import_path, import_text, read_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout_string import parse_layout_string

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.plan.recipe import recipe_layout
-from layoutopt.optimizer.plan.vendor import published_layouts, vendor_layout
+from layoutopt.optimizer.plan.recipe import published_layouts, recipe_layout, vendor_layout
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.gpu_catalog import find_gpu

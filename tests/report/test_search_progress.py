@@ -72,7 +72,7 @@ def test_interrupt_asks_first_and_aborts_then() -> None:
     """The first Ctrl-C sets the flag, the second raises, and the old handler is back afterwards."""
     import signal
 
-    from layoutopt.optimizer.report.commands.interrupt import Interrupt
+    from layoutopt.optimizer.report.commands.searching import Interrupt
 
     before, told = signal.getsignal(signal.SIGINT), []
     with pytest.raises(KeyboardInterrupt), Interrupt(lambda: told.append(1)) as interrupt:

@@ -13,13 +13,18 @@ from rich.console import Console
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.report.tables.answer import (
+    divisor_table,
+    divisors,
+    judgement_tables,
+    memory_table,
+    verify_tables,
+)
 from layoutopt.optimizer.report.tables.console import grid, section
 from layoutopt.optimizer.report.tables.layout import grouped_ranks, layout_text, stage_table
-from layoutopt.optimizer.report.tables.memory import divisor_table, divisors, memory_table
 from layoutopt.optimizer.report.tables.plan import Shown, plan_tables
 from layoutopt.optimizer.report.tables.proof import gap_words, rough_count
 from layoutopt.optimizer.report.tables.step_time import breakdown_table, rates_table
-from layoutopt.optimizer.report.tables.verdict import judgement_tables, verify_tables
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions

@@ -228,7 +228,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """Rows of a small sweep over sizes and networks; one point fits nowhere."""
     from layoutopt.optimizer.report.json_forms import plan_to_plain
     from layoutopt.optimizer.specs.loading import load_workload
-    from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+    from layoutopt.optimizer.sweep.executors.local import SerialExecutor
     from layoutopt.optimizer.sweep.families import load_family
     from layoutopt.optimizer.sweep.points import SweepGrid
     from layoutopt.optimizer.sweep.run import run_sweep

@@ -12,7 +12,6 @@ import pytest
 
 from layoutopt.optimizer.cost.components import Component, Place
 from layoutopt.optimizer.cost.orders import Pipeline
-from layoutopt.optimizer.report.html.drawn_step import MAX_OPERATIONS, DrawnStep, draw_step, drawn_pipeline
 from layoutopt.optimizer.report.html.memory import grouped_bytes, memory_chart, memory_message
 from layoutopt.optimizer.report.html.palette import LIGHT
 from layoutopt.optimizer.report.html.scaling import (
@@ -23,8 +22,14 @@ from layoutopt.optimizer.report.html.scaling import (
     step_time_chart,
 )
 from layoutopt.optimizer.report.html.series import DrawnLines, lines_by_model, short
-from layoutopt.optimizer.report.html.step import step_chart
-from layoutopt.optimizer.report.html.ties import ties_block, ties_chart
+from layoutopt.optimizer.report.html.solved import ties_block, ties_chart
+from layoutopt.optimizer.report.html.step import (
+    MAX_OPERATIONS,
+    DrawnStep,
+    draw_step,
+    drawn_pipeline,
+    step_chart,
+)
 from layoutopt.optimizer.report.html.timeline import timeline_chart
 from layoutopt.optimizer.report.html.topology import placed_levels, shown_axes, topology_chart
 from layoutopt.optimizer.report.html.wall import goodput_chart, recipe_chart, wall_chart, wall_days

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.explain.api import explain_layout, why_not
-from layoutopt.optimizer.solve.explain.lattice import cheapest_path
+from layoutopt.optimizer.solve.explain.path import cheapest_path
 from layoutopt.optimizer.solve.judge import BORDERLINE, judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions

@@ -16,7 +16,7 @@ from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.solve import api
 from layoutopt.optimizer.solve.certificate import Status
-from layoutopt.optimizer.solve.explain import conflict, infeasible, least_memory, suggest
+from layoutopt.optimizer.solve.explain import infeasible, least_memory
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search import best_first
@@ -56,8 +56,7 @@ def test_explanation_ends_with_the_time(cut_short: Plan, monkeypatch: pytest.Mon
     workload, cluster = load_workload(TOO_LARGE[0]), load_cluster(TOO_LARGE[1])
     question = Question(workload=workload, cluster=cluster, options=SolveOptions())
     source = question.costed_space()
-    for module in (conflict, infeasible, suggest):
-        monkeypatch.setattr(module, "BestFirst", None)
+    monkeypatch.setattr(infeasible, "BestFirst", None)
     monkeypatch.setattr(least_memory, "CpModel", None)
     monkeypatch.setattr(Question, "costed_space", None)
     assert infeasible.explain_infeasible(question, source, lambda: True).cut_short

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.solve.certificate import Certificate, inputs_digest, table_digest
-from layoutopt.optimizer.solve.verify.again import COUNTS
-from layoutopt.optimizer.solve.verify.claim import verify_plan
+from layoutopt.optimizer.solve.verify.claim import COUNTS, verify_plan
 from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
 from layoutopt.optimizer.specs.errors import InputError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from layoutopt.optimizer.specs.cluster_part import first_gpus
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_cluster
+from layoutopt.optimizer.specs.reference_fabric import first_gpus
 
 
 @pytest.mark.parametrize(

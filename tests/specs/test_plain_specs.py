@@ -26,6 +26,7 @@ from layoutopt.optimizer.specs.cluster import (
     StorageSpec,
 )
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.loading import cluster_names, load_cluster, load_workload, model_names
 from layoutopt.optimizer.specs.model import (
@@ -41,7 +42,6 @@ from layoutopt.optimizer.specs.model import (
     TrainingSpec,
 )
 from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
-from layoutopt.optimizer.specs.stacks import MAX_LAYERS
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Granularity, Precision, Saver, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 

@@ -10,8 +10,7 @@ import pytest
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.inputs import cost_model_digest
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.sweep.executors.local import LocalExecutor
-from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+from layoutopt.optimizer.sweep.executors.local import LocalExecutor, SerialExecutor
 from layoutopt.optimizer.sweep.work import SolveWork, Task
 
 if TYPE_CHECKING:

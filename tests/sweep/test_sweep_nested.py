@@ -15,7 +15,7 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.context import RunOptions
 from layoutopt.optimizer.specs.loading import load_cluster
 from layoutopt.optimizer.specs.vocabulary import Verdict
-from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+from layoutopt.optimizer.sweep.executors.local import SerialExecutor
 from layoutopt.optimizer.sweep.families import tier_rows, with_network
 from layoutopt.optimizer.sweep.nested import best_within
 from layoutopt.optimizer.sweep.run import run_sweep

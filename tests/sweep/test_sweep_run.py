@@ -13,7 +13,7 @@ import pytest
 
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan
-from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+from layoutopt.optimizer.sweep.executors.local import SerialExecutor
 from layoutopt.optimizer.sweep.owners import new_owner
 from layoutopt.optimizer.sweep.rows import Outcome
 from layoutopt.optimizer.sweep.run import SweepProgress, SweepResult, run_sweep

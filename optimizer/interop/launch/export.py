@@ -18,8 +18,7 @@ from layoutopt.optimizer.frameworks.switches import switch_text
 from layoutopt.optimizer.interop.launch.target import context_of, make_target
 from layoutopt.optimizer.interop.megatron.write_model import require_gpt
 from layoutopt.optimizer.interop.megatron_bridge.adapters import writes_adapter
-from layoutopt.optimizer.space.check import find_faults, launched_by
-from layoutopt.optimizer.space.repair import nearest_launchable
+from layoutopt.optimizer.space.check import find_faults, launched_by, nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision

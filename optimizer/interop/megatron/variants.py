@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.common import per_layer_pattern
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, shorten
+from layoutopt.optimizer.specs.layer_runs import indexer_pattern, with_indexers
 from layoutopt.optimizer.specs.model import IndexerSpec, LinearSpec, Mixer
-from layoutopt.optimizer.specs.stacks import indexer_pattern, with_indexers
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.record import Release

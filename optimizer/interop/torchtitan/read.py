@@ -12,9 +12,14 @@ from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, 
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.shell.values import hole, show
 from layoutopt.optimizer.interop.stages import stage_items
-from layoutopt.optimizer.interop.torchtitan.read_batch import TOKENS_KEY, Batch, read_batch
+from layoutopt.optimizer.interop.torchtitan.read_batch import (
+    TOKENS_KEY,
+    Batch,
+    read_batch,
+    read_schedule,
+    read_split,
+)
 from layoutopt.optimizer.interop.torchtitan.read_python import read_python_config
-from layoutopt.optimizer.interop.torchtitan.read_split import read_schedule, read_split
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout

@@ -107,7 +107,7 @@ def command(
     from layoutopt.optimizer.frameworks.registry import framework_named
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
-    from layoutopt.optimizer.report.tables.purchase import purchase_tables
+    from layoutopt.optimizer.report.tables.training import purchase_tables
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.loading import load_workload, override_training
     from layoutopt.optimizer.sweep.purchase import cheapest_offer, offers

@@ -90,7 +90,7 @@ def command(
     if output.json:
         print_json({"cluster": str(file), **found.provenance()})
     else:
-        from layoutopt.optimizer.report.tables.calibration import calibration_tables
+        from layoutopt.optimizer.report.tables.term_calibration import calibration_tables
 
         print_tables(calibration_tables(found))
     note(f"wrote {file}", output)

@@ -28,6 +28,6 @@ def command(kind: str, search: str, output: OutputOptions) -> None:
 
         print_json(to_plain(found.listed))
         return
-    from layoutopt.optimizer.report.tables.catalog import catalog_tables
+    from layoutopt.optimizer.report.tables.described import catalog_tables
 
     print_tables(catalog_tables(found))

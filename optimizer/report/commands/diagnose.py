@@ -21,9 +21,13 @@ from layoutopt.optimizer.report.commands.options import (
     workload_options,
 )
 from layoutopt.optimizer.report.commands.paths import WRITTEN
-from layoutopt.optimizer.report.commands.profile_options import ProfileChoices, profile_options
+from layoutopt.optimizer.report.commands.profile_options import (
+    ProfileChoices,
+    SpeedChoices,
+    profile_options,
+    speed_options,
+)
 from layoutopt.optimizer.report.commands.profiled import constants_of, diagnosed
-from layoutopt.optimizer.report.commands.speed_options import SpeedChoices, speed_options
 from layoutopt.optimizer.report.terminal import note, notes, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.writing import require_writable, write_file
@@ -202,7 +206,7 @@ def _from_a_number(model: str, speed: SpeedChoices, asked: RunChoices, output: O
 
         print_json(with_remarks({"model": workload.model.name, **to_plain(found)}, workload.model))
     else:
-        from layoutopt.optimizer.report.tables.utilization import utilization_table
+        from layoutopt.optimizer.report.tables.diagnosis import utilization_table
 
         print_tables(utilization_table(found, workload.model.name))
     return ExitCode.OK

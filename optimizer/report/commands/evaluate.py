@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.job_options import job_arguments
 from layoutopt.optimizer.report.commands.options import (
     DemandChoices,
     FrameworkOptions,
@@ -17,12 +16,13 @@ from layoutopt.optimizer.report.commands.options import (
     output_options,
     workload_options,
 )
+from layoutopt.optimizer.report.commands.question import job_arguments
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.ask.records import RunChoices
-    from layoutopt.optimizer.report.commands.job_options import JobChoices
+    from layoutopt.optimizer.report.commands.question import JobChoices
     from layoutopt.optimizer.solve.plan import Judgement
 
 CODES = {
@@ -90,7 +90,7 @@ def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: Ou
 
         print_json(with_interval(to_plain(judgement), honesty))
         return
-    from layoutopt.optimizer.report.tables.verdict import judgement_tables
+    from layoutopt.optimizer.report.tables.answer import judgement_tables
     from layoutopt.optimizer.solve.run_preset import preset_of_run
 
     stated = job.preset or preset_of_run(job.framework, job.software, job.cluster, job.run)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
-from layoutopt.optimizer.report.commands.job_options import job_arguments
 from layoutopt.optimizer.report.commands.options import (
     FrameworkOptions,
     OutputOptions,
@@ -16,13 +15,14 @@ from layoutopt.optimizer.report.commands.options import (
     output_options,
     workload_options,
 )
+from layoutopt.optimizer.report.commands.question import job_arguments
 from layoutopt.optimizer.report.commands.searching import watched
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.ask.records import RunChoices
-    from layoutopt.optimizer.report.commands.job_options import JobChoices
+    from layoutopt.optimizer.report.commands.question import JobChoices
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
     from layoutopt.optimizer.solve.plan import SolveOptions
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.ask.records import RunChoices
-    from layoutopt.optimizer.report.commands.job_options import JobChoices
     from layoutopt.optimizer.report.commands.options import (
         DemandChoices,
         FrameworkOptions,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         SearchChoices,
         SpaceChoices,
     )
+    from layoutopt.optimizer.report.commands.question import JobChoices
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.space.options import SpaceOptions, Value
     from layoutopt.optimizer.specs.cluster import ClusterSpec

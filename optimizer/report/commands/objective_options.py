@@ -117,7 +117,7 @@ def with_failures(cluster: ClusterSpec, choices: FailureChoices) -> ClusterSpec:
 
 def with_room(options: SolveOptions, memory: MemoryChoices) -> SolveOptions:
     """Add the share of usable memory that is left free. Raises ``InputError`` where it is stated twice."""
-    from layoutopt.optimizer.evidence.memory_risk import reserve_of_risk
+    from layoutopt.optimizer.evidence.memory import reserve_of_risk
 
     if memory.oom_risk is None:
         return replace(options, reserve=memory.reserve)

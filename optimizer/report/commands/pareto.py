@@ -57,7 +57,7 @@ def command(
     """
     from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
     from layoutopt.optimizer.report.tables.header import without
-    from layoutopt.optimizer.report.tables.pareto import front_table
+    from layoutopt.optimizer.report.tables.next_runs import front_table
     from layoutopt.optimizer.solve.pareto import pareto_front
 
     if len(goals) != 2:

@@ -206,7 +206,7 @@ def _draw(
     if not drawing.wanted:
         return
     from layoutopt.optimizer.report.html.planned import training_page
-    from layoutopt.optimizer.report.html.training_picture import training_picture
+    from layoutopt.optimizer.report.html.main_charts import training_picture
 
     drawn = {part.key: part.drawn for part in extra}
     write_drawing(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from layoutopt.optimizer.report.commands.interrupt import Interrupt
 from layoutopt.optimizer.report.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
 
     from layoutopt.optimizer.report.commands.options import OutputOptions
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
@@ -47,3 +49,34 @@ def solve_watched(
         return solve_layout(
             workload, cluster, options, on_progress=watch.on_progress, should_stop=watch.should_stop
         )
+
+
+class Interrupt:
+    """A context in which Ctrl-C sets a flag once; ``on_first`` is called then. Outside the main thread it does nothing."""
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self._asked = False
+        self._before: Any = None
+
+    def asked(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._asked
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._on_first()

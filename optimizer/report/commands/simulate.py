@@ -60,7 +60,7 @@ def command(plan: Path, stated: str | None, trace: Path | None, output: OutputOp
 
         print_json(with_remarks(simulation_to_plain(found), question.workload.model))
     else:
-        from layoutopt.optimizer.report.tables.simulation import simulation_tables
+        from layoutopt.optimizer.report.tables.step_time import simulation_tables
 
         print_tables(simulation_tables(found))
     return ExitCode.OK

@@ -135,7 +135,7 @@ def _print_space(
 
         print_json(space_to_plain(space))
     else:
-        from layoutopt.optimizer.report.tables.space import space_tables
+        from layoutopt.optimizer.report.tables.proof import space_tables
 
         print_tables(space_tables(space, workload, cluster, framework=options.framework.value))
     return ExitCode.OK if space.empty is None else ExitCode.REJECTED

@@ -37,7 +37,7 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from layoutopt.optimizer.ask.sources import Sources
+    from layoutopt.optimizer.ask.load import Sources
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.sweep.executors.seam import Executor
@@ -124,8 +124,8 @@ def sweep(
     """
     require_drawing(drawing)
     _require_name(store)
+    from layoutopt.optimizer.ask.load import load_sources
     from layoutopt.optimizer.ask.records import RunChoices
-    from layoutopt.optimizer.ask.sources import load_sources
 
     first = RunChoices(global_batch=_first(batch, "--batch"), sequence_length=_first(seq, "--seq"))
     found = load_sources(sources, first, names=OPTIONS)
@@ -235,7 +235,7 @@ def _executor(jobs: int | None, scheduler: str | None) -> Executor:
 
         return DaskExecutor(scheduler)
     if jobs == 1:
-        from layoutopt.optimizer.sweep.executors.serial import SerialExecutor
+        from layoutopt.optimizer.sweep.executors.local import SerialExecutor
 
         return SerialExecutor()
     from layoutopt.optimizer.sweep.executors.local import LocalExecutor
@@ -279,8 +279,8 @@ def _draw(
     """Write page and picture; without any layout there is only a page to write."""
     if not drawing.wanted:
         return
-    from layoutopt.optimizer.report.html.sweep_picture import sweep_picture
     from layoutopt.optimizer.report.html.swept import sweep_page
+    from layoutopt.optimizer.report.html.main_charts import sweep_picture
 
     if drawing.plot is not None and all(row["step_time_s"] is None for row in rows):
         note(f"no point has a layout to draw: {drawing.plot} was not written", output)

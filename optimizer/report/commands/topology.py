@@ -69,7 +69,7 @@ def show(
 
         print_json(to_plain(table))
         return
-    from layoutopt.optimizer.report.tables.topology import topology_tables
+    from layoutopt.optimizer.report.tables.described import topology_tables
 
     print_tables(topology_tables(table, machine))
 
@@ -126,7 +126,7 @@ def cost(
 
         print_json(to_plain(price))
         return
-    from layoutopt.optimizer.report.tables.topology import price_table
+    from layoutopt.optimizer.report.tables.described import price_table
 
     print_tables(price_table(price))
 

@@ -60,7 +60,7 @@ def command(
 
         print_tables(validation_tables(report, worst=worst, verbose=output.verbose))
     if plot is not None:
-        from layoutopt.optimizer.report.html.validation_picture import validation_picture
+        from layoutopt.optimizer.report.html.main_charts import validation_picture
 
         write_drawing(drawing, output, page=str, picture=lambda: validation_picture(report))
     return ExitCode.OK

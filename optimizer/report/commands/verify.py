@@ -39,7 +39,7 @@ def command(plan: Path, model: str | None, cluster: str | None, output: OutputOp
 
         print_json(to_plain(report))
     else:
-        from layoutopt.optimizer.report.tables.verdict import verify_tables
+        from layoutopt.optimizer.report.tables.answer import verify_tables
 
         print_tables(verify_tables(report, str(plan)))
     return ExitCode.OK if report.accepted else ExitCode.REJECTED

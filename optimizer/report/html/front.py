@@ -29,7 +29,7 @@ from layoutopt.optimizer.report.html.svg import (
     words,
 )
 from layoutopt.optimizer.report.tables.layout import short_text
-from layoutopt.optimizer.report.tables.pareto import front_columns, front_row, front_words, value_words
+from layoutopt.optimizer.report.tables.next_runs import front_columns, front_row, front_words, value_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.report.html.drawn_step import DrawnStep
+    from layoutopt.optimizer.report.html.step import DrawnStep
     from layoutopt.optimizer.simulate.result import Operations, SimulationResult
 
     FloatArray = NDArray[np.float64]

@@ -1,22 +1,34 @@
-"""A model, a cluster, and the rules of a trainer on the terminal."""
+"""The catalog, a model, a cluster with its levels and prices, and the rules of a trainer on the terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
-from layoutopt.optimizer.specs.units import format_bytes, format_count, format_oversubscription, format_rate
+from layoutopt.optimizer.specs.units import (
+    format_bytes,
+    format_count,
+    format_oversubscription,
+    format_rate,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+    from rich.table import Table
 
     from layoutopt.optimizer.ask.describe import ClusterFacts, ModelFacts
+    from layoutopt.optimizer.report.catalog import Catalog, ClusterRow, GpuRow, ModelRow
     from layoutopt.optimizer.space.rule import Rule
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.topology.one import CollectivePrice
+    from layoutopt.optimizer.topology.show import CollectiveRow, TopologyTable
 
 
 def model_table(model: ModelFacts) -> RenderableType:
@@ -76,3 +88,141 @@ def rules_table(rules: Sequence[Rule], framework: str) -> RenderableType:
         pairs = [("formula", rule.formula), ("because", rule.reason), ("source", rule.source)]
         parts.append(section(rule.name, facts(pairs)))
     return Group(*parts)
+
+
+def catalog_tables(catalog: Catalog) -> RenderableType:
+    """Show a table for each kind that has rows."""
+    parts: list[RenderableType] = []
+    for kind, rows in catalog.listed.items():
+        if rows and kind == "models":
+            parts.append(section("Models", _models(cast("tuple[ModelRow, ...]", rows))))
+        elif rows and kind == "clusters":
+            parts.append(section("Clusters", _clusters(cast("tuple[ClusterRow, ...]", rows))))
+        elif rows:
+            note = "16-bit, no sparsity; NVLink and NIC one way; NAMExN is a cluster"
+            parts.append(section("GPUs", _gpus(cast("tuple[GpuRow, ...]", rows)), note=note))
+    return Group(*parts)
+
+
+def _models(rows: tuple[ModelRow, ...]) -> Table:
+    body = [
+        (
+            row.name,
+            f"{row.parameters / 1e9:,.1f}B",
+            f"{row.active_parameters / 1e9:,.1f}B" if row.active_parameters < 0.99 * row.parameters else "",
+            str(row.layers),
+            f"{row.hidden:,}",
+            f"{row.sequence_length:,}",
+            f"{row.global_batch:,}",
+            row.precision,
+        )
+        for row in rows
+    ]
+    return grid(["name", "params", "active", "layers", "hidden", "sequence", "batch", "precision"], body)
+
+
+def _clusters(rows: tuple[ClusterRow, ...]) -> Table:
+    body = [
+        (
+            row.name,
+            f"{row.gpus:,}",
+            row.gpu,
+            str(row.gpus_per_node),
+            str(row.nvlink_domain),
+            f"{row.nics_per_node} x {format_rate(8 * row.nic_bytes_per_s, 'bit/s')}",
+            ", ".join(row.levels)
+            + (f" {format_oversubscription(row.oversubscription)}" if row.oversubscription > 1 else ""),
+        )
+        for row in rows
+    ]
+    return grid(["name", "GPUs", "GPU", "node", "NVLink", "NICs per node", "levels"], body, left=(0, 2, 6))
+
+
+def _levels(row: ClusterRow) -> str:
+    saved = f" {format_oversubscription(row.oversubscription)}" if row.oversubscription > 1 else ""
+    return ", ".join(row.levels) + saved
+
+
+def _gpus(rows: tuple[GpuRow, ...]) -> Table:
+    body = [
+        (
+            row.name,
+            format_bytes(row.memory_bytes),
+            f"{_peak(row.dense_flops) / 1e12:,.0f}",
+            f"{row.hbm_bytes_per_s / 1e12:.2f}",
+            f"{row.nvlink_bytes_per_s / 1e9:,.0f}" if row.nvlink_bytes_per_s else "-",
+            str(row.nvlink_domain),
+            str(row.gpus_per_node),
+            f"{8 * row.nic_bytes_per_s / 1e9:,.0f}",
+        )
+        for row in rows
+    ]
+    return grid(["name", "memory", "TFLOP/s", "HBM TB/s", "NVL GB/s", "domain", "node", "NIC Gbit/s"], body)
+
+
+def _peak(dense_flops: dict[str, float]) -> float:
+    """Return the 16-bit peak."""
+    return dense_flops.get("bf16") or dense_flops.get("fp16") or max(dense_flops.values())
+
+
+def topology_tables(table: TopologyTable, cluster: ClusterSpec) -> RenderableType:
+    """Show the levels from the node outward, then each group's collectives."""
+    nic = f"{cluster.nics_per_node} x {format_rate(8 * cluster.nic_bytes_per_s, 'bit/s')}"
+    head = Text(
+        f"{table.cluster}: {table.gpus:,} {cluster.gpu.name} in {table.nodes:,} nodes of {cluster.gpus_per_node}, "
+        f"{nic} {table.fabric} per node{', rails' if cluster.rail_optimized else ''}"
+    )
+    levels = grid(
+        ["level", "joins", "into", "blocks", "per GPU", "oversubscribed", "hop"],
+        [
+            (
+                level.name,
+                f"{level.part_gpus:,}",
+                f"{level.gpus:,}",
+                f"{level.blocks:,}",
+                format_rate(level.bytes_per_s),
+                format_oversubscription(level.oversubscription) if level.oversubscription > 1 else "no",
+                format_seconds(level.latency_s) if level.latency_s else "-",
+            )
+            for level in table.levels
+        ],
+    )
+    parts: list[RenderableType] = [head, section("Levels", levels, note="GPUs joined into blocks; one way")]
+    for (size, stride), rows in groupby(table.collectives, key=lambda row: (row.group, row.stride)):
+        parts.append(_group(size, stride, list(rows), [level.name for level in table.levels]))
+    return Group(*parts)
+
+
+def price_table(price: CollectivePrice) -> RenderableType:
+    """Show the price of one collective, what every algorithm would take, and its way."""
+    by = f" by {price.algorithm}" if price.algorithm else ""
+    head = Text(
+        f"{price.cluster}: {price.collective}{by} of {format_bytes(price.size_bytes)}, {price.ranks:,} ranks, "
+        f"{price.per_node} on each of {price.nodes:,} nodes, {price.fabric}"
+    )
+    rows = [
+        ("time", format_seconds(price.seconds)),
+        ("of an empty message", format_seconds(price.latency_s)),
+        ("bus bandwidth", format_rate(price.bus_bytes_per_s)),
+        *((f"by {name}", format_seconds(seconds)) for name, seconds in price.algorithms.items()),
+        ("way", " - ".join(price.route)),
+    ]
+    return Group(head, section("Price", grid(["figure", "value"], rows)))
+
+
+def _group(size: int, stride: int, rows: list[CollectiveRow], names: list[str]) -> RenderableType:
+    """Show one group's collectives and how many of its ranks share a block of each level, up to all of them."""
+    members = rows[0].members
+    needed = next((index for index, count in enumerate(members) if count >= size), len(members) - 1)
+    together = ", ".join(
+        f"{name} {count:,}" for name, count in zip(names[: needed + 1], members, strict=False)
+    )
+    body = [
+        (row.collective.replace("_", "-"), format_seconds(row.seconds), format_rate(row.bus_bytes_per_s))
+        for row in rows
+    ]
+    payload = format_bytes(rows[0].size_bytes)
+    note = f"{payload}; ranks in a block: {together}" if together else payload
+    return section(
+        f"{size:,} ranks, stride {stride:,}", grid(["collective", "time", "bus bandwidth"], body), note=note
+    )

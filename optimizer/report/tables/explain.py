@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.answer import layout_section
+from layoutopt.optimizer.report.tables.answer import REASONS, headline, layout_section
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_table
 from layoutopt.optimizer.report.tables.layout import layout_text
-from layoutopt.optimizer.report.tables.verdict import REASONS, headline
 from layoutopt.optimizer.solve.explain.changes import DERIVED
 from layoutopt.optimizer.specs.units import format_seconds
 

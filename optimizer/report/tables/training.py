@@ -1,4 +1,4 @@
-"""A training plan on the terminal."""
+"""A training plan on the terminal, and what to buy for one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from layoutopt.optimizer.ask.describe import describe_cluster, describe_model
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
-from layoutopt.optimizer.report.tables.header import header_table
+from layoutopt.optimizer.report.tables.header import header_table, network_words, size_words
 from layoutopt.optimizer.report.tables.honesty import claim_words
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.short import memory_words
@@ -16,6 +17,8 @@ from layoutopt.optimizer.solve.inputs import question_from_plain
 from layoutopt.optimizer.specs.units import DAY_S, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from layoutopt.optimizer.cost.budget import Budget
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.plan.monte_carlo import RunQuantiles
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
     from layoutopt.optimizer.plan.watch import WatchList
+    from layoutopt.optimizer.specs.workload import Workload
+    from layoutopt.optimizer.sweep.purchase import Offer
+
 
 GOODPUT_COLUMNS = ("GPUs", "interrupted every", "save every", "goodput")
 
@@ -241,3 +247,80 @@ def _quantiles(runs: RunQuantiles | None, what: str) -> str:
         return "the run hardly ever ends"
     p10, p50, p90 = (value / DAY_S for value in (runs.p10_s, runs.p50_s, runs.p90_s))
     return f"P10 {p10:,.1f}, P50 {p50:,.1f}, P90 {p90:,.1f}: {what}"
+
+
+DEFINITION = (
+    "cost: all GPUs for the expected days, failures and checkpoints included, at the price of a GPU-hour, and the energy "
+    "at its own price where one is given"
+)
+
+
+def purchase_tables(
+    workload: Workload, found: Sequence[Offer], best: Offer | None, days: float
+) -> RenderableType:
+    """Show the offers, the cheapest marked, and the networks that they rest on."""
+    model = describe_model(workload)
+    tokens = format_count(workload.training.total_tokens or 0.0)
+    head = Text(_purchase_headline(best, days), style="bold")
+    asked = f"{model.name}: {size_words(model)}; {tokens} tokens"
+    priced = any(one.cost is not None for one in found)
+    columns = ["GPU", "network", "format", "GPUs", "batch", "days", "80%", "MFU", "MWh", "cost", "layout"]
+    rows = [_row(one, best is one) for one in found]
+    lines = [
+        f"{one.gpus:,} {one.gpu}: {network_words(describe_cluster(one.cluster))}"
+        for one in found
+        if one.cluster
+    ]
+    notes = [*dict.fromkeys(lines), *([DEFINITION] if priced else [])]
+    notes.append(
+        "sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried; a larger one may leave GPUs idle"
+    )
+    return Group(
+        head,
+        Text(asked),
+        section("Offers", grid(columns, rows, left=(0, 10))),
+        section("Taken", bullets(notes)),
+    )
+
+
+def _rough(value: float) -> float:
+    """Round to three digits: the error of a prediction is percents."""
+    return float(f"{value:.3g}")
+
+
+def _purchase_headline(best: Offer | None, days: float) -> str:
+    if best is None:
+        return f"no size of these machines is done in {days:g} days"
+    cost = "" if best.cost is None else f", cost {format_count(_rough(best.cost))}"
+    return (
+        f"{best.gpus:,} {best.gpu} with {best.network_gbit_per_s:g} Gbit/s in {best.precision}: {best.days:.3g} days"
+        f"{cost}, the {'cheapest' if cost else 'fewest GPU-days'} that is done in {days:g} days"
+    )
+
+
+def _row(one: Offer, best: bool) -> list[str]:
+    name = f"{one.gpu}{' <' if best else ''}"
+    start = [name, f"{one.network_gbit_per_s:g}", one.precision.value]
+    if one.layout is None or one.days is None or one.days_80 is None:
+        return [*start, "none", *[""] * 7]
+    layout = one.layout
+    degrees = {
+        "tp": layout.tp,
+        "cp": layout.cp,
+        "pp": layout.pp,
+        "vp": layout.vp,
+        "ep": layout.ep,
+        "dp": layout.dp,
+    }
+    words = [f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1]
+    return [
+        *start,
+        f"{one.gpus:,}",
+        f"{one.global_batch:,}",
+        f"{one.days:.3g}",
+        f"{one.days_80[0]:.3g} to {one.days_80[1]:.3g}",
+        f"{one.mfu_causal or 0:.0%}",
+        f"{_rough((one.energy_kwh or 0) / 1e3):,.10g}",
+        "-" if one.cost is None else format_count(_rough(one.cost)),
+        " ".join(words),
+    ]

@@ -1,26 +1,32 @@
-"""Why nothing fits: what binds, the least memory any layout needs, the fewest GPUs that would do."""
+"""Why nothing fits: what binds, the least memory any layout needs, the fewest GPUs that would do.
+
+Deletion filter (Chinneck and Dravnieks 1991, "Locating minimal infeasible constraint sets in linear programs"): drop one
+condition after the other and keep those without which the rest can be met. Every test is a search over the whole space.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.solve.explain.conflict import minimal_conflict
+from layoutopt.optimizer.frameworks.registry import parse_release, savers_of
 from layoutopt.optimizer.solve.explain.least_memory import least_memory
-from layoutopt.optimizer.solve.explain.suggest import runs, suggestions
-from layoutopt.optimizer.solve.plan import Infeasibility
+from layoutopt.optimizer.solve.plan import Infeasibility, Suggestion
 from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
 from layoutopt.optimizer.solve.search.result import SearchOptions
-from layoutopt.optimizer.specs.cluster_part import resized
+from layoutopt.optimizer.space.divisors import divisors
+from layoutopt.optimizer.specs.reference_fabric import resized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
+    from layoutopt.optimizer.space.options import SpaceOptions
+
 
 LARGEST_CLUSTER = 1 << 17
 """GPU counts above this are not tried when looking for the fewest that fit."""
@@ -141,3 +147,149 @@ def fewest_gpus(question: Question, stopped: Callable[[], bool] | None = None) -
 def _fits(question: Question, gpus: int, stopped: Callable[[], bool] | None) -> bool:
     """Whether any layout fits on a larger or smaller cluster of the same kind."""
     return runs(replace(question, cluster=resized(question.cluster, gpus)), stopped)
+
+
+IDLE = (0.1, 0.5)
+"""Shares of the GPUs that may idle, the smaller one first."""
+
+MOST_BATCHES = 8
+"""Batches tried, the nearest first."""
+
+
+def suggestions(question: Question, stopped: Callable[[], bool] | None = None) -> tuple[Suggestion, ...]:
+    """Return one option of each kind that makes some layout run, all else left as it is, as far as ``stopped`` lets it."""
+    found = (_saver(question, stopped), _idle(question, stopped), _batch(question, stopped))
+    return tuple(one for one in found if one is not None)
+
+
+def _saver(question: Question, stopped: Callable[[], bool] | None) -> Suggestion | None:
+    """Name the first memory saver that is enough alone, or all of them together."""
+    space, framework = question.options.space, question.options.framework
+    known = savers_of(framework, parse_release(framework, space.software), question.workload.model)
+    more = [saver for saver in known if saver not in space.allow]
+    for tried in [*((saver,) for saver in more), tuple(more)]:
+        if tried and runs(_with(question, replace(space, allow=(*space.allow, *tried))), stopped):
+            return Suggestion(option="allow", value="+".join(tried), effect="a layout fits")
+    return None
+
+
+def _idle(question: Question, stopped: Callable[[], bool] | None) -> Suggestion | None:
+    space = question.options.space
+    for share in IDLE if space.allow_idle is None else ():
+        if runs(_with(question, replace(space, allow_idle=share)), stopped):
+            return Suggestion(
+                option="allow_idle", value=f"{share:.0%}", effect="some GPUs left out, a layout runs"
+            )
+    return None
+
+
+def _batch(question: Question, stopped: Callable[[], bool] | None) -> Suggestion | None:
+    """Name the nearest larger batch under which a layout runs on all GPUs."""
+    if (stopped is not None and stopped()) or question.costed_space().space.empty is None:
+        return None  # the batch divides: it is not what stands in the way
+    training = question.workload.training
+    for batch in _larger_batches(training.global_batch, question.cluster.gpu_count):
+        workload = replace(question.workload, training=replace(training, global_batch=batch))
+        if runs(replace(question, workload=workload), stopped):
+            return Suggestion(
+                option="batch", value=str(batch), effect="the nearest larger batch that divides"
+            )
+    return None
+
+
+def _larger_batches(batch: int, gpus: int) -> list[int]:
+    """Return batches above one that some number of replicas divides, up to twice as large."""
+    multiples = {-(-(batch + 1) // size) * size for size in divisors(gpus) if size > 1}
+    return sorted(found for found in multiples if found <= 2 * batch)[:MOST_BATCHES]
+
+
+def _with(question: Question, space: SpaceOptions) -> Question:
+    return replace(question, options=replace(question.options, space=space))
+
+
+def runs(question: Question, stopped: Callable[[], bool] | None = None) -> bool:
+    """Whether a layout of a question is known to run; not once ``stopped`` says so."""
+    if stopped is not None and stopped():
+        return False
+    source = question.costed_space()
+    if source.space.empty is not None:
+        return False
+    return bool(BestFirst(source, SearchOptions(gap=1.0), should_stop=stopped).run().found)
+
+
+MEMORY = "memory"
+EVERY_GPU = "every GPU used"
+MOST_IDLE = 0.5
+"""Share of the GPUs that may idle when it is tested whether using every one of them is what excludes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Condition:
+    """A restriction by name: the option of the space it stands in and its axis; an empty option is memory."""
+
+    name: str
+    option: str = ""
+    axis: str = ""
+
+
+def minimal_conflict(question: Question, stopped: Callable[[], bool] | None = None) -> tuple[str, ...]:
+    """Name a minimal set of conditions of a question that nothing meets; none where ``stopped`` ends it before.
+
+    Conditions are the user's restrictions (``tp = 4``, ``pp <= 8``), that every GPU is used, and memory. Rules of the
+    framework, the model and the batch hold throughout.
+    """
+    kept = list(_conditions(question.options.space))
+    for condition in list(kept):
+        rest = [other for other in kept if other is not condition]
+        nothing = _nothing_meets(question, rest, stopped)
+        if stopped is not None and stopped():
+            return ()
+        if nothing:
+            kept = rest
+    return tuple(condition.name for condition in kept)
+
+
+def _conditions(space: SpaceOptions) -> Iterator[_Condition]:
+    """List what can be dropped; what was asked for comes last, so that it is kept where it matters."""
+    if space.allow_idle is None:
+        yield _Condition(name=EVERY_GPU, option="allow_idle")
+    yield _Condition(name=MEMORY)
+    for axis, values in space.fix.items():
+        listed = ", ".join(map(str, values))
+        yield _Condition(
+            name=f"{axis} = {listed}" if len(values) == 1 else f"{axis} in {listed}", option="fix", axis=axis
+        )
+    for axis, values in space.forbid.items():
+        yield _Condition(name=f"{axis} not {', '.join(map(str, values))}", option="forbid", axis=axis)
+    for option, sign in (("max", "<="), ("min", ">=")):
+        for axis, value in getattr(space, option).items():
+            yield _Condition(name=f"{axis} {sign} {value}", option=option, axis=axis)
+    yield from _required(space)
+
+
+def _required(space: SpaceOptions) -> Iterator[_Condition]:
+    for text in space.require:
+        yield _Condition(name=text, option="require", axis=text)
+
+
+def _nothing_meets(question: Question, kept: list[_Condition], stopped: Callable[[], bool] | None) -> bool:
+    """Whether no layout meets these conditions together, as far as that is known when ``stopped`` ends the search."""
+    if stopped is not None and stopped():
+        return True
+    space = question.options.space
+    names = {(condition.option, condition.axis) for condition in kept}
+    changes: dict[str, Any] = {
+        option: {axis: value for axis, value in getattr(space, option).items() if (option, axis) in names}
+        for option in ("fix", "forbid", "max", "min")
+    }
+    changes["require"] = tuple(text for text in space.require if ("require", text) in names)
+    idle = space.allow_idle if space.allow_idle is not None or ("allow_idle", "") in names else MOST_IDLE
+    options = replace(question.options, space=replace(space, allow_idle=idle, **changes))
+    source = replace(question, options=options).costed_space()
+    if source.space.empty is not None:
+        return True
+    if ("", "") not in names:
+        if not source.demands.any:
+            return False
+        source = replace(source, roomy=True)
+    return not BestFirst(source, SearchOptions(gap=1.0), should_stop=stopped).run().found

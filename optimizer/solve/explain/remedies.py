@@ -18,7 +18,7 @@ from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS
-from layoutopt.optimizer.specs.cluster_part import resized
+from layoutopt.optimizer.specs.reference_fabric import resized
 from layoutopt.optimizer.specs.vocabulary import Optimizer
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.rule import Rule
+from layoutopt.optimizer.specs.layer_runs import indexer_pattern
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
-from layoutopt.optimizer.specs.stacks import indexer_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Solve points in processes of this machine."""
+"""Executors of this machine: points one after another in this process, or on a pool of local processes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.sweep.executors.seam import PointWork
     from layoutopt.optimizer.sweep.rows import Outcome
     from layoutopt.optimizer.sweep.work import Task
+
 
 QUEUED_PER_WORKER = 2
 """Tasks handed out per worker: one at work and one waiting, so that no worker idles and little is held."""
@@ -152,3 +153,12 @@ def _end_with_parent() -> None:
 
 def _call(work: PointWork, task: Task) -> Outcome:
     return work(task, None if _STOP is None else _STOP.is_set)
+
+
+class SerialExecutor:
+    """The simplest executor, and the yardstick of the others."""
+
+    def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
+        """Yield the answer of every task in order."""
+        for task in tasks:
+            yield work(task)
