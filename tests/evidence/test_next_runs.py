@@ -19,7 +19,7 @@ from layoutopt.optimizer.evidence.belief import Belief, suggest
 from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.next_runs import LEAST_GAIN, ProbeKind, next_runs
 from layoutopt.optimizer.evidence.proxy import proxy_of
-from layoutopt.optimizer.report.commands.next_runs import experiment_files
+from layoutopt.optimizer.report.experiment import experiment_files
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutopt.optimizer.evidence.next_runs import STEPS, ProbeKind
-from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.export import require_folder
 from layoutopt.optimizer.report.commands.inputs import named
@@ -20,20 +18,17 @@ from layoutopt.optimizer.report.commands.paths import require_no_input
 from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
 from layoutopt.optimizer.report.commands.searching import solve_watched
 from layoutopt.optimizer.report.commands.values import Whole
-from layoutopt.optimizer.report.json_forms import to_plain
-from layoutopt.optimizer.report.tables.next_runs import probe_words, turn_words
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
-from layoutopt.optimizer.specs.errors import InputError, input_error
-from layoutopt.optimizer.specs.writing import to_json, write_file
+from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.writing import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from layoutopt.optimizer.evidence.case import Case
-    from layoutopt.optimizer.evidence.next_runs import NextRuns, Probe, ProbeJob
+    from layoutopt.optimizer.evidence.next_runs import NextRuns
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-
 
 LAYOUTS = 10
 """Layouts that the choice is among, unless ``--top`` says otherwise."""
@@ -139,6 +134,7 @@ def _print_none(plan: Plan, output: OutputOptions) -> ExitCode:
 
 def _write(found: NextRuns, options: SolveOptions, folder: Path, output: OutputOptions) -> None:
     """Write every experiment into a folder of its own, and the page that says what to expect."""
+    from layoutopt.optimizer.report.experiment import experiment_files
 
     for name, text in experiment_files(found, options).items():
         path = folder / name
@@ -149,59 +145,3 @@ def _write(found: NextRuns, options: SolveOptions, folder: Path, output: OutputO
             raise input_error(f"{folder}: {error.strerror}", "a folder to write into", key=OUTPUT) from None
         write_file(path, text.encode(), key=OUTPUT)
     note(f"wrote {folder}", output)
-
-
-PAGE = "README.md"
-EXPECTED = "expected.json"
-
-PROFILER = (
-    "Time steps 11 to 20 of each run. Megatron-LM: --profile --use-pytorch-profiler --profile-step-start 12",
-    "--profile-step-end 14 --profile-ranks 0; torchtitan: profiling.enable_profiling with profile_freq 14. The trace goes",
-    "into `layoutopt diagnose`.",
-)
-
-
-def experiment_files(found: NextRuns, options: SolveOptions) -> dict[str, str]:
-    """Return texts by path below the folder: one folder per measurement, a page, and the numbers to expect."""
-    files: dict[str, str] = {}
-    lines = ["# What to measure", ""]
-    for place, one in enumerate(found.suggestions, start=1):
-        folder = f"{place}-{one.probe.kind.value}"
-        written, said = _files(one.probe, options)
-        files |= {f"{folder}/{name}": text for name, text in written.items()}
-        lines += [f"{place}. {probe_words(one.probe)}: {turn_words(one)}.", f"   {said}", ""]
-    if not found.suggestions:
-        lines += ["Nothing that can be measured would change the choice.", ""]
-    lines += [*PROFILER, ""]
-    lines += ["Then make the choice again, with the seconds per step that were read:", "", "```"]
-    places = [one.probe.layout + 1 for one in found.suggestions if one.probe.kind is ProbeKind.RUN]
-    lines += [
-        f"layoutopt next-runs MODEL CLUSTER {' '.join(f'--measured {n}=SECONDS' for n in places)}".rstrip(),
-        "```",
-    ]
-    return {**files, PAGE: "\n".join(lines) + "\n", EXPECTED: to_json(to_plain(found))}
-
-
-def _files(probe: Probe, options: SolveOptions) -> tuple[dict[str, str], str]:
-    """Return the files of one measurement and how to start it."""
-    if probe.benchmark is not None:
-        one = probe.benchmark
-        line = f"{one.program} -b {round(one.size_bytes)} -e {round(one.size_bytes)} -n 20 -g 1"
-        lines = (
-            "#!/bin/sh",
-            f"# One process per GPU, {one.members} GPUs placed as those of a {one.axis} group.",
-            f"mpirun -np {one.members} {line}",
-        )
-        said = f"Bus bandwidth {one.bus_bytes_per_s / 1e9:.0f} GB/s is expected."
-        return {"benchmark.sh": "\n".join(lines) + "\n"}, said
-    assert probe.job is not None
-    return _launch(probe.job, options)
-
-
-def _launch(job: ProbeJob, options: SolveOptions) -> tuple[dict[str, str], str]:
-    framework = options.framework.value
-    try:
-        written = export(job.layout, job.workload, job.cluster, framework, version=options.space.software)
-    except InputError as error:
-        return {}, f"No launch file: {error.problems[0].what}"
-    return dict(written.files), f"Start: {written.command} (stop it after {STEPS} steps)"
