@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.report.html import raster
 from layoutopt.optimizer.report.html.front import front_page, front_picture
+from layoutopt.optimizer.report.html.main_charts import sweep_picture, training_picture
 from layoutopt.optimizer.report.html.palette import LIGHT, MEMORY, WALL
 from layoutopt.optimizer.report.html.picture import solve_picture
 from layoutopt.optimizer.report.html.raster import find_renderer, require_renderer, size_px, to_png
 from layoutopt.optimizer.report.html.series import nice_values, spaced
 from layoutopt.optimizer.report.html.svg import Scale, spread_apart, ticks, width_px
-from layoutopt.optimizer.report.html.main_charts import sweep_picture, training_picture
 from layoutopt.optimizer.solve.pareto import Front, FrontPoint
 from layoutopt.optimizer.specs.errors import InputError
 

@@ -205,8 +205,8 @@ def _draw(
     """Write page and picture."""
     if not drawing.wanted:
         return
-    from layoutopt.optimizer.report.html.planned import training_page
     from layoutopt.optimizer.report.html.main_charts import training_picture
+    from layoutopt.optimizer.report.html.planned import training_page
 
     drawn = {part.key: part.drawn for part in extra}
     write_drawing(

@@ -279,8 +279,8 @@ def _draw(
     """Write page and picture; without any layout there is only a page to write."""
     if not drawing.wanted:
         return
-    from layoutopt.optimizer.report.html.swept import sweep_page
     from layoutopt.optimizer.report.html.main_charts import sweep_picture
+    from layoutopt.optimizer.report.html.swept import sweep_page
 
     if drawing.plot is not None and all(row["step_time_s"] is None for row in rows):
         note(f"no point has a layout to draw: {drawing.plot} was not written", output)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.diagnosis import answers
-from layoutopt.optimizer.diagnose.timeline import tracks
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_log
 from layoutopt.optimizer.diagnose.parts import Activity
+from layoutopt.optimizer.diagnose.timeline import tracks
 from layoutopt.optimizer.report.html.chart import Chart, Figure, Section, axis, label, layout, render
 from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, element, joined
 from layoutopt.optimizer.report.html.page import page, tiles
