@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from checks.traced_files import write_traces
 from checks.traced_plan import job_of
 from checks.traced_run import Run
+from kept import measured
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
@@ -123,30 +124,14 @@ def main() -> int:
     """Measure and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clusters", type=int, default=100)
-    parser.add_argument(
-        "--kept", type=Path, metavar="FILE", help="Go on from what an earlier run of as many measured."
-    )
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="Go on from what an earlier run measured.")
     parser.add_argument("--write", action="store_true", help="Write the baseline.")
     asked = parser.parse_args()
     held = experiment()
     drawn = draw_posterior(held.cluster, samples=asked.clusters)
-    found = kept_of(asked.kept, asked.clusters)
-    for number in range(len(found), asked.clusters):
-        found.append(held.errors(number, drawn[number]))
-        if asked.kept:
-            with asked.kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"clusters": asked.clusters, "errors": found[-1]}) + "\n")
+    cases = [f"{number} of {asked.clusters}" for number in range(asked.clusters)]
+    found = measured(cases, lambda number: held.errors(number, drawn[number]), asked.kept)
     return report(found, write=asked.write)
-
-
-def kept_of(file: Path | None, clusters: int) -> list[dict[str, list[float]]]:
-    """Return the errors that a file keeps, whose clusters must be drawn among as many."""
-    if file is None or not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    if any(line["clusters"] != clusters for line in lines):
-        sys.exit(f"{file} keeps clusters of another draw than --clusters {clusters}")
-    return [line["errors"] for line in lines][:clusters]
 
 
 def report(found: Sequence[Mapping[str, Sequence[float]]], *, write: bool) -> int:

@@ -326,7 +326,9 @@ def _longest(found: Findings, part: Activity) -> Iterator[str]:
     if uses:
         longest = max(uses, key=lambda use: use.busy_ns)
         each = longest.busy_ns / longest.calls * 1e-9
-        yield f"{longest.name[:70]}: {longest.calls:,} calls of {format_seconds(each)}"
+        shape, rate = longest.product, longest.flops_per_s
+        fast = f", {shape.words} at {format_rate(rate, 'FLOP/s')}" if shape and rate else ""
+        yield f"{longest.name[:70]}: {longest.calls:,} calls of {format_seconds(each)}{fast}"
 
 
 RULES: tuple[Callable[[Findings], Iterator[Cause]], ...] = (

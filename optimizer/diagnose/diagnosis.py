@@ -26,20 +26,25 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.peers import Matched
-    from layoutopt.optimizer.diagnose.profile import RankProfile
+    from layoutopt.optimizer.diagnose.profile import Product, RankProfile
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.specs.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One kernel over all profiled ranks: seconds of a step and calls in it, in the mean of the ranks."""
+    """One kernel over all profiled ranks: seconds of a step and calls in it, in the mean of the ranks.
+
+    A multiplication stands apart by its shape, with its rate, where the profile records shapes.
+    """
 
     name: str
     part: Activity
     calls: float
     seconds: float
     share: float
+    product: Product | None = None
+    flops_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,18 +197,26 @@ def _of_another_job(profile: RankProfile, layout: Layout) -> str:
 
 
 def _operations(ranks: Sequence[RankTerms]) -> tuple[Operation, ...]:
-    """Sum kernels up by name over phases and ranks, the longest first."""
-    calls: dict[tuple[str, Activity], float] = {}
-    seconds: dict[tuple[str, Activity], float] = {}
+    """Sum kernels up by name and shape over phases and ranks, the longest first."""
+    calls: dict[tuple[str, Activity, Product | None], float] = {}
+    seconds: dict[tuple[str, Activity, Product | None], float] = {}
     for terms in ranks:
         for use in terms.kernels:
-            key, share = (use.name, use.part), 1 / (terms.steps * len(ranks))
+            key, share = (use.name, use.part, use.product), 1 / (terms.steps * len(ranks))
             calls[key] = calls.get(key, 0.0) + use.calls * share
             seconds[key] = seconds.get(key, 0.0) + use.busy_ns * 1e-9 * share
     step_s = fmean(terms.step_s for terms in ranks)
     listed = [
-        Operation(name=name, part=part, calls=calls[name, part], seconds=own, share=own / step_s)
-        for (name, part), own in seconds.items()
+        Operation(
+            name=name,
+            part=part,
+            calls=calls[name, part, product],
+            seconds=own,
+            share=own / step_s,
+            product=product,
+            flops_per_s=product.flop * calls[name, part, product] / own if product and own else None,
+        )
+        for (name, part, product), own in seconds.items()
     ]
     return tuple(sorted(listed, key=lambda one: -one.seconds))
 

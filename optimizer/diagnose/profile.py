@@ -71,6 +71,26 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """The shape of a matrix multiplication: ``batch`` times ``m`` by ``k`` times ``k`` by ``n``."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flop(self) -> int:
+        """Multiplications and additions of one call."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def words(self) -> str:
+        """The shape as ``8192x1024x4096`` (m, n, k), the batch before it where there is one."""
+        return "x".join(str(size) for size in (self.batch, self.m, self.n, self.k)[self.batch == 1 :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostRange:
     """A stretch of the host's time that a trainer named."""
 
@@ -86,7 +106,8 @@ class RankProfile:
     ``steps`` (n, 2) are windows of whole optimizer steps that follow one another on the device, ``begun_ns`` (n,) is when
     the host began each. ``stalls`` are host ranges that may keep the device waiting, by what they are, ``host`` the machine
     whose clock the times are of. ``launches`` counts kernels launched one by one, ``graphs`` replays of CUDA graphs,
-    ``world`` the job's ranks, 0 where the file does not say. ``device`` names the GPU; in a run without one it is ``cpu``,
+    ``world`` the job's ranks, 0 where the file does not say. ``products`` are the shapes of multiplications by the number of
+    their name, which stands once for each of its shapes. ``device`` names the GPU; in a run without one it is ``cpu``,
     and events are the operators themselves.
     """
 
@@ -105,6 +126,7 @@ class RankProfile:
     launches: int = 0
     graphs: int = 0
     world: int = 0
+    products: dict[int, Product] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.diagnose.intervals import Intervals
     from layoutopt.optimizer.diagnose.peers import Matched
-    from layoutopt.optimizer.diagnose.profile import RankProfile
+    from layoutopt.optimizer.diagnose.profile import Product, RankProfile
 
     IntArray = NDArray[np.int64]
     Stretches = tuple[IntArray, IntArray, IntArray]
@@ -72,13 +72,19 @@ class AxisTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelUse:
-    """One kernel's name in one phase: how often it ran and how long, all steps together."""
+    """One kernel's name, and shape where it is known, in one phase: how often it ran and how long, all steps together."""
 
     name: str
     part: Activity
     phase: Phase
     calls: int
     busy_ns: int
+    product: Product | None = None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """The rate of a multiplication whose shape is known."""
+        return self.product.flop * self.calls / self.busy_ns * 1e9 if self.product and self.busy_ns else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +356,7 @@ def _kernels(profile: RankProfile, low: int, high: int) -> tuple[KernelUse, ...]
             phase=Phase(one % len(Phase)),
             calls=count,
             busy_ns=ns,
+            product=profile.products.get(one // (len(Phase) * len(PARTS))),
         )
         for one, count, ns in zip(kinds.tolist(), calls.tolist(), busy.tolist(), strict=True)
     ]

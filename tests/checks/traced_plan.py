@@ -155,7 +155,7 @@ def _bytes(expected: Expectation, axis: Axis, kind: str, us: int) -> int:
 
 def slower(job: Job, part: Activity, factor: float) -> Job:
     """Make every kernel of a kind slower."""
-    return _mapped(
+    return mapped(
         job, lambda item: (item._replace(us=round(item.us * factor)),) if item.part is part else (item,)
     )
 
@@ -169,12 +169,12 @@ def without_fusion(job: Job) -> Job:
         gemm = item._replace(part=Activity.GEMM, us=max(round(item.us * 0.6), 1))
         return gemm, Kernel(Activity.SCORES, max(round(item.us * 1.4), 1), item.gap_us), gemm
 
-    return _mapped(job, unfused)
+    return mapped(job, unfused)
 
 
 def launched_late(job: Job, us: int) -> Job:
     """Let the host be late for every kernel of the layers."""
-    found = _mapped(job, lambda item: (item._replace(late_us=item.late_us + us),))
+    found = mapped(job, lambda item: (item._replace(late_us=item.late_us + us),))
     return replace(found, graphs=False)
 
 
@@ -185,7 +185,7 @@ def recomputed(job: Job) -> Job:
 
 def in_other_micro_batches(job: Job, factor: int) -> Job:
     """Cut the batch into ``factor`` times as many micro-batches, each as much shorter."""
-    shorter = _mapped(job, lambda item: (item._replace(us=max(round(item.us / factor), 1)),))
+    shorter = mapped(job, lambda item: (item._replace(us=max(round(item.us / factor), 1)),))
 
     def calls(items: tuple[Item, ...]) -> tuple[Item, ...]:
         return tuple(
@@ -203,7 +203,7 @@ def in_other_micro_batches(job: Job, factor: int) -> Job:
     return replace(job, stages=stages, pipeline=pipeline)
 
 
-def _mapped(job: Job, change: Any) -> Job:
+def mapped(job: Job, change: Any) -> Job:
     """Change every kernel of the layers into others."""
 
     def every(items: tuple[Item, ...]) -> tuple[Item, ...]:

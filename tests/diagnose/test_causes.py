@@ -5,15 +5,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from checks.traced_faults import FAULTS, PLANS, clean, faulty, named
+from checks.traced_files import write_traces
+from checks.traced_job import Kernel
+from checks.traced_plan import mapped, slower
+from checks.traced_run import Run
 
 from layoutopt.optimizer.diagnose.cause import CauseKind
+from layoutopt.optimizer.diagnose.constants import calibrate_terms
+from layoutopt.optimizer.diagnose.diagnosis import diagnose
+from layoutopt.optimizer.diagnose.parts import Activity
+from layoutopt.optimizer.diagnose.predicted import expectation
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.profiles.read import read_profiles
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from checks.traced_faults import Case
 
 
 @pytest.mark.parametrize("seed", range(len(FAULTS)))
@@ -35,3 +48,33 @@ def test_twelve_kinds() -> None:
     """The faults are of twelve kinds, each a cause of its own."""
     kinds = {faulty(seed).expected for seed in range(len(FAULTS))}
     assert len(kinds) == len(FAULTS) == 12 and kinds < set(CauseKind)
+
+
+def with_another_kernel(case: Case, part: Activity, share: float) -> Case:
+    """Return a case whose attention kernels are each followed by one of another kind, a share of their time."""
+
+    def followed(item: Kernel) -> tuple[Kernel, ...]:
+        """Follow attention."""
+        if item.part is not Activity.ATTENTION:
+            return (item,)
+        return item, Kernel(part, max(round(share * item.us), 1), item.gap_us)
+
+    return replace(case, job=mapped(case.job, followed))
+
+
+def test_dropout_that_nobody_chose(tmp_path: Path) -> None:
+    """A default of the trainer's shows as kernels that the plan has none of, with the flag that ends it."""
+    found = named(with_another_kernel(clean(0), Activity.DROPOUT, 0.5), tmp_path)
+    assert found[0].kind is CauseKind.DROPOUT and "a default that was not chosen" in found[0].words
+    assert "fused_dropout" in found[0].evidence[0] and "--hidden-dropout 0" in found[0].remedy
+
+
+def test_a_routers_softmax_is_no_unfused_attention(tmp_path: Path) -> None:
+    """A softmax over experts hides neither slow multiplications nor the constants of kernels."""
+    case = with_another_kernel(clean(5), Activity.SCORES, 0.03)
+    case = replace(case, job=slower(case.job, Activity.GEMM, 1.4))
+    write_traces(Run(case.job), tmp_path, compress=False)
+    found = diagnose(read_profiles([tmp_path]), case.cost, case.layout)
+    assert [(cause.kind, cause.about) for cause in found.causes] == [(CauseKind.SLOW_KERNELS, "gemm")]
+    told = calibrate_terms(found, lambda _: expectation(case.cost, case.layout), Framework.MEGATRON, {})
+    assert {fit.name.partition(".")[0] for fit in told.fits} >= {"gemm_cap", "attention_speed"}

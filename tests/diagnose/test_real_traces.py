@@ -63,3 +63,16 @@ def test_recomputation_is_found(job: tuple[str, list[Any], list[Any]]) -> None:
         )
         assert (terms.seconds(Component.RECOMPUTE) > 0) is (name == "cpu_pp2_dp2")
         assert again > 0
+
+
+def test_multiplications_have_their_shapes(job: tuple[str, list[Any], list[Any]]) -> None:
+    """Forward and backward of a layer multiply the same sizes: a weight's gradient and an input's for each product."""
+    for terms in job[1]:
+        shapes = {use.product for use in terms.kernels if use.product}
+        assert {(one.m, one.n, one.k) for one in shapes} >= {
+            (256, 768, 256),
+            (256, 256, 768),
+            (768, 256, 256),
+        }
+        rates = [use.flops_per_s for use in terms.kernels if use.product]
+        assert all(rate and 1e6 < rate < 1e13 for rate in rates)

@@ -474,3 +474,45 @@ def test_a_group_of_several_axes_is_of_none(tmp_path: Path) -> None:
         },
     )
     assert axes_of(plain, "tp=2", tmp_path) == [Axis.TP, None]
+
+
+SHAPES = {
+    "aten::mm": ([[8192, 4096], [4096, 1024]], (1, 8192, 1024, 4096)),
+    "aten::addmm": ([[1024], [8192, 4096], [4096, 1024], [], []], (1, 8192, 1024, 4096)),
+    "aten::linear": ([[4, 2048, 4096], [1024, 4096], []], (1, 8192, 1024, 4096)),
+    "aten::bmm": ([[8, 1024, 4096], [8, 4096, 1024]], (8, 1024, 1024, 4096)),
+    "aten::matmul": ([[2, 8, 512, 4096], [2, 8, 4096, 512]], (16, 512, 512, 4096)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_multiplications_by_shape(name: str, tmp_path: Path) -> None:
+    """The operator that launched a multiplication tells its shape: kernels of one name stand apart, each with its rate."""
+    plain, (dims, shape) = written(), SHAPES[name]
+    for one in kernels_of(plain):
+        if one["name"] == GEMM and one["dur"] == 100 and one["ts"] % 1000 < 200:
+            said = {"External id": one["args"]["External id"], "Input Dims": dims}
+            plain["traceEvents"].append(event("cpu_op", name, MAIN, one["ts"] - 9, one["ts"] - 8, **said))
+    file = saved(plain, tmp_path)
+    assert terms_of(file) == TERMS
+    known, unknown = (one for one in diagnose(read_profiles([file])).operations if one.name == GEMM)
+    known, unknown = (known, unknown) if known.product else (unknown, known)
+    assert known.product is not None and unknown.product is None
+    assert (known.product.batch, known.product.m, known.product.n, known.product.k) == shape
+    assert known.flops_per_s == pytest.approx(2 * shape[0] * shape[1] * shape[2] * shape[3] / 100e-6)
+    assert known.calls == unknown.calls == 1
+
+
+@pytest.mark.parametrize(
+    "dims", [None, [], "8192", [[8192], [4096]], [[2, 3], [4, 5]], [[0, 3], [3, 5]], [[], [3, 5]]]
+)
+def test_shapes_that_are_none(dims: Any, tmp_path: Path) -> None:
+    """Sizes that do not fit tell nothing, and change nothing."""
+    plain = written()
+    for one in kernels_of(plain):
+        said = {"External id": one["args"]["External id"], "Input Dims": dims}
+        plain["traceEvents"].append(event("cpu_op", "aten::mm", MAIN, one["ts"] - 9, one["ts"] - 8, **said))
+    file = saved(plain, tmp_path)
+    assert terms_of(file) == TERMS and not any(
+        one.product for one in diagnose(read_profiles([file])).operations
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from layoutopt.optimizer.diagnose.intervals import contains, enclosed, merged
 from layoutopt.optimizer.diagnose.kernels import kernel_kind
-from layoutopt.optimizer.diagnose.parts import Phase
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
 from layoutopt.optimizer.diagnose.profile import RankProfile
 from layoutopt.optimizer.interop.profiles.calls import call_table, listed_in
 from layoutopt.optimizer.interop.profiles.columns import ordered, parts_of, places
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.diagnose.kernels import KernelKind
-    from layoutopt.optimizer.diagnose.profile import Events
+    from layoutopt.optimizer.diagnose.profile import Events, Product
     from layoutopt.optimizer.interop.profiles.calls import CallTable
     from layoutopt.optimizer.interop.profiles.columns import Columns, Table
     from layoutopt.optimizer.interop.profiles.options import ProfileOptions
     from layoutopt.optimizer.interop.profiles.trace_file import OnProgress
 
     IntArray = NDArray[np.int64]
+
+_SUMS = re.compile(r"(?i)reduce|PostGSU")
+"""Kernels that add up the parts of a multiplication that ran split."""
 
 
 def read_kineto(path: Path, options: ProfileOptions, on_progress: OnProgress | None = None) -> RankProfile:
@@ -88,9 +92,9 @@ class _Reading:
         """Assemble the record."""
         found, rank, on_gpu = self.found, self.rank(), bool(len(self.found.device))
         table = call_table(found.call_texts(), self.distributed, rank, self.options)
-        events, launches, graphs = self._kernels(table) if on_gpu else self._operators(table)
+        rows, names, products = self._by_shape((found.device if on_gpu else found.operators).table())
+        events, launches, graphs = (self._kernels if on_gpu else self._operators)(table, rows, names)
         annotations = found.annotations.table()
-        names = found.names.texts()
         steps, begun = step_windows(
             annotations, names, events, self.options, base_ns=self.base_ns, file=str(self.path)
         )
@@ -114,7 +118,28 @@ class _Reading:
             graphs=graphs,
             notes=tuple(self._left_out()),
             world=whole(self.distributed.get("world_size"), 0),
+            products=products,
         )
+
+    def _by_shape(self, rows: Table) -> tuple[Table, tuple[str, ...], dict[int, Product]]:
+        """Number the names of multiplications anew for each of their shapes; return rows, names, and shapes by number."""
+        names, products = list(self.found.names.texts()), list(self.found.products)
+        multiplies = np.array(
+            [kernel_kind(name).part is Activity.GEMM and not _SUMS.search(name) for name in names], dtype=bool
+        )
+        mine = np.flatnonzero(multiplies[rows["name"]])
+        shape = np.array(
+            [self.found.shaped.get(one, -1) for one in rows["outer"][mine].tolist()], dtype=np.int64
+        )
+        mine, shape = mine[shape >= 0], shape[shape >= 0]
+        pairs, place = np.unique(rows["name"][mine] * max(len(products), 1) + shape, return_inverse=True)
+        name = rows["name"].copy()
+        name[mine] = len(names) + place
+        found = {
+            len(names) + number: products[one % len(products)] for number, one in enumerate(pairs.tolist())
+        }
+        names += [names[one // len(products)] for one in pairs.tolist()]
+        return {**rows, "name": name}, tuple(names), found
 
     def _left_out(self) -> list[str]:
         odd = self.found.odd
@@ -132,13 +157,12 @@ class _Reading:
         ]
         return named[0] if named else "gpu"
 
-    def _kernels(self, table: CallTable) -> tuple[Events, int, int]:
+    def _kernels(self, table: CallTable, device: Table, names: tuple[str, ...]) -> tuple[Events, int, int]:
         """Return a GPU's events, with the launches of the steps counted one by one and by graph."""
-        device, launched = self.found.device.table(), self.found.launched.table()
+        launched = self.found.launched.table()
         place = places(launched["link"], device["link"])
         known = place >= 0
         launch = np.where(known, launched["end"][place] + self.base_ns if len(launched["link"]) else -1, -1)
-        names = self.found.names.texts()
         kinds = [kernel_kind(name) for name in names]
         outer = np.array([self.found.outer.get(one, -1) for one in device["outer"].tolist()], dtype=np.int64)
         call = np.where(device["call"] >= 0, device["call"], outer)
@@ -190,10 +214,11 @@ class _Reading:
         mine = chosen[annotations["name"]]
         return merged(annotations["start"][mine], annotations["end"][mine])
 
-    def _operators(self, table: CallTable) -> tuple[Events, int, int]:
+    def _operators(
+        self, table: CallTable, operators: Table, names: tuple[str, ...]
+    ) -> tuple[Events, int, int]:
         """Return the operators of a run without a GPU as its events: the outermost ones, and gloo's collectives."""
-        operators, called = self.found.operators.table(), self.found.called.table()
-        names = self.found.names.texts()
+        called = self.found.called.table()
         outer = _outermost(operators)
         called |= _blocking(called, self.found.asked.table()["start"], operators["start"][outer])
         rows = {

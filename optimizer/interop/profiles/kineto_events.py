@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.diagnose.profile import Product
 from layoutopt.optimizer.interop.profiles.columns import Columns, Numbered
 
 if TYPE_CHECKING:
@@ -31,6 +33,13 @@ DTYPE_BYTES = {
 """Bytes of an element by torch's names of scalar types, in lower case."""
 
 
+MATRICES = {
+    "aten::mm": 0, "aten::_scaled_mm": 0, "aten::bmm": 0, "aten::matmul": 0, "aten::linear": 0, "aten::addmm": 1,
+    "aten::baddbmm": 1,
+}  # fmt: skip
+"""Torch's multiplications, by the place of the first matrix among their inputs; the second follows it."""
+
+
 @dataclass(slots=True)
 class CallTexts:
     """What the events say of one collective: its kind, group, type and ranks as written."""
@@ -53,7 +62,8 @@ class KinetoEvents:
 
     ``device``: everything on a GPU. ``launched``: the runtime's launches. ``forward`` and ``engine``: operators that took
     part in the forward pass, and the autograd engine's functions. ``operators``: torch's operators, which are the device of
-    a run without a GPU. ``called``: collectives that ran without a kernel, ``asked``: the operators that asked for them.
+    a run without a GPU. ``shaped``: the numbers of ``products``, shapes of multiplications, by their operator's external id.
+    ``called``: collectives that ran without a kernel, ``asked``: the operators that asked for them.
     """
 
     names: Numbered = field(default_factory=Numbered)
@@ -66,11 +76,13 @@ class KinetoEvents:
     launched: Columns = field(default_factory=lambda: Columns(("link", "start", "end", "thread", "graph")))
     engine: Columns = field(default_factory=lambda: Columns(("start", "end", "thread")))
     forward: Columns = field(default_factory=lambda: Columns(("start", "end", "thread")))
-    operators: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name")))
+    operators: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name", "outer")))
     called: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name", "call")))
     asked: Columns = field(default_factory=lambda: Columns(("start", "end")))
     annotations: Columns = field(default_factory=lambda: Columns(("start", "end", "thread", "name")))
     outer: dict[int, int] = field(default_factory=dict)
+    products: dict[Product, int] = field(default_factory=dict)
+    shaped: dict[int, int] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], int] = field(default_factory=dict)
     processes: set[int] = field(default_factory=set)
     odd: int = 0
@@ -106,7 +118,7 @@ class KinetoEvents:
         )
         self.device.add(
             start, end, whole(args.get("stream", event.get("tid"))), self.names.number(name), copy,
-            whole(args.get("correlation")), whole(args.get("External id", args.get("external id"))), self._call(args),
+            whole(args.get("correlation")), _link(args), self._call(args),
             whole(args.get("device", event.get("pid"))),
         )  # fmt: skip
 
@@ -121,14 +133,17 @@ class KinetoEvents:
         if name == "record_param_comms":
             call = self._call(args)
             if call >= 0:
-                self.outer[whole(args.get("External id", args.get("external id")))] = call
+                self.outer[_link(args)] = call
             return
         if args.get("Sequence number") is not None and args.get("Fwd thread id") == 0:
             self.forward.add(start, end, thread)
         if name.startswith("c10d::"):
             self.asked.add(start, end)
         elif name.startswith("aten::"):
-            self.operators.add(start, end, thread, self.names.number(name))
+            link = _link(args)
+            self.operators.add(start, end, thread, self.names.number(name), link)
+            if name in MATRICES and (product := product_of(name, args.get("Input Dims"))):
+                self.shaped[link] = self.products.setdefault(product, len(self.products))
 
     def _runtime(self, event: Event) -> None:
         name = event["name"]
@@ -172,6 +187,28 @@ class KinetoEvents:
     def call_texts(self) -> tuple[CallTexts, ...]:
         """Return what is said of each collective, by number."""
         return tuple(CallTexts(*key) for key in self.calls)
+
+
+def _link(args: dict[str, Any]) -> int:
+    """Return the number that operators share with what they launched; up to torch 2.0 kernels spell it small."""
+    return whole(args.get("External id", args.get("external id")))
+
+
+def product_of(name: str, dims: Any) -> Product | None:
+    """Return the shape of one of torch's multiplications by the sizes of its inputs; None where they are no such."""
+    first = MATRICES[name]
+    if not isinstance(dims, list) or len(dims) < first + 2:
+        return None
+    left, right = (
+        [whole(size, 0) for size in one] if isinstance(one, list) else [] for one in dims[first : first + 2]
+    )
+    if min(len(left), len(right)) < 2 or min(*left, *right) < 1:
+        return None
+    inner, columns = (right[-1], right[-2]) if name == "aten::linear" else (right[-2], right[-1])
+    batch, rows = prod(right[:-2]), prod(left[:-1])
+    if inner != left[-1] or rows % batch:
+        return None
+    return Product(batch=batch, m=rows // batch, n=columns, k=inner)
 
 
 def _elements(shape: Any) -> int:

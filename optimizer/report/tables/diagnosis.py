@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from layoutopt.optimizer.diagnose.cause import Cause
-    from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
+    from layoutopt.optimizer.diagnose.diagnosis import Diagnosis, Operation
     from layoutopt.optimizer.diagnose.difference import Compared, StepDifference
     from layoutopt.optimizer.diagnose.utilization import Utilization
 
 
 SHOWN_CAUSES = 3
 SHOWN_OPERATIONS = 12
+NAME_LENGTH = 38
+"""Characters of a kernel's name that a line of a hundred has room for; JSON has all."""
+
 LEAST_SHARE = 5e-4
 """Share of the step below which a term is not shown."""
 
@@ -163,10 +166,23 @@ def _traffic(found: Diagnosis) -> Table:
 
 def _operations(found: Diagnosis) -> Table:
     rows = [
-        (one.name[:60], one.part.words, f"{one.calls:,.0f}", format_seconds(one.seconds), f"{one.share:.1%}")
+        (
+            one.name[:NAME_LENGTH],
+            _does(one),
+            f"{one.calls:,.0f}",
+            format_seconds(one.seconds),
+            f"{one.share:.1%}",
+        )
         for one in found.operations[:SHOWN_OPERATIONS]
     ]
     return grid(["kernel", "does", "calls", "time", "share"], rows, left=(0, 1))
+
+
+def _does(one: Operation) -> str:
+    """Say what a kernel does; of a multiplication whose shape is known that, and its rate."""
+    if one.product is None or one.flops_per_s is None:
+        return one.part.words
+    return f"{one.product.words} at {format_rate(one.flops_per_s, 'FLOP/s')}"
 
 
 def _ranks(found: Diagnosis, *, verbose: bool) -> Table:
