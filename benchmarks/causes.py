@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from checks.kept import measured
 from checks.traced_faults import clean, faulty, named
-from kept import measured
 
 BASELINE = Path(__file__).with_name("causes_baseline.json")
 LEAST = 0.95

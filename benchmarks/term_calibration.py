@@ -23,10 +23,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from checks.kept import measured
 from checks.traced_files import write_traces
 from checks.traced_plan import job_of
 from checks.traced_run import Run
-from kept import measured
 
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
