@@ -1,0 +1,176 @@
+"""The parts of a layer as a model file states them: experts, latent attention, Mamba, linear attention, indexer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from layoutopt.optimizer.specs.file_model import FileModel
+from layoutopt.optimizer.specs.kinds import SWITCH, quantity, whole
+from layoutopt.optimizer.specs.layer_runs import (
+    MAX_LAYERS,
+)
+from layoutopt.optimizer.specs.model import (
+    LinearSpec,
+    MoeSpec,
+)
+from layoutopt.optimizer.specs.units import NUMBER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from layoutopt.optimizer.specs.file_model import Finding, PartialFields
+
+MAX_WIDTH = 10_000_000
+
+Width = Annotated[int, whole(most=MAX_WIDTH)]
+OptionalWidth = Annotated[int | None, whole(most=MAX_WIDTH)]
+Switch = Annotated[bool, SWITCH]
+
+
+class MoeFile(FileModel):
+    """Mixture of experts."""
+
+    experts: Annotated[int, whole(least=2, most=1_000_000)] = Field(
+        description="routed experts per MoE layer"
+    )
+    top_k: Annotated[int, whole(most=1_000_000)] = Field(description="experts that each token is routed to")
+    ffn: Width = Field(description="width of one expert")
+    shared_ffn: Annotated[int, whole(least=0, most=MAX_WIDTH)] = Field(
+        default=0, description="total width of the shared experts, 0 for none"
+    )
+    dense_layers: Annotated[int, whole(least=0, most=MAX_LAYERS)] = Field(
+        default=0, description="leading layers with a dense MLP"
+    )
+    every: Annotated[int, whole(most=64)] = Field(
+        default=1,
+        description="after the leading dense layers, each n-th layer is MoE and the others are dense",
+    )
+    node_limit: Annotated[int | None, whole(most=1_000_000)] = Field(
+        default=None, description="nodes that one token may reach (node-limited routing)"
+    )
+    capacity_factor: Annotated[float | None, quantity(NUMBER)] = Field(
+        default=None, description="expert capacity over the mean load; left out: dropless"
+    )
+    router_bias: Switch = Field(default=False, description="one bias per expert in the router")
+    shared_gate: Switch = Field(default=False, description="a gate vector on the shared experts")
+    expert_bias: Switch = Field(default=False, description="biases in the experts' matrices")
+    router_scaling: Annotated[float | None, quantity(NUMBER)] = Field(
+        default=None, description="factor on the router's probabilities; for launch files"
+    )
+    router_groups: Annotated[int | None, whole(most=1_000_000)] = Field(
+        default=None, description="groups of experts that the router chooses among; for launch files"
+    )
+    router_group_limit: Annotated[int | None, whole(most=1_000_000)] = Field(
+        default=None, description="groups that one token's experts may be in; for launch files"
+    )
+
+    @classmethod
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
+        """Check that a token can reach ``top_k`` different experts, and that groups are of equal size."""
+        yield from _check_groups(given)
+        if given.top_k and given.experts and given.top_k > given.experts:
+            yield (
+                ("top_k",),
+                f"{given.top_k} of only {given.experts} experts",
+                f"at most experts, {given.experts}",
+            )
+
+    def spec(self) -> MoeSpec:
+        """Convert to the form that the other rooms use."""
+        return MoeSpec(**{name: value for name, value in self if name not in ("dense_layers", "every")})
+
+
+def _check_groups(given: PartialFields) -> Iterator[Finding]:
+    """Check that both numbers of the router's groups are there, and that they divide the experts."""
+    groups, limit = given.router_groups, given.router_group_limit
+    if (groups is None) != (limit is None):
+        missing = "router_group_limit" if limit is None else "router_groups"
+        yield (missing,), "missing", "router_groups and router_group_limit come together"
+    elif groups and limit and limit > groups:
+        yield ("router_group_limit",), f"{limit} of only {groups} groups", f"at most router_groups, {groups}"
+    if groups and given.experts and given.experts % groups:
+        yield ("router_groups",), f"experts {given.experts} is not a multiple", divisors_text(given.experts)
+
+
+class MlaFile(FileModel):
+    """Multi-head latent attention."""
+
+    q_lora_rank: Annotated[int, whole(least=0, most=MAX_WIDTH)] = Field(
+        default=0, description="rank of the query projection, 0 for a full one"
+    )
+    kv_lora_rank: Width = Field(description="rank of the joint key-value projection")
+    qk_nope_head_dim: Width = Field(description="query and key width per head without positions")
+    qk_rope_head_dim: Width = Field(description="query and key width per head with rotary positions")
+    v_head_dim: Width = Field(description="value width per head")
+
+
+class MambaFile(FileModel):
+    """Mamba-2 mixers."""
+
+    heads: Width = Field(description="heads of the mixer")
+    head_dim: Width = Field(description="width of one head")
+    state: Width = Field(description="state size per head")
+    groups: Width = Field(default=1, description="groups that share B and C")
+    conv: Annotated[int, whole(most=1024)] = Field(default=4, description="width of the causal convolution")
+
+
+class LinearFile(FileModel):
+    """Linear attention with a state: gated delta rule, Kimi delta attention, lightning attention."""
+
+    key_heads: OptionalWidth = Field(
+        default=None, description="heads of queries and keys; default value_heads"
+    )
+    value_heads: Width = Field(description="heads of values, each with a state")
+    key_head_dim: Width = Field(description="width of one head of queries and keys")
+    value_head_dim: OptionalWidth = Field(
+        default=None, description="width of one head of values; default key_head_dim"
+    )
+    conv: Annotated[int, whole(least=0, most=1024)] = Field(
+        default=4, description="width of the causal convolution, 0 for none"
+    )
+
+    @classmethod
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
+        """Check that value heads share out key heads."""
+        if given.key_heads and given.value_heads and given.value_heads % given.key_heads:
+            what = f"value_heads {given.value_heads} is not a multiple of {given.key_heads}"
+            yield ("key_heads",), what, divisors_text(given.value_heads)
+
+    def spec(self) -> LinearSpec:
+        """Convert to the form that the other rooms use."""
+        return LinearSpec(
+            key_heads=self.key_heads or self.value_heads,
+            value_heads=self.value_heads,
+            key_head_dim=self.key_head_dim,
+            value_head_dim=self.value_head_dim or self.key_head_dim,
+            conv=self.conv,
+        )
+
+
+class IndexerFile(FileModel):
+    """Sparse attention: an indexer chooses the keys that a query attends to."""
+
+    heads: Width = Field(description="heads whose scores choose keys")
+    head_dim: Width = Field(description="width of one of them")
+    top_k: Width = Field(description="keys that a query attends to")
+    block: OptionalWidth = Field(
+        default=None, description="keys of the blocks that each head chooses for one group of query heads"
+    )
+    dense_layers: Annotated[int, whole(least=0, most=MAX_LAYERS)] = Field(
+        default=0, description="leading layers that attend to every key"
+    )
+    every: Annotated[int, whole(most=MAX_LAYERS)] = Field(
+        default=1,
+        description="an indexer in each n-th layer, whose keys the layers up to the next one use too",
+    )
+    offset: Annotated[int, whole(least=0, most=MAX_LAYERS)] = Field(
+        default=2, description="with every: leading layers before the count, all with an indexer but the last"
+    )
+
+
+def divisors_text(heads: int) -> str:
+    """Say what divides a number of heads, each one where they are few."""
+    divisors = [str(part) for part in range(1, heads + 1) if heads % part == 0] if heads <= 1024 else []
+    return f"a divisor of {heads}" + (f": {', '.join(divisors)}" if divisors else "")
