@@ -78,6 +78,7 @@ class Chain:
         hidden = (np.minimum(self.forward, self.dgrad) + self.hidden) * times.hidden_s
         compute = self.forward * times.forward_s + self.dgrad * times.dgrad_s + self.wgrad * times.wgrad_s
         rank = times.apart_s
+        # A rank without compute (an ideal model of one kind) has no share to bound.
         now = np.divide(compute + hidden, rank, out=np.zeros_like(rank), where=rank > 0)
         return np.minimum(now, np.minimum(self.forward, self.dgrad))
 

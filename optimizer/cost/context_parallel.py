@@ -158,8 +158,10 @@ def _ring_s(
     """Ring attention: each step's transfer of keys and values runs under that step's attention."""
     piece = ring_bytes(comm, shape)
     group = _group(comm, parts.ring, parts.heads)
+    # Backward passes keys and values on, and their gradients with them.
     one, both = comm.topology.p2p_s(piece, group), comm.topology.p2p_s(2 * piece, group)
     steps = parts.ring - 1
+    # The last step sends nothing; each of the others hides under its own part of the attention.
     forward = steps * np.maximum(one - core.forward_s / parts.ring, 0.0)
     return forward, steps * np.maximum(both - core.dgrad_s / parts.ring, 0.0)
 

@@ -52,6 +52,8 @@ class DpContext:
 
     def beside(self, seconds: FloatArray, cover_s: FloatArray) -> FloatArray:
         """What traffic (n,) adds beside compute (n,): its uncovered rest, and the SMs it takes from compute."""
+        # Traffic beside compute runs at its own rate, but only a share of the compute can have some beside
+        # it.
         covered = np.minimum(seconds, self.hidden_share * cover_s)
         slowdown = 0.0 if self.ideal else self.constants["overlap_slowdown"]
         return seconds - covered + slowdown * covered
@@ -73,6 +75,7 @@ class DpContext:
         if self.ideal:
             return np.ones_like(parameters)
         calls = parameters / size if size else blocks
+        # A bucket has room for every rank's share, so that many ranks have few buckets.
         most = parameters / np.maximum(self.preset.rank_bucket_parameters * ranks, 1.0)
         return np.asarray(np.maximum(np.minimum(calls, most), 1.0))
 
@@ -84,6 +87,7 @@ class DpContext:
         if self.ideal or not size:
             calls = self.calls(parameters, blocks)
             return calls * self.topology.all_gather_s(size_bytes / calls, group)
+        # No more broadcasts than ranks that hold something, and at least one.
         calls = np.maximum(np.minimum(parameters / size, group.size), 1.0)
         return np.asarray(calls * self.topology.broadcast_s(size_bytes / calls, group))
 
@@ -182,6 +186,7 @@ def passes(ctx: DpContext) -> Passes:
 
 def replica_reduce_s(ctx: DpContext, held: RankParameters, end: RankParameters) -> FloatArray:
     """Seconds (n,) of the all-reduce of gradient shards between HSDP replicas; ``end`` of them are the model's end's."""
+    # Each replica holds only its shard of the gradients.
     inner = ctx.shard_group().size
     return ctx.topology.all_reduce_s(
         ctx.preset.grad_comm_bytes * ctx.trained.of(held, end).dense / inner,
@@ -208,6 +213,7 @@ def fsdp_layer_s(
     one = traffic(ctx, held)
     active = (ctx.batch.zero == 3) & ~keeps_gathered(ctx.preset, ctx.batch)
     reduce = one.reduce_scatter_s if ctx.preset.reduce_each_micro_batch else 0.0
+    # Backward gathers the weights once more, and gives the gradients away.
     gather, both = one.all_gather_s, one.all_gather_s + reduce
     copied_f, copied_b = ctx.copied_s(held)
     forward = (ctx.beside(gather, forward_s) if ctx.preset.param_overlap else gather) + copied_f

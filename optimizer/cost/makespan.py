@@ -121,6 +121,7 @@ class StepGraph:
         _advance(end, self.before, lag, own, head, 0)
         if not self.length:
             return _Run(end_s=end, periods=[])
+        # Periods have equal levels, shifted by their length.
         starts = [self.first + k * self.length for k in range(PERIODS)]
         for start in starts:
             _advance(end, self.before, lag, own, period, start)
@@ -134,6 +135,7 @@ class StepGraph:
         done = [_Period(number=k, end_s=end[zone].copy()) for k, zone in enumerate(zones)]
         left = self.repeats
         while left:
+            # While every operation ends one growth later per period, periods can be jumped over.
             growth = end[zones[2]] - end[zones[1]]
             jump = min(self._even_periods(end, lag, own, growth, zones), left)
             if jump:
@@ -144,6 +146,7 @@ class StepGraph:
                 )
                 left -= jump
                 continue
+            # No jump: run one more period in the place of the last, the others moving down.
             end[zones[0]], end[zones[1]] = end[zones[1]], end[zones[2]]
             _advance(end, self.before, lag, own, self.levels[1], starts[2])
             done.append(_Period(number=done[-1].number + 1, end_s=end[zones[2]].copy()))
@@ -164,6 +167,7 @@ class StepGraph:
         rates = np.zeros_like(end)
         rates[zones[1]] = rates[zones[2]] = growth
         closing = rates[self.before[zone]] - growth[:, None]
+        # An arc whose source grows faster than its target becomes the longest once its slack is used up.
         closes = closing > EVEN * scale
         if not closes.any():
             return self.repeats
@@ -190,6 +194,7 @@ class _Arcs:
         self._stop = first + PERIODS * length if length else first
         lag = graph.hops[:, :, None] * durations.hop_s
         head, tail = slice(0, first + length), slice(self._stop, size)
+        # The listed periods hold the last three of the run; those at the front began as the first.
         end = run.end_s.copy()
         self._last = end[:-1].argmax(axis=0)
         self._tail = _chosen(end, graph.before[tail], lag[tail])
@@ -200,6 +205,7 @@ class _Arcs:
         zone = slice(self._stop - length, self._stop)
         local = graph.before[zone] - (self._stop - 2 * length)
         for before, period in pairwise(run.periods):
+            # Behind a jump the period before grew the same way, so that its ends follow.
             earlier = before.end_s if period.growth_s is None else period.end_s - period.growth_s
             times = np.concatenate([earlier, period.end_s, np.zeros((1, earlier.shape[1]))])
             self._periods.append(_chosen(times, np.where(local < 2 * length, local, 2 * length), lag[zone]))
@@ -211,6 +217,7 @@ class _Arcs:
         before, hops = graph.before, graph.hops
         nodes, arcs, node = [], [], int(self._last[column])
         while self._stop <= node < none:
+            # Backwards from the last operation: drain, repeated periods, fill.
             choice = tail[node - self._stop]
             nodes.append(node)
             arcs.append(choice)
@@ -277,6 +284,7 @@ LARGE = 1 << 15
 def step_graph(pipeline: Pipeline, *, overlap: HopOverlap) -> StepGraph:
     """Return the operations of a schedule. Raises InputError when it deadlocks."""
     listed = min(pipeline.micro_batches, LISTED[0] * _period_size(pipeline))
+    # Counted before anything is listed, so that the right cache is asked.
     large = 2 * pipeline.pp * pipeline.chunks * listed > LARGE
     return (_large_graph if large else _small_graph)(pipeline, overlap)
 
@@ -284,6 +292,7 @@ def step_graph(pipeline: Pipeline, *, overlap: HopOverlap) -> StepGraph:
 def _built(pipeline: Pipeline, overlap: HopOverlap) -> StepGraph:
     size = _period_size(pipeline)
     for rounds in LISTED:
+        # Whole periods that need not be listed.
         spare = (pipeline.micro_batches - rounds * size) // size
         if spare < 1:
             break
@@ -340,10 +349,12 @@ def _periodic(pipeline: Pipeline, ops: ListedOperations, size: int, repeats: int
     """Find the periods of a step; None where fewer than needed are in the list."""
     model = SCHEDULES[pipeline.schedule]
     each = 1 if model.pairs else 3 if model.splits_backward else 2
+    # In DualPipe a chunk gets half of the micro-batches.
     share = pipeline.micro_batches // pipeline.micro_batches_per_chunk
     shift = size // share
     length = each * shift * pipeline.chunks
     steady = [_steady(ops.columns[1:, low:high], length, shift) for low, high in pairwise(ops.first.tolist())]
+    # Too short a steady phase shows no period.
     if size % share or any(end - start < 2 * length for start, end in steady):
         return None
     front = _closed(ops, np.array([start + length for start, _ in steady]))
@@ -351,6 +362,7 @@ def _periodic(pipeline: Pipeline, ops: ListedOperations, size: int, repeats: int
         return None
     rank = ops.columns[0]
     position = np.arange(ops.size) - ops.first[rank]
+    # -1 fill, then the periods, then everything behind them.
     zone = np.clip((position - front[rank]) // length, -1, PERIODS)
     last = zone == PERIODS - 1
     head, head_bounds = _by_level(ops, zone < 0)
@@ -358,6 +370,7 @@ def _periodic(pipeline: Pipeline, ops: ListedOperations, size: int, repeats: int
     tail, tail_bounds = _by_level(ops, zone == PERIODS)
     order = np.concatenate([head, *(period - (PERIODS - 1 - k) * length for k in range(PERIODS)), tail])
     seen = np.append(zone, PERIODS)[ops.before]
+    # A period that waits for more than the one before could not be run from two.
     if (seen[last] < PERIODS - 2).any() or (seen[zone == PERIODS] < PERIODS - 2).any():
         return None
     offset = len(head) + PERIODS * len(period)
@@ -371,6 +384,8 @@ def _steady(columns: IntArray, length: int, shift: int) -> tuple[int, int]:
     if count <= 0:
         return 0, 0
     early, late = columns[:, :count], columns[:, length:]
+    # Equal kinds and chunks, micro-batches later by one period; a PAIR's backward too, -1 where there is
+    # none.
     same = (early[[0, 1, 3]] == late[[0, 1, 3]]).all(axis=0) & (early[2] + shift == late[2])
     same &= (early[4] == late[4]) | (early[4] + shift == late[4])
     edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))

@@ -91,6 +91,8 @@ def _partly_trained(
     """Bytes of blocks and of both ends: all states of what is trained, of the rest the weights alone."""
     parts, batch, preset = ctx.trained, ctx.batch, ctx.preset
     assert parts is not None
+    # Frozen weights are sharded where weights are; without master weights ZeRO-2 shards the weights
+    # themselves.
     split = (batch.zero == 3) | ((batch.zero == 2) & (preset.master_bytes == 0))
     stored = ctx.weight_bytes if preset.master_bytes else preset.fsdp_weight_bytes
     in_blocks = stored if parts.frozen_bytes is None else parts.frozen_bytes
@@ -115,6 +117,7 @@ def _partly_trained(
 
 def _grouped(ctx: MemoryContext) -> FloatArray:
     """Layers that are recomputed from one saved input; the most of the codebook where rows stand for all entries."""
+    # A group that recomputes together keeps one input for all of its layers.
     groups = np.array([max(entry.group, 1) for entry in ctx.batch.codebook.recomputes], dtype=np.float64)
     return np.full(len(ctx.batch), groups.max()) if ctx.any_set else groups[ctx.batch.recompute]
 

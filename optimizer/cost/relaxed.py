@@ -45,6 +45,7 @@ def relaxed_terms(
     ``any_sharding`` False keeps the rows' own ZeRO stage and shard size, with their traffic.
     """
     n = len(rows)
+    # Few orders are priced each; over many the closest placement bounds all at once.
     far = len(over.orders) > MAX_ORDERS_PRICED
     variants = []
     for lean in _leanest_shardings(cost, rows, over.zero) if any_sharding else [rows]:
@@ -76,6 +77,7 @@ def _telling(book: Codebook, codes: tuple[int, ...]) -> tuple[int, ...]:
             and priced_apart(book.switches_of(c)) == priced_apart(book.switches_of(code))
         ]
         larger = any(own < other for other in others)
+        # Between a leaner and a quicker set, this one is optimistic in nothing.
         quicker = any(not OFFLOADS & other and own - OFFLOADS <= other for other in others)
         if not (larger and quicker):
             kept.append(code)
@@ -102,6 +104,7 @@ def _optimistic(
 ) -> StageTerms:
     """Terms without selective recomputation's time, where that is a choice, but with the least activations."""
     entries = batch.codebook.recomputes
+    # Whole-layer entries cost no time until layers are chosen; full first, since it allows any number.
     whole = [code for code in recomputes if entries[code].granularity is not Granularity.SELECTIVE]
     whole.sort(key=lambda code: entries[code].granularity is not Granularity.FULL)
     cheapest = whole[:1] or recomputes
@@ -144,6 +147,7 @@ def undominated(terms: StageTerms, owner: IntArray) -> IntArray:
     kept = np.ones(len(terms), dtype=bool)
     for one in np.unique(owner):
         rows = np.flatnonzero(owner == one)
+        # All pairs of one owner's rows: they are the few choices of switches.
         as_good = (table[rows][:, None] <= table[rows][None]).all(axis=2)
         earlier = np.arange(len(rows))[:, None] < np.arange(len(rows))
         kept[rows] = ~(as_good & (~as_good.T | earlier)).any(axis=0)

@@ -45,6 +45,7 @@ def match(profiles: Sequence[RankProfile]) -> tuple[Matched, ...]:
     offsets = _offsets(profiles, listed)
     sizes = [len(event) for event, _ in listed]
     key = np.concatenate([key for _, key in listed]) if listed else np.zeros(0, dtype=np.int64)
+    # A collective can't begin before its last member: on one clock, the latest start is when it really began.
     start = np.concatenate(
         [
             profile.events.start_ns[event] - offset
@@ -83,6 +84,7 @@ def match(profiles: Sequence[RankProfile]) -> tuple[Matched, ...]:
 
 def _needed(profile: RankProfile) -> IntArray:
     """Return of each call how many ranks take part; more than there are where the profile does not say."""
+    # A call of unknown size is never whole, so that no wait is claimed of it.
     unknown, sizes = np.iinfo(np.int64).max, [group.members for group in profile.groups]
     needed = [
         sizes[group] if profile.kinds[kind] not in POINT_TO_POINT and group >= 0 else 2 * (peer >= 0)
@@ -117,14 +119,18 @@ def _keys(profile: RankProfile, table: dict[tuple[object, ...], int]) -> tuple[I
     group = np.array([_identity(profile, int(one), table) for one in range(len(calls.kind))], dtype=np.int64)[
         call
     ]
+    # The host's launch tells the step: with work queued ahead a kernel may run when the host is in the next
+    # one.
     launched = np.where(events.launch_ns[event] >= 0, events.launch_ns[event], events.start_ns[event])
     step = np.searchsorted(profile.begun_ns, launched, side="right")
     both = group * (len(profile.steps) + 2) + step
+    # Calls of one group run in the order of its communicator, so that the n-th here is the n-th there.
     order = np.lexsort((events.start_ns[event], both))
     same = np.concatenate([[True], np.diff(both[order]) != 0]) if len(both) else np.zeros(0, dtype=bool)
     first = np.maximum.accumulate(np.where(same, np.arange(len(order)), 0))
     nth = np.empty(len(order), dtype=np.int64)
     nth[order] = np.arange(len(order)) - first
+    # One number, so that ranks compare arrays and not tuples; 30 bits hold any profile's calls of a step.
     return event, (group << 40) | (step << 30) | nth
 
 
@@ -161,9 +167,11 @@ def _offsets(profiles: Sequence[RankProfile], listed: list[tuple[IntArray, IntAr
     while True:
         open_hosts = [host for host in dict.fromkeys(hosts) if host not in known]
         found = {host: _apart(host, hosts, ends, reference) for host in open_hosts}
+        # Align first whom most calls tie to those already aligned: the median is the surest there.
         best = max(found, key=lambda host: len(found[host]), default=None)
         if best is None or not found[best]:
             break
+        # All members of a collective end together but for noise and a few stragglers, which a median ignores.
         known[best] = int(np.median(found[best]))
         for host, own in zip(hosts, ends, strict=True):
             if host == best:

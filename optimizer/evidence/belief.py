@@ -55,6 +55,7 @@ class Belief:
         """Return the belief after a measurement; None stands for one that reads what was expected."""
         column = self.covariance[:, item]
         gain = column / self._reading_variance(item)
+        # Conditioning of a joint normal: the reading moves every item by its covariance with it.
         mean = self.mean if log_s is None else self.mean + gain * (log_s - self.mean[item])
         return Belief(
             layouts=self.layouts,
@@ -68,6 +69,7 @@ class Belief:
 
         Of one item it is its knowledge gradient; of several the same for all readings together, in the mean over ``DRAWS``.
         """
+        # Items beyond ``layouts`` are probes, which can be measured and never chosen.
         before = self.mean[: self.layouts].min()
         if len(items) == 1:
             chosen = self._means_by_reading(items[0]).min(axis=0)
@@ -78,6 +80,7 @@ class Belief:
     def _slopes(self, items: Sequence[int]) -> FloatArray:
         """Return what independent standard normals add to the layouts' means when the items are read, (items, layouts)."""
         own = np.array(items)
+        # Two readings share the errors of the model and not those of the measurement.
         readings = self.covariance[np.ix_(own, own)] + self.noise**2 * np.eye(len(own))
         return np.asarray(
             np.linalg.solve(np.linalg.cholesky(readings), self.covariance[own, : self.layouts]),
@@ -88,6 +91,7 @@ class Belief:
         """Return from which log of a reading on the choice is another layout: (log, layout), nearest side first."""
         choices = self._means_by_reading(item).argmin(axis=0)
         deviation = self._reading_variance(item) ** 0.5
+        # From the expected reading outwards on either side: the nearest turn is what a user should watch for.
         middle = len(Z) // 2
         found = []
         for way in (range(middle, -1, -1), range(middle, len(Z))):
@@ -142,6 +146,7 @@ def suggest(belief: Belief, hours: FloatArray, *, runs: int, least: float) -> tu
     chosen: tuple[int, ...] = ()
     while len(chosen) < runs:
         items = [item for item in range(len(belief.mean)) if item not in chosen]
+        # Alone, a run mostly tells what moves all layouts alike; two tell their difference.
         more = 2 if not chosen and runs >= 2 and len(items) >= 2 else 1
         worth = {(*chosen, *added): belief.gain((*chosen, *added)) for added in combinations(items, more)}
         most = max(worth.values()) if worth else 0.0

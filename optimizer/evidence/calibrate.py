@@ -71,13 +71,17 @@ def calibrate(
     fixed = check_values({name: entry.value for name, entry in given.items()})
     start = {**cluster.calibration, **fixed}
     own = [_on_cluster(case, cluster) for case in _timed(cases)]
+    # Before is what the user has now: the cluster's own constants, not the given ones.
     before = [predict(case, dict(cluster.calibration)).step_time_s for case in own]
+    # Ahead of any fit: a fit would bend constants to a wrong batch or unit.
     _check_plausible(own, before)
     constants, trials = _further_constants(own, start)
+    # The scale comes last, so that it takes what no single constant explains.
     base = [predict(case, constants).step_time_s for case in own]
     location = _location(own, base)
     scale = start.get(TIME_SCALE, 1.0) * math.exp(location.value)
     check_values({TIME_SCALE: scale})
+    # A scale multiplies every step alike, so that nothing has to be priced again.
     after = [seconds * math.exp(location.value) for seconds in base]
     chosen = [trial for trial in trials if trial.accepted]
     runs = _run_fits(own, before, after, location)
@@ -115,6 +119,7 @@ def _on_cluster(case: Case, cluster: ClusterSpec) -> Case:
         problem = f"ran on {case.layout.gpus} GPUs, the cluster has {cluster.gpu_count}"
     if problem:
         raise InputError(Problem(what=f"run {run.id!r} {problem}", file=run.file, line=run.line or None))
+    # A smaller run sits in the first blocks of the cluster's network.
     levels = tuple(replace(level, gpus=min(level.gpus, case.layout.gpus)) for level in cluster.levels)
     return replace(case, cluster=replace(cluster, gpu_count=case.layout.gpus, levels=levels))
 
@@ -122,6 +127,7 @@ def _on_cluster(case: Case, cluster: ClusterSpec) -> Case:
 def _check_plausible(cases: Sequence[Case], predicted_s: Sequence[float]) -> None:
     """Refuse runs that are mostly far off, which no constants explain."""
     ratios = [(case.measured_s or 0.0) / seconds for case, seconds in zip(cases, predicted_s, strict=True)]
+    # The median: one bad run of several is an outlier and no reason to refuse.
     middle = sorted(ratios)[len(ratios) // 2]
     if not 1 / LARGEST_FACTOR <= middle <= LARGEST_FACTOR:
         raise InputError(
@@ -170,8 +176,10 @@ def _further_constants(
     trials: list[Trial] = []
     open_names = [name for name in candidates(cases) if name not in start]
     taken = 0
+    # A constant per few runs would fit their noise.
     while open_names and len(cases) >= RUNS_PER_CONSTANT * (1 + taken):
         tried = [_trial(cases, values, name) for name in open_names]
+        # Judged by runs that the fit has not seen; a fit of all runs only ever gets better.
         best = min(tried, key=lambda trial: trial.left_out_with)
         if not best.accepted:
             return values, trials + tried
@@ -208,6 +216,7 @@ def _run_fits(
             before_s=before,
             after_s=after,
             weight=weight,
+            # Of two runs that differ, nothing says which one is off.
             outlier=len(cases) > 2 and abs(math.log((case.measured_s or 0.0) / after)) > limit,
         )
         for case, before, after, weight in rows

@@ -78,6 +78,7 @@ class ProfileFit:
 def profile_of(cases: Sequence[Case], parameter: Parameter, values: Mapping[str, float]) -> Profile:
     """Price timed cases on a grid of one constant, the others at ``values``."""
     present = values.get(parameter.name, parameter.value)
+    # The present value stays on the grid, so that no change is one of the choices.
     grid = sorted({parameter.clipped(present * step) for step in _STEPS} | {present})
     groups = prepare(cases)
     rows = [_log_ratios(cases, groups, {**values, parameter.name: value}) for value in grid]
@@ -99,7 +100,10 @@ def fit_profile(profile: Profile) -> ProfileFit:
     present = profile.grid[profile.start]
     losses, scales = [], []
     for value, ratios in zip(profile.grid, profile.log_ratios, strict=True):
+        # Each value of the constant is judged with the scale that suits it best, since a scale is fitted
+        # after.
         scale = huber_location(ratios, least_spread=SPREAD).value
+        # Without it few runs would drag a constant to the end of its grid.
         prior = (math.log(value / present) / profile.sigma) ** 2 / 2
         losses.append(sum(huber_loss(ratio - scale, SPREAD) for ratio in ratios) + prior)
         scales.append(scale)
@@ -161,6 +165,7 @@ def _key(case: Case) -> Hashable:
     cluster = replace(case.cluster, calibration={})
     switches = tuple(sorted(case.switches.items()))
     calibration = tuple(sorted(case.cluster.calibration.items()))
+    # The batch is in each layout's micro-batches; all else must be equal to share a cost model.
     training = repr(replace(case.training, global_batch=1))
     return case.model, training, repr(cluster), calibration, case.framework, case.software, switches
 
@@ -170,6 +175,7 @@ def _group(members: Sequence[int], cases: Sequence[Case]) -> PreparedGroup:
     counts = [rank_blocks(case.layout, case.model) for case in own]
     widest = max(case.layout.pp for case in own)
     batch = batch_of([case.layout for case in own])
+    # Paths are those under the case's own constants, found once; values only change their lengths.
     terms = _cost_model(own[0], {}).terms(batch)
     return PreparedGroup(
         members=tuple(members),

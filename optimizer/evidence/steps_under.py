@@ -81,6 +81,7 @@ def belief_of(estimates: Sequence[Estimate], steps_s: FloatArray) -> Belief:
 
 def covariance_of_draws(logs: FloatArray) -> FloatArray:
     """Return the covariance (n, n) of logs of steps under sets of constants, (sets, n)."""
+    # Of one set alone nothing varies: no division by zero, and a covariance of zero.
     apart = (logs - logs.mean(axis=0)) / max(len(logs) - 1, 1) ** 0.5
     covariance: FloatArray = apart.T @ apart
     return covariance
@@ -96,6 +97,7 @@ def steps_under(
     """Return the steps of layouts under sets of constants, (sets, layouts) seconds."""
     question = Question(workload=workload, cluster=cluster, options=options)
     base = question.cost()
+    # Draws of a posterior weigh alike.
     even = np.full(len(drawn), 1 / len(drawn))
     paths = SampledPaths(statistic=Statistic(kind=StatisticKind.MEAN, weights=even))
     samples = question.costs_under(drawn, base)

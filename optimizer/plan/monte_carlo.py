@@ -52,6 +52,7 @@ def simulate_runs(
     """
     rng = np.random.default_rng(seed)
     full, rest = divmod(work_s, interval_s)
+    # The last segment is what is left of the work; a sliver from rounding is none.
     lengths = [(interval_s + checkpoint_s, int(full))] + (
         [(rest + checkpoint_s, 1)] if rest > 1e-9 * interval_s else []
     )
@@ -65,6 +66,7 @@ def simulate_runs(
         )
         failures += failed
     if relative_error > 0:
+        # A normal error of a large deviation would else let time run backwards.
         wall *= np.maximum(rng.normal(1.0, relative_error, size=runs), MIN_SPEED)
     p10, p50, p90 = np.quantile(wall, (0.1, 0.5, 0.9))
     return RunQuantiles(
@@ -93,6 +95,7 @@ def _lost_s(rng: np.random.Generator, failed: FloatArray, length_s: float, mtbf_
     many = failed > DRAWN_ONE_BY_ONE
     counts = np.where(many, 0, failed).astype(np.int64)
     chance = -np.expm1(-length_s / mtbf_s)
+    # Inverse of the exponential's distribution function, cut off at the segment's end.
     drawn = -mtbf_s * np.log1p(-rng.random(int(counts.sum())) * chance)
     owner = np.repeat(np.arange(len(failed)), counts)
     lost = np.bincount(owner, weights=drawn, minlength=len(failed)).astype(np.float64)
@@ -108,6 +111,7 @@ def _restarts_s(rng: np.random.Generator, failed: FloatArray, restart_s: float, 
     """Restart time, including restarts that fail themselves."""
     if restart_s == 0:
         return np.zeros_like(failed)
+    # numpy refuses zero successes; those rows are set to none below.
     again = rng.negative_binomial(np.maximum(failed, 1), np.exp(-restart_s / mtbf_s)).astype(np.float64)
     again = np.where(failed > 0, again, 0.0)
     return failed * restart_s + _lost_s(rng, again, restart_s, mtbf_s)

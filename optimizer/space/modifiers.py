@@ -103,9 +103,12 @@ class Modifiers:
         choices = [self._with_choice(modifier, rows, column) for column in range(valid.shape[1])]
         steps = []
         for rule in self._rules_on(modifier):
+            # One after the other, so that the certificate can count what each rule removed beyond those
+            # before it.
             valid = valid & self._columns(rule, modifier, rows, choices)
             steps.append((rule.name, valid))
         if modifier == "zero":
+            # After the rules: the first valid one must stay, whatever stood before it.
             steps.append((EQUIVALENT, self._first_zero(rows, valid)))
         if modifier == "order":
             steps.append((EQUIVALENT, first_orders(rows, valid)))
@@ -118,6 +121,7 @@ class Modifiers:
         if modifier != "precision" or not self.switches:
             return _by_column([self._holds(rule, choice) for choice in choices])
         if isinstance(rule.holds, OnlyWhere):
+            # Hundreds of codes share few predicates: ask codes and rows apart, and combine.
             used = rule.holds.of_codes(self.codebook, self.ctx)
             if not used.any():
                 return np.broadcast_to(True, (len(rows), len(choices)))
@@ -125,6 +129,7 @@ class Modifiers:
             return (~used[:, None] | legal[None, :]).T
         if "switches" in rule.reads:
             return _by_column([self._holds(rule, choice) for choice in choices])
+        # Rules that read no switches say the same of all codes of one precision and savers.
         formats = [entry[:2] for entry in self.codebook.formats]
         asked = {entry: self._holds(rule, choices[formats.index(entry)]) for entry in dict.fromkeys(formats)}
         return _by_column([asked[entry] for entry in formats])
@@ -198,10 +203,12 @@ class Modifiers:
                 mask = self._leaders(mask) if name == "precision" and ANY_SWITCHES in over else mask
             row, choice = np.nonzero(mask)
             name = "precision" if name == SWITCHES else name
+            # Each modifier multiplies the rows so far, and carries earlier choices along.
             index, codes = index[row], {key: values[row] for key, values in codes.items()} | {name: choice}
         changed: dict[str, Any] = codes
         if "zero" in codes:
             stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
+            # One choice is another number of ranks in every row.
             shards = self.shards(rows)[index, codes["zero"]]
             changed = codes | {"zero": stages[codes["zero"]], "hsdp_shard": shards}
         return replace(rows.take(index), **changed), index
@@ -220,6 +227,7 @@ class Modifiers:
         first = np.zeros_like(mask)
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
+            # A group is led by its first code that is valid for the row, not by its first code.
             some = mask[:, own].any(axis=1)
             first[some, own[mask[:, own].argmax(axis=1)[some]]] = True
         return first
@@ -266,6 +274,7 @@ class Modifiers:
         group = (rows.dp * rows.cp)[:, None]
         shards = self.shards(rows)
         stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
+        # Stages differ in what replicas share: without replicas they are one layout.
         alone = (group[:, 0] == 1) & (expert_dp(rows, self.ctx) == 1 if self.ctx.experts else True)
         keys = np.where(shards == group, 0, shards) + stages * (group + 1)
         keys[alone] = 0

@@ -116,6 +116,7 @@ def run_sweep(
     """
     with SweepStore(store) as opened:
         sweep = _Sweep(points, opened, on_progress, retry_errors, warm_start, lease_s)
+        # A solve may take longer than a lease, in which another machine would take the point for abandoned.
         with heartbeat(opened.path, sweep.owner, lease_s):
             try:
                 return sweep.run(executor, SolveWork(write_plan=write_plan))
@@ -172,12 +173,14 @@ class _Sweep:
         """Go once over the open points; those that others hold stay open."""
         taken, self._open = self._open, []
         tasks = self._tasks(taken)
+        # Whether anything can be claimed is known only by claiming: executors start for work alone.
         first = next(tasks, None)
         if first is not None:
             with closing(executor.run(work, chain([first], tasks))) as outcomes:
                 for outcome in outcomes:
                     self._keep(outcome)
         elif self._open:
+            # All that is left is being solved by others.
             time.sleep(POLL_S)
             self._drop_answered()
 
@@ -228,8 +231,10 @@ class _Sweep:
     def _keep(self, outcome: Outcome) -> None:
         point = self._at_work.pop(outcome.key)
         if outcome.lost:
+            # Nothing was answered, so that anybody may try again at once.
             self._store.release(self.owner, [point.key])
             self._lost += 1
+        # Somebody else was faster, after our claim had run out.
         elif not self._store.save(point, outcome, self.owner):
             self._reused += 1
         else:
@@ -245,6 +250,7 @@ class _Sweep:
             return
         seconds = time.perf_counter() - self._begun
         rate = self._solved / seconds if self._solved else None
+        # Points that others hold count as left until they are answered.
         left = len(self._points) - self._reused - self._solved - self._lost
         self._on_progress(
             SweepProgress(

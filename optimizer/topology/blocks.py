@@ -37,6 +37,7 @@ class Blocks:
                 raise _error(
                     f"GPUs of {what} are not listed one after the other ({names[0]!r})", "block by block"
                 )
+        # Prices count blocks by division, which the last one alone may leave incomplete.
         sizes = [len(ranks[part]) for part in ordered]
         if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
             shown = ", ".join(map(str, sorted(set(sizes))))
@@ -64,6 +65,7 @@ class Blocks:
             outward = {
                 other: graph.edges[name, other]["capacity"] for other in graph[name] if other not in part
             }
+            # A NIC behind a slow host link sends no more than it gets.
             limit = min(1.0, inward / sum(outward.values())) if outward and inward else 1.0
             for other, capacity in outward.items():
                 found[other] = found.get(other, 0.0) + capacity * limit
@@ -91,6 +93,7 @@ def nested_levels(graph: nx.Graph, machines: Blocks, share_bytes_per_s: float) -
             share_bytes_per_s * _size(machines, blocks[0]) / _least_flow(network, machines, blocks), 1.0
         )
         name, way_s = _name_and_way(network, members[0], distance, len(levels))
+        # A way up and down crosses every level below twice; what is left belongs to this one.
         own_s = max(way_s - 2 * below_s, 0.0)
         gpus = merged.gpus if len(members) > 1 else count
         levels.append(NetworkLevel(name=name, gpus=gpus, oversubscription=factor, latency_s=own_s))
@@ -131,6 +134,7 @@ def _by_distance(network: nx.Graph, machines: Blocks) -> list[tuple[int, list[li
     for distance in sorted({hops for row in far for hops in row.values()} - {0}):
         near = [tuple(other for other in range(machine_count) if row[other] <= distance) for row in far]
         members = sorted(set(near))
+        # Nearness that is not mutual (a torus, a ring of switches) has no blocks to count members in.
         if sum(map(len, members)) != machine_count:
             raise _error(
                 f"nodes within {distance} hops of one another are no blocks: {_clash(near)}",
@@ -174,6 +178,8 @@ def _flow_out(network: nx.Graph, block: Sequence[int], machine_count: int) -> fl
 
     graph, inside = network.copy(), set(block)
     for number in range(machine_count):
+        # Maximum flow from all machines of the block to all others is what its uplinks let through, whatever
+        # the routes.
         graph.add_edge("inside" if number in inside else "outside", number)  # no capacity: unbounded
     return float(nx.maximum_flow_value(graph, "inside", "outside"))
 
@@ -183,6 +189,7 @@ def _name_and_way(network: nx.Graph, block: Sequence[int], distance: int, number
     import networkx as nx
 
     ways = (nx.shortest_path(network, block[0], other) for other in reversed(block[1:]))
+    # The last machines are the farthest where they are listed by rank; any at the whole distance has the top.
     path = next(way for way in ways if len(way) == distance + 1)
     latency_s = sum(network.edges[edge]["latency_s"] for edge in pairwise(path))
     top = network.nodes[path[len(path) // 2]]

@@ -46,6 +46,7 @@ class Reach:
 def _reach(fabric: Fabric, group: GroupBatch) -> Reach:
     size = group.size.astype(np.float64)
     fits = size <= fabric.nvlink.domain if fabric.tiers else np.ones(len(size), dtype=np.bool_)
+    # A group that fits into a domain is also priced as if it lay in two: that is its way beyond.
     domains = np.where(fits, 2.0, np.ceil(size / fabric.nvlink.domain))
     above = [np.maximum(np.ceil(size / tier.inside), 1.0) for tier in fabric.tiers[1:]]
     return Reach(size, (size > 1).astype(np.float64), fits, (domains, *above, np.ones_like(size)))
@@ -55,6 +56,7 @@ def _either(fabric: Fabric, reach: Reach, inside: Line, beyond: Line | None) -> 
     """Both ways where the group fits into a domain, the way beyond where it does not."""
     if beyond is None or not fabric.tiers:
         return [inside]
+    # The second line is beyond for all rows: one that fits may be faster over NVLink and NICs together.
     chosen = (np.where(reach.fits, near, far) for near, far in zip(inside, beyond, strict=True))
     return [Line(*chosen), beyond]
 
@@ -64,12 +66,14 @@ def _rising_steps_s(fabric: Fabric, protocol: Protocol) -> list[float]:
     steps = [protocol.nvlink_step_s]
     for tier in fabric.tiers:
         steps.append(fabric.step_s(tier, protocol))
+    # A step of an inner tier that is slower than one further out would not bound an order that goes there.
     return [min(steps[k:]) for k in range(len(steps))]
 
 
 def ring_bounds(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> list[Line]:
     """Bound ``ring_lines``: a member sends over NVLink and NIC at most, a block over its members' links."""
     reach, lines = _reach(fabric, group), []
+    # A ring passes on all parts but a member's own, once for every pass.
     around = passes * (reach.size - 1) / reach.size
     near = around * fabric.nvlink_s_per_byte(reach.size - 1)
     far = around * _ring_beyond_s_per_byte(fabric, reach, ratio)
@@ -78,6 +82,7 @@ def ring_bounds(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) ->
         within_s = reach.many * (protocol.base_s + passes * (reach.size - 1) * protocol.nvlink_step_s)
         if fabric.first_network == 0:  # whatever leaves a domain leaves its node
             steps = [max(step_s, protocol.overhead_s) for step_s in steps]
+        # Of all hops only as many leave a block as there are blocks; the rest are taken inside.
         hops_s = (reach.size - reach.blocks[0]) * steps[0]
         for k, step_s in enumerate(steps[1:]):
             hops_s = hops_s + (reach.blocks[k] - reach.blocks[k + 1]) * step_s
@@ -97,6 +102,8 @@ def _ring_beyond_s_per_byte(fabric: Fabric, reach: Reach, ratio: float) -> Float
     # 1 / (sum of both bandwidths) at best, whatever q is.
     worst = np.maximum(1.0 / (fabric.nvlink_limit + first), 1.0 / (reach.part * first))
     for k, tier in enumerate(fabric.tiers[1:], start=1):
+        # Uplinks above a node serve all groups of the block, so that any of its GPUs counts as a member
+        # there.
         members = reach.size / reach.blocks[k] if fabric.leaves_node(k) else tier.inside
         leaves = reach.size > tier.inside
         worst = np.maximum(worst, np.where(leaves, 1.0 / members, 0.0) / fabric.sustained(tier, ratio))
@@ -122,8 +129,10 @@ def _tree_beyond_s_per_byte(fabric: Fabric, reach: Reach, gain: float) -> FloatA
     """As of a ring, with twice the traffic inside and ``edges`` of the bytes out of a part."""
     if not fabric.tiers:
         return np.zeros_like(reach.size)
+    # Where switches reduce, the tree between domains runs at the rate of a ring.
     fraction = 1.0 if gain > 1 else fabric.links.tree_fraction
     first = fabric.sustained(fabric.tiers[0], 1.0 if fabric.tiers[0].is_host else fraction)
+    # Two trees have two edges out of a part from three domains on; a host bridge takes one.
     edges = 1.0 if fabric.tiers[0].is_host else np.clip(reach.blocks[0] - 1, 0.0, 2.0)
     return np.maximum(1.0 / (first + gain * fabric.nvlink_limit / 2), edges / reach.part / first)
 
@@ -139,6 +148,7 @@ def _tree_latencies_s(
         rising = [
             min(step, step - protocol.network_step_s + fabric.links.nvls_tree_step_s) for step in rising
         ]
+    # The cheapest step per level, since a bound may not know which tier a level crosses.
     outward_s = min(rising, default=0.0) * np.log(2)
     inward_s = np.log2(reach.part) * min(protocol.nvlink_step_s, outward_s)
     beyond_s = (
@@ -162,8 +172,11 @@ def exchange_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
     if not fabric.tiers:
         return [inside]
     far = np.zeros_like(near)
+    # Tiers above the first network carry the exchange of many groups, which a bound on one group cannot
+    # count.
     for k, tier in enumerate(fabric.tiers[: fabric.first_network + 1]):
         leaves = (reach.blocks[k] > 1) * reach.many
+        # What goes to other blocks leaves; the fewest blocks keep the most inside.
         share = leaves * (1 - 1 / reach.blocks[k])
         far = np.maximum(far, share / fabric.sustained(tier, fabric.network.network_all_to_all))
     return _either(fabric, reach, inside, line(beyond_s, far, np.zeros_like(far)))
@@ -231,6 +244,7 @@ def hop_bounds(fabric: Fabric, group: GroupBatch) -> list[Line]:
     (gpus, nics), near = fabric.nics, reach.many * fabric.nvlink_s_per_byte(1.0)
     far = np.zeros_like(near)
     if fabric.tiers:
+        # Several GPUs behind one NIC send at the same time, each over its part of it.
         sharers = 1.0 if fabric.tiers[0].is_host else max(gpus / nics, 1.0)
         far = reach.many / sharers / fabric.sustained(fabric.tiers[0], fabric.network.network_p2p)
     if fabric.tiers and fabric.first_network == 0:

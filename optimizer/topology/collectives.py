@@ -47,6 +47,7 @@ def ring_lines(fabric: Fabric, group: GroupBatch, passes: int, ratio: float) -> 
     for protocol in fabric.links.ring:
         latency_s = _ring_latency_s(fabric, lay, protocol, passes)
         share = protocol.bandwidth_share
+        # A protocol of flags sends fewer bytes per word, a limit that counts once many nodes are in the ring.
         least = share * around / protocol.most_bytes_per_s * (lay.nodes(fabric) > MEASURED_NODES)
         lines.append(line(latency_s, np.maximum(near, least), np.maximum(far, least), share))
     return lines
@@ -92,6 +93,7 @@ def sharp_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
         fabric, lay, loads, fabric.links.sharp_fraction / fabric.network.network_fraction, host=False
     )
     in_switch = _in_switch(fabric, lay)
+    # Without NVLink reduction a chain inside the node hands one sum to the network and spreads it after.
     chain_s = bulk.base_s + 2 * (lay.domain - 1) * bulk.nvlink_step_s
     inside_s = np.where(in_switch > 0, fabric.links.nvls_step_s, chain_s)
     latency_s = lay.many * (inside_s + fabric.links.sharp_step_s + fabric.network.network_hop_s)
@@ -102,6 +104,7 @@ def sharp_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
 def _tree_load(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
     """Bytes per member and payload byte that leave a block below tier ``k`` up and down both trees."""
     first = fabric.first_network
+    # With two nodes only one tree has an edge at each of them.
     alone = np.clip(lay.blocks(first) - 1, 0.0, 2.0)  # of a block that holds one node of each tree
     if fabric.tiers[k].is_host:
         joined = lay.inside[k + 1] / lay.inside[k]
@@ -138,6 +141,8 @@ def _tree_latency_s(fabric: Fabric, lay: Spread, protocol: Protocol, in_switch: 
         if tier.is_host:
             way_s = way_s + (joined - 1) * step_s
         else:
+            # NVLS trees run the bulk protocol through the switch, whose step replaces that of the ring's
+            # kernel.
             switched_s = step_s - protocol.network_step_s + fabric.links.nvls_tree_step_s
             way_s = way_s + np.log2(joined) * np.where(in_switch > 0, switched_s, step_s)
     start_s = np.where(in_switch > 0, 0.0, protocol.base_s) + lay.abroad(fabric) * fabric.network_start_s
@@ -151,6 +156,7 @@ def exchange_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     """
     lay = spread(group, fabric)
     most = lay.domain_most
+    # With rails also what goes to other nodes moves over NVLink first, to the GPU on the receiver's rail.
     moved = (most - 1) / (most if fabric.rails else lay.size)
     loads = [_exchanged(fabric, lay, k) for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
@@ -165,6 +171,7 @@ def split_lines(fabric: Fabric, group: GroupBatch) -> list[Line]:
     One kernel writes to all peers, so none waits for another (deepseek-ai/DeepEP).
     """
     lay = spread(group, fabric)
+    # The bytes are those that leave, the loads those of a whole buffer: divide by the share that leaves.
     beyond = np.maximum(lay.size - lay.domain, 1.0) / lay.size
     loads = [_exchanged(fabric, lay, k) / beyond for k in range(len(fabric.tiers))]
     host = busiest_s_per_byte(fabric, lay, loads, 1.0, host=True)
@@ -182,6 +189,7 @@ def _exchanged(fabric: Fabric, lay: Spread, k: int) -> FloatArray:
     if fabric.leaves_node(k):
         share = (lay.size - lay.inside[k]) / lay.size
     else:
+        # part * (size - part) is largest at half; blocks hold between the fewest and the most members.
         part = np.clip(lay.size / 2, lay.inside[k], lay.most[k])
         share = part * (lay.size - part) / lay.size / lay.per_exit[k]
     return share * lay.crowding[k]

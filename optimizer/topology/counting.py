@@ -39,8 +39,11 @@ def count_blocks(digits: Sequence[tuple[IntArray, IntArray]], ranks: IntArray, b
         even = (block % stride == 0) & (reach % block == 0)
         fewest = fewest * np.where(whole, count, np.where(apart, 1, np.maximum(block // stride, 1)))
         size = size * count
+        # Blocks that cut a digit between its members leave siblings with different counts: no product holds
+        # them.
         uneven |= ~(whole | apart | even)
     inside = ranks <= block
+    # A layout that fits into one block has all of its groups whole in it.
     fewest, uneven = np.where(inside, size, fewest), uneven & ~inside
     exits = np.where(fewest < size, block // fewest, 0)
     for row in np.flatnonzero(uneven):
@@ -74,6 +77,7 @@ def _count_exactly(digits: Digits, ranks: int, block: int) -> tuple[int, int]:
 def _count_scaled(digits: list[tuple[int, int]], ranks: int, block: int) -> tuple[int, int]:
     """Count runs of ranks if the group, or what can meet in a block, is one; else look at every rank."""
     parts = list(digits)
+    # Repetitions further apart than a block never meet in one: they count as groups of their own.
     while len(parts) > 1 and parts[-1][1] - parts[-2][0] * parts[-2][1] >= block:
         parts.pop()
     size, stride = parts[0]
@@ -100,8 +104,10 @@ def _count_runs(size: int, block: int, runs: int, *, joined: bool) -> tuple[int,
 
     A run is a whole group if ``joined``, else a part of a group that has others far away.
     """
+    # Only runs that a border cuts are in two blocks; all others are whole.
     borders = np.arange(1, -(-runs * size // block), dtype=np.int64) * block  # block borders inside the ranks
     left, cut = borders % size, borders % size > 0
+    # A cut run leaves its two pieces as members of one group in different blocks.
     pieces = np.concatenate([left[cut], (size - left)[cut]])
     shortest = int(pieces.min(initial=min(block, size)))
     if not joined:
@@ -116,6 +122,7 @@ def _count_runs(size: int, block: int, runs: int, *, joined: bool) -> tuple[int,
 def _count_members(digits: Digits, ranks: int, block: int) -> tuple[int, int]:
     """Count by looking at every rank in one period of groups and blocks."""
     size, stride = digits[-1]
+    # Behind this number of ranks, groups and blocks begin together again.
     period = min(ranks, lcm(size * stride, block))
     blocks = ranks_of_groups(digits, period) // block
     ends = np.flatnonzero(np.diff(blocks, axis=1, append=-1).ravel())

@@ -99,6 +99,7 @@ class Fabric:
     @cached_property
     def nvlink_bytes_per_s(self) -> float:
         """Sustained NVLink bandwidth of one GPU, one way; infinite where no two GPUs share NVLink."""
+        # No NVLink: nothing is ever sent over it, and infinity keeps it out of every maximum.
         if self.nvlink.domain == 1:
             return np.inf
         return self.nvlink.bytes_per_s * self.links.nvlink_share(self.generation)
@@ -111,6 +112,7 @@ class Fabric:
     def nvlink_s_per_byte(self, peers: FloatArray | float) -> FloatArray:
         """Seconds per byte that a GPU sends over NVLink to ``peers`` others, (n,) or one: as many links of a mesh."""
         if self.nvlink.links > 1:
+            # A mesh has a link per pair of GPUs, so that fewer peers leave links unused.
             return self.nvlink.links / np.maximum(peers, 1.0) / self.nvlink_bytes_per_s
         return np.asarray(1.0 / self.nvlink_bytes_per_s)
 
@@ -128,6 +130,8 @@ class Fabric:
 
     def leaves_node(self, k: int) -> bool:
         """Tell whether traffic leaves the blocks below tier ``k`` on links that belong to single GPUs."""
+        # The first tier of the network is reached over NICs, which are a GPU's own; above it uplinks are
+        # shared.
         return k <= self.first_network
 
     def on_rails(self, k: int) -> bool:
@@ -160,6 +164,7 @@ class Fabric:
         one = self.links.p2p_channel_bytes_per_s
         gpus, nics = self.nics
         rate = max((tier.bytes_per_s for tier in self.tiers if not tier.is_host), default=0.0)
+        # NCCL doubles channels, so that counts are powers of two.
         wanted = _power_of_two(max(nics / gpus, rate / one))
         room = np.minimum(wanted * 2 ** np.ceil(np.log2(here)), self.links.p2p_channels)
         fitting = 2 ** np.floor(np.log2(np.maximum(room / np.ceil(ranks / _PEERS_PER_CHANNEL), 1.0)))
@@ -235,6 +240,7 @@ class Spread:
 def spread(group: GroupBatch, fabric: Fabric) -> Spread:
     """Count the members of a group in every block of the fabric."""
     size = group.size.astype(np.float64)
+    # Below tier k means inside what the tier k - 1 joins: the innermost block is the NVLink domain.
     blocks = [fabric.nvlink.domain, *(tier.outside for tier in fabric.tiers[:-1])]
     inside = [group.members_within(block).astype(np.float64) for block in blocks]
     most = [np.minimum(group.most_within(block), size) for block in blocks]
@@ -243,6 +249,7 @@ def spread(group: GroupBatch, fabric: Fabric) -> Spread:
         inside=(*inside, size),
         per_exit=tuple(group.members_per_exit(block) for block in blocks),
         crowding=_crowding(group, fabric),
+        # A group that is whole in every block it touches has no more members there than it has.
         most=tuple(np.where(part == size, size, bound) for part, bound in zip(inside, most, strict=True)),
         many=(size > 1).astype(np.float64),
     )

@@ -102,8 +102,10 @@ class BestFirst:
         """Search until the answer is proven, the time is up or a stop is asked for."""
         if self.options.one_model:
             return self._solve_whole()
+        # One closed form for every row; all that follows touches only rows it leaves.
         quick, likely = self._rows.quick(self._should_stop)
         order = np.argsort(quick, kind="stable")
+        # Infinite is a proof that no split of the row fits.
         order = order[np.isfinite(quick[order])]
         self._try_likely(likely)
         start, size = 0, FIRST_ROWS
@@ -112,11 +114,13 @@ class BestFirst:
             following = order[start : start + size]
             for piece in pieces(self.source.degrees.pp[following]):
                 rows = following[piece]
+                # The best layout may have become better since the rows were chosen.
                 rows = rows[quick[rows] < self._wanted_s()]
                 if len(rows):
                     self._take_rows(rows)
             start, size = start + size, min(size * GROWTH, ROWS)
             self._report(len(order) - start)
+        # The rows are in order: whatever was not looked at is at least as slow as the first of them.
         self._next_bound_s = float(quick[order[start]]) if start < len(order) else np.inf
         self._finish()
         self._solve_hard()
@@ -146,6 +150,7 @@ class BestFirst:
         self._solved = {item.key for item in items}
         none = result.status is SliceStatus.NO_BETTER
         self._left_bound_s = np.inf if none else result.bound_s
+        # The solver's integers round down; a proven optimum is the floor of all, not its rounded bound.
         if result.status is SliceStatus.OPTIMAL and self.options.gap == 0:
             self._left_bound_s = result.step_time_s
         if result.blocks is not None:
@@ -163,6 +168,7 @@ class BestFirst:
 
     def _wanted_s(self) -> float:
         """Step time below which tuples are kept: near-ties of the best too."""
+        # Whoever asks for one layout pays for no near-ties.
         near = self.options.near if self.options.top > 1 else 0.0
         return min(self._best_s(), self.options.upper_s) * (1 + near)
 
@@ -171,6 +177,7 @@ class BestFirst:
         if self._should_stop is not None and self._should_stop():
             return True
         late = time.perf_counter() > self._deadline
+        # A stop with nothing found would tell a user nothing.
         if late and not self._best_of and self._overtime_steps:
             self._overtime_steps -= 1
             return False
@@ -206,6 +213,7 @@ class BestFirst:
             if made is not None:
                 self._keep(item, made)
                 best = item
+            # A hair's breadth better is no reason to go on.
             vain = 0 if self._best_s() < PROMISING * before_s else vain + 1
         for item in items[:1] if best is None else [best]:
             before_s = self._best_s()
@@ -241,6 +249,7 @@ class BestFirst:
 
     def _push_tuples(self, partial: Partial) -> None:
         """Choose the remaining modifiers and put the wanted tuples into the heap."""
+        # The first refinement was done when the rows were set aside.
         *middle, last = self.source.refinements[1:]
         for step in middle:
             partial = self._rows.refined(partial, step, self._wanted_s())
@@ -269,6 +278,7 @@ class BestFirst:
         """
         size, vain = 1, 0
         while self._heap and self._heap[0].bound_s < self._limit_s() and not self._stopped():
+            # What is not expanded yet may have better tuples with lower bounds.
             if vain >= self._patience and self._heap[0].bound_s > ahead_s:
                 break
             if size == 1:
@@ -304,8 +314,10 @@ class BestFirst:
 
     def _tried(self, item: Waiting, upper_s: float) -> tuple[SliceResult | None, bool]:
         """Enumerate a tuple's stages and book what that decided; tell whether it needs no solver."""
+        # Tuples reached greedily at the start come again in the order of their bounds.
         if item.key in self._settled:
             return None, True
+        # Terms that another tuple's terms equal or exceed in everything can't be faster than it.
         excluded = self._proven is not None and self._proven.excludes(item, upper_s)
         if excluded:
             near, decided = None, True
@@ -345,6 +357,7 @@ class BestFirst:
         upper_s = near.step_time_s if near is not None else upper_s
         if self._out_of_time():
             heapq.heappush(self._heap, item)
+        # Raising costs less than the solver and puts most such tuples behind the best layout.
         elif not item.raised and np.isfinite(upper_s):
             near = self._raise(item, upper_s) or near
         elif np.isfinite(upper_s) and not self._with_solver:
@@ -381,11 +394,13 @@ class BestFirst:
         self._excluded(result.bound_s if found else upper_s)
         reached_s = result.step_time_s if found else upper_s
         for position, item in enumerate(items):
+            # A slice's optimum says of its other tuples only that they reach no less.
             alone = len(items) == 1 or not np.isfinite(reached_s)
             own = found and position == result.position
             if alone or own:
                 self._book(item, reached_s, found=own)
             elif reached_s < self._wanted_s():
+                # Still a near-tie, perhaps: it waits with what the slice has proven.
                 item.bound_s = max(item.bound_s, reached_s)
                 heapq.heappush(self._heap, item)
 

@@ -240,6 +240,7 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
     """Bound each case, for blocks by kind (K,); see ``lower_bound``."""
     bound, slowest = np.full(len(cases), np.inf), np.full(len(cases), np.inf)
     problem = _Bottleneck(terms, counts, cases)
+    # Without a limit of time memory alone decides; what fails here fits nowhere.
     alive = np.flatnonzero(problem.enough(np.full(len(cases), np.inf)))
     if np.isfinite(cutoff_s) and len(alive):
         bound[alive] = cutoff_s
@@ -250,6 +251,8 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
     for _ in range(SHARPENINGS if np.isfinite(cutoff_s) and (terms.vp > 1).any() else 0):
         if not len(alive):
             break
+        # Blocks that the others have no room for lie on a rank in any such step, and lengthen paths that pass
+        # it.
         sharper = _Bottleneck(terms, counts, problem.cases, problem.fewest(cutoff_s))
         kept = sharper.enough(sharper.limit_s(cutoff_s))
         alive, fewest = alive[kept], sharper.fewest(cutoff_s)[kept]
@@ -289,6 +292,7 @@ class _Bottleneck:
         self.terms = own = self.capacity.terms
         self.cases, self._counts = cases, counts
         self.kinds = _weights(self.capacity)
+        # Ranks that hold all blocks hold at least this much under every choice of weights.
         self.need = self.kinds @ counts.astype(np.float64)
         all_again = np.isinf(cases.low) * (own.recompute_s @ counts.astype(np.float64))
         self.weight = own.micro_batches.astype(np.float64)
@@ -305,6 +309,7 @@ class _Bottleneck:
 
     def fewest(self, cutoff_s: float) -> FloatArray:
         """Return the fewest blocks (c, P) of every rank in any step below a cutoff: what the others have no room for."""
+        # Infinity times zero blocks would be no number.
         most = self.units(self.capacity.held(np.minimum(self.limit_s(cutoff_s), 1e15)))[0]
         most = np.where(self.capacity.real, np.maximum(most, 0.0), 0.0)
         held = self._counts.sum() - (most.sum(axis=1, keepdims=True) - most)
@@ -328,11 +333,13 @@ class _Bottleneck:
 
     def bracket(self) -> tuple[FloatArray, FloatArray]:
         """Return a time below which the blocks can't be held, and one at which they can (cases that fit only)."""
+        # All work shared out evenly: no bottleneck is below the mean.
         low = self.least_s / self.terms.pp * (1 - SLACK)
         high = low * FIRST_BRACKET
         factor = FIRST_BRACKET
         while (short := ~self.enough(high)).any():
             low = np.where(short, high, low)
+            # Most brackets close at once; the few far ones should not take many rounds.
             factor = factor**1.5
             high = np.where(short, high * factor, high)
         for _ in range(HALVINGS):
@@ -343,6 +350,7 @@ class _Bottleneck:
 
     def _snap(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Move up to the next times at which some rank holds one block more, until the blocks are held."""
+        # Between breakpoints nothing changes, so that the least time is one of them.
         open_ = ~self.enough(low)
         for _ in range(BREAKPOINTS):
             following = self.capacity.next_time_s(self.capacity.held(low))
@@ -359,6 +367,8 @@ class _Bottleneck:
         for factor in (*TRADE_OFFS, np.inf):
             until = np.minimum(slowest_s * factor, 1e15)
             recompute = self._least_recompute_s(until)
+            # The bottleneck is at least ``at``, the recomputation at least that of ``until``: true for all
+            # between.
             value = self.weight * at + self.all_again * recompute + self.constant_s
             result = np.minimum(result, value)
             at = until
@@ -377,6 +387,7 @@ class _Bottleneck:
         """Every rank recomputes ``low`` blocks unless it has fewer; blocks beyond that are spared."""
         low = np.where(np.isinf(self.cases.low) | self.cases.free, 0.0, self.cases.low)
         spared = np.maximum(blocks - low[:, None], 0.0).sum(axis=1)
+        # What a rank must hold anyway is recomputed up to ``low``.
         forced = np.minimum(low[:, None], self.cases.fewest).sum(axis=1)
         again = np.maximum(self.need[:, 0] - spared, forced) * (low > 0)
         return self._cheapest_recompute_s(again)
@@ -406,6 +417,7 @@ class _Bottleneck:
             spared = np.where(useful, np.clip(self.capacity.room_bytes[index] / per_unit, 0.0, most), most)
             more = self.need[index, y] * (1 - SLACK) - spared.sum(axis=1)
             cost = np.where(most > spared, per_unit * np.where(useful, per_byte, 0.0), np.inf)
+            # A fractional plan takes the cheapest ranks first: less than any plan of whole blocks.
             order = np.argsort(cost, axis=1)
             room = np.take_along_axis(most - spared, order, axis=1)
             cost = np.take_along_axis(cost, order, axis=1)
@@ -414,6 +426,7 @@ class _Bottleneck:
             result = np.maximum(result, (taken * np.where(taken > 0, cost, 0.0)).sum(axis=1))
         if self.kinds.shape[2] == 1:
             block_s = np.maximum(self.terms.recompute_s[index, 0], TINY)
+            # Of one kind, whole blocks are recomputed.
             result = np.ceil(result / block_s * (1 - SLACK) - 1e-6) * block_s
         return result
 

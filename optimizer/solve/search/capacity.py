@@ -49,6 +49,7 @@ def mixes(counts: IntArray) -> Mixes:
     counted = int(np.argmax(counts))
     step = np.ones(len(counts), dtype=np.int64)
     steps = np.where(np.arange(len(counts)) == counted, 1, counts + 1)
+    # Double the step of the kind with most numbers: coarser mixes weaken the bound, and stay true.
     while np.prod(-(-steps // step)) > MIXES:
         step[np.argmax(-(-steps // step))] *= 2
     axes = [np.arange(0, total, stride) for total, stride in zip(steps, step, strict=True)]
@@ -59,6 +60,8 @@ def mixes(counts: IntArray) -> Mixes:
     low = np.zeros((grid[0].size if several else 1, len(counts)), dtype=np.int64)
     for kind, axis in zip(several, grid, strict=True):
         low[:, kind] = axis.ravel()
+    # A mix stands for every number up to the next one: what costs counts its low end, what is held its high
+    # end.
     high = np.minimum(low + step - 1, np.where(np.arange(len(counts)) == counted, 0, counts))
     return Mixes(counted=counted, low=low.astype(np.float64), high=high.astype(np.float64))
 
@@ -76,10 +79,13 @@ def reachable_kinds(terms: StageTerms, counts: IntArray, order: tuple[int, ...] 
     ends = np.cumsum(counts)[:, None, None]
     first = np.maximum(ends - counts[:, None, None] - counts.sum() - 1 + stages, 0)
     last = np.minimum(ends, stages - 1)
+    # The first chunk of the rank at or behind the kind's first stage; it meets the kind if not behind its
+    # last.
     chunk = np.maximum(-(-(first - ranks) // pp), 0)
     meets = chunk * pp + ranks <= last
     if terms.folded.any():
         back = 2 * pp - 1 - ranks
+        # A folded rank has a stage on the way there and one on the way back.
         either = ((first <= ranks) & (ranks <= last)) | ((first <= back) & (back <= last))
         meets = np.where(terms.folded[:, None], either, meets)
     reached: NDArray[np.bool_] = meets & (ranks < pp)
@@ -132,18 +138,21 @@ class RankCapacity:
     def _limits(self, counts: IntArray) -> None:
         """Blocks allowed by the split, by the model and by contiguity."""
         self.mixed = self.mixes.low.sum(axis=1)[:, None, None]
+        # The other kinds may fill the fewest a rank must hold.
         self.fewest = np.maximum(self.cases.fewest - self.mixes.high.sum(axis=1)[:, None, None], 0.0)
         self.most = np.minimum(self.cases.most - self.mixed, float(counts[self._kind]))
         if len(counts) > 1:
             meets = reachable_kinds(self.terms, counts, self.cases.order)
             self.most = np.where(meets[self._kind], self.most, np.minimum(self.most, 0.0))
             for position, low in enumerate(self.mixes.low):
+                # A mix with blocks that the rank never meets is none for it.
                 strange = ~meets[low > 0].all(axis=0)
                 self.most[position][strange] = NOT_HELD
 
     def _pace(self) -> None:
         """Seconds per counted block and per recomputed block, and the seconds a rank starts with."""
         again_s = self.floors.again_s.transpose(1, 0, 2)
+        # Where every block is recomputed, recomputation is part of a block's time.
         every = np.isinf(self.cases.low)[:, None]
         layer_s = self.floors.layer_s.transpose(1, 0, 2) + np.where(every, again_s, 0.0)
         self.layer_s = np.maximum(layer_s[self._kind], TINY)
@@ -160,6 +169,7 @@ class RankCapacity:
         """The largest number of counted blocks that fits, whatever time it takes."""
         plain = np.maximum(self.held_bytes[self._kind], TINY)
         room = self.room_bytes - self._of_mix(self.held_bytes)
+        # Recomputation holds one block's activations beside what is kept.
         buffer = (self.cases.free | (self.cases.high > 0)) * self.terms.recompute_transient_bytes
         with_buffer = room - buffer[:, None]
         best = self._over_mix(self.saved_bytes, np.maximum)
@@ -179,9 +189,11 @@ class RankCapacity:
     def _partly(self, plain: FloatArray, best: FloatArray, room: FloatArray) -> FloatArray:
         """Blocks that fit when at most ``high`` of them are recomputed."""
         high = np.where(self._every, 0.0, self.cases.high[:, None])
+        # More blocks than are recomputed: the saving is that of ``high`` blocks.
         beyond = (room + high * best) / plain
         if not (high > 0).any():
             return at_most(beyond)
+        # Fewer: every block is recomputed, and none keeps its activations.
         below = (room + self.mixed * best) / np.maximum(plain - best, TINY)
         return at_most(np.where((below + self.mixed < high) & (plain > best), below, beyond))
 
@@ -194,6 +206,7 @@ class RankCapacity:
         self._useful = np.isfinite(ratio)
         self._per_byte_s = np.where(self._useful, ratio, 0.0)
         self._plain, self._room = plain, room
+        # With one kind alone on a rank, whole blocks are recomputed: round up.
         self._whole = (self.mixes.high.sum(axis=1)[:, None, None] == 0) & self._useful
         self._block_bytes = np.maximum(best, TINY)
 
@@ -240,6 +253,7 @@ class RankCapacity:
         room_s = np.where(self._per_byte_s > 0, self._room, 0.0) * self._per_byte_s
         aided = at_most((left + room_s) / slope)
         aided = np.minimum(aided, self.ceiling)
+        # Rounding up to whole blocks may take one block more time than there is.
         late = aided * self.layer_s + self._recompute_s(aided) > left * (1 + SLACK)
         useful = self._useful & (aided > self.unaided)
         count: FloatArray = np.where(useful, np.maximum(unaided, aided - late), unaided)
@@ -262,6 +276,7 @@ class RankCapacity:
 
     def next_time_s(self, held: FloatArray) -> FloatArray:
         """Return the least time (c,) at which some rank can hold more than ``held``; inf when none ever can."""
+        # A rank that holds nothing yet begins with the fewest it must hold.
         more = np.where(held < 0, self.fewest, held + 1)
         time_s: FloatArray = np.where(more <= self.ceiling, self.time_s(more), np.inf).min(axis=(0, 2))
         return time_s

@@ -59,6 +59,7 @@ class CostedSpace:
         Schedules differ in which stages share a rank, so that no terms are optimistic for two of them.
         """
         rows, owner = self.space.modifiers.expand(self.space.degrees, over=("schedule",))
+        # Every schedule of a row has the same modifiers, so that its tuples divide equally.
         choices = np.bincount(owner, minlength=len(self.space.degrees))
         share = choices[owner]
         return rows, self.space.tuples[owner] // share, self.space.whole_layer_tuples[owner] // share
@@ -121,6 +122,8 @@ class CostedSpace:
         weigh = modifiers.switch_choices if several else None
         priced = self._terms_of_any_switches if several else self.terms
         steps = [sharding]
+        # Pricing each of many orders costs more than a bound over all of them that excludes most tuples
+        # first.
         if len(modifiers.orders) > FEW_ORDERS:
             others.remove("order")
             steps.append(

@@ -116,6 +116,8 @@ def fastest_stages(
 def _ranks(terms: StageTerms, counts: IntArray, rule: StageRule, below_s: float) -> Ranks | None:
     """Return the ranks of a tuple whose stages can be enumerated."""
     ranks, folded = int(terms.pp[0]), bool(terms.folded[0])
+    # Without a step to beat the choices are too many; limits of a user's stages are stated for unfolded
+    # ranks.
     if not np.isfinite(below_s) or (folded and (ranks == 1 or rule.limits)):
         return None
     return Ranks(terms=replace(terms, in_flight=terms.in_flight[:, :ranks]), counts=counts, rule=rule)
@@ -146,6 +148,7 @@ class _Search:
         """Try every way of recomputing; tell whether all of them were decided."""
         others, most = self.ranks.numbers()
         try:
+            # From few recomputed blocks to many: what fits with few needs no more.
             for number in others:
                 if not self._decided(number):
                     return False
@@ -166,6 +169,7 @@ class _Search:
                 options = self.ranks.options(number, self._wanted_s)
                 if options is None:
                     continue
+                # Only a number with options was a try.
                 tried += 1
                 left = _Choices(self.ranks, options, self.paths, self._wanted_s)
                 listed = left.survivors(self.most_states, beam=True)
@@ -196,8 +200,10 @@ class _Search:
         for rank, option in enumerate(slowest):
             everything = replace(option, recomputed=option.blocks)
             left.append(option.take(self.ranks.fits(everything, rank)))
+        # Not even with everything recomputed does some rank hold what it must.
         if any(not len(option) for option in left):
             return True
+        # A demand on recomputed blocks may ask for more of them, so that it excludes nothing here.
         undemanding = replace(self.ranks, demands=())
         if not any(demand.recomputed.any() for demand in self.ranks.demands):
             undemanding = self.ranks
@@ -223,6 +229,7 @@ class _Search:
                 return False
             if not len(listed):
                 return True
+            # Neither a better choice nor a new path: the same choices would come again.
             if not self._learned(left, listed):
                 return False
         return False
@@ -232,6 +239,7 @@ class _Search:
         before, better = self.paths.number(self.terms, 0), False
         blocks, recomputed = left.stages(listed[:PRICED])
         for place, step in enumerate(self.paths.prices(self.terms, 0, blocks, recomputed).tolist()):
+            # The paths known so far thought it faster; pricing it has found the path that is longer.
             if step >= self.best_s:
                 continue
             if not self._allowed(blocks[place], recomputed[place], step):
@@ -269,6 +277,7 @@ class _Choices:
             for rank, option in enumerate(options)
         ]
         self._steps = self._reachable()
+        # A step that goes takes others with it: repeat until nothing changes.
         left = -1
         while self._steps and left != (left := sum(len(step) for step in self._steps)):
             self._steps = self._useful()
@@ -290,8 +299,10 @@ class _Choices:
     def _reachable(self) -> list[_Steps]:
         """List the steps from every state that may be reached; none where the last rank does not complete the model."""
         ranks = self.ranks
+        # A state is two numbers in one: blocks used times width, plus where the next rank starts.
         width = 1 + max(int(max(option.start.max(), option.stop.max())) for option in self.options)
         totals = [option.total for option in self.options]
+        # What the ranks behind hold at least and at most decides which states can complete the model.
         least = np.cumsum([0, *(int(total.min()) for total in totals[::-1])])[-2::-1]
         most = np.cumsum([0, *(int(total.max()) for total in totals[::-1])])[-2::-1]
         states, steps = np.unique(self.options[0].start), []
@@ -349,6 +360,7 @@ class _Choices:
         for step, cost, least in zip(self._steps, self._costs, after[1:], strict=True):
             bounds = np.searchsorted(step.source, np.arange(step.states + 1))
             ways = np.diff(bounds)[state]
+            # Before the arrays are made, which would not fit.
             if ways.sum() > WIDEST * most or stopped():
                 return None
             row = np.repeat(np.arange(len(state)), ways)
@@ -358,6 +370,7 @@ class _Choices:
             row, way, spent = row[alive], way[alive], total[alive]
             chosen = np.concatenate([chosen[row], step.choice[way][:, None]], axis=1)
             state = step.target[way]
+            # Comparing few states costs more than carrying them on.
             if len(state) > FEW_STATES:
                 kept = _undominated(state, spent)
                 state, spent, chosen = state[kept], spent[kept], chosen[kept]
@@ -405,6 +418,7 @@ def _least(spent: FloatArray, state: IntArray, states: int) -> FloatArray:
     least = np.full((states, spent.shape[1]), np.inf)
     order = np.argsort(state, kind="stable")
     state = state[order]
+    # reduceat takes runs: sort by state, and start one where the state changes.
     new = np.ones(len(state), dtype=bool)
     np.not_equal(state[1:], state[:-1], out=new[1:])
     first = new.nonzero()[0]
