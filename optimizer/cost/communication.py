@@ -196,12 +196,16 @@ def _deduplicated_s(comm: CommContext, sent: FloatArray) -> FloatArray:
     keys, group = comm.keys, comm.groups.ep
     moe = comm.compute.model.moe
     assert moe is not None
+    # Under an explicit placement the fewest members in a domain: it has the fewest links for what it
+    # exchanges.
     near = group.members_within(comm.topology.nvlink_domain)
     domains = np.maximum(keys.ep / near, 1.0)
+    # Expected number of distinct domains among top_k choices, all experts equally likely.
     reached = domains * (1 - (1 - 1 / domains) ** moe.top_k)
     if moe.node_limit is not None:
         reached = np.minimum(reached, moe.node_limit)
     remote = sent / moe.top_k * reached * (1 - 1 / domains)
+    # The same over ranks: inside a domain a token is sent once to each rank that has some of its experts.
     ranks = keys.ep * (1 - (1 - 1 / keys.ep) ** moe.top_k)
     return comm.topology.all_to_all_split_s(sent / moe.top_k * ranks * (1 - 1 / near), remote, group)
 
@@ -211,6 +215,7 @@ def counts_awaited_s(comm: CommContext, shape: LayerShape) -> FloatArray:
     zero, constants = np.zeros_like(comm.keys.tp), comm.compute.constants
     if shape.mlp is not Mlp.MOE or comm.compute.rates.ideal:
         return zero
+    # No bytes: what counts is the latency of small messages between all ranks.
     waited = constants["dispatch_rounds"] * comm.topology.all_to_all_s(zero, comm.groups.ep)
     return comm.compute.switches.per_dispatcher(
         lambda dispatcher: waited if dispatcher is Dispatcher.DEEPEP else zero
@@ -263,6 +268,7 @@ def _hidden(comm: CommContext, work: dict[str, Work], dispatch: FloatArray, comb
     shared = _beside_shared_expert(work, forward, backward)
     merged = _beside_other_passes(comm, work, dispatch, combine)
     best = [
+        # Both at once hide no more than the better one: they share the same traffic.
         np.maximum(ways[EpOverlap.SHARED] * one, ways[EpOverlap.BATCH] * other)
         for one, other in zip(shared, merged, strict=True)
     ]
@@ -302,6 +308,7 @@ def _beside_other_passes(
 
     weights = total("wgrad_s", attention=False)
     either = comm.compute.switches.cheapest
+    # Rows for every switch take both, which is optimistic.
     before, behind = np.where(late & (not either), 0.0, weights), np.where(late, weights, 0.0)
     under = {
         "dispatch": total("dgrad_s", attention=False) + before,
@@ -326,6 +333,7 @@ def _beside_kernels(comm: CommContext) -> FloatArray:
 
     def lost(dispatcher: Dispatcher, count: int) -> FloatArray:
         """How much longer compute takes, over its own time, while an exchange's kernels hold SMs."""
+        # Half of a small GPU at most: an exchange that took more would not be started so.
         held = min(constants[f"exchange_sms.{dispatcher.value}"] / count, 0.5)
         return np.asarray(held / (1.0 - held))
 

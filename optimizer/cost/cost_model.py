@@ -276,6 +276,7 @@ class CostModel:
         """Price one block of each kind and the ends, once per distinct combination of the degrees they depend on."""
         columns = [getattr(batch, name) for name in (*KEY_COLUMNS, "recompute")]
         columns += [getattr(batch, axis) for axis in inner_axes(order, self.model.is_moe)]
+        # A precision code stands for launch switches too, which change what a block takes.
         columns += [batch.precision] if batch.codebook.switches and not view.any_switches else []
         first, inverse = distinct_rows(columns)
         rows = batch.take(first)
@@ -431,8 +432,10 @@ class CostModel:
         schedule = schedule_of(batch)
         copies, name = schedule.parameter_copies, schedule.schedule
         ahead = self.model.is_moe and name is Schedule.INTERLEAVED and not switches.cheapest
+        # Two micro-batches side by side need one chunk's forward more in hand before the first backward.
         extra = np.asarray(switches.overlap[EpOverlap.BATCH] & ahead, dtype=np.int64)
         flight = in_flight(name, batch.pp, batch.vp, batch.micro_batches, extra_chunks=extra)
+        # Ranks with the same stages are one distinct rank.
         ranks = -(-flight.shape[1] // copies)
         mtp = np.zeros(len(batch))
         if units.mtp:
@@ -466,6 +469,7 @@ class CostModel:
 
     def _graph_bytes(self, batch: LayoutBatch, switches: RowSwitches) -> FloatArray:
         """Memory of CUDA graphs on every rank."""
+        # Rows that stand for every switch may do without graphs: optimistic in memory.
         kinds = () if switches.cheapest else (CudaGraph.PARTIAL, CudaGraph.FULL)
         held = (switches.graphs[kind] * self.constants[f"graph_bytes.{kind.value}"] for kind in kinds)
         return np.asarray(sum(held, np.zeros(len(batch))))

@@ -160,6 +160,7 @@ def _saved(
     for module, amount in activations.saved_bytes.items():
         chosen = members[module]
         if module == "moe_act":
+            # What the whole layer's recomputation saves holds the activation function's share already.
             chosen = chosen & ~members["moe"]
         if chosen.any():
             saved = saved + chosen[recompute] * amount
@@ -194,6 +195,7 @@ def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
     if shape.mixer is not Mixer.NONE and not shape.mixer.is_linear and comm.compute.model.mla is not None:
         dense = dense + constants["host_mla"]
     experts = _host_of_experts(comm, shape)
+    # Both kinds of graph hold the dense part of a layer.
     dense = dense * np.where(switches.graph, constants["host_full_graph"], 1.0)
     partial = np.where(switches.graphs[CudaGraph.PARTIAL], constants["host_partial_graph"], 1.0)
     experts = experts * np.where(switches.graphs[CudaGraph.FULL], constants["host_full_graph"], partial)
@@ -249,12 +251,14 @@ def _assemble(
     device_b = work.dgrad_s + work.wgrad_s + again + sum((t.backward_s for t in traffic.values()), zero)
     repeated_s = work.forward_s
     if not ctx.preset.repeats_last_matrix and not ctx.rates.ideal:
+        # The layer's output is not needed again: the next layer has its own copy of it.
         repeated_s = repeated_s - last_matrix_s(ctx, comm.keys, shape)
     repeat = repeated_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(comm, shape)
     host_once_b = host_f * ctx.constants["host_backward"]
     launched = np.where(ctx.switches.graphs[CudaGraph.FULL], ctx.constants["host_full_graph"], 1.0)
     host_b = host_once_b + repeated * _host_layer_s(comm) * ctx.constants["host_recompute"] * launched
+    # The host runs ahead of the GPU, so that only what exceeds the GPU's own time is seen.
     idle_f, idle_b = _waiting_s(host_f, device_f), _waiting_s(host_b, device_b)
     idle_again = _waiting_s(host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}

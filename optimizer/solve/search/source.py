@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from layoutopt.optimizer.solve.search.space_size import CountedSpace
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
-    from layoutopt.optimizer.frameworks.stage_rule import StageRule
     from layoutopt.optimizer.solve.search.demands import Demands
 
 
@@ -38,24 +39,12 @@ class Refinement:
         return weights
 
 
-class TermsSource(Protocol):
-    """A space of layouts, without physics.
+class TermsSource(CountedSpace, Protocol):
+    """A space of layouts with prices, without physics.
 
-    A *tuple* is a layout without its stages. Tuples that share their degrees and differ only in modifiers (ZeRO
-    stage, recomputed modules, mesh order, schedule, precision) belong to one *degree row*.
+    Tuples that differ only in modifiers (ZeRO stage, recomputed modules, mesh order, schedule, precision) belong to one
+    *degree row*, whose code columns hold any valid modifier.
     """
-
-    @property
-    def degrees(self) -> LayoutBatch:
-        """The valid degree rows. Their code columns hold any valid modifier."""
-
-    @property
-    def counts(self) -> IntArray:
-        """Blocks of each kind in the model, shape (K,), in the order of the stack."""
-
-    @property
-    def rule(self) -> StageRule:
-        """Which splits and which recomputation the framework can launch."""
 
     @property
     def demands(self) -> Demands:
@@ -75,9 +64,6 @@ class TermsSource(Protocol):
         Optimistic means: least seconds and bytes, largest capacity, recomputation allowed if any modifier allows it.
         ``pp``, ``vp`` and ``micro_batches`` are degrees and the same for all modifiers of a row.
         """
-
-    def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
-        """Return all tuples of the degree rows, and for each the position (k,) of its degree row in ``rows``."""
 
     def terms(self, batch: LayoutBatch) -> StageTerms:
         """Return the exact terms of tuples."""

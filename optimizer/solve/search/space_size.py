@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class CountedSpace(Protocol):
-    """The part of a space of layouts that can be counted without prices."""
+    """The part of a space of layouts that can be counted without prices. A *tuple* is a layout without its stages."""
 
     @property
     def degrees(self) -> LayoutBatch:
-        """Valid degree rows."""
+        """The valid degree rows."""
 
     @property
     def counts(self) -> IntArray:
-        """Blocks of each kind, shape (K,)."""
+        """Blocks of each kind in the model, shape (K,), in the order of the stack."""
 
     @property
     def rule(self) -> StageRule:
-        """Which splits and which recomputation are allowed."""
+        """Which splits and which recomputation the framework can launch."""
 
     def expand(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
-        """All tuples of degree rows, and the position (k,) of each one's degree row."""
+        """Return all tuples of the degree rows, and for each the position (k,) of its degree row in ``rows``."""
 
 
 class StageShape(NamedTuple):

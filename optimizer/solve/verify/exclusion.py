@@ -190,6 +190,7 @@ def _exclude_rows(space: PricedSpace, rows: LayoutBatch, below_s: float, known: 
             if not sum_.holds:
                 break
         start += len(part)
+        # Rows expand to very different numbers of tuples.
         portion = max(1, int(room * len(part) / max(1, len(batch))))
     return sum_
 
@@ -200,6 +201,7 @@ def _examine(space: PricedSpace, batch: LayoutBatch, below_s: float, known: _Kno
     if unsound:
         return Exclusion(tuples=len(batch), unsound=unsound)
     even, witness = _price_even(space, batch, terms, below_s)
+    # What breaks the question's own limit is no counterexample.
     limit_s = np.minimum(space.demands.limit_s(batch) * (1 + _AT_LIMIT), below_s)
     left = np.flatnonzero(may_be_below(terms, space.counts, limit_s))
     found = Exclusion(

@@ -93,9 +93,11 @@ def look_for_faster(
     if stages > MOST_STAGES or len(ranges) > MOST_BOXES or places > MOST_PLACES:
         return ProgramOutcome.OPEN, None
     tuple_ = _Tuple(terms, counts, rule, below_s, paths.of(terms))
+    # The room bound narrows the ranges first; most are empty then and need no program.
     room = most_blocks(terms, counts, below_s)[0]
     for low, high in ranges:
         high = np.minimum(high, room[:ranks])
+        # What the other ranks have no room for lies on this one.
         low = np.maximum(low, counts.sum() - (high.sum() - high))
         if (low > high).any():
             continue
@@ -141,11 +143,13 @@ class _Tuple:
 
     def decide(self, low: IntArray, high: IntArray, way: _Way) -> tuple[ProgramOutcome, Proposal | None]:
         """Solve programs with more and more paths for blocks per rank in a range."""
+        # A program without any path would propose anything that fits.
         if not self.paths and np.isfinite(self.below_s):
             self._learn(*self._even())
         program = _Program(self, low, high, way)
         for _ in range(ROUNDS):
             result = program.solve()
+            # Only this answer excludes; a limit of nodes leaves the tuple open.
             if result.status == _INFEASIBLE:
                 return ProgramOutcome.NONE_FASTER, None
             if result.x is None:
@@ -155,6 +159,7 @@ class _Tuple:
             if step < self.below_s * (1 - AS_FAST) and self._allowed(blocks, again):
                 return ProgramOutcome.FASTER, Proposal(blocks=blocks, recomputed=again, step_s=step)
             path = self._learn(blocks, again)
+            # Faster, but not allowed or not told by a new path: the program can't learn from it.
             if step < self.below_s * (1 - AS_FAST) or path is None:
                 return ProgramOutcome.OPEN, None
             program.add_path(path)
@@ -253,6 +258,7 @@ class _Program:
             ended = [self._new(1) for _ in counts[:-1]]
             for k, end in enumerate(ended):
                 so_far = {int(self._blocks[(*other, k)]): 1.0 for other in self._seats[: j + 1]}
+                # A kind may be called ended once the stages so far hold all of it; the next begins only then.
                 self._row(so_far | {end: -counts[k]}, 0, np.inf)
                 self._row({int(self._blocks[(*seat, k + 1)]): 1.0, end: -counts[k + 1]}, -np.inf, 0)
                 if k:
@@ -321,6 +327,7 @@ class _Program:
             self._row(self._size(*seat) | {least: -1.0}, below, 1)
 
     def _add_recomputation(self) -> None:
+        # Large enough to switch a row off, and no larger: HiGHS's tolerance grows with it.
         most = float(self._of.counts.sum())
         number = self._new(most) if self._way is _Way.FIRST else -1
         for j, seat in enumerate(self._seats if self._way in (_Way.ANY, _Way.FIRST) else ()):
@@ -363,6 +370,7 @@ class _Program:
                 sum_[b] = (own + (less if self._way is _Way.EVERYTHING else 0.0)) / capacity
                 if r >= 0:
                     sum_[r] = less / capacity
+            # In shares of the capacity, since HiGHS's tolerances are absolute.
             left = 1.0 - float(none[0, rank]) / capacity
             if self._way is _Way.EVERYTHING:
                 left -= transient / capacity * (of.counts.sum() > 0)
@@ -399,6 +407,7 @@ class _Program:
         sum_ = {int(b): float(s) for b, s in zip(self._blocks.ravel(), block.ravel(), strict=True)}
         if self._way in (_Way.ANY, _Way.FIRST):
             sum_ |= {int(r): float(s) for r, s in zip(self._again.ravel(), again.ravel(), strict=True)}
+        # Below by more than floats may err; what is faster by less is no witness.
         self._row(sum_, -np.inf, 1.0 - MARGIN - constant / of.below_s)
 
     def solve(self) -> OptimizeResult:
@@ -414,6 +423,7 @@ class _Program:
         matrix = csr_array((values, (rows, columns)), shape=(len(sizes), len(self._low)))
         low, high = (np.array([row[i] for row in self._rows]) for i in (1, 2))
         return milp(
+            # No objective: any solution contradicts the claim, none supports it.
             np.zeros(len(self._low)),
             integrality=np.ones(len(self._low)),
             bounds=Bounds(np.array(self._low), np.array(self._high)),

@@ -137,6 +137,7 @@ def _sequence(arcs: list[list[_Arc]]) -> list[int]:
         for arc in own:
             wanted[arc.other].append(number)
     ready = [number for number, left in enumerate(waits) if not left]
+    # The list grows while it is walked: operations join once all they wait for are in it.
     for number in ready:
         for later in wanted[number]:
             waits[later] -= 1
