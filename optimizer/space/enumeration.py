@@ -121,6 +121,7 @@ def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, 
     ]
     if not logs:
         return float("-inf")
+    # A sum of exponentials that would overflow: take out the largest first.
     top = max(logs)
     return (top + log(sum(exp(value - top) for value in logs))) / log(10)
 
@@ -131,6 +132,7 @@ def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
     if pp == 1 or spare <= 0:
         return 0.0
     if rule.split in COUNTED:
+        # A box lets one number run; each of its values is a split.
         return log(max(sum(1 + int((high - low).max()) for low, high in boxes(rule, pp, vp, blocks)), 1))
     if rule.split is Split.FREE:
         return _log_choose(spare + pp - 1, pp - 1)

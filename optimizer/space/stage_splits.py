@@ -110,6 +110,7 @@ def _equal_middle_boxes(ranks: int, chunks: int, blocks: int) -> Iterator[Box]:
         for middle in middles:
             rest = blocks - middle * (ranks - 2)
             low, high = np.full(ranks, middle), np.full(ranks, middle)
+            # The ends share what the middle ranks leave, one block each at least.
             low[[0, -1]], high[[0, -1]] = 1, rest - 1
             if rest >= 2:
                 yield low, high
@@ -153,12 +154,14 @@ def _near_equal_boxes(ranks: int, chunks: int, blocks: int, *, folded: bool) -> 
         for first in {blocks // 2, (blocks + 1) // 2}:
             yield np.array([first, blocks - first]), np.array([first, blocks - first])
         return
+    # All middle stages hold at least q, so that there is no larger one.
     for q in range(1, blocks // max(1, ranks * chunks - 2) + 1):
         low, high = np.full(ranks, chunks * q), np.full(ranks, chunks * (q + 1))
         low[[0, -1]] -= 1
         all_fuller = blocks - (ranks - 2) * (q + 1)
         if not low.sum() <= blocks <= high.sum():
             continue
+        # Only here could every middle rank hold q + 1 and an end q - 1, which no box would exclude.
         if chunks > 1 or not 2 * q - 2 <= all_fuller <= 2 * q:
             yield low, high
             continue
@@ -206,6 +209,7 @@ def _allowed_on_ranks(
     rule: StageRule, split: Split, sizes: IntArray, pp: IntArray, vp: IntArray, folded: BoolArray
 ) -> BoolArray:
     depth, ranks = sizes.shape[1:]
+    # Rows of a batch differ in depth; their tables are padded to the deepest.
     real = (np.arange(ranks) < pp[:, None, None]) & (np.arange(depth)[:, None] < vp[:, None, None])
     if split is Split.NEAR_EQUAL:
         return _near_equal(sizes, real, stage_numbers(pp, folded, depth, ranks), pp * vp)
@@ -238,6 +242,7 @@ def _least(sizes: IntArray, where: BoolArray) -> IntArray:
 def _near_equal(sizes: IntArray, real: BoolArray, stage: IntArray, stages: IntArray) -> BoolArray:
     final = (stages - 1)[:, None, None]
     at_end = (stage == 0) | (stage == final)
+    # With two stages both are ends, and each is the other's smallest.
     inner = real & ~(at_end & (final > 1))
     least = _least(sizes, inner)
     fits: BoolArray = (_most(sizes, real) <= least + 1) & (_most(sizes, inner) <= least + 1)
@@ -273,6 +278,7 @@ def _is_own_split(rule: StageRule, sizes: IntArray, pp: IntArray) -> BoolArray:
         rows = np.flatnonzero(pp == ranks)
         blocks = totals[rows].sum(axis=1)
         for number in np.unique(blocks).tolist():
+            # A framework with a split of its own has one for each number of ranks and blocks.
             own = own_split(rule, ranks, 1, number) if ranks > 1 else np.array([number])
             if own is not None:
                 mine = rows[blocks == number]
@@ -291,6 +297,7 @@ def balanced(rule: StageRule, sizes: IntArray, pp: IntArray, vp: IntArray, folde
     most = np.where(inner, sizes, 0).max(axis=1, keepdims=True)
     least = np.where(inner, sizes, _BIG).min(axis=1, keepdims=True)
     within = ~inner.any(axis=1, keepdims=True) | (most - np.minimum(least, most) <= 1)
+    # Smaller chunks first: a rank's later chunks hold as many or more.
     rises = np.where(inner[:, 1:] & inner[:, :-1], np.diff(sizes, axis=1), 0)
     room = (0 if rule.split in COUNTED else 1) + np.where(inner.any(axis=1, keepdims=True), least, _BIG // 2)
     low = 0 if rule.split is Split.FREE else most - 1

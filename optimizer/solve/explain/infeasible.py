@@ -58,6 +58,7 @@ def _why(question: Question, source: CostedSpace, stopped: Callable[[], bool] | 
             binding=f"rule {empty.rule}" if empty.rule else "no axis value",
             conflict=minimal_conflict(question, stopped),
         )
+    # Demands first: a layout that misses them may well fit in memory.
     if source.demands.any:
         missed = _missed_demands(question, source, stopped)
         if missed is not None:
@@ -103,6 +104,7 @@ def _missed_demands(
     question: Question, source: CostedSpace, stopped: Callable[[], bool] | None
 ) -> Infeasibility | None:
     """Say what the fastest layout misses; None where nothing fits whatever is demanded."""
+    # What the best layout without the demands misses is what a user has to give up.
     free = replace(source, demands=NO_DEMANDS)
     best = BestFirst(free, SearchOptions(), should_stop=stopped).run().best
     if best is None:
@@ -137,10 +139,12 @@ def fewest_gpus(question: Question, stopped: Callable[[], bool] | None = None) -
     if high > LARGEST_CLUSTER:
         return None
     for _ in range(4):  # within a sixteenth of the interval: layouts need divisors, so feasibility has gaps
+        # Whole nodes: nobody buys less.
         middle = (low + high) // 2 // step * step
         if not low < middle < high:
             break
         low, high = (low, middle) if _fits(question, middle, stopped) else (middle, high)
+    # The last questions may have been answered no because the time was up.
     return None if stopped is not None and stopped() else high
 
 
@@ -167,6 +171,7 @@ def _saver(question: Question, stopped: Callable[[], bool] | None) -> Suggestion
     space, framework = question.options.space, question.options.framework
     known = savers_of(framework, parse_release(framework, space.software), question.workload.model)
     more = [saver for saver in known if saver not in space.allow]
+    # One saver costs less speed than several, so that single ones come first.
     for tried in [*((saver,) for saver in more), tuple(more)]:
         if tried and runs(_with(question, replace(space, allow=(*space.allow, *tried))), stopped):
             return Suggestion(option="allow", value="+".join(tried), effect="a layout fits")
@@ -199,6 +204,7 @@ def _batch(question: Question, stopped: Callable[[], bool] | None) -> Suggestion
 
 def _larger_batches(batch: int, gpus: int) -> list[int]:
     """Return batches above one that some number of replicas divides, up to twice as large."""
+    # One replica divides every batch and says nothing.
     multiples = {-(-(batch + 1) // size) * size for size in divisors(gpus) if size > 1}
     return sorted(found for found in multiples if found <= 2 * batch)[:MOST_BATCHES]
 
@@ -214,6 +220,7 @@ def runs(question: Question, stopped: Callable[[], bool] | None = None) -> bool:
     source = question.costed_space()
     if source.space.empty is not None:
         return False
+    # Any layout will do: a gap of 1 ends the search with the first.
     return bool(BestFirst(source, SearchOptions(gap=1.0), should_stop=stopped).run().found)
 
 
@@ -239,6 +246,7 @@ def minimal_conflict(question: Question, stopped: Callable[[], bool] | None = No
     framework, the model and the batch hold throughout.
     """
     kept = list(_conditions(question.options.space))
+    # A deletion filter: what is not needed for the contradiction goes, what is left is minimal.
     for condition in list(kept):
         rest = [other for other in kept if other is not condition]
         nothing = _nothing_meets(question, rest, stopped)
@@ -291,5 +299,6 @@ def _nothing_meets(question: Question, kept: list[_Condition], stopped: Callable
     if ("", "") not in names:
         if not source.demands.any:
             return False
+        # Memory is dropped as a condition by giving every GPU enough of it.
         source = replace(source, roomy=True)
     return not BestFirst(source, SearchOptions(gap=1.0), should_stop=stopped).run().found
