@@ -10,7 +10,6 @@ from layoutopt.optimizer.specs.errors import input_error
 
 TIME = "time"
 EXPECTED, QUANTILE, REGRET = "expected", "quantile", "regret"
-STATISTICS = (EXPECTED, QUANTILE, REGRET)
 MEAN = "mean"
 NAMES = (*GOALS, EXPECTED, f"{QUANTILE}:0.9", REGRET, f"{REGRET}:{MEAN}")
 """Every objective as it is written; a quantile takes any share between 0 and 1."""

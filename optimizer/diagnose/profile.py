@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.specs.vocabulary import Axis
@@ -138,9 +137,3 @@ class RankProfile:
     def steps_ns(self) -> int:
         """Nanoseconds of all steps."""
         return int((self.steps[:, 1] - self.steps[:, 0]).sum())
-
-
-def empty_calls() -> Calls:
-    """Return a table without calls."""
-    none = np.zeros(0, dtype=np.int64)
-    return Calls(kind=none, group=none, bytes=none, peer=none)

@@ -25,7 +25,6 @@ MEMCPY = {"HtoD": 1, "DtoH": 2}
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt", "hipModuleLaunch")
 _ENGINE = "autograd::engine::evaluate_function"
 _STEP = "ProfilerStep#"
-_OPTIMIZER = "Optimizer.step#"
 DTYPE_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "c10::bfloat16": 2, "c10::half": 2, "long": 8, "long int": 8,
     "int": 4, "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
