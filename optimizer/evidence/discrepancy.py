@@ -61,6 +61,7 @@ class Discrepancy:
     def _beside_network(self, part: Component) -> float:
         if part not in TRAFFIC:
             return self.compute
+        # Variances add: what a traffic errs beyond the network's part is its own.
         return float(np.sqrt(max(self.traffic**2 - self.network**2, 0.0)))
 
 

@@ -106,6 +106,7 @@ def rank_group(group: RankedGroup) -> GroupRanking:
     measured, predicted = group.measured_s, group.predicted_s
     pairs = [(i, j) for i, j in combinations(range(len(measured)), 2) if is_clear(measured[i], measured[j])]
     best = min(measured)
+    # Ties in their order in the table, so that the figure is the same in every run.
     order = sorted(range(len(measured)), key=lambda index: (predicted[index], index))
     return GroupRanking(
         name=group.name,
@@ -126,6 +127,7 @@ def is_clear(first: float, second: float) -> bool:
 def _agreement(measured: Sequence[float], predicted: Sequence[float], pair: tuple[int, int]) -> float:
     i, j = pair
     if predicted[i] == predicted[j]:
+        # Neither right nor wrong.
         return 0.5
     return float((measured[i] < measured[j]) == (predicted[i] < predicted[j]))
 

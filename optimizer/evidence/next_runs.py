@@ -165,6 +165,7 @@ def next_runs(
     probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
     draws = draw_posterior(cluster, samples=samples, seed=options.seed)
     runs = [one for one in measured if one.measured_s is not None]
+    # Runs that were measured stand behind the probes: they inform, and can't be suggested again.
     seconds = {len(probes) + place: run.measured_s or 0.0 for place, run in enumerate(runs)}
     for place, read_s in (readings or {}).items():
         if not 0 <= place < len(layouts):
@@ -196,6 +197,7 @@ def _suggested(belief: Belief, probes: Sequence[Probe], chosen: Sequence[int]) -
         after = belief
         for earlier in chosen[:place]:
             after = after.observed(earlier, None)
+        # What each reading would turn, given that those before it read as expected.
         turns = tuple(
             Turn(ratio=float(np.exp(log_s - after.mean[item])), layout=layout)
             for log_s, layout in after.turns(item)
@@ -227,6 +229,7 @@ def _proxies(jobs: Sequence[ProbeJob], options: SolveOptions) -> list[Probe]:
         if small is None:
             continue
         own = ProbeJob(workload=small[0], cluster=small[1], layout=small[2])
+        # A proxy's step is expected under the same constants, and errs with the same errors.
         step_s = _price(own, {}, options).step_time_s
         found.append(
             Probe(
@@ -248,6 +251,7 @@ def _benchmarks(
     found: dict[tuple[str, int, float], Probe] = {}
     for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True)):
         for one in expected_bandwidths(_cost(job, {}, options), job.layout, priced):
+            # A collective that the layout hides or does not have decides nothing.
             if not one.own or priced.breakdown_s[TRAFFIC_OF[one.axis]] <= 0:
                 continue
             probe = Probe(
@@ -258,6 +262,7 @@ def _benchmarks(
                 expected_s=one.seconds,
                 benchmark=one,
             )
+            # Two layouts may have the same collective: it is measured once.
             found.setdefault((one.collective, one.members, one.size_bytes), probe)
     return list(found.values())
 
@@ -281,6 +286,7 @@ def _belief(
     logs = np.array([[0.0 if one is None else np.log(one.step_time_s) for one in row] for row in priced])
     parts = [probe.benchmark for probe in probes] + [None] * len(runs)
     loadings = np.stack([_loading(*pair) for pair in zip(parts, priced[0], strict=True)])
+    # Benchmarks run no layout, so that they have no error of one.
     own = np.array([0.0 if one is None else errors.layout**2 for one in priced[0]])
     return Belief(
         layouts=layouts,

@@ -133,6 +133,7 @@ def make_training_plan(
     for phase in planned[1:]:
         budget = budget + phase.budget
     parameters = model_parameters(workload.model, with_mtp=True)
+    # Failures come with the GPUs at work; phases may use different numbers.
     gpus = max(phase.layout.gpus for phase in planned)
     faults = plan_faults(budget.days * DAY_S, parameters, gpus, cluster, options)
     parts = [(phase.budget.days * DAY_S, phase.layout) for phase in planned]

@@ -137,6 +137,7 @@ def slow_rank(layout: Layout, estimate: Estimate, slower: float) -> SlowRank:
     grows and the weight, which the bubble shows, stays.
     """
     slowest = max(estimate.rank_time_s)
+    # Every micro-batch waits for the slow rank once.
     more = layout.micro_batches * slowest * slower
     return SlowRank(slower=slower, step_slower=more / estimate.step_time_s)
 
@@ -150,6 +151,7 @@ def expected_bandwidths(cost: CostModel, layout: Layout, estimate: Estimate) -> 
     for axis, collectives, own_bytes in _traffic(cost, layout, estimate):
         group: GroupBatch = getattr(groups, axis)
         members = int(group.size[0])
+        # One rank alone exchanges nothing.
         if members == 1:
             continue
         for collective in collectives:

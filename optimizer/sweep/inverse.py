@@ -202,8 +202,10 @@ def fewest_for_deadline(
     def meets(gpus: int) -> bool:
         """Solve a size and tell whether it meets the deadline."""
         tried.append(size_answer(workload, family.at(gpus), options, solve=solve))
+        # A size without a layout meets no deadline.
         return (tried[-1].expected_days or days + 1) <= days
 
+    # Below the bound nothing can meet the deadline, so that the interval is open there.
     low, high = at_least - 1, node
     while high < at_least:
         high *= 2
@@ -281,6 +283,7 @@ def largest_useful_batch(
         tried.append(answer)
         if answer.tokens_per_s is not None and (answer.gain is None or answer.gain >= worth):
             best = batch
+        # Before the first batch that runs nothing was gained or lost: go on doubling.
         elif best is not None:
             break
         batch *= 2

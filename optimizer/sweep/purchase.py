@@ -184,6 +184,7 @@ def _smallest(
     deadline all miss it, and the search narrows from what each size took.
     """
     low, high = next((i for i, gpus in enumerate(sizes) if gpus >= at_least), len(sizes)), len(sizes)
+    # Runs reach a share of the peak; the bound assumes all of it.
     wanted = at_least / FIRST_SHARE
     while low < high:
         place = next((i for i in range(low, high) if sizes[i] >= wanted), high - 1)
@@ -192,6 +193,7 @@ def _smallest(
             high = place
         else:
             low = place + 1
+        # Days fall about as GPUs grow, which points near the size sought.
         wanted = sizes[place] * 2.0 if took is None else sizes[place] * took / days
     return sizes[high] if high < len(sizes) else None
 
@@ -214,6 +216,7 @@ def _best_batch(
 def _batches(gpus: int, batches: tuple[int, int]) -> list[int]:
     """Return the smallest batch, and the largest whose odd part is that of the GPUs: what data parallelism divides."""
     smallest, largest = batches
+    # Powers of two divide almost anything; what has to match is the odd part.
     odd = gpus // (gpus & -gpus)
     fitting = odd << max((largest // odd).bit_length() - 1, 0)
     return sorted({smallest, fitting if smallest <= fitting <= largest else smallest})

@@ -72,6 +72,7 @@ class SweepStore:
             if not create:
                 raise input_error("no such file", "a store that `layoutopt sweep` wrote", file=str(path))
             _create(self.path)
+        # Ahead of any connection that could write: a file of another program stays untouched.
         _check_kind(self.path)
         try:
             self._db = (
@@ -103,6 +104,7 @@ class SweepStore:
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
         names = {row["name"] for row in self._db.execute("PRAGMA table_info(points)")}
+        # A store that lost a column would else fail only when a row is written.
         if not set(COLUMNS) <= names:
             raise sqlite3.DatabaseError("the table of points lacks columns")
 
@@ -110,6 +112,7 @@ class SweepStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Run statements as one transaction that holds the write lock from its start."""
         try:
+            # A lock taken only at the first write could find that another writer came between.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -154,6 +157,7 @@ class SweepStore:
             if answered is not None and not again:
                 return False
             held = db.execute("SELECT owner, expires_s FROM claims WHERE key = ?", (key,)).fetchone()
+            # Of a process on this machine it is known that it died, before its lease is up.
             alive = held is not None and held["expires_s"] > now_s and not is_dead(held["owner"])
             if alive and (held["owner"], held["expires_s"]) != silent:
                 return False
@@ -187,10 +191,13 @@ class SweepStore:
         values |= {
             "tiers": json.dumps(values["tiers"]),
             "solved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            # SQLite has no infinity that compares as one.
             "time_limit_s": limit_s if isfinite(limit_s) else None,
         }
+        # SQLite checks pages for damage of its own structure, and not that a cell is what was written.
         values["checksum"] = checksum(values)
         names = [name for name in COLUMNS if name in values]
+        # Of two answers to one point the first stays; both are right.
         sql = f"INSERT OR IGNORE INTO points ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         with self._transaction() as db:
             replaced = f"DELETE FROM points WHERE (status = '{ERROR}' OR {_SHORT_OF_TIME}) AND key = ?"
