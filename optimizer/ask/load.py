@@ -120,6 +120,7 @@ def load_layout(text: str, *, names: Names = PYTHON) -> PartialLayout:
     stream = _stream(text)
     if stream is not None:
         return read_layout(parse_document(stream.text, stream.name))
+    # A missing file should be called missing, and not a layout that can't be read.
     is_file = exists(Path(text)) or text.endswith(loading.SUFFIXES)
     return loading.load_layout(text) if is_file else loading.parse_layout(text)
 
@@ -186,11 +187,14 @@ def is_foreign_model(source: str | Path | Stream) -> bool:
         if place.is_dir():
             return exists(place / "config.json")
         text, name = read_text(place), place.name
+    # This product's own files first: they may look like another tool's YAML.
     if OWN_MODEL.search(text):
         return False
     try:
         return holds_model(detect_kind(text, name))
     except InputError:
+        # What nobody knows is read as this product's own where it looks like it, so that its errors name
+        # keys.
         return bool(name) and Path(name).suffix not in (".yaml", ".yml", ".json")
 
 
@@ -261,6 +265,7 @@ def job_workload(
     from layoutopt.optimizer.interop.launch.complete import complete_workload, named_model
     from layoutopt.optimizer.specs.loading import override_training
 
+    # A batch in tokens needs a length before the rest of the job is completed.
     length = run.sequence_length or job.training.sequence_length
     batch = batch_sequences(run, length, names) if length else run.global_batch
     training = replace(job.training, sequence_length=length, global_batch=batch or job.training.global_batch)
@@ -301,6 +306,7 @@ def _stream(source: str | Path) -> Stream | None:
     """Read what can be read only once: standard input (``-``) or a pipe; None for names and files."""
     from layoutopt.optimizer.specs.document import decode, exists, read_text
 
+    # Whoever asks next would find the stream empty: it is read once and passed on as text.
     if str(source) == STDIN:
         return Stream(text=decode(_bounded(sys.stdin.buffer), STDIN), name=STDIN)
     place = Path(source)
@@ -313,6 +319,7 @@ def _bounded(stream: BinaryIO) -> bytes:
     """Read standard input as far as a file may go."""
     from layoutopt.optimizer.specs.document import MAX_BYTES
 
+    # One byte more tells a file of the limit from a longer one, and a stream without end is not waited for.
     raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise input_error(f"is larger than {MAX_BYTES // 1_000_000} MB", file=STDIN)

@@ -134,6 +134,7 @@ def parse_document(text: str, file: str) -> Document:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        # Nodes and not values: they know their lines, and aliases are not unfolded yet.
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -164,6 +165,7 @@ def require_small(root: Node, file: str) -> None:
         node, left = waiting.pop()
         children = _children(node)
         if left:
+            # Behind its children, so that their sizes are known; an alias adds its size once for every use.
             sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
         elif id(node) not in opened:
             opened.add(id(node))
@@ -207,6 +209,7 @@ class _Reader:
         import yaml
 
         self._nodes += 1
+        # An alias is met again elsewhere; the first place is where a user looks.
         self.lines.setdefault(path, node.start_mark.line + 1)
         if self._nodes > MAX_NODES:
             raise input_error(
@@ -244,6 +247,7 @@ class _Reader:
                 continue
             place = (*path, key)
             if key in data:
+                # YAML keeps the last of equal keys without a word, which hides a slip.
                 first = self.lines[place]
                 self.problems.append(self._problem(place, key_node, f"duplicate key, first on line {first}"))
                 continue
@@ -280,5 +284,6 @@ def plain_scalar(text: str) -> Any:
         return _WORDS[word]
     if _INTEGER.fullmatch(text):
         digits = text.replace("_", "")
+        # Python refuses to print very long integers, also inside an error.
         return int(digits) if len(digits) <= 30 else float(digits)
     return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text

@@ -68,6 +68,7 @@ def validate(model: type[M], document: Document, *, path: KeyPath = ()) -> M:
         result = model.model_validate(data)
     except ValidationError as error:
         problems = [_problem(model, document, path, item) for item in error.errors(include_url=False)]
+    # A key that is wrong in itself needs no second complaint about what it means together with others.
     broken = {problem.key for problem in problems}
     findings = _check_raw(model, data, ()) if result is None else _check_valid(result, ())
     found = [document.problem((*path, *where), what, allowed) for where, what, allowed in findings]
