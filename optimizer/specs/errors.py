@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_ENDLESS = re.compile(r"(\S{200})\S{800,}")
+"""A word of more than a thousand characters is nobody's path or name: its start says enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,7 @@ class Problem:
     def __str__(self) -> str:
         place = self.file + (f":{self.line}" if self.line is not None else "")
         parts = [part for part in (place, self.key, self.what) if part]
-        return ": ".join(parts) + (f" ({self.allowed})" if self.allowed else "")
+        return _ENDLESS.sub(r"\1...", ": ".join(parts)) + (f" ({self.allowed})" if self.allowed else "")
 
 
 class InputError(ValueError):

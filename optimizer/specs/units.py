@@ -24,6 +24,7 @@ MAX_SHOWN = 60
 
 HOUR_S = 3_600.0
 DAY_S = 24 * HOUR_S
+YEAR_S = 365.25 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,7 @@ def format_count(value: float) -> str:
 
 
 def format_seconds(value_s: float) -> str:
-    """Write a time in the unit that reads best, from ``2.70 us`` over ``4.51 s`` to ``19.7 days``."""
+    """Write a time in the unit that reads best, from ``2.70 us`` over ``4.51 s`` and ``19.7 days`` to ``2.74 years``."""
     size = abs(value_s)
     steps = (
         (1e-3, 1e-6, "us"),
@@ -211,7 +212,9 @@ def format_seconds(value_s: float) -> str:
     for limit, unit_s, name in steps:
         if size < limit:
             return f"{_three_digits(value_s / unit_s)} {name}"
-    return f"{_three_digits(value_s / DAY_S)} days"
+    if size < 1000 * DAY_S:
+        return f"{_three_digits(value_s / DAY_S)} days"
+    return f"{_three_digits(value_s / YEAR_S)} years"
 
 
 def format_span(low_s: float, high_s: float) -> str:
@@ -219,6 +222,11 @@ def format_span(low_s: float, high_s: float) -> str:
     number, _, unit = format_seconds(high_s).partition(" ")
     scale = float(number.replace(",", "")) / high_s if high_s else 1.0
     return f"{_three_digits(low_s * scale)} to {number} {unit}"
+
+
+def rough(number: float) -> float:
+    """Round to three digits: predictions are no surer, and nobody tells two models apart by the fourth."""
+    return float(f"{number:.3g}")
 
 
 def _three_digits(number: float) -> str:

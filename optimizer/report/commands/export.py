@@ -184,7 +184,9 @@ def _step_s(question: Question, layout: Layout) -> float:
 def _cost_words(question: Question, layout: Layout, nearest: Layout) -> str:
     """Say what the nearest layout takes beside the plan's, at the plan's prices."""
     before, after = _step_s(question, layout), _step_s(question, nearest)
-    return f"{after:.5g} s per step, {after / before - 1:+.1%}"
+    from layoutopt.optimizer.specs.units import format_seconds
+
+    return f"{format_seconds(after)} per step, {after / before - 1:+.1%}"
 
 
 def _with_cost(error: InputError, question: Question, layout: Layout) -> InputError:

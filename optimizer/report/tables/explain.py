@@ -11,6 +11,7 @@ from layoutopt.optimizer.report.tables.answer import REASONS, headline, layout_s
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_table
 from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.report.tables.plan import suggestion_words
 from layoutopt.optimizer.solve.explain.changes import DERIVED
 from layoutopt.optimizer.specs.units import format_seconds
 
@@ -89,7 +90,7 @@ def _remedy_section(remedies: Sequence[Remedy]) -> RenderableType:
     rows = [
         (
             "-" if remedy.slower is None else f"{remedy.slower:+.1%}",
-            f"{remedy.estimate.step_time_s:.5g}",
+            format_seconds(remedy.estimate.step_time_s),
             f"{remedy.estimate.memory.peak_bytes / 1e9:.1f}",
             "; ".join([*_chosen(remedy.changes), *([remedy.note] if remedy.note else [])]),
         )
@@ -97,7 +98,7 @@ def _remedy_section(remedies: Sequence[Remedy]) -> RenderableType:
     ]
     left = len(remedies) - len(rows)
     note = "everything else held, the least slow first" + (f"; {left} more with --json" if left > 0 else "")
-    return section("Remedies", grid(["slower", "step s", "GB", "change"], rows, left=(3,)), note=note)
+    return section("Remedies", grid(["slower", "step", "GB", "change"], rows, left=(3,)), note=note)
 
 
 def _chosen(changes: Sequence[str]) -> list[str]:
@@ -119,20 +120,23 @@ def _comparison(found: Explanation) -> Iterator[RenderableType]:
             else "none was found before the search was stopped"
         )
         yield section("Optimum", Text(message))
+        if best.infeasibility and best.infeasibility.suggestions:
+            yield section("What helps", bullets(map(suggestion_words, best.infeasibility.suggestions)))
         return
     text = layout_text(best.layout)
     yield section("Optimum", facts([("step", format_seconds(best.estimate.step_time_s)), ("layout", text)]))
 
 
 def _gap_section(gap: Gap) -> RenderableType:
-    note = f"{gap.step_time_s:.5g} s, the optimum takes {gap.best_s:.5g} s: {gap.slower:+.1%}"
+    times = f"{format_seconds(gap.step_time_s)}, the optimum takes {format_seconds(gap.best_s)}"
+    note = f"{times}: {gap.slower:+.1%}"
     if not gap.steps:
         return section("Gap to the optimum", Text("none: this is the optimum"), note=note)
     rows = [
-        (f"{step.saved_s:+.3g}", f"{step.step_time_s:.5g}", "; ".join(_chosen(step.changes)), step.why)
+        (f"{step.saved_s:+.3g}", format_seconds(step.step_time_s), "; ".join(_chosen(step.changes)), step.why)
         for step in gap.steps
     ]
-    table = grid(["saves s", "step s", "change", "because of"], rows, left=(2, 3))
+    table = grid(["saves s", "step", "change", "because of"], rows, left=(2, 3))
     return section("Gap to the optimum, one change after the other", table, note=note)
 
 

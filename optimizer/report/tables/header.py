@@ -11,6 +11,7 @@ from layoutopt.optimizer.specs.units import (
     format_count,
     format_oversubscription,
     format_rate,
+    rough,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def size_words(model: ModelFacts) -> str:
     """Say how large a model is and what its layers are: ``8.03B parameters (7.5B in matrices), 32 layers``."""
     counts = model.parameters
     moe = counts.active < 0.99 * counts.total
-    active = f"{format_count(_rough(counts.active))} active, " if moe else ""
-    size = f"{format_count(_rough(counts.total))} parameters ({active}{format_count(_rough(counts.matrices))} in matrices)"
+    active = f"{format_count(rough(counts.active))} active, " if moe else ""
+    size = f"{format_count(rough(counts.total))} parameters ({active}{format_count(rough(counts.matrices))} in matrices)"
     kinds = model.layers_by_kind
     if len(kinds) == 1:
         layers = f"{model.layers} x ({next(iter(kinds))})"
@@ -64,11 +65,6 @@ def size_words(model: ModelFacts) -> str:
 def without(left_out: tuple[str, ...]) -> str:
     """Say behind a model which of its parts are left out, if any."""
     return f", without its {', '.join(left_out)}" if left_out else ""
-
-
-def _rough(count: float) -> float:
-    """Round to three digits: nobody tells models apart by the fourth."""
-    return float(f"{count:.3g}")
 
 
 def network_words(cluster: ClusterFacts) -> str:

@@ -100,7 +100,7 @@ def _headline(plan: Plan, honesty: Honesty | None) -> Text:
 def next_lines(plan: Plan, honesty: Honesty | None, framework: str, shown: Shown) -> list[str]:
     """Say what to do with the answer, and what would make it surer or roomier."""
     if plan.infeasibility is not None:
-        return [_suggested(one, shown) for one in plan.infeasibility.suggestions]
+        return [suggestion_words(one, python=shown.python) for one in plan.infeasibility.suggestions]
     if plan.layout is None or plan.estimate is None:
         return []
     lines = [_launch_line(framework, shown)]
@@ -123,10 +123,10 @@ def _roomier_line(plan: Plan, estimate: Estimate, shown: Shown) -> str:
     return f"with {free:.0%} of memory free at most {other.slower:+.2%}; the fastest such layout, proven: {option}"
 
 
-def _suggested(one: Suggestion, shown: Shown) -> str:
+def suggestion_words(one: Suggestion, *, python: bool = False) -> str:
     """Write a suggestion as the caller would give it."""
     values = one.value.split("+")
-    if shown.python:
+    if python:
         return f"{one.option} {', '.join(values)}: {one.effect}"
     name = f"--{one.option.replace('_', '-')}"
     return f"{' '.join(f'{name} {value}' for value in values)}: {one.effect}"

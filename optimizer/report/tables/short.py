@@ -12,7 +12,7 @@ from layoutopt.optimizer.evidence.ties import INDISTINCT
 from layoutopt.optimizer.report.tables.console import facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_pairs
 from layoutopt.optimizer.report.tables.layout import layout_text, stage_rows
-from layoutopt.optimizer.specs.units import format_count, format_seconds, format_span
+from layoutopt.optimizer.specs.units import format_count, format_seconds, format_span, rough
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +97,7 @@ def stage_words(layout: Layout) -> str:
 
 def speed_words(estimate: Estimate) -> str:
     """Write the rate, both counts of MFU, and what takes the step."""
-    rate = f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
+    rate = f"{rough(estimate.tokens_per_s_per_gpu):,.0f} tokens/s/GPU, "
     mfu = f"MFU {estimate.mfu_causal:.1%} (causal; {estimate.mfu_full:.1%} counting full attention); "
     return rate + mfu + parts_words(estimate)
 
@@ -134,7 +134,7 @@ def run_pair(estimate: Estimate, training: TrainingSpec) -> list[tuple[str, str]
     return [
         (
             "run",
-            f"{format_seconds(run_s)} for {tokens} tokens without interruption (--tokens sets another run)",
+            f"{format_seconds(run_s)} for {tokens} tokens without interruption (--tokens or --samples set yours)",
         )
     ]
 

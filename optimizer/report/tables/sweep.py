@@ -97,7 +97,7 @@ def _row(row: Row, varied: Sequence[str], nested: bool) -> list[str]:
         ]
     else:
         cells += [
-            f"{row['step_time_s']:.5g}" + ("*" if row["status"] == "stopped" else ""),
+            f"{row['step_time_s']:.4g}" + ("*" if row["status"] == "stopped" else ""),
             f"{row['tokens_per_s_per_gpu'] or 0:,.0f}",
             f"{row['mfu_causal'] or 0:.1%}",
             memory_words(row),
@@ -105,7 +105,7 @@ def _row(row: Row, varied: Sequence[str], nested: bool) -> list[str]:
         ]
     if nested:
         step = row["nested_step_time_s"]
-        cells += ["-", "-"] if step is None else [f"{row['used_gpus']:,}", f"{step:.5g}"]
+        cells += ["-", "-"] if step is None else [f"{row['used_gpus']:,}", f"{step:.4g}"]
     return cells
 
 
@@ -182,7 +182,7 @@ def marginal_section(values: Sequence[MarginalValue]) -> RenderableType:
     rows = [
         [
             f"{value.more:+.0%} {NAMES[value.resource]}",
-            f"{value.step_time_s:.5g}",
+            f"{value.step_time_s:.4g}",
             f"{value.saved:.2%}",
             _or_dash(value.days_saved, ",.2f"),
             _or_dash(value.cost_saved, ",.0f"),

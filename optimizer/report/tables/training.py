@@ -14,7 +14,14 @@ from layoutopt.optimizer.report.tables.honesty import claim_words
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.short import memory_words
 from layoutopt.optimizer.solve.inputs import question_from_plain
-from layoutopt.optimizer.specs.units import DAY_S, format_bytes, format_count, format_rate, format_seconds
+from layoutopt.optimizer.specs.units import (
+    DAY_S,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_seconds,
+    rough,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,18 +97,18 @@ def budget_pairs(budget: Budget, relative_error: float) -> list[tuple[str, str]]
     rows = [
         (
             "tokens",
-            f"{format_count(budget.tokens)} in {budget.steps:,.0f} steps, {budget.total_flops:.4g} FLOP (full attention)",
+            f"{format_count(budget.tokens)} in {budget.steps:,.0f} steps, {budget.total_flops:.3g} FLOP (full attention)",
         ),
         (
             "days",
-            f"{budget.days:,.2f} without failures ({budget.days_low:,.1f} to {budget.days_high:,.1f} "
+            f"{rough(budget.days):,g} without failures ({rough(budget.days_low):,g} to {rough(budget.days_high):,g} "
             f"for a step time off by {relative_error:.0%})",
         ),
-        ("GPU-hours", f"{budget.gpu_hours:,.0f}"),
-        ("energy", f"{budget.energy_kwh:,.0f} kWh"),
+        ("GPU-hours", f"{rough(budget.gpu_hours):,.0f}"),
+        ("energy", f"{rough(budget.energy_kwh):,.0f} kWh"),
     ]
     if budget.cost is not None:
-        rows.append(("cost", f"{budget.cost:,.0f}"))
+        rows.append(("cost", f"{rough(budget.cost):,.0f}"))
     return rows
 
 
@@ -124,10 +131,10 @@ def recipe_words(phase: PhasePlan) -> str:
     judged = baseline.recipe.judgement
     if judged is None or judged.estimate is None or baseline.slower is None:
         return ""
-    saved = f"{baseline.days_saved:,.2f} days"
-    saved += "" if baseline.cost_saved is None else f", {baseline.cost_saved:,.0f}"
+    saved = f"{rough(baseline.days_saved):,g} days"
+    saved += "" if baseline.cost_saved is None else f", {rough(baseline.cost_saved):,.0f}"
     step_s = judged.estimate.step_time_s
-    said = f"{step_s:.5g} s a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
+    said = f"{format_seconds(step_s)} a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
     claim = claim_words(phase.estimate, judged.estimate)
     return f"{said}, {claim}" if claim else said
 
@@ -140,11 +147,11 @@ def _watch(watch: WatchList) -> list[RenderableType]:
 
 def watch_pairs(watch: WatchList) -> list[tuple[str, str]]:
     """Return names and values of what to watch."""
-    low, expected, high = watch.tokens_per_s
+    low, expected, high = map(rough, watch.tokens_per_s)
     return [
         (
             "tokens/s",
-            f"{expected:,.0f} ({low:,.0f} to {high:,.0f}), {watch.tokens_per_s_per_gpu:,.0f} per GPU",
+            f"{expected:,.0f} ({low:,.0f} to {high:,.0f}), {rough(watch.tokens_per_s_per_gpu):,.0f} per GPU",
         ),
         ("MFU causal", _band(watch.mfu_causal)),
         ("MFU full", _band(watch.mfu_full)),
@@ -283,15 +290,10 @@ def purchase_tables(
     )
 
 
-def _rough(value: float) -> float:
-    """Round to three digits: the error of a prediction is percents."""
-    return float(f"{value:.3g}")
-
-
 def _purchase_headline(best: Offer | None, days: float) -> str:
     if best is None:
         return f"no size of these machines is done in {days:g} days"
-    cost = "" if best.cost is None else f", cost {format_count(_rough(best.cost))}"
+    cost = "" if best.cost is None else f", cost {format_count(rough(best.cost))}"
     return (
         f"{best.gpus:,} {best.gpu} with {best.network_gbit_per_s:g} Gbit/s in {best.precision}: {best.days:.3g} days"
         f"{cost}, the {'cheapest' if cost else 'fewest GPU-days'} that is done in {days:g} days"
@@ -320,7 +322,7 @@ def _row(one: Offer, best: bool) -> list[str]:
         f"{one.days:.3g}",
         f"{one.days_80[0]:.3g} to {one.days_80[1]:.3g}",
         f"{one.mfu_causal or 0:.0%}",
-        f"{_rough((one.energy_kwh or 0) / 1e3):,.10g}",
-        "-" if one.cost is None else format_count(_rough(one.cost)),
+        f"{rough((one.energy_kwh or 0) / 1e3):,.10g}",
+        "-" if one.cost is None else format_count(rough(one.cost)),
         " ".join(words),
     ]

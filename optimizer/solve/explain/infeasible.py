@@ -19,6 +19,7 @@ from layoutopt.optimizer.solve.search.demands import NO_DEMANDS, Finished
 from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.specs.reference_fabric import resized
+from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ def _missed_demands(
     names = ", ".join([*wanted, *(["the given function"] if own else [])])
     why = f" ({'; '.join(told)})" if told else ""
     return Infeasibility(
-        message=f"no layout meets {names}; the fastest without takes {best.step_time_s:.5g} s per step{why}",
+        message=f"no layout meets {names}; the fastest without takes {format_seconds(best.step_time_s)} per step{why}",
         binding="requirement",
         conflict=minimal_conflict(question, stopped),
     )
