@@ -22,6 +22,7 @@ from layoutopt.optimizer.specs.units import (
     HOURS,
     NUMBER,
     POWER,
+    RATIO,
     TIME,
     parse_quantity,
     shown,
@@ -42,8 +43,9 @@ class LevelFile(FileModel):
     name: Annotated[str, NAME] = Field(description="name of the level: leaf, pod, spine")
     gpus: OptionalGpus = Field(default=None, description="GPUs under one switch group of this level")
     nodes: OptionalGpus = Field(default=None, description="nodes under one switch group, instead of gpus")
-    oversubscription: Annotated[float, quantity(NUMBER, least=1.0, most=1e6)] = Field(
-        default=1.0, description="downlink over uplink capacity towards this level, 1 for full bisection"
+    oversubscription: Annotated[float, quantity(RATIO, least=1.0, most=1e6)] = Field(
+        default=1.0,
+        description="downlink over uplink capacity towards this level: 3 or 3:1, 1 for full bisection",
     )
     latency: Annotated[float, quantity(TIME, least=0.0, most=1.0)] = Field(
         default=0.0, description="one hop through this level"

@@ -38,6 +38,20 @@ class FileModel(BaseModel):
 
 M = TypeVar("M", bound=FileModel)
 
+SYNONYMS = {
+    "intermediate": "ffn", "intermediate_size": "ffn", "ffn_hidden_size": "ffn", "mlp": "ffn", "d_ff": "ffn",
+    "moe_intermediate_size": "ffn", "d_model": "hidden", "dim": "hidden", "n_heads": "heads",
+    "num_attention_heads": "heads", "n_kv_heads": "kv_heads", "num_key_value_heads": "kv_heads", "num_layers": "layers",
+    "n_layers": "layers", "num_hidden_layers": "layers", "activation": "gated", "swiglu": "gated", "hidden_act": "gated",
+    "tie_word_embeddings": "tied_embeddings", "window": "sliding_window", "seq_len": "sequence_length",
+    "seq_length": "sequence_length", "context": "sequence_length", "batch": "global_batch", "batch_size": "global_batch",
+    "gbs": "global_batch", "batch_tokens": "global_batch_tokens", "tokens": "total_tokens", "dtype": "precision",
+    "n_routed_experts": "experts", "num_experts": "experts", "num_experts_per_tok": "top_k", "gpu_type": "gpu",
+    "num_nodes": "nodes", "nnodes": "nodes", "hcas_per_node": "nics_per_node", "network": "nic_bandwidth",
+    "blocking": "oversubscription", "ratio": "oversubscription",
+}  # fmt: skip
+"""Keys of other tools and habits, with the key that says the same here; only for hints."""
+
 
 def without_nulls(model: type[FileModel], data: dict[str, Any]) -> dict[str, Any]:
     """Return a mapping without the optional keys that have no value."""
@@ -88,7 +102,7 @@ def _problem(model: type[FileModel], document: Document, path: KeyPath, error: A
     if kind == "extra_forbidden":
         keys = list(owner.model_fields)
         return document.problem(
-            (*path, *where), f"unknown key{nearest(str(where[-1]), keys)}", ", ".join(keys)
+            (*path, *where), f"unknown key{_meant(str(where[-1]), keys)}", ", ".join(keys)
         )
     if kind == "kind":
         return document.problem((*path, *where), context["what"], context["allowed"])
@@ -98,6 +112,12 @@ def _problem(model: type[FileModel], document: Document, path: KeyPath, error: A
         keys = list(_owner(model, where).model_fields)
         return document.problem((*path, *where), f"{shown(error['input'])} is not a mapping", ", ".join(keys))
     return document.problem((*path, *where), error["msg"])
+
+
+def _meant(key: str, keys: list[str]) -> str:
+    """Name the key that was meant: the one that other tools call so, or the most similar."""
+    synonym = SYNONYMS.get(key.lower())
+    return f"; did you mean {synonym}?" if synonym in keys else nearest(key, keys)
 
 
 def _owner(model: type[FileModel], where: KeyPath) -> type[FileModel]:

@@ -91,6 +91,7 @@ HOURS = Dimension(
     examples='hours, or a unit: "50000 h", "2000 days"',
 )
 NUMBER = Dimension(name="number", units={}, examples="a number")
+RATIO = Dimension(name="ratio", units={":1": 1.0}, examples='3, or "3:1"')
 
 
 def parse_quantity(value: object, dimension: Dimension, *, key: str = "") -> float:

@@ -80,7 +80,7 @@ def test_everything_stated(load: Load) -> None:
         "name: big\nsource: lab\ngpu: gb200\ngpus: 144\nnodes: 36\ngpus_per_node: 4\nnvlink_domain: 72\n"
         "nics_per_node: 2\nnic_bandwidth: 800 Gbit/s\nrail_optimized: false\nin_switch_reduction: true\n"
         "levels:\n  - {name: leaf, nodes: 18, latency: 1 us}\n"
-        "  - {name: spine, oversubscription: 2, latency: 5 us}\n"
+        "  - {name: spine, oversubscription: 2:1, latency: 5 us}\n"
         "storage: {write_bandwidth: 1 TB/s, per_gpu_bandwidth: 2 GB/s}\n"
         "failures: {gpu_hours_per_failure: 2000 days, restart: 5 min}\n"
         "reserve: 2 GiB\nhost_memory: 1 TB\npue: 1.1\n"

@@ -58,4 +58,4 @@ def show(cluster: str, gpus: int | None, as_yaml: bool, file: Path | None, outpu
     elif file is None:
         from layoutopt.optimizer.report.tables.described import cluster_table
 
-        print_tables(cluster_table(facts))
+        print_tables(cluster_table(facts, cluster))

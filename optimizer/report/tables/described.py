@@ -61,8 +61,8 @@ def model_table(model: ModelFacts) -> RenderableType:
     )
 
 
-def cluster_table(cluster: ClusterFacts) -> RenderableType:
-    """Show GPUs, nodes and network."""
+def cluster_table(cluster: ClusterFacts, asked: str) -> RenderableType:
+    """Show GPUs, nodes and network; ``asked`` is what other commands find the cluster by."""
     rate = format_rate(8 * cluster.nic_bytes_per_s, "bit/s")
     over = format_oversubscription(cluster.oversubscription)
     pairs = [
@@ -73,7 +73,7 @@ def cluster_table(cluster: ClusterFacts) -> RenderableType:
         ("levels", ", ".join(cluster.levels) or "none: one node or NVLink domain"),
         ("oversubscribed", f"{over} at the {cluster.oversubscribed}" if cluster.oversubscribed else "no"),
     ]
-    more = f"layoutopt topology show {cluster.name}: bandwidths and what collectives cost"
+    more = f"layoutopt topology show {asked}: bandwidths and what collectives cost"
     return Group(Text(cluster.name, style="bold"), facts(pairs), section("Next", bullets([more])))
 
 
