@@ -129,7 +129,7 @@ def recipe_words(phase: PhasePlan) -> str:
     """Say what the optimum saves over the rule of thumb; nothing where that leads nowhere."""
     baseline = phase.baseline
     judged = baseline.recipe.judgement
-    if judged is None or judged.estimate is None or baseline.slower is None:
+    if judged is None or judged.estimate is None or baseline.slower is None or baseline.days_saved is None:
         return ""
     saved = f"{rough(baseline.days_saved):,g} days"
     saved += "" if baseline.cost_saved is None else f", {rough(baseline.cost_saved):,.0f}"
