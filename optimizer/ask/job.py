@@ -13,6 +13,7 @@ from layoutopt.optimizer.ask.load import (
     load_model,
     load_question,
     notes_on,
+    require_used,
     rounding,
 )
 from layoutopt.optimizer.ask.records import AS_STATED, PYTHON, JobRequest, Names, RunChoices
@@ -58,6 +59,7 @@ class _Found:
     nodes: NodeSet | None = None
     died: tuple[OutOfMemory, ...] = ()
     notes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 def load_job(request: JobRequest, run: RunChoices = AS_STATED, *, names: Names = PYTHON) -> Job:
@@ -99,7 +101,9 @@ def _launched(request: JobRequest, run: RunChoices, names: Names, found: _Found)
     if request.layout is not None:
         job = fill_open(job, load_layout(request.layout, names=names), names.layout)
     require_stated(job, f"give it with {names.layout}, which fills what a file leaves open")
-    model = load_model(request.model, run, names=names) if request.model else None
+    model = load_model(request.model, run, names=names, beside=found.kinds) if request.model else None
+    if model is None:
+        require_used(run, found.kinds, request.files[0], names)
     workload = job_workload(job, run, model.value.model if model else found.model, names)
     machine = _machine(request.cluster, run, job, found.nodes, names)
     layout = complete_layout(_resized(job, workload, machine), model=workload.model, gpus=machine.gpu_count)
@@ -144,6 +148,7 @@ def _collect(files: tuple[str, ...], run: RunChoices) -> _Found:
     for file in files:
         imported = import_given(file, run)
         value = imported.value
+        found.kinds = (*found.kinds, imported.kind)
         if isinstance(value, ImportedJob):
             if found.job is not None:
                 raise input_error("is a second launch file", "one", file=file)

@@ -41,18 +41,27 @@ class Stream:
     name: str
 
 
-def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names = PYTHON) -> Loaded[Workload]:
+def load_model(
+    source: str | Path,
+    run: RunChoices = AS_STATED,
+    *,
+    names: Names = PYTHON,
+    beside: tuple[str, ...] | None = (),
+) -> Loaded[Workload]:
     """Load a model with its training run: a built-in name, a model file, another tool's file, ``-`` for standard input.
 
-    Raises ``InputError`` with one line for each problem, also for a run that neither the file nor ``run`` describes.
+    ``beside`` are the kinds of other files that are read with the same ``run``, None where the caller knows more of them.
+    Raises ``InputError`` with one line for each problem, also for a run that neither the file nor ``run`` describes, and for
+    what only other kinds of files take.
     """
     from layoutopt.optimizer.specs.loading import load_workload, override_training, parse_workload
 
     stream = _stream(source)
     notes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     if is_foreign_model(stream or source):
         found = _foreign_workload(stream or source, run, names)
-        workload, notes = found.value, found.notes
+        workload, notes, kinds = found.value, found.notes, found.kinds
     else:
         fill = _stated_run(run, names)
         workload = parse_workload(stream.text, stream.name, fill) if stream else load_workload(source, fill)
@@ -66,7 +75,10 @@ def load_model(source: str | Path, run: RunChoices = AS_STATED, *, names: Names 
             precision=run.precision[0] if run.precision else None,
             total_tokens=run_tokens(run, length, names),
         )
-    return Loaded(value=changed, notes=(*notes, *rounding(run, length, changed.training.global_batch, names)))
+    if beside is not None:
+        require_used(run, (*beside, *kinds), stream.name if stream else str(source), names)
+    said = (*notes, *rounding(run, length, changed.training.global_batch, names))
+    return Loaded(value=changed, notes=said, kinds=kinds)
 
 
 def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = PYTHON) -> ClusterSpec:
@@ -239,6 +251,30 @@ def import_given(source: str | Path | Stream, run: RunChoices = AS_STATED, **opt
     return found
 
 
+def require_used(run: RunChoices, kinds: tuple[str, ...], file: str, names: Names = PYTHON) -> None:
+    """Refuse what ``run`` says for reading and no file of these kinds takes: it would not be in the answer.
+
+    Raises ``InputError`` with the option's name.
+    """
+    given = (
+        ("settings", "outside", "launch scripts"),
+        ("arguments", "outside", "launch scripts"),
+        ("function", "function", "Python configurations"),
+        ("recipe_file", "recipe_file", "commands of Megatron-Bridge and NeMo"),
+    )
+    if not any(getattr(run, field) for field, _, _ in given):
+        return
+    from layoutopt.optimizer.interop.sources import options_of
+
+    taken = {name for kind in kinds for name in options_of(kind)}
+    for field, name, takers in given:
+        if getattr(run, field) and name not in taken:
+            what = f"does not apply to {' and '.join(kinds) or file}"
+            raise input_error(
+                what, f"only {takers} take it", key=getattr(names, field), file=file if kinds else ""
+            )
+
+
 def notes_on(source: str | Path, notes: tuple[str, ...]) -> tuple[str, ...]:
     """Put the name of a file in front of what is to be said of it."""
     return tuple(f"{Path(source).name}: {text}" for text in notes)
@@ -251,10 +287,10 @@ def _foreign_workload(source: str | Path | Stream, run: RunChoices, names: Names
     found = import_given(source, run)
     name = source.name if isinstance(source, Stream) else str(source)
     if isinstance(found.value, ImportedModel):
-        return _with_training(found.value, name, run, names)
+        return replace(_with_training(found.value, name, run, names), kinds=(found.kind,))
     if isinstance(found.value, ImportedJob):
         workload = job_workload(found.value, run, None, names)
-        return Loaded(value=workload, notes=notes_on(name, found.value.notes))
+        return Loaded(value=workload, notes=notes_on(name, found.value.notes), kinds=(found.kind,))
     raise input_error(f"is {found.kind}, no model", "a model file, config.json or a launch file", file=name)
 
 
@@ -367,7 +403,7 @@ def load_sources(sources: Sequence[str], run: RunChoices = AS_STATED, *, names: 
     for source in sources:
         try:
             if _is_model(source):
-                models.append(load_model(source, run, names=names))
+                models.append(load_model(source, run, names=names, beside=None))
             elif (machine := foreign_cluster(source)) is not None:
                 families.append(ClusterFamily(name=machine.name, base=machine))
             else:
@@ -382,6 +418,7 @@ def load_sources(sources: Sequence[str], run: RunChoices = AS_STATED, *, names: 
         )
     if problems:
         raise InputError(*problems)
+    require_used(run, tuple(kind for model in models for kind in model.kinds), " ".join(sources)[:60], names)
     return Sources(
         models=tuple(model.value for model in models),
         families=tuple(families),

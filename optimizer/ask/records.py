@@ -33,6 +33,10 @@ class Names:
     samples: str = "samples"
     layout: str = "layout"
     files: str = "files"
+    settings: str = "settings"
+    arguments: str = "arguments"
+    function: str = "function"
+    recipe_file: str = "recipe_file"
     layout_or_files: str = "layout='tp=8,pp=16' or files=['train.sh']"
 
     @contextmanager
@@ -105,3 +109,5 @@ class Loaded(Generic[T]):
 
     value: T
     notes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """What kinds of foreign files were read."""

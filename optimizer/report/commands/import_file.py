@@ -52,10 +52,10 @@ def command(
     out-of-memory messages, Slurm and PBS node lists, nvidia-smi topo -m, nccl-tests logs, GraphML and node-link graphs.
     Models and layouts come out as files that MODEL and --layout read.
     """
-    from layoutopt.optimizer.ask.load import import_given
+    from layoutopt.optimizer.ask.load import import_given, require_used
     from layoutopt.optimizer.interop.files import notes_of
     from layoutopt.optimizer.interop.sources import FileKind
-    from layoutopt.optimizer.report.commands.inputs import named
+    from layoutopt.optimizer.report.commands.inputs import OPTIONS, named
 
     launch = import_given(job, reading) if job else None
     with named(kind="--kind", collective="--collective", job="--job", name="--topology"):
@@ -70,7 +70,7 @@ def command(
         )
     if topology is not None and found.kind != FileKind.SLURM_YAML:
         raise input_error(f"is {found.kind}", "only with Slurm's topology.yaml", key="--topology", file=file)
-    _require_used(reading, [found.kind, *([launch.kind] if launch else [])], file)
+    require_used(reading, (found.kind, *((launch.kind,) if launch else ())), file, OPTIONS)
     notes(notes_of(found), output)
     plain = _plain(found, file, part, cluster)
     if output.json:
@@ -79,24 +79,6 @@ def command(
     import yaml
 
     print_document(yaml.safe_dump(plain, sort_keys=False, width=110, allow_unicode=True))
-
-
-def _require_used(reading: RunChoices, kinds: list[str], file: str) -> None:
-    """Refuse options of reading that no file takes: what was asked for would not be in the answer."""
-    from layoutopt.optimizer.interop.sources import options_of
-
-    given = (
-        ("--set", reading.settings, "outside", "launch scripts"),
-        ("--arg", reading.arguments, "outside", "launch scripts"),
-        ("--function", reading.function, "function", "Python configurations"),
-        ("--recipe-file", reading.recipe_file, "recipe_file", "commands of Megatron-Bridge and NeMo"),
-    )
-    taken = {name for kind in kinds for name in options_of(kind)}
-    for option, value, name, takers in given:
-        if value and name not in taken:
-            raise input_error(
-                f"does not apply to {' and '.join(kinds)}", f"only {takers} take it", key=option, file=file
-            )
 
 
 def _plain(found: Imported, file: str, part: str | None, cluster: str | None) -> dict[str, Any]:

@@ -42,6 +42,10 @@ OPTIONS = Names(
     samples="--samples",
     layout="--layout",
     files="--from",
+    settings="--set",
+    arguments="--arg",
+    function="--function",
+    recipe_file="--recipe-file",
     layout_or_files="--layout tp=8,pp=16,... or --from FILE",
 )
 """What the command line calls what is given."""
