@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass, field, replace
+from stat import S_ISFIFO
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
@@ -21,6 +24,8 @@ MAX_BYTES = 4_000_000
 MAX_NODES = 200_000
 """Aliases can make a small file unfold without end; no honest file has this many values."""
 MAX_DEPTH = 50
+PIPE_WAIT_S = 10.0
+"""Longest wait for somebody to open a pipe for writing; what comes through it may take longer."""
 
 _YAML = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?\d[\d_]*")
@@ -89,12 +94,18 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> st
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> bytes:
     """Read a file of a user, never more than a limit: a device such as ``/dev/zero`` does not end.
 
-    Raises ``InputError``, which says what is ``wanted``, if it is missing, not a file, or too large.
+    Raises ``InputError``, which says what is ``wanted``, if it is missing, not a file, or too large, and where nothing
+    writes to a pipe within ``PIPE_WAIT_S``.
     """
     name = str(path)
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(max_bytes + 1)
+        with open(path, "rb", opener=_open_at_once) as stream:
+            handle = stream.fileno()
+            first = _first_of_pipe(handle, name) if S_ISFIFO(os.fstat(handle).st_mode) else b""
+            os.set_blocking(handle, True)
+            raw = first + stream.read(max_bytes + 1 - len(first))
+    except InputError:  # a ValueError too
+        raise
     except IsADirectoryError:
         raise input_error("is a directory", "a file", file=name) from None
     except OSError as error:
@@ -104,6 +115,25 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> b
     if len(raw) > max_bytes:
         raise input_error(f"is larger than {max_bytes // 1_000_000} MB", file=name)
     return raw
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a pipe."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _first_of_pipe(handle: int, name: str) -> bytes:
+    """Wait for a pipe's writer and return what is there by then; one that has opened it may take its time."""
+    end = monotonic() + PIPE_WAIT_S
+    while monotonic() < end:
+        try:
+            first = os.read(handle, 2**16)
+        except BlockingIOError:  # open for writing, and empty
+            return b""
+        if first:
+            return first
+        sleep(0.01)
+    raise input_error(f"nothing wrote to the pipe for {PIPE_WAIT_S:g} s", "a file", file=name)
 
 
 def decode(raw: bytes, file: str) -> str:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,13 @@ import pytest
 
 from layoutopt import InputError, evaluate, load_cluster, load_job, load_model
 from layoutopt.cli import COMMANDS
+from layoutopt.optimizer.ask.job import load_job as ask_job
 from layoutopt.optimizer.ask.load import load_layout
 from layoutopt.optimizer.ask.load import load_model as load_noted
-from layoutopt.optimizer.ask.records import RunChoices
+from layoutopt.optimizer.ask.records import JobRequest, RunChoices
+from layoutopt.optimizer.ask.sources import load_sources
 from layoutopt.optimizer.report.commands.inputs import OPTIONS
+from layoutopt.optimizer.specs import document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +112,41 @@ def test_pipes_are_read_once(tmp_path: Path) -> None:
     writer.join(timeout=20)
 
 
+@pytest.mark.parametrize(
+    "ask", [load_model, load_cluster, load_layout, lambda file: load_job(file, cluster="h100x8")]
+)
+def test_a_pipe_that_nobody_writes_to_is_refused(
+    ask: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a stated wait, by every door; a writer that is there may take longer than that."""
+    monkeypatch.setattr(document, "PIPE_WAIT_S", 0.2)
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"pipe\.yaml: nothing wrote to the pipe for 0\.2 s"):
+        ask(str(pipe))
+
+
+def test_a_slow_writer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is for somebody to open the pipe; the text may come later, in parts."""
+    monkeypatch.setattr(document, "PIPE_WAIT_S", 0.2)
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    text = (ROOT / "models" / "llama3-8b.yaml").read_text()
+
+    def write() -> None:
+        """Open the pipe at once and write twice, each time after longer than the wait."""
+        with pipe.open("w") as file:
+            for part in (text[:100], text[100:]):
+                time.sleep(0.4)
+                file.write(part)
+                file.flush()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    assert load_model(pipe) == load_model("llama3-8b")
+    writer.join(timeout=20)
+
+
 def test_commands_read_standard_input() -> None:
     """``layoutopt evaluate - h100x8`` reads a model from a pipe."""
     words = ["evaluate", "-", "h100x8", "--layout", "tp=2,zero=1", "--json", "--batch", "64"]
@@ -150,3 +189,38 @@ def test_no_command_module_is_imported_by_the_library() -> None:
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert not [name for name in loaded.split() if ".report.commands" in name]
     assert COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("run", "key"),
+    [
+        (RunChoices(settings=(("TP", "4"),)), "settings"),
+        (RunChoices(arguments=((1, "8"),)), "arguments"),
+        (RunChoices(function="llama3_8b"), "function"),
+        (RunChoices(recipe_file="recipe.py"), "recipe_file"),
+    ],
+)
+def test_what_only_other_files_take_is_refused(run: RunChoices, key: str, tmp_path: Path) -> None:
+    """A built-in model has no variables, nor has a DeepSpeed file beside it."""
+    for ask in (lambda: load_noted("llama3-8b", run), lambda: load_sources(["llama3-8b", "h100x16"], run)):
+        with pytest.raises(InputError, match="does not apply to llama3-8b") as caught:
+            ask()
+        assert caught.value.problems[0].key == key
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 16, "zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    request = JobRequest(model="llama3-8b", cluster="h100x16", layout="tp=1,pp=1,mb=1", files=(str(file),))
+    with pytest.raises(InputError, match="does not apply to deepspeed-json"):
+        ask_job(request, run)
+
+
+def test_a_variable_that_nothing_reads_is_named_with_the_nearest(tmp_path: Path) -> None:
+    """``TPP`` for ``TP`` changes nothing and would pass unseen."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 "
+        "--seq-length 1024 --tensor-model-parallel-size ${TP:-2} --vocab-size 1024 --micro-batch-size 1 "
+        "--global-batch-size 8 --bf16\n"
+    )
+    with pytest.raises(InputError, match=r"nothing reads the variable TPP that is given \(TP\)"):
+        load_noted(str(script), RunChoices(settings=(("TPP", "4"),)))
+    assert load_noted(str(script), RunChoices(settings=(("TP", "4"),))).value.training.global_batch == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -38,6 +39,7 @@ _ONE_NODE = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "d
 """Launchers that start one node unless told otherwise."""
 
 _BAGS = re.compile(r"(ARGS?|OPTS?|OPTIONS?|FLAGS?|PARAMS?|CONFIG)$", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
 MAX_GPUS = 10**7
 
 
@@ -99,8 +101,16 @@ def read_launch(
     """
     outside = outside or Outside()
     slurm = _batch_lines(text)
+    given, texts, beside = outside.variables, [text], outside.beside
+
+    def noticed(name: str) -> str | None:
+        """Read a file beside the script, and keep its text."""
+        found = beside(name)
+        texts.append(found or "")
+        return found
+
     known = {name: str(slurm[key]) for key, names in _OF_SLURM.items() if key in slurm for name in names}
-    outside = replace(outside, variables={**known, **outside.variables})
+    outside = replace(outside, variables={**known, **given}, beside=noticed)
     found, complete = read_commands(text, lambda script: _best(script, flags), file, outside)
     if not found:
         raise input_error(
@@ -116,6 +126,7 @@ def read_launch(
         )
         for script, words in found
     ]
+    _require_read(given, texts, file)
     first = _built(build, commands[0])
     for command in commands[1:]:
         if _essence(_built(build, command)) != _essence(first):
@@ -125,6 +136,15 @@ def read_launch(
     if not complete:
         raise too_open(commands[0].script, file)
     return replace(first, notes=(*first.notes, *commands[0].notes))
+
+
+def _require_read(given: Mapping[str, str], texts: Sequence[str], file: str) -> None:
+    """Refuse a variable that neither the script nor a file that it reads has a word of: a typing error."""
+    words = {word for text in texts for word in _WORD.findall(text)} if given else set()
+    for name in given:
+        if name not in words:
+            near = difflib.get_close_matches(name, words, n=2)
+            raise input_error(f"nothing reads the variable {name} that is given", ", ".join(near), file=file)
 
 
 def _built(build: Callable[[LaunchCommand], ImportedJob], command: LaunchCommand) -> ImportedJob | InputError:

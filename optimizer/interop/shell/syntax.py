@@ -52,6 +52,9 @@ _INSIDE = frozenset(
 )
 """What lines of ``NAME=value`` are words of, or text in, unless a command is substituted there."""
 
+_TEXT = _INSIDE - {"array"}
+"""What a word may go on in that is not read as code."""
+
 _SUBSTITUTED = frozenset(("command_substitution", "process_substitution"))
 
 _BETWEEN = re.compile(rf"(?<==){_VALUE}([ \t])[ \t]*(?=[A-Za-z_]\w*\+?=)", re.ASCII)
@@ -61,6 +64,10 @@ _NAME_BEFORE_MARK = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)(?=[-+*\[%@^!?~#/,:=.])"
 _COMPARED = re.compile(r"(?<!\[)\[ ([^\]\n]{0,200}) \\([<>]) ([^\]\n]{0,200}) \](?!\])")
 _LAST_BLANK = re.compile(r"^([^'\"#\n]*[^\\'\"#\n])\\[ \t]+$", re.MULTILINE)
 """A backslash before a blank at the end of a line: a word of one blank, which ends the command."""
+
+
+_KEPT = re.compile(rb"(?<=[^\s\\;&|(])\\(\n)(?=[^\s#;&|)<>\\])|(?<=[ \t])\\([ \t])")
+_LINE_END = re.compile(rb"(?<!\\)\n")
 
 
 _RUN = re.compile(r"([$&|;<>!'\"`~^%@?,+\\)(\]\[}{])\1{999}")
@@ -99,7 +106,36 @@ def parse(text: str, file: str = "") -> Node:
     source = _plainer(text.replace("\0", "")).encode(errors="surrogatepass")  # bash drops them too
     if len(source) > MAX_BYTES:
         raise input_error("script is too long", f"up to {MAX_BYTES:,} bytes", file=file)
-    return _split(_FOREIGN.sub(_stand_in, source), file)
+    return _split(_joined(_FOREIGN.sub(_stand_in, source), file), file)
+
+
+def _joined(source: bytes, file: str) -> bytes:
+    """Join what the grammar takes apart: words that go on behind the end of a line, and blanks that a backslash keeps.
+
+    A line's end that goes comes back behind its command, so that later lines keep their numbers.
+    """
+    found = list(_KEPT.finditer(source))
+    if not found:
+        return source
+    root, edits = _root(source, file), list[tuple[int, int, bytes]]()
+    for match in found:
+        start, end = match.span()
+        if not _is_code(root, start, _TEXT):
+            continue
+        if match[1] is None:
+            edits.append((start, end, b"'" + match[2] + b"'"))
+            continue
+        last = next(
+            (at.start() for at in _LINE_END.finditer(source, end) if _is_code(root, at.start(), _TEXT)), None
+        )
+        edits.append((start, end, b""))
+        if last is not None and b"<<" not in source[end:last]:  # a document would begin with it
+            edits.append((last, last, b"\n"))
+    parts, at = list[bytes](), 0
+    for start, end, instead in sorted(edits):
+        parts += (source[at:start], instead)
+        at = end
+    return b"".join(parts) + source[at:]
 
 
 def _split(source: bytes, file: str) -> Node:
@@ -125,11 +161,11 @@ def _split(source: bytes, file: str) -> Node:
     return root
 
 
-def _is_code(root: Node, at: int) -> bool:
+def _is_code(root: Node, at: int, inside: frozenset[str] = _INSIDE) -> bool:
     """Tell whether a byte lies between words of commands."""
     node = root.descendant_for_byte_range(at, at + 1)
     while node is not None and node.type not in _SUBSTITUTED:
-        if node.type in _INSIDE:
+        if node.type in inside:
             return False
         node = node.parent
     return True
