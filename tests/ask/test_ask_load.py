@@ -17,10 +17,9 @@ import pytest
 from layoutopt import InputError, evaluate, load_cluster, load_job, load_model
 from layoutopt.cli import COMMANDS
 from layoutopt.optimizer.ask.job import load_job as ask_job
-from layoutopt.optimizer.ask.load import load_layout
+from layoutopt.optimizer.ask.load import load_layout, load_sources
 from layoutopt.optimizer.ask.load import load_model as load_noted
 from layoutopt.optimizer.ask.records import JobRequest, RunChoices
-from layoutopt.optimizer.ask.sources import load_sources
 from layoutopt.optimizer.report.commands.inputs import OPTIONS
 from layoutopt.optimizer.specs import document
 
