@@ -39,9 +39,10 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ENDS = {
     signal.SIGKILL: {-signal.SIGKILL, 0},
     signal.SIGTERM: {-signal.SIGTERM, 0},
-    signal.SIGINT: {130, 4, 0},
+    signal.SIGINT: {130, 4, 0, -signal.SIGINT},
 }
-"""How a command may end under each signal; 0 where it was done before, 4 with the best answer so far."""
+"""How a command may end under each signal: 0 where it was done before, 4 with the best answer so far, and without a word by
+SIGINT itself while the interpreter does not listen yet, or no longer; a KeyboardInterrupt that nobody caught has a traceback."""
 
 LATE_S = 60.0
 VARYING = ("solve_time_s", "solved_at", "warm_started")

@@ -13,6 +13,7 @@ from layoutopt.optimizer.topology.prices import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from click.testing import Result
 
@@ -84,6 +85,14 @@ gpu:
   host_link_bandwidth: 32 GB/s
 gpus: 16
 """
+
+
+def test_the_next_step_names_the_file(run: Callable[..., Result], tmp_path: Path) -> None:
+    """A cluster of a file is asked about by its path: its name says nothing to another command."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: lab\ngpu: h100\ngpus: 8\n")
+    words = " ".join(run("cluster", "show", str(path)).stdout.split())
+    assert words.startswith("lab ") and f"layoutopt topology show {path.parent}" in words
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def _roomier_line(plan: Plan, estimate: Estimate, shown: Shown) -> str:
     other = plan.comfortable
     if other is None:
         return f"the fastest with {free:.0%} of memory free: {option}"
-    return f"with {free:.0%} of memory free at most {other.slower:+.2%}; the fastest such layout, proven: {option}"
+    return f"with {free:.0%} of memory free at most {other.slower:+.1%}; the fastest such layout, proven: {option}"
 
 
 def suggestion_words(one: Suggestion, *, python: bool = False) -> str:
