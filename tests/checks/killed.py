@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,8 @@ ENDS = {
     signal.SIGTERM: {-signal.SIGTERM, 0},
     signal.SIGINT: {130, 4, 0, -signal.SIGINT},
 }
-"""How a command may end under each signal: 0 where it was done before, 4 with the best answer so far, and without a word by
-SIGINT itself while the interpreter does not listen yet, or no longer; a KeyboardInterrupt that nobody caught has a traceback."""
+"""How a command may end under each signal: 0 where it was done before, 4 with the best answer so far, and by SIGINT
+itself, without a word, while the interpreter does not listen yet or no longer; an interrupt that nobody caught shows."""
 
 LATE_S = 60.0
 VARYING = ("solve_time_s", "solved_at", "warm_started")
@@ -60,9 +60,12 @@ def kill_all(kills: int, seed: int) -> Killed:
     """Kill ``kills`` processes at moments drawn by ``seed``, one command and signal after the other."""
     draw, counts, faults = random.Random(seed), Counter[str](), list[str]()
     known: dict[str, tuple[float, Any]] = {}
-    with tempfile.TemporaryDirectory() as name, dask_cluster(Path(name)) as address:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        address = ""
         for number in range(kills):
             command = list(COMMANDS)[number % len(COMMANDS)]
+            if "ADDRESS" in COMMANDS[command] and not address:
+                address = stack.enter_context(dask_cluster(Path(name)))
             words = [address if word == "ADDRESS" else word for word in COMMANDS[command]]
             if command not in known:
                 known[command] = _undisturbed(words)
