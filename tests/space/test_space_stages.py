@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutopt.optimizer.cost.stage_counts import rank_blocks
+from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.space.stages import (
     chunk_layers,
     kinds_of,
@@ -21,6 +23,7 @@ from layoutopt.optimizer.space.stages import (
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, Run
 from layoutopt.optimizer.specs.stage_split import even_layers
 from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
@@ -172,3 +175,25 @@ def test_prediction_layers_sit_with_the_head(make_model: Callable[..., ModelSpec
     model = make_model(4, mtp_layers=1)
     stages = virtual_stages(model, 2, 1, np.array([[2], [2]]), np.zeros((2, 1), dtype=np.int64))
     assert [stage.mtp for stage in stages] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "like"),
+    [
+        ("deepseek-v3", "core 0.12", "core 0.12"),
+        ("deepseek-v3", "core 0.13", "core 0.12"),
+        ("deepseek-v3", "core 0.14", "core 0.15"),
+        ("llama3-8b", "core 0.13", "core 0.14"),
+        ("mixtral-8x7b", "core 0.10", "core 0.10"),
+        ("mixtral-8x7b", "core 0.11", "core 0.10"),
+        ("mixtral-8x7b", "core 0.12", "core 0.12"),
+        ("llama3-8b", "core 0.11", "core 0.12"),
+    ],
+)
+def test_what_a_release_can_not_split_yet_ends_with_the_next_one(model: str, release: str, like: str) -> None:
+    """Layout strings with prediction layers from 0.14 on, ends that count as layers beside experts from 0.12 on."""
+    workload, cluster = load_workload(model), load_cluster("h100x64")
+    rule = make_context(workload.model, workload.training, cluster, Framework.MEGATRON, release).launch_rule
+    dense = load_workload("llama3-8b")
+    other = make_context(dense.model, dense.training, cluster, Framework.MEGATRON, like).launch_rule
+    assert rule == other
