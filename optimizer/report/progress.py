@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 
 LIVE_EVERY_S = 0.1
 LINE_EVERY_S = 2.0
+BAR_WIDTH = 24
+
+
+def live_line() -> Live:
+    """Return a line on stderr that is redrawn when asked, and gone at the end."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    return Live(console=console, auto_refresh=False, transient=True)
+
+
+def bar(share: float) -> str:
+    """Draw how much is done."""
+    filled = int(BAR_WIDTH * share + 1e-9)  # full only where all is done
+    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
 
 
 def progress_text(state: Progress, spent_s: float) -> str:
@@ -90,11 +106,7 @@ class LiveLine(Silent):
         if not self._due(LIVE_EVERY_S):
             return
         if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(stderr=True, highlight=False, markup=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live = live_line()
             self._live.start()
         self._live.update(self._text(state), refresh=True)
 
@@ -116,13 +128,11 @@ def progress_printer(*, quiet: bool, verbose: bool) -> Silent:
 
 
 SWEEP_LINE_EVERY_S = 10.0
-BAR_WIDTH = 24
 
 
 def sweep_progress_text(state: SweepProgress) -> str:
     """Write the state on one line: a bar, points, rate, time left, the point just answered."""
-    filled = BAR_WIDTH * state.done // max(state.total, 1)
-    words = [f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]", f"{state.done:,}/{state.total:,} points"]
+    words = [bar(state.done / max(state.total, 1)), f"{state.done:,}/{state.total:,} points"]
     if state.points_per_s:
         words.append(f"{state.points_per_s:.2f}/s")
     if state.left_s is not None:
@@ -177,11 +187,7 @@ class SweepProgressPrinter:
 
     def _draw(self, text: str) -> None:
         if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(stderr=True, highlight=False, markup=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live = live_line()
             self._live.start()
         self._live.update(printable(text), refresh=True)
 
@@ -192,11 +198,7 @@ def reading_progress(*, quiet: bool) -> Iterator[Callable[[str, float], None] | 
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    with live_line() as live:
         last = 0.0
 
         def show(name: str, share: float) -> None:
@@ -205,8 +207,6 @@ def reading_progress(*, quiet: bool) -> Iterator[Callable[[str, float], None] | 
             now = time.perf_counter()
             if now - last >= LIVE_EVERY_S:
                 last = now
-                filled = round(BAR_WIDTH * share)
-                bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
-                live.update(printable(f"{bar}  {share:.0%} of {name}"), refresh=True)
+                live.update(printable(f"{bar(share)}  {share:.0%} of {name}"), refresh=True)
 
         yield show
