@@ -9,6 +9,7 @@ import pytest
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import describe_space
 from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.space.enumeration import axes_table
 from layoutopt.optimizer.space.openable import openable
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
@@ -57,3 +58,12 @@ def test_what_is_named_opens_it() -> None:
             assert (rest,) not in {left.values for left in openable(axes)}
         else:
             assert one.changes_numbers
+
+
+def test_memory_savers_are_an_axis_where_they_are_allowed() -> None:
+    """The table of axes has them then, with their sets counted, and else does not speak of them."""
+    for allowed, values in (((), 0), ((Saver.BF16_MOMENTS,), 2)):
+        rows = {row.axis: row for row in axes_table(axes_of(Framework.MEGATRON, allow=allowed))}
+        assert ("savers" in rows) == bool(allowed)
+        assert not allowed or rows["savers"].values == values
+        assert {"tp", "ep", "micro_batch", "mesh_order", "precision"} <= rows.keys()

@@ -11,6 +11,7 @@ from checks.agreement import dense_model, dense_then_moe
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.space.rows import row_of
+from layoutopt.optimizer.space.rules.mesh_orders import RULES as ORDERS
 from layoutopt.optimizer.space.rules.models import RULES
 from layoutopt.optimizer.space.rules.precision import RULES as PRECISION
 from layoutopt.optimizer.specs.layout import Layout
@@ -111,6 +112,25 @@ def test_a_part_that_no_release_has(frameworks: tuple[Framework, ...], model: Mo
 
 
 @pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ((True, True, True, True), ""),
+        ((True, False, True, False), ""),
+        ((True, False, False, True), ""),
+        ((False, True, False, True), "indexers in no period of layers"),
+        ((True, False, True, True), "indexers in no period of layers"),
+    ],
+)
+def test_indexers_have_to_come_in_periods_that_begin_with_one(own: tuple[bool, ...], words: str) -> None:
+    """Which layers have an indexer is stated as a period; the first layer always has one."""
+    shapes = [LayerShape(ffn=2816, sparse=True, indexes=indexes) for indexes in own]
+    runs = tuple(Run(name=f"layer {place}", block=(shape,), count=1) for place, shape in enumerate(shapes))
+    model = replace(DENSE, mla=MLA, indexer=INDEXER, runs=runs)
+    for framework in (MEGATRON, BRIDGE):
+        assert missing(framework, model, "core 0.19") == words
+
+
+@pytest.mark.parametrize(
     ("layout", "length", "said"),
     [
         (Layout(precision=Precision.FP8, micro_batch=3), 4100, "12,300 tokens per rank % 8 = 4 in fp8"),
@@ -130,3 +150,13 @@ def test_shapes_that_eight_bits_refuse_are_told_with_their_numbers(
     rule = next(one for one in PRECISION if one.name == "fp8_shapes")
     assert not rule.holds(row_of(layout), ctx)[0]
     assert rule.detail(layout, ctx)[0] == said
+
+
+@pytest.mark.parametrize(("ep", "known"), [(1, True), (2, False)])
+def test_an_order_that_only_experts_tell_apart_is_known_without_them(ep: int, known: bool) -> None:
+    """Megatron numbers expert-data-parallel ranks outside expert-parallel ones; of one expert rank both are the same."""
+    workload, cluster = load_workload("mixtral-8x7b"), load_cluster("h100x64")
+    ctx = make_context(workload.model, workload.training, cluster, MEGATRON)
+    rule = next(one for one in ORDERS if one.name == "order_supported" and MEGATRON in one.frameworks)
+    for order, holds in (("tp-cp-ep-dp-pp", True), ("tp-cp-dp-ep-pp", known)):
+        assert bool(rule.holds(row_of(Layout(mesh_order=order, ep=ep, dp=8)), ctx)[0]) is holds
