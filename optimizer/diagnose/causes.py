@@ -20,7 +20,7 @@ from layoutopt.optimizer.diagnose.cause import (
     by_seconds,
     cause,
 )
-from layoutopt.optimizer.diagnose.parts import MEMORY_BOUND, Activity, Phase
+from layoutopt.optimizer.diagnose.parts import KERNELS, MEMORY_BOUND, Activity, Phase
 from layoutopt.optimizer.specs.units import format_rate, format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, CudaGraph
 
@@ -57,8 +57,7 @@ class Findings:
 
     def predicted_s(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Predicted seconds of a step in the mean over the profiled ranks' stages."""
-        stages = [self.expected.stages[self.expected.stage_of(terms.rank)] for terms in self.ranks]
-        return fmean(stage.seconds(component, part) for stage in stages)
+        return fmean(self.expected.of(terms.rank).seconds(component, part) for terms in self.ranks)
 
 
 def causes(
@@ -76,7 +75,7 @@ def _micro_batches(found: Findings) -> Iterator[Cause]:
     """Count forward passes: attention's forward kernels per layer and step."""
     counts = []
     for terms in found.ranks:
-        layers = found.expected.stages[found.expected.stage_of(terms.rank)].layers
+        layers = found.expected.of(terms.rank).layers
         calls = max(
             (
                 use.calls
@@ -183,12 +182,12 @@ def _ranks(found: Findings) -> Iterator[Cause]:
 def _kernels(found: Findings) -> Iterator[Cause]:
     """Name a kind of kernel that takes longer than predicted on the middle rank, recomputation aside."""
     phases = (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER)
-    for part in (one for one in Activity if one.is_kernel and one not in (Activity.SCORES, Activity.DROPOUT)):
+    for part in (one for one in KERNELS if one not in (Activity.SCORES, Activity.DROPOUT)):
         if found.is_unfused and part in (Activity.GEMM, Activity.ATTENTION):
             continue
         ratios, excess = [], []
         for terms in found.ranks:
-            stage = found.expected.stages[found.expected.stage_of(terms.rank)]
+            stage = found.expected.of(terms.rank)
             before = sum(stage.seconds(component, part) for component in phases)
             now = sum(terms.seconds(component, part) for component in phases)
             if before > 0:
@@ -368,7 +367,7 @@ def slowest_rank(ranks: Sequence[RankTerms], expected: Expectation) -> Outlier |
         return None
     worst = max(slow, key=lambda place: ratios[place])
     terms, ratio = ranks[worst], ratios[worst] / middle
-    busy = sum(terms.seconds(part=part) for part in Activity if part.is_kernel)
+    busy = terms.computing_s
     shown = []
     for part in (Activity.GEMM, Activity.ATTENTION):
         own, others = terms.kernel_s(part), median(one.kernel_s(part) for one in ranks)
@@ -382,7 +381,7 @@ def slowest_rank(ranks: Sequence[RankTerms], expected: Expectation) -> Outlier |
 
 def _kernel_ratio(terms: RankTerms, expected: Expectation) -> float:
     """Return a rank's steady kernels over the plan's for its stage."""
-    stage = expected.stages[expected.stage_of(terms.rank)]
+    stage = expected.of(terms.rank)
     planned = sum(stage.seconds(part=part) for part in STEADY)
     return sum(terms.kernel_s(part) for part in STEADY) / planned if planned else 0.0
 

@@ -209,7 +209,7 @@ def _of_kernels(name: str, words: str, parts: tuple[Activity, ...]) -> MeasuredT
 
     def predicted(expected: Expectation, terms: RankTerms) -> float:
         """Sum the parts of the rank's stage."""
-        stage = expected.stages[expected.stage_of(terms.rank)]
+        stage = expected.of(terms.rank)
         return sum(stage.seconds(phase, part) for phase in phases for part in parts)
 
     return MeasuredTerm(name=name, words=words, measured_s=measured, predicted_s=predicted)
@@ -220,9 +220,7 @@ def _of_component(name: str, component: Component, part: Activity) -> MeasuredTe
         name=name,
         words=component.words,
         measured_s=lambda terms: terms.seconds(component, part),
-        predicted_s=lambda expected, terms: expected.stages[expected.stage_of(terms.rank)].seconds(
-            component, part
-        ),
+        predicted_s=lambda expected, terms: expected.of(terms.rank).seconds(component, part),
     )
 
 

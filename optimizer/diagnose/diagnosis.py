@@ -13,7 +13,6 @@ from layoutopt.optimizer.diagnose.difference import Row, StepDifference, differe
 from layoutopt.optimizer.diagnose.group_axes import open_groups, with_axes
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import LoggedProfile
-from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
 from layoutopt.optimizer.diagnose.terms import is_sharded, rank_terms
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.diagnose.cause import Cause
+    from layoutopt.optimizer.diagnose.parts import Activity
     from layoutopt.optimizer.diagnose.peers import Matched
     from layoutopt.optimizer.diagnose.profile import Product, RankProfile
     from layoutopt.optimizer.diagnose.terms import RankTerms
@@ -262,7 +262,7 @@ def _overlaps(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple
 def _speeds(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[RankSpeed, ...]:
     """Compare ranks of one stage; without a plan all ranks are one stage."""
     stages = [0 if expected is None else expected.stage_of(terms.rank) for terms in ranks]
-    busy = [sum(terms.seconds(part=part) for part in Activity if part.is_kernel) for terms in ranks]
+    busy = [terms.computing_s for terms in ranks]
     middle = {
         stage: median(own for own, other in zip(busy, stages, strict=True) if other == stage)
         for stage in stages

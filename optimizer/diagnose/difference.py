@@ -91,7 +91,7 @@ def share_of(term_s: float, gap_s: float) -> float | None:
 
 def difference(ranks: Sequence[RankTerms], expected: Expectation) -> StepDifference[Row]:
     """Compare measured ranks with what the plan says of their stages, in the mean over the ranks."""
-    predicted = [expected.stages[expected.stage_of(terms.rank)] for terms in ranks]
+    predicted = [expected.of(terms.rank) for terms in ranks]
     measured_s = fmean(terms.step_s for terms in ranks)
     gap_s = measured_s - expected.step_s
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 EVERYBODY = "default_pg"
 """What torch calls the group of all ranks: the traffic of an axis only where no group has one by its name."""
 
-TYPICAL = {"all_to_all": (Axis.EP, Axis.CP), "send": (Axis.PP, Axis.CP), "recv": (Axis.PP, Axis.CP)}
+TYPICAL = {
+    "all_to_all": (Axis.EP, Axis.CP), "send": (Axis.PP, Axis.CP), "recv": (Axis.PP, Axis.CP),
+    "send_recv": (Axis.PP, Axis.EP, Axis.CP),
+}  # fmt: skip
 """Axes that calls of a kind go over; sums and gathers go over any but experts'."""
 
 

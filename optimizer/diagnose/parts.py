@@ -44,11 +44,6 @@ class Activity(StrEnum):
         """The part's name for people."""
         return _WORDS.get(self, self.value)
 
-    @property
-    def is_kernel(self) -> bool:
-        """Whether it is a compute kernel."""
-        return self in KERNELS
-
 
 _WORDS = {
     Activity.GEMM: "matrix multiplications",

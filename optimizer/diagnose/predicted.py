@@ -85,6 +85,10 @@ class Expectation:
             rank //= degrees[axis]
         return 0
 
+    def of(self, rank: int) -> PredictedStage:
+        """Return what is predicted of a rank's stage."""
+        return self.stages[self.stage_of(rank)]
+
     def transfer_s(self, axis: Axis, kind: str, size_bytes: float) -> float | None:
         """Return what one collective of a group of the layout takes; None of a kind without a price."""
         if kind not in _PRICES:

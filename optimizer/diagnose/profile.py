@@ -127,13 +127,3 @@ class RankProfile:
     world: int = 0
     products: dict[int, Product] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    @property
-    def step_count(self) -> int:
-        """Optimizer steps in the profile."""
-        return len(self.steps)
-
-    @property
-    def steps_ns(self) -> int:
-        """Nanoseconds of all steps."""
-        return int((self.steps[:, 1] - self.steps[:, 0]).sum())

@@ -13,6 +13,7 @@ from layoutopt.optimizer.diagnose.intervals import contains, gaps, length, merge
 from layoutopt.optimizer.diagnose.parts import (
     CODE,
     COMPUTE,
+    KERNELS,
     LABELS,
     Activity,
     Label,
@@ -57,17 +58,6 @@ class AxisTraffic:
     waiting_ns: int
     transfer_ns: int
     whole: bool
-
-    @property
-    def hidden_share(self) -> float:
-        """What of the traffic kernels run beside."""
-        return 1 - self.exposed_ns / self.busy_ns if self.busy_ns else 0.0
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """Bytes of the whole tensor over the seconds of transfer, None where either is unknown."""
-        known = self.whole and self.bytes > 0 and self.transfer_ns
-        return self.bytes / self.transfer_ns * 1e9 if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +105,11 @@ class RankTerms:
             found[label.component] += ns
         return {component: ns / self.steps * 1e-9 for component, ns in found.items()}
 
+    @property
+    def computing_s(self) -> float:
+        """Seconds of one step under compute kernels."""
+        return sum(self.seconds(part=part) for part in KERNELS)
+
     def seconds(self, component: Component | None = None, part: Activity | None = None) -> float:
         """Return the seconds of one step under a component, a part, or both."""
         total = sum(
@@ -147,7 +142,7 @@ def rank_terms(profile: RankProfile, matched: Matched, *, sharded: bool, staged:
         labels[idle] = labels.get(idle, 0) + rest
     return RankTerms(
         rank=profile.rank,
-        steps=profile.step_count,
+        steps=len(profile.steps),
         steps_ns=high - low,
         labels_ns=labels,
         traffic=_traffic(profile, matched, low, high, staged=staged),

@@ -153,10 +153,10 @@ def test_traffic_has_its_bytes_and_what_hides_it(tmp_path: Path) -> None:
     by_axis = {(one.axis, one.kind): one for one in terms.traffic}
     gathers = by_axis[Axis.TP, "all_gather"]
     assert gathers.calls == 3 * 4 * 2 and gathers.bytes == gathers.calls << 22
-    assert gathers.hidden_share == 0.0 and gathers.ranks == 2
+    assert gathers.exposed_ns == gathers.busy_ns and gathers.ranks == 2
     sums = by_axis[Axis.DP, "reduce_scatter"]
     assert sums.bytes == pytest.approx(3 * (1 << 26), rel=1e-3)
-    assert sums.hidden_share == pytest.approx(1700 / 2000, abs=0.05)
+    assert sums.exposed_ns / sums.busy_ns == pytest.approx(300 / 2000, abs=0.05)
 
 
 def test_measures_can_be_wrong(tmp_path: Path) -> None:

@@ -212,9 +212,7 @@ def ranks_chart(found: Diagnosis) -> Chart:
 def _divided(found: Diagnosis, place: int) -> tuple[float, float, float, float]:
     """Return a rank's seconds in kernels with their gaps, in transfer, waiting for peers, and the rest."""
     terms = found.ranks[place]
-    kernels = sum(terms.seconds(part=part) for part in Activity if part.is_kernel) + terms.seconds(
-        part=Activity.GAP
-    )
+    kernels = terms.computing_s + terms.seconds(part=Activity.GAP)
     traffic, waiting = terms.seconds(part=Activity.TRANSFER), terms.seconds(part=Activity.PEER)
     return kernels, traffic, waiting, max(terms.step_s - kernels - traffic - waiting, 0.0)
 
