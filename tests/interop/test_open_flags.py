@@ -1,0 +1,46 @@
+"""A flag whose value only the caller knows leaves its own axes open, and what follows from them, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from layoutopt.optimizer.interop.sources import import_text
+
+STATED = {
+    "num-layers": "32", "hidden-size": "4096", "num-attention-heads": "32", "seq-length": "4096", "micro-batch-size": "1",
+    "global-batch-size": "64", "tensor-model-parallel-size": "2", "pipeline-model-parallel-size": "2",
+    "context-parallel-size": "2", "use-distributed-optimizer": "",
+}  # fmt: skip
+CHUNKS = {"num-layers-per-virtual-pipeline-stage": "4"}
+AXES = (
+    "tp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "micro_batch", "micro_batches", "recompute", "split", "schedule",
+)  # fmt: skip
+
+
+def open_axes(**changes: str) -> set[str]:
+    """Axes without a value of a launch with changed flags."""
+    flags = STATED | {name.replace("_", "-"): value for name, value in changes.items()}
+    words = " ".join(f"--{name} {value}".strip() for name, value in flags.items())
+    layout = import_text(
+        f"torchrun --nproc-per-node 8 pretrain_gpt.py {words}", "run.sh", "megatron-args"
+    ).value.layout
+    return {axis for axis in AXES if getattr(layout, axis) is None}
+
+
+@pytest.mark.parametrize("chunks", [{}, CHUNKS])
+@pytest.mark.parametrize(
+    ("flag", "axes"),
+    [
+        ("num_layers", {"vp", "split", "schedule"}),
+        ("global_batch_size", {"micro_batches"}),
+        ("micro_batch_size", {"micro_batch", "micro_batches"}),
+        ("tensor_model_parallel_size", {"tp", "dp", "etp", "micro_batches"}),
+        ("pipeline_model_parallel_size", {"pp", "dp", "micro_batches", "split", "schedule"}),
+        ("expert_model_parallel_size", {"ep", "etp"}),
+        ("context_parallel_size", {"cp", "dp", "micro_batches"}),
+    ],
+)
+def test_an_open_flag_opens_its_axes_alone(flag: str, axes: set[str], chunks: dict[str, str]) -> None:
+    """With chunks and without; everything else has the value that is stated or the trainer's own."""
+    assert open_axes(**chunks) == set()
+    assert open_axes(**{flag: "$VALUE"}, **chunks) == axes
