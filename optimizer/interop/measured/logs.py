@@ -178,3 +178,11 @@ def _nanotron_batch(columns: Columns, row: dict[str, float], notes: list[str]) -
     if isinstance(sequence, int) and sequence > 0:
         columns["global_batch"] = round(batch / sequence)
     notes.append(f"global batch {batch:g} is in tokens")
+
+
+def rise(pairs: Sequence[tuple[int, int]]) -> int | None:
+    """Return by how much the second number of pairs grows for each one of the first, None unless that is whole."""
+    (first, low), (last, high) = (pairs[0], pairs[-1]) if pairs else ((0, 0), (0, 0))
+    if last <= first or high <= low or (high - low) % (last - first):
+        return None
+    return (high - low) // (last - first)

@@ -6,7 +6,15 @@ import re
 from statistics import median
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.measured.logs import ANSI, counted, measured, number, steady, timer_lines
+from layoutopt.optimizer.interop.measured.logs import (
+    ANSI,
+    counted,
+    measured,
+    number,
+    rise,
+    steady,
+    timer_lines,
+)
 from layoutopt.optimizer.interop.megatron.read import printed_arguments
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
@@ -20,6 +28,7 @@ _STEP = re.compile(
     r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.{0,400}?elapsed time per iteration \((?P<unit>ms|s)\): (?P<time>[\d.]{1,15})"
     r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12}))?"
 )
+_CONSUMED = re.compile(r"consumed samples:\s*(\d{1,15}) \| consumed tokens:\s*(\d{1,18})")
 _BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
 _MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})")
 _HEADER = re.compile(r"([a-z -]{1,60})[ -]size: (\d{1,9})\b")
@@ -88,6 +97,8 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     columns |= {"mem_kind": "allocated"} if memory else {}
     if batches := _BATCH.findall(plain):
         columns.setdefault("global_batch", int(batches[-1]))
+    if length := rise([(int(samples), int(tokens)) for samples, tokens in _CONSUMED.findall(plain)]):
+        columns.setdefault("seq", length)
     ranks = _timers_of_ranks(plain)
     timers = _timers(plain) | {name: (value, value) for name, value in timer_lines(plain).items()}
     return LoggedRun(

@@ -11,6 +11,7 @@ from layoutopt.optimizer.interop.measured.logs import (
     counted,
     measured,
     number,
+    rise,
     steady,
     timer_lines,
 )
@@ -38,6 +39,7 @@ _NEMO = re.compile(
 """NeMo 2's lines, and the progress bar of NeMo 1."""
 
 _NEMO_BATCH = re.compile(r"global_batch_size: ([\d.]{1,12})")
+_NEMO_SAMPLES = re.compile(r"consumed_samples[=:] ?(\d{1,15})")
 _NEMO_TFLOPS = re.compile(r"TFLOPS_per_GPU: ([\d.e+]{1,15})")
 _TRAINER_END = re.compile(r"""\btrain_steps_per_second['"]?\s*[:=]\s*['"]?(?P<rate>[\d.]{1,15})""")
 """The dictionary at the end, with numbers or texts, and the table of ``trainer.log_metrics``."""
@@ -103,6 +105,9 @@ def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -
     batch = _NEMO_BATCH.search(found[-1]["rest"])
     if batch and (size := number(batch[1])):
         columns.setdefault("global_batch", round(size))
+    samples = [(step, _NEMO_SAMPLES.search(match["rest"])) for step, match in zip(steps, found, strict=True)]
+    if grown := rise([(step, int(seen[1])) for step, seen in samples if seen]):
+        columns.setdefault("global_batch", grown)
     return LoggedRun(columns=columns, notes=(counted(steps),), steps=len(set(steps)))
 
 
