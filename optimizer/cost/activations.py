@@ -169,6 +169,7 @@ def _mixer_bytes(
     scores = _score_bytes(ctx, keys, heads)
     parts["scores"] = scores
     if ctx.training.dropout:
+        # Dropout keeps one byte per element behind the mixer's residual.
         parts["mask"] = keys.local_tokens * model.hidden
     return parts, {"core_attn": scores}
 
@@ -200,6 +201,7 @@ def _mla_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
     latents = (ctx.preset.norm_bytes + stored) * (
         mla.q_lora_rank + mla.kv_lora_rank
     ) + 2.0 * mla.qk_rope_head_dim
+    # Where values are a view of what the up-projection wrote, its key part is kept with them.
     beside = 0 if ctx.preset.copies_values else mla.qk_nope_head_dim
     expanded = 2.0 * keys.tokens * heads * (2 * query_dim + mla.v_head_dim + beside)
     parts = {
@@ -240,6 +242,8 @@ def _mamba_bytes(ctx: ComputeContext, keys: Keys) -> dict[str, FloatArray]:
     mamba, stored = ctx.model.mamba, gemm_input_bytes(ctx)
     assert mamba is not None
     inner = mamba.heads * mamba.head_dim / keys.tp
+    # Both branches of the gate, and what is shared by the heads of a group: B and C, and one step size per
+    # head.
     streams = 2 * inner + (2 * mamba.groups * mamba.state + mamba.heads) / keys.tp
     return {
         "input": stored * keys.local_tokens * ctx.model.hidden,
@@ -304,6 +308,7 @@ def _moe_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
         "router": (ctx.preset.router_input_bytes if moe.router_bias else 0.0) * elements,
         "experts": experts,
         "combined": ctx.preset.routed_output_bytes * elements * moe.top_k * keys.etp,
+        # The router's scores are 32-bit whatever the layer's format.
         "scores": 4.0 * keys.local_tokens * moe.experts,
     }
     saved = {"moe_act": activated, "moe": experts + parts["combined"] + parts["scores"]}

@@ -134,6 +134,8 @@ def linear(
     """
     rates, buffer = ctx.rates, 2.0 * ctx.preset.grad_bytes
     own = ctx.preset.weight_bytes
+    # Fused into the multiplication it reads and writes the buffer; as a kernel of its own it reads the
+    # gradient too.
     added, grad = (own + buffer, own) if ctx.preset.adds_gradients else (0.0, buffer)
     forward = gemm_s(rates, rows, columns, inner, wide=wide, groups=groups)
     dgrad = gemm_s(rates, rows, inner, columns, wide=wide, groups=groups)
@@ -270,6 +272,7 @@ def _sparse_attention_work(ctx: ComputeContext, keys: Keys, dense: Work) -> Work
     assert model.indexer is not None
     if (model.mla is None and not model.indexer.block) or ctx.rates.ideal:
         return dense
+    # Early queries have fewer keys than the indexer may choose.
     chosen = attended_tokens(length, model.indexer.top_k, causal=True, chosen=True)
     heads = np.maximum(model.heads / keys.tp, 1.0)
     latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim / 2 if model.mla else _mean_head_dim(model)
@@ -304,6 +307,7 @@ def _indexer_work(ctx: ComputeContext, keys: Keys) -> Work:
         attention_s(ctx.rates, flops, tiles=tiles, length=one * length, head_dim=width, backward=way)
         for way in (False, True)
     )
+    # By blocks every head keeps scores of its own, one for each block.
     kept = model.indexer.heads / model.indexer.block if model.indexer.block else 1.0
     scores = 8.0 * tokens * length / 2 * kept
     return work + Work(forward, backward, 0.0 * one) + moved(ctx, scores, scores)
@@ -319,6 +323,7 @@ def _linear_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str
     qkv = linear(ctx, keys.tokens, inputs / keys.tp, one * h)
     for gate in linear_gates(model, mixer):
         qkv = qkv + linear(ctx, keys.tokens, gate.rows / keys.tp, one * gate.columns)
+    # A short convolution reads and writes them once more.
     streams = keys.tokens * (2 * key + value) / keys.tp * (4.0 if model.linear.conv else 2.0)
     output = keys.tokens * value / keys.tp
     flops_s = scan_flops(model, shape) * keys.tokens / keys.tp / ctx.rates.attention_flops_per_s
@@ -354,6 +359,7 @@ def _unfused_attention_work(ctx: ComputeContext, keys: Keys) -> Work:
     heads = keys.micro_batch * model.heads / keys.tp
     scores = heads * keys.sequence * length
     inner, value = np.full_like(scores, model.head_dim), np.full_like(scores, model.value_dim)
+    # A rank has the rows of its part of the sequence, against the whole of it.
     rows, full = np.broadcast_arrays(keys.sequence, np.full_like(scores, length))
     one = _head_gemm_s(ctx, rows, full, inner) + _head_gemm_s(ctx, rows, value, full)
     more = (5.0 if ctx.training.dropout else 0.0) + (0.0 if ctx.preset.fused_softmax else 4.0)
@@ -406,6 +412,7 @@ def activation_function_work(ctx: ComputeContext, elements: FloatArray) -> Work:
 def dense_mlp_work(ctx: ComputeContext, keys: Keys, ffn: float) -> Work:
     """Time a dense MLP of width ``ffn``, sharded over tp."""
     width, h = ffn / keys.tp, np.full_like(keys.tp, float(ctx.model.hidden))
+    # Both halves of a gated MLP are one multiplication.
     up = linear(ctx, keys.tokens, width * (2 if ctx.model.gated else 1), h)
     return up + activation_function_work(ctx, keys.tokens * width) + linear(ctx, keys.tokens, h, width)
 
@@ -445,8 +452,10 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     model, moe = ctx.model, ctx.model.moe
     assert moe is not None
     h = np.full_like(keys.tp, float(model.hidden))
+    # The step waits for the fullest rank's experts.
     rows = keys.local_tokens * moe.top_k * routed_share(ctx) * keys.etp
     scores = keys.local_tokens * moe.experts * 4.0 * ctx.constants["router_passes"]
+    # With several local experts the rows that arrive from many ranks have to be sorted by expert.
     sorted_again = (moe.experts > keys.ep) & (keys.ep > 1)
     sorts = ctx.switches.per_dispatcher(
         lambda dispatcher: np.where(
