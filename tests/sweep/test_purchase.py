@@ -243,3 +243,4 @@ def test_printed_tables_add_up_by_hand(
     assert [row["GPU"].endswith(" <") for row in rows].count(True) == 1 and cheapest["GPU"].endswith(" <")
     assert f"cost {cheapest['cost']}, the cheapest" in told.stdout
     assert "Gbit/s" in told.stdout.split("Taken")[1] or "one node" in told.stdout.split("Taken")[1]
+    assert "publications that the fit had not seen" in " ".join(told.stdout.split("How sure")[1].split())

@@ -130,7 +130,7 @@ def command(
         plain = {"days": days, "cheapest": place, "offers": to_plain(found)}
         print_json(with_remarks(plain, workload.model))
     else:
-        print_tables(purchase_tables(workload, found, best, days))
+        print_tables(purchase_tables(workload, found, best, days, framework_named(framework)))
     return ExitCode.OK if best is not None else ExitCode.REJECTED
 
 

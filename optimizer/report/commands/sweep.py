@@ -296,25 +296,15 @@ def _draw(
 def _how_sure(points: Sequence[SweepPoint]) -> list[str]:
     """Say for every model and kind of cluster how far off such predictions were, each sentence once."""
     from layoutopt.optimizer.cost.factory import CostKind
-    from layoutopt.optimizer.evidence.band import error_band
-    from layoutopt.optimizer.report.tables.honesty import brief_lines
+    from layoutopt.optimizer.report.tables.honesty import sure_lines
 
     kinds = {(point.model, point.family): point.question for point in points}
-    lines = [
-        line
-        for asked in kinds.values()
-        if asked.options.cost is CostKind.FULL
-        for line in brief_lines(
-            error_band(
-                asked.workload.model,
-                asked.cluster,
-                asked.workload.training.precision,
-                framework=asked.options.framework,
-                frozen=bool(asked.workload.training.frozen),
-            )
-        )
+    asked = [
+        (one.workload, one.cluster, one.workload.training.precision)
+        for one in kinds.values()
+        if one.options.cost is CostKind.FULL
     ]
-    return list(dict.fromkeys(lines))
+    return sure_lines(asked, points[0].question.options.framework)
 
 
 def _print(

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from layoutopt.optimizer.evidence.band import error_band
 from layoutopt.optimizer.evidence.claims import FEW_ROWS, carriers
 from layoutopt.optimizer.evidence.ties import INDISTINCT
 from layoutopt.optimizer.report.tables.console import bullets, section
 from layoutopt.optimizer.report.tables.layout import layout_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import RenderableType
 
     from layoutopt.optimizer.cost.estimate import Estimate
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.robust_choice import RobustChoice
     from layoutopt.optimizer.evidence.steps_under import ChoiceRisk
     from layoutopt.optimizer.evidence.ties import Tie
+    from layoutopt.optimizer.frameworks.registry import Framework
+    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.vocabulary import Precision
+    from layoutopt.optimizer.specs.workload import Workload
 
 
 def honesty_section(honesty: Honesty, *, brief: bool = False) -> RenderableType:
@@ -59,6 +66,20 @@ def brief_lines(band: Band) -> list[str]:
     off, most = band.unseen_median_ape, band.unseen_p90_ape
     unseen = f"publications that the fit had not seen {off:.0%}, nine of ten within {most:.0%}"
     return [f"{seen}; {unseen}"]
+
+
+def sure_lines(asked: Iterable[tuple[Workload, ClusterSpec, Precision]], framework: Framework) -> list[str]:
+    """Say of many predictions how far those of their kinds were off, each sentence once."""
+    lines = [
+        line
+        for workload, cluster, precision in asked
+        for line in brief_lines(
+            error_band(
+                workload.model, cluster, precision, framework=framework, frozen=bool(workload.training.frozen)
+            )
+        )
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def range_section(band: Band, deviation: float, *, calibrated: bool) -> RenderableType:

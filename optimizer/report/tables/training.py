@@ -10,7 +10,7 @@ from rich.text import Text
 from layoutopt.optimizer.ask.describe import describe_cluster, describe_model
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_table, network_words, size_words
-from layoutopt.optimizer.report.tables.honesty import claim_words
+from layoutopt.optimizer.report.tables.honesty import claim_words, sure_lines
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.short import memory_words
 from layoutopt.optimizer.solve.inputs import question_from_plain
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from layoutopt.optimizer.cost.budget import Budget
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.plan.fault_plan import FaultPlan
     from layoutopt.optimizer.plan.monte_carlo import RunQuantiles
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
@@ -263,9 +264,9 @@ DEFINITION = (
 
 
 def purchase_tables(
-    workload: Workload, found: Sequence[Offer], best: Offer | None, days: float
+    workload: Workload, found: Sequence[Offer], best: Offer | None, days: float, framework: Framework
 ) -> RenderableType:
-    """Show the offers, the cheapest marked, and the networks that they rest on."""
+    """Show the offers, the cheapest marked, the networks that they rest on, and how sure their kinds are."""
     model = describe_model(workload)
     tokens = format_count(workload.training.total_tokens or 0.0)
     head = Text(_purchase_headline(best, days), style="bold")
@@ -279,6 +280,9 @@ def purchase_tables(
         if one.cluster
     ]
     notes = [*dict.fromkeys(lines), *([DEFINITION] if priced else [])]
+    sure = sure_lines(
+        [(workload, one.cluster, one.precision) for one in found if one.cluster is not None], framework
+    )
     notes.append(
         "sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried; a larger one may leave GPUs idle"
     )
@@ -287,6 +291,7 @@ def purchase_tables(
         Text(asked),
         section("Offers", grid(columns, rows, left=(0, 10))),
         section("Taken", bullets(notes)),
+        *([section("How sure", bullets(sure))] if sure else []),
     )
 
 
