@@ -25,14 +25,20 @@ def called(python: Path, one: Job) -> list[dict[str, Any]]:
     return ranks
 
 
-def by_stage(one: Job, ranks: list[dict[str, Any]]) -> list[tuple[Calls, dict[str, int]]]:
-    """Calls and state bytes of every pipeline rank, if all ranks of a stage have the same."""
-    stages: list[list[tuple[Calls, dict[str, int]]]] = [[] for _ in range(one["pp"])]
+def by_stage(one: Job, ranks: list[dict[str, Any]]) -> list[tuple[Calls, dict[str, Any]]]:
+    """Calls and state bytes of every pipeline rank, if all ranks of a stage have the same, and the fullest one's peak."""
+    stages: list[list[dict[str, Any]]] = [[] for _ in range(one["pp"])]
     for rank in ranks:
-        stages[rank["rank"] * one["pp"] // one["world"]].append((calls_of(rank["calls"]), rank["state"]))
-    if any(found != same[0] for same in stages for found in same):
-        raise RuntimeError(f"ranks of one stage differ: {one}")
-    return [same[0] for same in stages]
+        stages[rank["rank"] * one["pp"] // one["world"]].append(rank)
+    found = []
+    for same in stages:
+        peaks = [rank["state"].pop("peak") for rank in same if "peak" in rank["state"]]
+        kept = [(calls_of(rank["calls"]), rank["state"]) for rank in same]
+        if any(other != kept[0] for other in kept):
+            raise RuntimeError(f"ranks of one stage differ: {one}")
+        most = {"peak": max(peaks, key=lambda peak: peak["all"])} if peaks else {}
+        found.append((kept[0][0], kept[0][1] | most))
+    return found
 
 
 def calls_of(calls: list[dict[str, Any]]) -> Calls:
@@ -51,11 +57,15 @@ def referee(python: Path, *, record: bool) -> int:
         same = theirs == ours and all(
             mine.items() <= state.items() for mine, state in zip(states(one), kept, strict=True)
         )
-        peaks = [state.get("peak", 0) / mine for state, mine in zip(kept, alive(one), strict=True)]
+        peaks = [
+            max(mine.values()) / state["peak"]["all"]
+            for state, mine in zip(kept, alive(one), strict=True)
+            if "peak" in state
+        ]
         names = ("backend", "tp", "cp", "ep", "pp", "vp", "dp", "shard", "zero", "schedule")
         print(
             f"{'exact' if same else 'OTHER'}  {sum(map(len, theirs)):3} rows  {[one[name] for name in names]}"
-            f"  most alive over ours {', '.join(f'{peak:.2f}' for peak in peaks)}",
+            f"  ours over most alive {', '.join(f'{peak:.2f}' for peak in peaks)}",
             flush=True,
         )
         if not same:

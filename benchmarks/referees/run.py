@@ -2,7 +2,7 @@
 
 python benchmarks/referees/run.py [--megatron PATH] [--torchtitan PATH] [--nanotron PATH] [--megatron-deepspeed PATH]
     [--bridge PATH] [--transformer-engine PATH] [--layouts 100] [--seed 7]
-    [--only NAME ...] [--record] [--folder FOLDER]
+    [--only NAME ...] [--releases 0.16 ...] [--record] [--folder FOLDER]
 
 A PATH is a checkout (or a bare repository) of the trainer; of Megatron-LM with its tags. Environments are made in FOLDER, by
 default ``layoutopt-referees`` under the system's temporary folder, and kept. What cannot be had is skipped with a line.
@@ -68,12 +68,12 @@ def of_megatron(asked: argparse.Namespace) -> list[Tally]:
     python = had("torch", asked.folder)
     if python is None:
         return []
-    if asked.record:
+    if asked.record and not asked.releases:
         megatron.record(asked.megatron, python, asked.folder)
     options = (asked.megatron, python, asked.folder)
     return [
         judged(lambda release=release: megatron.referee(*options, release, asked.layouts, asked.seed))  # type: ignore[misc]
-        for release in megatron.ENGINES
+        for release in asked.releases or megatron.ENGINES
     ]
 
 
@@ -148,6 +148,7 @@ def main() -> int:
         default=[],
         help="megatron, models, core, bridge, collectives, saved or a reader of configs.py",
     )
+    parser.add_argument("--releases", nargs="+", default=[], choices=megatron.ENGINES, help="of Megatron-LM")
     parser.add_argument("--record", action="store_true", help="write tests/data/referees")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "layoutopt-referees")
     asked = parser.parse_args()

@@ -65,7 +65,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     )
     norm_outputs = sum((side["input"] for side in (parts, mlp_parts) if side), zero)
     elements = keys.local_tokens * ctx.model.hidden
-    norm_inputs = _norm_bytes(ctx) * norms * elements
+    norm_inputs = norm_bytes(ctx) * norms * elements
     saved = saved | mlp_saved | {"layernorm": norm_outputs}
     hidden = keys.tokens * ctx.model.hidden
     exchanged, meanwhile = held_bytes(ctx, keys, shape) if shape.mixer is Mixer.ATTENTION else (zero, zero)
@@ -88,9 +88,14 @@ def _index_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArr
     return ctx.preset.routed_index_bytes * routed_rows(ctx, keys) * ctx.model.hidden
 
 
-def _norm_bytes(ctx: ComputeContext) -> float:
+def norm_bytes(ctx: ComputeContext) -> float:
     """Bytes per element that a norm keeps beside its output; LayerNorm is one kernel everywhere and keeps its input."""
     return ctx.preset.norm_bytes if ctx.model.norm is Norm.RMS else 2.0
+
+
+def input_tokens(ctx: ComputeContext, keys: Keys) -> FloatArray:
+    """Tokens of a tensor-parallel matrix's input that a rank keeps: its share, or all that were gathered for it."""
+    return keys.tokens if ctx.preset.keeps_gathered_inputs else keys.local_tokens
 
 
 def _input_copies(ctx: ComputeContext, readers: int) -> float:
@@ -155,7 +160,7 @@ def _mixer_bytes(
     heads = model.heads / keys.tp
     query, key, value, out = _attention_widths(ctx, keys, shape)
     parts = {
-        "input": _input_copies(ctx, 3) * gemm_input_bytes(ctx) * keys.local_tokens * model.hidden,
+        "input": _input_copies(ctx, 3) * gemm_input_bytes(ctx) * input_tokens(ctx, keys) * model.hidden,
         "qkv": 2.0 * (query + key + value),
         "out": _output_bytes(ctx) * out,
         **_indexer_bytes(ctx, keys, shape),
@@ -205,8 +210,8 @@ def _mla_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
     beside = 0 if ctx.preset.copies_values else mla.qk_nope_head_dim
     expanded = 2.0 * keys.tokens * heads * (2 * query_dim + mla.v_head_dim + beside)
     parts = {
-        "input": stored * keys.local_tokens * ctx.model.hidden,
-        "latents": latents * keys.local_tokens,
+        "input": stored * input_tokens(ctx, keys) * ctx.model.hidden,
+        "latents": latents * input_tokens(ctx, keys),
         "qkv": expanded,
         "out": _output_bytes(ctx) * keys.tokens * heads * mla.v_head_dim,
         "scores": _score_bytes(ctx, keys, heads),
@@ -271,7 +276,8 @@ def _mlp_bytes(
         return _moe_bytes(ctx, keys)
     inside = _gated_bytes(ctx) * keys.tokens * shape.ffn / keys.tp
     copies = _input_copies(ctx, 2 if ctx.model.gated else 1)
-    parts = {"input": copies * gemm_input_bytes(ctx) * keys.local_tokens * ctx.model.hidden, "mlp": inside}
+    kept = copies * gemm_input_bytes(ctx) * input_tokens(ctx, keys) * ctx.model.hidden
+    parts = {"input": kept, "mlp": inside}
     if ctx.training.dropout:
         parts["mask"] = keys.local_tokens * ctx.model.hidden
     return parts, {"mlp": inside}

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import batch_of_one
-from layoutopt.optimizer.cost.communication import activation_bytes, all_to_all_bytes, routed_bytes, tp_pairs
+from layoutopt.optimizer.cost.communication import (
+    activation_bytes,
+    all_to_all_bytes,
+    routed_bytes,
+    split_heads_bytes,
+    tp_pairs,
+)
 from layoutopt.optimizer.cost.context_parallel import (
     division,
     exchanged_bytes,
@@ -155,6 +161,9 @@ def _layer(ledger: _Ledger, step: _Step, shape: LayerShape, times: float, again:
         ledger.add("tp", "reduce_scatter", layout.tp, size, 2 * pairs * times + max(pairs - 1, 0) * again)
     else:
         ledger.add("tp", "all_reduce", layout.tp, size, 2 * pairs * times + max(pairs - 1, 0) * again)
+    heads = split_heads_bytes(comm, shape)
+    ledger.add("tp", "all_gather", layout.tp, heads, times + again)
+    ledger.add("tp", "reduce_scatter", layout.tp, heads, times)
     if shape.mixer is not Mixer.NONE:
         _context_parallel(ledger, step, shape, times, again + times * ("core_attn" in step.again))
     if shape.mlp is Mlp.MOE:
@@ -232,7 +241,9 @@ def _replicated_sums(ledger: _Ledger, step: _Step, blocks: IntArray, *, last: bo
 def _data_parallel(ledger: _Ledger, step: _Step, blocks: IntArray, *, first: bool, last: bool) -> None:
     """Count the passes of a rank's parameters, block by block and end by end, and weights that two ranks hold."""
     cost, batch = step.cost, step.batch
-    held = [on_rank(cost.model, block_parameters(cost.model, run), batch) for run in cost.model.runs]
+    held = [
+        on_rank(cost.model, block_parameters(cost.model, run), batch, cost.preset) for run in cost.model.runs
+    ]
     for number, block in zip(blocks, held, strict=True):
         _parameters(ledger, step, block, number, gathers=2.0)
     schedule = schedule_of(batch)

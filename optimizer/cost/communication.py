@@ -98,6 +98,8 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     more = share * np.where(
         sharded, _further_gathers(comm, shape) * gather, 0.0
     )  # scatters of gradients take as long
+    heads = split_heads_bytes(comm, shape)
+    more = more + np.where(heads > 0, comm.topology.all_gather_s(heads, comm.groups.tp), 0.0)
     return Exposed(
         share * pairs * forward + more,
         pairs * backward + more,
@@ -108,6 +110,21 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
 def activation_bytes(comm: CommContext) -> FloatArray:
     """Bytes of a micro-batch's hidden states, before tensor parallelism shards them, (n,)."""
     return BF16_BYTES * comm.keys.tokens * comm.compute.model.hidden
+
+
+def split_heads_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
+    """Bytes of queries, keys and values that ranks gather where they outnumber key-value heads and none is repeated.
+
+    NVIDIA/Megatron-LM core/transformer/attention.py get_query_key_value_tensors, core 0.16.
+    """
+    model, tp = comm.compute.model, comm.keys.tp
+    repeats = comm.compute.preset.repeats_keys or model.mla is not None or comm.compute.rates.ideal
+    if repeats or shape.mixer is not Mixer.ATTENTION:
+        return np.zeros_like(tp)
+    queries = model.heads * (2 if model.attention_gate else 1)
+    keys = model.kv_heads_of(shape)
+    width = BF16_BYTES * ((queries + keys) * model.head_dim + keys * model.value_dim)
+    return np.where(tp > keys, width * comm.keys.tokens, 0.0)
 
 
 def tp_pairs(comm: CommContext, shape: LayerShape) -> int:

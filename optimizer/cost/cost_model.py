@@ -221,7 +221,10 @@ class CostModel:
         """Return ``micro_batch_units`` with the savers already in the preset."""
         order = order_of(batch, closest=False)
         groups, units = groups_of(order, batch), self._units(batch, order, EXACT)
-        held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
+        held = [
+            on_rank(self.model, block_parameters(self.model, run), batch, self.preset)
+            for run in self.model.runs
+        ]
         forward, backward = fsdp_s(self.dp_context(batch, groups), units, held)
         if self.preset.offload_activations:
             down, up = self._host.block_s(*map(units.blocks_of, OFFLOADED))
@@ -309,7 +312,10 @@ class CostModel:
         """Add what depends on the whole row: data parallelism (unless ``dp`` is None), pipeline, optimizer, states."""
         schedule = schedule_of(batch)
         switches = row_switches(self.preset, batch, cheapest=view.any_switches)
-        held = [on_rank(self.model, block_parameters(self.model, run), batch) for run in self.model.runs]
+        held = [
+            on_rank(self.model, block_parameters(self.model, run), batch, self.preset)
+            for run in self.model.runs
+        ]
         layer_s, exposed = units.parts_of("parts_s"), []
         if self.model.is_moe and switches.overlap[EpOverlap.BATCH].any():
             exposed.append(self._alone_s(batch, units, view))
@@ -521,7 +527,10 @@ class CostModel:
 
     def _others(self, batch: LayoutBatch) -> list[RankParameters]:
         """Parameters of one block of each kind on a rank that are in no matrix."""
-        return [on_rank(self.model, other_parameters(self.model, run), batch) for run in self.model.runs]
+        return [
+            on_rank(self.model, other_parameters(self.model, run), batch, self.preset)
+            for run in self.model.runs
+        ]
 
     def _optimizer_s(
         self, batch: LayoutBatch, groups: MeshGroups, held: list[RankParameters], fullest: RankParameters

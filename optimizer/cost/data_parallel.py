@@ -14,7 +14,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.frozen import TrainedShare
 from layoutopt.optimizer.cost.pipeline import schedule_of
-from layoutopt.optimizer.cost.states import keeps_gathered
+from layoutopt.optimizer.cost.states import in_torch_pipeline, keeps_gathered
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def passes(ctx: DpContext) -> Passes:
     batch, preset, zero = ctx.batch, ctx.preset, ctx.batch.zero
     one, none = np.ones(len(batch)), np.zeros(len(batch))
     m = batch.micro_batches.astype(np.float64)
-    held_back = preset.holds_back_traffic | ((batch.pp > 1) & preset.keep_gathered_with_pp)
+    held_back = preset.holds_back_traffic | in_torch_pipeline(preset, batch)
     hooked = np.where(held_back, one, m)
     streams = (zero == 3) & ~keeps_gathered(preset, batch)
     reduced = np.where(streams | (zero == 2), m if preset.reduce_each_micro_batch else one, one)

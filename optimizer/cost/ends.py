@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.activations import input_tokens, norm_bytes
 from layoutopt.optimizer.cost.communication import activation_bytes
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import linear, moved, norm_work
@@ -116,7 +117,9 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     kept = ctx.switches.least_kept(
         lambda parts: per_logit_kept * keys.tokens * lost / parts + np.where(parts > 1, waiting, 0.0)
     )
-    kept = kept + 4.0 * keys.local_tokens * ctx.model.hidden
+    kept = (
+        kept + (norm_bytes(ctx) * keys.local_tokens + BF16_BYTES * input_tokens(ctx, keys)) * ctx.model.hidden
+    )
     return EndUnit(
         parts_s=parts,
         forward_s=parts[Component.FORWARD] + parts[Component.TP] / 2,

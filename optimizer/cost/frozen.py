@@ -160,8 +160,8 @@ def trained_parts(
     if trains_all(training):
         return None
     none = RankParameters(np.zeros(len(batch)), np.zeros(len(batch)))
-    blocks = [on_rank(model, trained_parameters(model, training, run), batch) for run in model.runs]
-    others = [on_rank(model, trained_others(model, training, run), batch) for run in model.runs]
+    blocks = [on_rank(model, trained_parameters(model, training, run), batch, preset) for run in model.runs]
+    others = [on_rank(model, trained_others(model, training, run), batch, preset) for run in model.runs]
     output = not is_frozen(training, FrozenPart.OUTPUT)
     if training.adapter is not None:
         stored = frozen_bytes(training.adapter, preset)
@@ -184,7 +184,7 @@ def trained_parts(
         others=others,
         frozen=[one - trained for one, trained in zip(held, blocks, strict=True)],
         ends=ends,
-        end_others=other_end_parameters(model, batch, ends),
+        end_others=other_end_parameters(model, preset, batch, ends),
         output=output,
     )
 

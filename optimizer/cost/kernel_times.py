@@ -104,7 +104,7 @@ def _streamed(cost: CostModel, comm: CommContext, batch: LayoutBatch) -> Iterato
     members = recompute_members(batch.codebook.recomputes)
     for run in cost.model.runs:
         unit = layer_unit(comm, run.block[0], batch.recompute, members)
-        held = on_rank(cost.model, block_parameters(cost.model, run), batch)
+        held = on_rank(cost.model, block_parameters(cost.model, run), batch, cost.preset)
         forward, backward = fsdp_layer_s(dp, held, unit.cover_forward_s, unit.cover_backward_s)
         yield _one(forward), _one(backward)
 

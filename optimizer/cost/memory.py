@@ -10,7 +10,7 @@ import numpy as np
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import expert_parameters
 from layoutopt.optimizer.cost.stage_parameters import end_parameters, other_end_parameters
-from layoutopt.optimizer.cost.states import RankParameters, state_bytes, working_set_bytes
+from layoutopt.optimizer.cost.states import RankParameters, in_torch_pipeline, state_bytes, working_set_bytes
 from layoutopt.optimizer.cost.term_parts import placed
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     moments = moment_bytes(ctx.preset, ctx.model)
     states = state_bytes(ctx.preset, ctx.batch, moments, copies=ctx.copies)
     first, last = end_parameters(ctx.model, ctx.preset, ctx.batch, folded=ctx.folded)
-    ends = zip((first, last), other_end_parameters(ctx.model, ctx.batch, (first, last)), strict=True)
+    ends = zip(
+        (first, last), other_end_parameters(ctx.model, ctx.preset, ctx.batch, (first, last)), strict=True
+    )
     own = state_bytes(ctx.preset, ctx.batch, moments, copies=ctx.copies, weight_bytes=ctx.weight_bytes)
     blocks = [own.of(*held) for held in zip(ctx.held, ctx.others, strict=True)]
     of_ends = [states.of(*end) for end in ends]
@@ -150,7 +152,7 @@ def _common(
     """Bytes that every rank needs beside its blocks: transients, scratch gradients, gathered units, receive buffers."""
     if ctx.ideal:
         return {}
-    parts = {"transient": ctx.transient, "receive": np.where(ctx.batch.pp > 1, 2.0 * ctx.boundary_bytes, 0.0)}
+    parts = {"transient": ctx.transient, "receive": _receive_buffers(ctx) * ctx.boundary_bytes}
     if ctx.graphs.any():
         parts["graphs"] = ctx.graphs
     if ctx.left.any():
@@ -175,6 +177,16 @@ def _largest_unit(
     """Parameters of the largest of what FSDP gathers at once: a block, or an end of the model, (n,)."""
     of_blocks = np.max([block.dense + block.expert for block in blocks], axis=0)
     return np.asarray(np.maximum(of_blocks, np.maximum(first.dense, last.dense)))
+
+
+def _receive_buffers(ctx: MemoryContext) -> FloatArray:
+    """Buffers for what neighbours send: one each way, or under torch's schedules one for every micro-batch and stage."""
+    batch = ctx.batch
+    ways = np.where(
+        batch.pp > 2, 2.0 * batch.vp, 2.0 * batch.vp - 1.0
+    )  # an end of the pipeline has one neighbour
+    plain = np.where(batch.pp > 1, 2.0, 0.0)
+    return np.where(in_torch_pipeline(ctx.preset, batch), batch.micro_batches * ways, plain)
 
 
 def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:

@@ -31,10 +31,10 @@ def end_parameters(
     Where they are on different ranks, tied or MTP stages hold an embedding of their own.
     """
     copy, head = table_parameters(model, preset, batch, folded=folded)
-    first = _table(model, preset, batch) + on_rank(model, embedding_parameters(model, 0), batch)
-    last = on_rank(model, head_parameters(model, 0), batch) + head + copy
+    first = _table(model, preset, batch) + on_rank(model, embedding_parameters(model, 0), batch, preset)
+    last = on_rank(model, head_parameters(model, 0), batch, preset) + head + copy
     if model.mtp_layers:
-        last = last + on_rank(model, mtp_parameters(model), batch).scaled(model.mtp_layers)
+        last = last + on_rank(model, mtp_parameters(model), batch, preset).scaled(model.mtp_layers)
         if not preset.splits_mtp_projection:
             others = 2.0 * model.hidden**2 * (1.0 - 1.0 / batch.tp)
             last = last + RankParameters(others, np.zeros(len(batch))).scaled(model.mtp_layers)
@@ -61,13 +61,17 @@ def _table(model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch) -> Ran
 
 
 def other_end_parameters(
-    model: ModelSpec, batch: LayoutBatch, ends: tuple[RankParameters, RankParameters]
+    model: ModelSpec,
+    preset: FrameworkPreset,
+    batch: LayoutBatch,
+    ends: tuple[RankParameters, RankParameters],
 ) -> tuple[RankParameters, RankParameters]:
     """Of the parameters of both ends those in no matrix of a block: all but the MTP layers' matrices."""
     first, last = ends
     if model.mtp_layers:
         whole, other = (
-            on_rank(model, counted(model), batch) for counted in (mtp_parameters, other_mtp_parameters)
+            on_rank(model, counted(model), batch, preset)
+            for counted in (mtp_parameters, other_mtp_parameters)
         )
         last = last - (whole - other).scaled(model.mtp_layers)
     return first, last
@@ -101,7 +105,9 @@ def mean_parameters(
     ``other``: they are those in no matrix, and those of the ends are to be so too.
     """
     ends = end_parameters(model, preset, batch, folded=schedule_of(batch).folded)
-    return shared_out(model, batch, held, other_end_parameters(model, batch, ends) if other else ends)
+    if other:
+        ends = other_end_parameters(model, preset, batch, ends)
+    return shared_out(model, batch, held, ends)
 
 
 def shared_out(

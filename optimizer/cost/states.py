@@ -42,10 +42,13 @@ class RankParameters:
         return RankParameters(self.dense * factor, self.expert * factor)
 
 
-def on_rank(model: ModelSpec, counts: Parameters, batch: LayoutBatch) -> RankParameters:
-    """Split counts over tp and over experts' ranks; key-value heads repeat when tp exceeds their number."""
+def on_rank(
+    model: ModelSpec, counts: Parameters, batch: LayoutBatch, preset: FrameworkPreset
+) -> RankParameters:
+    """Split counts over tp and over experts' ranks; key-value heads may repeat when tp exceeds their number."""
     tp = batch.tp.astype(np.float64)
-    repeated = np.maximum(tp / max(model.common_kv_heads, 1), 1.0) if model.mla is None else 1.0
+    repeats = model.mla is None and preset.repeats_keys
+    repeated = np.maximum(tp / max(model.common_kv_heads, 1), 1.0) if repeats else 1.0
     dense = (counts.sharded - counts.key_value) / tp + counts.key_value / tp * repeated + counts.replicated
     expert = (counts.expert - counts.expert_whole) / batch.etp + counts.expert_whole
     return RankParameters(dense, expert / batch.ep)
@@ -92,11 +95,21 @@ def keeps_gathered(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
 def adds_whole_gradients(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
     """Tell where sharded weights' gradients are added up whole over micro-batches, in their reduction's format, (n,).
 
-    FSDP2 does so where a trainer holds back the reduction (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
-    to_accumulated_grad_if_needed).
+    FSDP2 does so where a trainer or a pipeline schedule holds back the reduction
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed).
     """
-    held_back = preset.whole_gradients & (batch.micro_batches > 1)
-    return np.asarray(held_back & ((batch.zero == 0) | (batch.zero == 3)) & ~keeps_gathered(preset, batch))
+    by_trainer = (
+        preset.whole_gradients & ((batch.zero == 0) | (batch.zero == 3)) & ~keeps_gathered(preset, batch)
+    )
+    return np.asarray((by_trainer | in_torch_pipeline(preset, batch)) & (batch.micro_batches > 1))
+
+
+def in_torch_pipeline(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
+    """Tell where torch's schedules run: gradients are reduced after the last micro-batch, each with a buffer of its own.
+
+    pytorch/pytorch torch/distributed/pipelining/stage.py: backward_maybe_with_nosync, args_recv_info, grad_recv_info.
+    """
+    return np.asarray((batch.pp > 1) & preset.keep_gathered_with_pp)
 
 
 def owned_parameters(batch: LayoutBatch, held: RankParameters, copies: int = 1) -> FloatArray:
@@ -144,7 +157,9 @@ def state_bytes(
     grads = preset.grad_bytes
     split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
     late = adds_whole_gradients(preset, batch)
-    whole_weights = np.where(zero < 2, stored, np.where((zero == 2) | gathered, whole, 0.0))
+    # Without shards wider weights are cast, and the backward pass multiplies with what the forward pass cast.
+    unsharded = stored + whole if preset.master_bytes == 0 and stored > whole else stored
+    whole_weights = np.where(zero < 2, unsharded, np.where((zero == 2) | gathered, whole, 0.0))
     dense, expert = shard_sizes(batch, copies)
     return StateBytes(
         whole={

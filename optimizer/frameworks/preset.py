@@ -61,8 +61,11 @@ class FrameworkPreset:
     16-bit copy of its input of its own (autocast), ``fused_function`` False: a gated MLP keeps the activation function's
     output beside its product. ``copies_values`` False: values of latent attention stay with the keys that they were
     multiplied with. ``keeps_gathered_keys``: keys and values that context parallelism gathered are kept for the
-    backward pass. ``gathers_tokens``: expert-tensor ranks gather tokens before they are routed, not their routed copies.
-    ``splits_mtp_projection`` False: tensor-parallel ranks all hold the projection in front of a prediction layer.
+    backward pass, ``keeps_gathered_inputs``: inputs of matrices that sequence parallelism gathered.
+    ``gathers_tokens``: expert-tensor ranks gather tokens before they are routed, not their routed copies.
+    ``repeats_keys``: every tensor-parallel rank has whole key-value heads; else a matrix of fewer heads than ranks is
+    split and what it yields gathered. ``splits_mtp_projection`` False: tensor-parallel ranks all hold the projection in
+    front of a prediction layer.
     ``fused_sinks`` False: attention's output is kept before its sinks too. ``router_input_bytes`` per element are what a
     router with biases keeps of its input beside the 16-bit one, ``routed_output_bytes`` what is kept of routed experts'
     output where it is multiplied with the probabilities, ``routed_index_bytes`` per element what positions of routed rows
@@ -122,7 +125,9 @@ class FrameworkPreset:
     fused_function: bool
     copies_values: bool
     keeps_gathered_keys: bool
+    keeps_gathered_inputs: bool
     gathers_tokens: bool
+    repeats_keys: bool
     splits_mtp_projection: bool
     fused_sinks: bool
     router_input_bytes: float

@@ -20,7 +20,14 @@ from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches
 from layoutopt.optimizer.specs.layout_file import read_layout_text
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    CudaGraph,
+    Dispatcher,
+    Granularity,
+    Precision,
+    Saver,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
@@ -29,6 +36,7 @@ CLUSTER = load_cluster("h100x64")
 DENSE, SPARSE = dense_model(8), dense_then_moe(8, 0)
 PLAIN = Layout(dp=4, micro_batches=4, zero=1)
 LINEAR = load_workload("qwen3-next-80b-a3b").model
+WINDOWED = load_workload("gpt-oss-120b").model
 CHOSEN_KEYS = replace(load_workload("deepseek-v3.2").model, mtp_layers=0)
 
 
@@ -77,6 +85,11 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
             DENSE, "0.15", "0.16", "full_graph_recompute",
         ),
         (replace(PLAIN, precision=Precision.FP16), SPARSE, "0.15", "0.16", "grouped_gemm_fp16"),
+        (replace(PLAIN, ep=4, cp=2), WINDOWED, "0.16", "0.17", "one_cp_kind"),
+        (
+            replace(PLAIN, ep=4, switches=Switches(shared_expert_overlap=True, dispatcher=Dispatcher.DEEPEP)),
+            SPARSE, "0.17", "0.18", "shared_overlap_dispatcher",
+        ),
         (
             laid(dense_then_moe(31, 0), replace(PLAIN, pp=4, vp=2, dp=1), [3, *[4] * 7]),
             dense_then_moe(31, 0), "0.11", "0.12", "stage_split",
@@ -85,6 +98,8 @@ def script(layout: Layout, model: ModelSpec, release: str, **training: Any) -> t
     ids=[
         *("mtp-cp", "mtp", "shared-experts", "chosen-keys", "chosen-keys-cp", "linear-cp", "graph-parts",
           "graph-recompute", "order", "fp16-experts"),
+        "kinds-by-layer",
+        "shared-experts-dispatcher",
         "counted-ends",
     ],
 )  # fmt: skip
@@ -171,6 +186,16 @@ def test_biases_of_experts_are_not_fused_with_dropout() -> None:
     assert "--no-bias-dropout-fusion" not in script(layout, load_workload("mixtral-8x7b").model, "0.15")[0]
 
 
+def test_recomputed_experts_are_not_offloaded() -> None:
+    """Core 0.19 refuses the names of what stays inside recomputed expert layers."""
+    layout = replace(PLAIN, savers=(Saver.OFFLOAD_ACTIVATIONS,))
+    recompute = Recompute(granularity=Granularity.SELECTIVE, modules=("moe",))
+    for layers, names in ((layout, True), (replace(layout, recompute=recompute), False)):
+        words = script(layers, SPARSE, "0.19")[0].split()
+        assert "core_attn" in words
+        assert ("expert_fc1" in words, "moe_act" in words) == (names, names)
+
+
 def test_rope_is_not_fused_beside_an_indexer() -> None:
     """Core 0.18 and 0.19 refuse chosen keys with fused rotary positions, which are on by default."""
     model = CHOSEN_KEYS
@@ -243,6 +268,13 @@ FOUND = {
     "bytes and counts of collectives": (
         "cost/test_collectives.py::test_bytes_and_counts_are_those_of_torch",
         "cost/test_collectives.py::test_counted_calls_add_up_to_the_price",
+    ),
+    "what is alive at most": (
+        "cost/test_collectives.py::test_the_most_that_is_alive_is_the_prediction",
+        "cost/test_collectives.py::test_each_part_of_the_most_is_the_predicted_one",
+    ),
+    "experts that are recomputed and offloaded": (
+        "agreement/test_refereed_rules.py::test_recomputed_experts_are_not_offloaded",
     ),
     "launch files of the trainers' own examples": (
         "interop/test_launchers.py::test_model_args_lists_and_empty_values",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.ask.load import load_cluster
+from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage
@@ -14,6 +16,7 @@ from layoutopt.optimizer.specs.vocabulary import Precision, Schedule
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.solve.plan import Judgement
 
 Job = dict[str, Any]
@@ -31,7 +34,7 @@ OPEN = {
     "dp": 1,
     "vp": 1,
     "zero": 3,
-    "micro_batch": 1,
+    "micro_batch": 8,
     "micro_batches": 2,
     "schedule": "none",
 }
@@ -134,10 +137,23 @@ def layout_of(one: Job) -> Layout:
     )
 
 
+def eager(one: Job) -> FrameworkPreset:
+    """What torchtitan keeps where its blocks and its loss are not compiled, as in the jobs.
+
+    ``torch.nn.RMSNorm`` keeps its input and the normalised one in 32 bits, a gated MLP its product's parts. The loss's
+    backward pass holds its output, the gradient of it and its own, 32 bits each; over a split vocabulary it takes the
+    exponential of the output anew (torch/distributed/tensor/parallel/loss.py); a pipeline stage still has its logits.
+    """
+    logit_bytes = 12 + 4 * (one["tp"] > 1) + 2 * (one["pp"] > 1)
+    plain = load_preset(Framework.TORCHTITAN)
+    return replace(plain, norm_bytes=8, fused_function=False, logit_bytes=logit_bytes)
+
+
 def judged(one: Job) -> Judgement:
     """The job as torchtitan would train it."""
     cluster = load_cluster(f"h100x{max(one['world'], 8)}")
-    return judge_layout(workload_of(one), cluster, layout_of(one), framework=Framework.TORCHTITAN)
+    options: dict[str, Any] = {"framework": Framework.TORCHTITAN, "preset": eager(one)}
+    return judge_layout(workload_of(one), cluster, layout_of(one), **options)
 
 
 def counted(one: Job) -> list[Calls]:
@@ -148,11 +164,25 @@ def counted(one: Job) -> list[Calls]:
     return [sorted([*key, count] for key, count in calls.items()) for calls in found]
 
 
-def alive(one: Job) -> list[float]:
-    """Bytes that every pipeline rank needs at most."""
+def alive(one: Job) -> list[dict[str, float]]:
+    """Bytes that are alive at once on every pipeline rank: in the loss's backward pass, and in a block's.
+
+    Of the parts that a rank needs at most, each as it is priced: logits are gone when a block runs backward, and what
+    a block takes while it runs isn't there yet when the loss does. ZeRO-3 has the head's weights gathered then, and
+    with one micro-batch no gradient exists.
+    """
     priced = judged(one).estimate
     assert priced is not None
-    return [stage.total_bytes for stage in priced.memory.stages]
+    streams = one["zero"] == 3 and one["pp"] == 1
+    head = 2.0 * one["hidden"] * (one["vocab"] / one["tp"] + 1) * streams
+    found = []
+    for stage in priced.memory.stages:
+        part = stage.components_bytes
+        held = part["weights"] + part["optimizer"] + part["activations"] + part["receive"]
+        first = 0.0 if one["micro_batches"] == 1 else part["gradients"]
+        at = {"block": stage.total_bytes - part["logits"]}
+        found.append(at | ({"loss": held + first + part["logits"] + head} if part["logits"] else {}))
+    return found
 
 
 def states(one: Job) -> list[dict[str, int]]:

@@ -113,7 +113,7 @@ def rank_parameters(layout: Layout, model: ModelSpec, preset: FrameworkPreset) -
     blocks = rank_blocks(layout, cut)[0]
     batch = batch_of_one(layout)
     schedule = schedule_of(batch)
-    held = [on_rank(cut, block_parameters(cut, run), batch) for run in cut.runs]
+    held = [on_rank(cut, block_parameters(cut, run), batch, preset) for run in cut.runs]
     each = [
         sum(n * float(one.dense[0] + one.expert[0]) for n, one in zip(row, held, strict=True))
         for row in blocks

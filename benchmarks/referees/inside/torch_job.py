@@ -98,9 +98,8 @@ class Attention(nn.Module):
         ]
         if self.cp is not None:  # as torchtitan's flex attention
             parts[1:] = Gathered.apply(parts[1].contiguous(), parts[2].contiguous(), self.cp)
-        repeats = parts[0].shape[1] // parts[1].shape[1]
-        q, k, v = parts[0], *(part.repeat_interleave(repeats, dim=1) for part in parts[1:])
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        grouped = parts[0].shape[1] > parts[1].shape[1]
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=grouped)
         return self.wo(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -348,7 +347,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         optimizer.zero_grad()
     if job["backend"] == "gloo":
         with loss_parallel():
-            state["peak"] = peak_bytes(step, parts.values(), optimizer)
+            state["peak"] = peak_bytes(step, list(parts.values()), optimizer)
     listed = [
         dict(zip(("axis", "ranks", "kind", "bytes"), key, strict=True), count=n)
         for key, n in calls.found.items()
@@ -429,7 +428,7 @@ def pipeline(job: dict[str, Any], parts: dict[int, Part], mesh: DeviceMesh) -> A
     def step() -> None:
         inputs = (tokens(job, whole),) if 0 in parts else ()
         target = tokens(job, whole) if last in parts else None
-        schedule.step(*inputs, target=target)
+        schedule.step(*inputs, target=target, return_outputs=False)
 
     return step
 

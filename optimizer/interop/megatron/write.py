@@ -35,6 +35,8 @@ OFFLOAD_MODULES = (
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
 )  # fmt: skip
 """What a block keeps, by Megatron-LM's names (core/transformer/transformer_config.py)."""
+INSIDE_MOE = frozenset({"expert_fc1", "moe_act"})
+"""Those that recomputation of whole expert layers doesn't keep; core 0.19 refuses their names beside it."""
 
 
 def export(target: Target) -> ExportedJob:
@@ -262,9 +264,15 @@ def saver_flags(target: Target, notes: list[str]) -> Flags:
     if Saver.OFFLOAD_ACTIVATIONS in savers:
         flags += [
             ("--fine-grained-activation-offloading", True),
-            ("--offload-modules", list(OFFLOAD_MODULES)),
+            ("--offload-modules", offload_modules(target.layout)),
         ]
     return flags
+
+
+def offload_modules(layout: Layout) -> list[str]:
+    """Name what offloading moves of a layout's blocks."""
+    recomputed = INSIDE_MOE if "moe" in layout.recompute.modules else frozenset()
+    return [name for name in OFFLOAD_MODULES if name not in recomputed]
 
 
 def overlap_flags(target: Target) -> Flags:

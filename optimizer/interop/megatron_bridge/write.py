@@ -9,12 +9,12 @@ from layoutopt.optimizer.interop.launch.optimizers import megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
 from layoutopt.optimizer.interop.megatron.variants import variant_settings
 from layoutopt.optimizer.interop.megatron.write import (
-    OFFLOAD_MODULES,
     STRATEGY,
     environment,
     fp8_recipe,
     graph_modules,
     layout_string,
+    offload_modules,
     takes_string,
 )
 from layoutopt.optimizer.interop.megatron.write_model import (
@@ -351,7 +351,7 @@ def saver_overrides(target: Target) -> Overrides:
     if Saver.OFFLOAD_ACTIVATIONS in savers:
         overrides += [
             ("model.fine_grained_activation_offloading", True),
-            ("model.offload_modules", list(OFFLOAD_MODULES)),
+            ("model.offload_modules", offload_modules(target.layout)),
         ]
     return overrides
 

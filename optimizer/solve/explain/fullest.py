@@ -116,10 +116,15 @@ class _Sharing:
         blocks, _ = rank_blocks(self.layout, model)
         folded = SCHEDULES[self.layout.schedule].folded
         own = self.rank if self.rank < len(blocks) else self.layout.pp - 1 - self.rank
-        held = [float(on_rank(model, block_parameters(model, run), batch).expert[0]) for run in model.runs]
+        held = [
+            float(on_rank(model, block_parameters(model, run), batch, self.cost.preset).expert[0])
+            for run in model.runs
+        ]
         count = sum(int(n) * each for n, each in zip(blocks[own], held, strict=True))
         if model.mtp_layers and own == (0 if folded else self.layout.pp - 1):
-            count += model.mtp_layers * float(on_rank(model, mtp_parameters(model), batch).expert[0])
+            count += model.mtp_layers * float(
+                on_rank(model, mtp_parameters(model), batch, self.cost.preset).expert[0]
+            )
         return count
 
     def _product(self, *axes: str) -> str:

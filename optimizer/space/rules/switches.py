@@ -12,7 +12,8 @@ from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.frameworks.switches import BY_NAME, combination_fault, switch_text
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere, says
 from layoutopt.optimizer.space.switch_sets import stated
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Granularity
+from layoutopt.optimizer.specs.model import Mixer
+from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,6 +152,17 @@ def _unsized(switches: Switches, ctx: Context) -> bool:
     return not (sized and switches.dispatcher is Dispatcher.HYBRIDEP)
 
 
+def _kinds_by_layer(switches: Switches, ctx: Context) -> bool:
+    """Whether keys would go round a ring in whole layers and be gathered in those with a window."""
+    kind = switches.cp_kind or preset_of_release(ctx.framework, ctx.release).cp_comm
+    whole = any(shape.mixer is Mixer.ATTENTION and shape.window is None for shape in ctx.shapes)
+    return kind in (CpComm.P2P, CpComm.A2A_P2P) and whole and ctx.has_windows
+
+
+def _gathered(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    return replace(layout, switches=replace(layout.switches, cp_kind=CpComm.ALL_GATHER))
+
+
 def _rule(name: str, reads: set[str], holds: Holds, detail: Any, **more: Any) -> Rule:
     """Build a rule of the trainers whose switches are searched."""
     fields: dict[str, Any] = {"frameworks": _SEARCHED, "source": _CONFIG, "axis": "switches"}
@@ -233,6 +245,35 @@ RULES: tuple[Rule, ...] = (
         reason="the overlapped shared expert runs outside the recomputed region",
         repair=_switched_off("shared_expert_overlap"),
         axis="",
+    ),
+    _rule(
+        "shared_overlap_dispatcher",
+        set(),
+        OnlyWhere(
+            lambda s, ctx: (
+                bool(s.shared_expert_overlap) and s.dispatcher is not None and s.dispatcher.deduplicates
+            ),
+            _never,
+        ),
+        _says("shared-expert overlap with a dispatcher other than alltoall"),
+        formula="shared-expert overlap => dispatcher = alltoall",
+        reason="the flexible dispatcher runs shared experts beside its exchange from core 0.18 on",
+        repair=_switched_off("shared_expert_overlap"),
+        frameworks=MEGATRONS,
+        until=(0, 18),
+    ),
+    _rule(
+        "one_cp_kind",
+        {"cp"},
+        OnlyWhere(_kinds_by_layer, lambda rows, ctx: rows.cp == 1),
+        _says("windows in some layers with keys that go round a ring in the others", "cp"),
+        formula="windows in some layers and cp > 1 => cp_kind in (a2a, all_gather)",
+        reason="the list of kinds by layer is read one entry too far, past its end in the last layer",
+        source="NVIDIA/Megatron-LM core/transformer/transformer_layer.py, cp_comm_type[self.layer_number], core 0.16",
+        repair=_gathered,
+        axis="",
+        frameworks=MEGATRONS,
+        until=(0, 17),
     ),
     _rule(
         "tp_overlap_needs_sp",
