@@ -70,6 +70,13 @@ def missing(framework: Framework, model: ModelSpec, release: str | None) -> str:
         (MEGATRON, of(mixer=Mixer.GATED_DELTA), "core 0.15", "core 0.16", "gated delta rule"),
         (MEGATRON, replace(DENSE, mla=MLA, indexer=INDEXER), "core 0.17", "core 0.18", "sparse attention"),
         (BRIDGE, of(mixer=Mixer.GATED_DELTA), "core 0.15", "core 0.16", "gated delta rule"),
+        (
+            BRIDGE,
+            replace(of(mixer=Mixer.GATED_DELTA), attention_gate=True),
+            "core 0.15",
+            "core 0.16",
+            "gates on attention",
+        ),
         (BRIDGE, replace(DENSE, mla=MLA, indexer=INDEXER), "core 0.18", "core 0.19", "sparse attention"),
     ],
 )
