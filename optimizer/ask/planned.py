@@ -134,6 +134,6 @@ def _plan(source: Path) -> dict[str, object] | None:
         return None
     try:
         plain = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, a number of too many digits, too deep
         return None
     return plain if isinstance(plain, dict) and "inputs" in plain else None

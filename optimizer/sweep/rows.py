@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.loading import MAX_PLAN_BYTES
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan
@@ -164,10 +165,14 @@ def pack_plan(plain: dict[str, Any]) -> bytes:
 
 
 def unpack_plan(packed: bytes, *, file: str = "") -> dict[str, Any]:
-    """Undo ``pack_plan``; raises ``InputError`` naming the store when the bytes are damaged."""
+    """Undo ``pack_plan``; raises ``InputError`` naming the store when the bytes are damaged or hold more than a plan."""
     try:
-        plain = json.loads(zlib.decompress(packed))
-    except (zlib.error, ValueError) as error:
+        unfolding = zlib.decompressobj()
+        text = unfolding.decompress(packed, MAX_PLAN_BYTES)
+        if unfolding.unconsumed_tail or not unfolding.eof:
+            raise ValueError("longer than a plan, or cut short")
+        plain = json.loads(text)
+    except (zlib.error, ValueError, RecursionError) as error:
         raise input_error(f"a stored plan is damaged ({error})", "a backup of the store", file=file) from None
     assert isinstance(plain, dict)
     return plain

@@ -70,7 +70,7 @@ class TraceFile:
             except json.JSONDecodeError as error:
                 self._more(stream, error)
                 continue
-            except RecursionError:
+            except (RecursionError, ValueError):
                 raise self._too_deep() from None
             if isinstance(event, dict):
                 yield event
@@ -101,7 +101,9 @@ class TraceFile:
         return truncated(self.path)
 
     def _too_deep(self) -> Exception:
-        return input_error("is nested too deeply", WANTED, file=str(self.path))
+        return input_error(
+            "is nested too deeply, or has a number of too many digits", WANTED, file=str(self.path)
+        )
 
     def _begin(self, stream: TextStream) -> None:
         """Read what stands before the events."""
@@ -128,7 +130,7 @@ class TraceFile:
             behind, end = json.JSONDecoder().raw_decode("{" + rest.removeprefix(",").lstrip())
         except json.JSONDecodeError:
             raise self._truncated() from None
-        except RecursionError:
+        except (RecursionError, ValueError):
             raise self._too_deep() from None
         if "traceEvents" in behind or rest.removeprefix(",").lstrip()[end - 1 :].strip():
             raise input_error(
@@ -139,10 +141,10 @@ class TraceFile:
     def _object(self, text: str) -> dict[str, Any]:
         try:
             found = json.loads(_NO_VALUE.sub(': ""', text))
-        except RecursionError:
-            raise self._too_deep() from None
         except json.JSONDecodeError as error:
             raise input_error(f"is no JSON: {error.msg[:60]}", WANTED, file=str(self.path)) from None
+        except (RecursionError, ValueError):
+            raise self._too_deep() from None
         return found if isinstance(found, dict) else {}
 
     def _fill(self, stream: TextStream) -> bool:
