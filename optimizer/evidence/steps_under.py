@@ -16,7 +16,7 @@ from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.posterior import draw_posterior
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.model.sampled_paths import SampledPaths
-from layoutopt.optimizer.space.rows import row_of
+from layoutopt.optimizer.space.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,8 +103,8 @@ def steps_under(
     samples = question.costs_under(drawn, base)
     values = {field.name: getattr(base, field.name) for field in fields(CostModel)}
     sampled = ObjectiveCost(**values, samples=samples, weights=even)
+    terms = sampled.terms(rows_of(layouts))
     columns = [
-        paths.steps_s(sampled.terms(row_of(layout)), 0, *seat_blocks(layout, base.model))
-        for layout in layouts
+        paths.steps_s(terms, row, *seat_blocks(layout, base.model)) for row, layout in enumerate(layouts)
     ]
     return np.stack(columns, axis=1)

@@ -1,14 +1,16 @@
-"""A single layout as a batch of one."""
+"""Layouts as the rows of a batch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.batch import batch_of
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.specs.layout import Layout
 
@@ -22,6 +24,14 @@ def default_schedule(pp: int, vp: int) -> Schedule:
 
 def row_of(layout: Layout) -> LayoutBatch:
     """Turn a layout into a batch of one; a pipeline without a named schedule gets the default one."""
+    return rows_of((layout,))
+
+
+def rows_of(layouts: Sequence[Layout]) -> LayoutBatch:
+    """Turn layouts into one batch; pipelines without a named schedule get the default one."""
+    return batch_of([replace(layout, schedule=_schedule_of(layout)) for layout in layouts])
+
+
+def _schedule_of(layout: Layout) -> Schedule:
     named = layout.schedule if layout.pp > 1 else Schedule.NONE
-    schedule = default_schedule(layout.pp, layout.vp) if named is Schedule.NONE else named
-    return batch_of_one(replace(layout, schedule=schedule))
+    return default_schedule(layout.pp, layout.vp) if named is Schedule.NONE else named

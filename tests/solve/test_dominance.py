@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.frameworks.stage_rule import FREE
-from layoutopt.optimizer.solve.search.dominance import GROWING, Settled
+from layoutopt.optimizer.solve.search.dominance import GROWING, AlikeTuples, Settled, least_terms
 from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
 
 
@@ -87,3 +87,29 @@ def test_exclusion_agrees_with_enumeration(kit: Any) -> None:
         assert slower is None or slower.step_time_s >= best.step_time_s
         compared += 1
     assert compared > 3
+
+
+def test_least_terms_dominate_all_that_they_are_of(item: Waiting) -> None:
+    """The least of tuples whose terms grow in turn excludes each, gradients of which one is shorter apart too."""
+    others = [changed(item, **{name: getattr(item.terms, name) * 1.2 + 0.1}) for name in GROWING]
+    quick = changed(item, backward_s=item.terms.backward_s + 0.2, wgrad_s=item.terms.wgrad_s + 0.5)
+    items = [item, quick, *others, changed(item, capacity_bytes=item.terms.capacity_bytes * 1.1)]
+    settled = Settled()
+    settled.add(replace(item, terms=least_terms(items)), 10.0)
+    assert all(settled.excludes(other, 10.0) for other in items)
+    assert not settled.excludes(changed(item, backward_s=item.terms.backward_s * 0.5), 10.0)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_alike_tuples_are_excluded_together(item: Waiting, proven: bool) -> None:
+    """One proof for the least terms of a shape holds for all that waited; where it fails it is not tried again in vain."""
+    asked: list[float] = []
+    alike = AlikeTuples(lambda _, below_s: asked.append(below_s) is None and proven)
+    waiting = [item, larger(item, 1.1), larger(item, 0.9)]
+    for other in waiting:
+        alike.add(other)
+    assert [alike.excludes(other, 10.0, set()) for other in waiting] == [proven] * 3
+    assert asked == [10.0]
+    alike.excludes(item, 9.0, set())
+    assert asked == ([10.0] if proven else [10.0, 9.0])
+    assert not alike.excludes(changed(item, micro_batches=item.terms.micro_batches + 1), 10.0, set())

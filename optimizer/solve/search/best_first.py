@@ -10,7 +10,6 @@ it is optimal.
 from __future__ import annotations
 
 import heapq
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,11 @@ import numpy as np
 
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import SliceStatus, SolverLimits
-from layoutopt.optimizer.solve.search.dominance import Settled
+from layoutopt.optimizer.solve.search.deadline import Deadline
+from layoutopt.optimizer.solve.search.dominance import AlikeTuples, Settled
 from layoutopt.optimizer.solve.search.first import FirstTuples
 from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
-from layoutopt.optimizer.solve.search.result import Found, Progress, SearchResult
+from layoutopt.optimizer.solve.search.result import BestLayouts, Found, Progress, SearchResult
 from layoutopt.optimizer.solve.search.rows import Partial, RowBounds, expanded, pieces
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ LIKELY = 4
 
 PROMISING = 0.998
 """Share of the best step time below which a likely tuple counts as better."""
-
-OVERTIME_STEPS = 8
-"""Steps of the search after a time limit as long as no layout is known: an answer without one helps nobody."""
 
 FIRST_CHOICES, CHOICES = 16, 1_024
 """Rows with chosen sharding whose other modifiers are expanded at once: few first, for an even better layout."""
@@ -79,7 +76,7 @@ class BestFirst:
     ) -> None:
         self.source, self.options = source, options
         self._on_progress, self._should_stop = on_progress, should_stop
-        self._deadline = time.perf_counter() + options.time_limit_s
+        self._deadline = Deadline(options.time_limit_s, should_stop)
         self._patience = max(PATIENCE // max(int(source.counts.sum()), 1), FEWEST)
         self._rows, self._tuples = RowBounds(source), TupleSolver(source, self._out_of_time, paths)
         self._heap: list[Waiting] = []
@@ -91,8 +88,8 @@ class BestFirst:
         self._open: list[Waiting] = []
         # a demand or another objective may ask for more than time and memory
         self._proven = Settled() if paths is None and not source.demands.any else None
-        self._overtime_steps = OVERTIME_STEPS
-        self._best_of: dict[tuple[int, ...], Found] = {}
+        self._alike = AlikeTuples(self._tuples.nothing_below)
+        self._best = BestLayouts()
         self._aside: list[Partial] = []
         self._next_bound_s = self._left_bound_s = self._left_open_s = np.inf
         self._loose = self._tuples.linear and source.demands.any and source.demands.loose
@@ -137,7 +134,7 @@ class BestFirst:
         near, decided = self._tried(item, below_s)
         if near is None and not decided:
             self._solve(item, below_s)
-        return self._best_of.get(item.family)
+        return self._best.of(item.family)
 
     def _solve_whole(self) -> SearchResult:
         """Put every tuple into one CP-SAT model: the reference for small spaces, without bounds of our own."""
@@ -157,38 +154,23 @@ class BestFirst:
             self._keep(items[result.position], result)
         return self._result()
 
-    def _best_s(self) -> float:
-        return min((item.step_time_s for item in self._best_of.values()), default=np.inf)
-
     def _limit_s(self) -> float:
         """Step time below which the best layout is still looked for."""
         # a step that is only known to be reached has to be found again, whatever the solver rounds
         reachable_s = self.options.upper_s * (1 + 1e-12) + 2 * rounding_s(self.source.counts)
-        return min(self._best_s() * (1 - self.options.gap), reachable_s)
+        return min(self._best.step_s * (1 - self.options.gap), reachable_s)
 
     def _wanted_s(self) -> float:
         """Step time below which tuples are kept: near-ties of the best too."""
         # Whoever asks for one layout pays for no near-ties.
         near = self.options.near if self.options.top > 1 else 0.0
-        return min(self._best_s(), self.options.upper_s) * (1 + near)
+        return min(self._best.step_s, self.options.upper_s) * (1 + near)
 
     def _stopped(self) -> bool:
-        """Whether to end; a time limit that is up before any layout is known leaves a few steps to find one."""
-        if self._should_stop is not None and self._should_stop():
-            return True
-        late = time.perf_counter() > self._deadline
-        # A stop with nothing found would tell a user nothing.
-        if late and not self._best_of and self._overtime_steps:
-            self._overtime_steps -= 1
-            return False
-        return late
+        return self._deadline.reached(known=bool(self._best))
 
     def _out_of_time(self) -> bool:
-        """Whether what runs has to end."""
-        if self._should_stop is not None and self._should_stop():
-            return True
-        enough = bool(self._best_of) or not self._overtime_steps
-        return enough and time.perf_counter() > self._deadline
+        return self._deadline.over(known=bool(self._best))
 
     def _try_likely(self, likely: FloatArray) -> None:
         """Look for a good layout among tuples that are likely to be the fastest, and then around it."""
@@ -197,7 +179,7 @@ class BestFirst:
         for _ in range(self._patience):
             if best is None or self._stopped():
                 break
-            best = self._best_likely(first.near(best, self._best_s()))
+            best = self._best_likely(first.near(best, self._best.step_s))
 
     def _best_likely(self, items: list[Waiting]) -> Waiting | None:
         """Construct stages of tuples until some in a row are no better, and enumerate those of the best.
@@ -208,17 +190,17 @@ class BestFirst:
         for item in items:
             if vain == LIKELY or self._stopped():
                 break
-            before_s = self._best_s()
+            before_s = self._best.step_s
             made = self._tuples.constructed(item, before_s)
             if made is not None:
                 self._keep(item, made)
                 best = item
             # A hair's breadth better is no reason to go on.
-            vain = 0 if self._best_s() < PROMISING * before_s else vain + 1
+            vain = 0 if self._best.step_s < PROMISING * before_s else vain + 1
         for item in items[:1] if best is None else [best]:
-            before_s = self._best_s()
+            before_s = self._best.step_s
             self._tried(item, before_s)
-            best = item if self._best_s() < before_s else best
+            best = item if self._best.step_s < before_s else best
         return best
 
     def _take_rows(self, rows: IntArray) -> None:
@@ -232,7 +214,7 @@ class BestFirst:
 
     def _finish(self) -> None:
         """Expand what was set aside in order of its bound, and solve what may beat the best layout."""
-        self._overtime_steps = OVERTIME_STEPS
+        self._deadline.grant()
         if not self._aside:
             return
         partial = Partial.concat(self._aside)
@@ -270,6 +252,7 @@ class BestFirst:
             self._serial += 1
             item = Waiting.of(batch, terms, index, bound_s=float(bound[index]), serial=self._serial)
             heapq.heappush(self._heap, item)
+            self._alike.add(item)
 
     def _solve_waiting(self, left: int, ahead_s: float = np.inf) -> None:
         """Solve tuples in order of their bound while one may beat the best layout.
@@ -322,7 +305,10 @@ class BestFirst:
         if excluded:
             near, decided = None, True
         else:
-            near, decided = self._tuples.tried(item, upper_s, self._best_s())
+            if self._proven is not None and self._alike.excludes(item, upper_s, self._settled):
+                near, decided = None, True
+            else:
+                near, decided = self._tuples.tried(item, upper_s, self._best.step_s)
             if decided and self._proven is not None:
                 self._proven.add(item, upper_s if near is None else near.step_time_s)
         if decided:
@@ -370,7 +356,7 @@ class BestFirst:
 
     def _raise(self, item: Waiting, upper_s: float) -> SliceResult | None:
         """Raise the bound of a tuple that enumeration leaves open; then others have their turn first."""
-        near = self._tuples.raised(item, upper_s, self._best_s())
+        near = self._tuples.raised(item, upper_s, self._best.step_s)
         if near is not None:
             self._keep(item, near)
         heapq.heappush(self._heap, item)
@@ -419,7 +405,7 @@ class BestFirst:
         vain: Counter[tuple[int, ...]] = Counter()
         left = MOST_TRIED if self._loose else np.inf
         while left > 0 and self._heap and self._heap[0].bound_s < self._runner_up_s() and not self._stopped():
-            if self.options.gap > 0 and len(self._near_ties()) >= self.options.top:
+            if self.options.gap > 0 and len(self._best.within(self._wanted_s())) >= self.options.top:
                 break  # what a gap leaves open may be nearer: it is counted, not solved
             item = heapq.heappop(self._heap)
             if not self._may_be_near(item):
@@ -429,7 +415,7 @@ class BestFirst:
                 continue
             left -= 1
             vain[item.family] = 0 if self._solve(item, self._near_s(item)) else vain[item.family] + 1
-        behind.sort(key=lambda item: item.family in self._best_of)
+        behind.sort(key=lambda item: self._best.of(item.family) is not None)
         again = MOST_AGAIN
         while again and behind and not self._stopped():
             item = behind.pop(0)
@@ -440,7 +426,7 @@ class BestFirst:
 
     def _near_s(self, item: Waiting) -> float:
         """Step time below which a tuple's stages are wanted as a runner-up."""
-        known = self._best_of.get(item.family)
+        known = self._best.of(item.family)
         return self._runner_up_s() if known is None else min(self._runner_up_s(), known.step_time_s)
 
     def _may_be_near(self, item: Waiting) -> bool:
@@ -448,31 +434,25 @@ class BestFirst:
 
     def _runner_up_s(self) -> float:
         """Step time below which a layout of a further family is one of those wanted."""
-        known = sorted(item.step_time_s for item in self._near_ties())
-        return known[self.options.top - 1] if len(known) >= self.options.top else self._wanted_s()
-
-    def _near_ties(self) -> list[Found]:
-        """Layouts found that are as near to the best as wanted."""
-        return [item for item in self._best_of.values() if item.step_time_s <= self._wanted_s()]
+        known = self._best.within(self._wanted_s())[: self.options.top]
+        return known[-1].step_time_s if len(known) == self.options.top else self._wanted_s()
 
     def _keep(self, item: Waiting, result: SliceResult) -> None:
         """Remember a layout if it is the best of its family."""
         assert result.blocks is not None
         assert result.recomputed is not None
-        known = self._best_of.get(item.family)
-        if known is None or result.step_time_s < known.step_time_s:
-            self._best_of[item.family] = Found(
-                layout=item.layout,
-                blocks=result.blocks,
-                recomputed=result.recomputed,
-                step_time_s=result.step_time_s,
-                peak_bytes=result.peak_bytes,
-            )
+        found = Found(
+            layout=item.layout,
+            blocks=result.blocks,
+            recomputed=result.recomputed,
+            step_time_s=result.step_time_s,
+            peak_bytes=result.peak_bytes,
+        )
+        self._best.keep(item.family, found)
 
     def _limits(self) -> SolverLimits:
-        left = self._deadline - time.perf_counter()
         return SolverLimits(
-            time_limit_s=max(left, 0.01),
+            time_limit_s=max(self._deadline.left_s, 0.01),
             workers=self.options.workers,
             seed=self.options.seed,
             gap=self.options.gap,
@@ -482,7 +462,10 @@ class BestFirst:
     def _report(self, rows_left: int) -> None:
         if self._on_progress is not None:
             state = Progress(
-                best_s=self._best_s(), bound_s=self._bound_s(), rows_left=rows_left, solves=len(self._solved)
+                best_s=self._best.step_s,
+                bound_s=self._bound_s(),
+                rows_left=rows_left,
+                solves=len(self._solved),
             )
             self._on_progress(state)
 
@@ -491,12 +474,12 @@ class BestFirst:
         waiting = min((item.bound_s for item in (*self._heap[:1], *self._hard)), default=np.inf)
         aside = min((float(part.bound.min()) for part in self._aside), default=np.inf)
         open_s = min(self._next_bound_s, self._left_bound_s, self._left_open_s)
-        return float(min(self._best_s(), waiting, aside, open_s))
+        return float(min(self._best.step_s, waiting, aside, open_s))
 
     def _result(self) -> SearchResult:
-        found = sorted(self._near_ties(), key=lambda item: item.step_time_s)
+        found = self._best.within(self._wanted_s())
         bound = self._bound_s()
-        proven = bound >= self._best_s() * (1 - self.options.gap) or (not found and np.isinf(bound))
+        proven = bound >= self._best.step_s * (1 - self.options.gap) or (not found and np.isinf(bound))
         return SearchResult(
             found=tuple(found[: max(self.options.top, 1)]),
             bound_s=bound,

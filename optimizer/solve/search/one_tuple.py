@@ -97,6 +97,14 @@ class TupleSolver:
             near, _ = self._enumerated(item, near, upper_s, best_s, BEAM, beam=True)
         return near, decided
 
+    def nothing_below(self, terms: StageTerms, upper_s: float) -> bool:
+        """Whether a quick enumeration proves that stages with such terms take ``upper_s`` seconds or longer."""
+        found = fastest_stages(
+            terms, self._source.counts, self._source.rule, self._paths, upper_s, self.rounding_s,
+            accept=lambda *_: False, most_states=AT_FIRST, stopped=self._stopped,
+        )  # fmt: skip
+        return found.proven
+
     def raised(self, item: Waiting, upper_s: float, best_s: float) -> SliceResult | None:
         """Raise a tuple's bound by enumerating what is much better than wanted; return what comes up on the way."""
         item.raised, least_s, best = True, item.bound_s, None

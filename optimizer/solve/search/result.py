@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +35,36 @@ class Found:
     recomputed: IntArray
     step_time_s: float
     peak_bytes: float
+
+
+@dataclass(slots=True)
+class BestLayouts:
+    """The fastest layout found so far of each family: degrees that are worth telling apart."""
+
+    _of: dict[tuple[int, ...], Found] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the fastest of all; inf without any."""
+        return min((item.step_time_s for item in self._of.values()), default=float("inf"))
+
+    def of(self, family: tuple[int, ...]) -> Found | None:
+        """Return the fastest of one family."""
+        return self._of.get(family)
+
+    def keep(self, family: tuple[int, ...], found: Found) -> None:
+        """Remember a layout if it is the fastest of its family."""
+        known = self._of.get(family)
+        if known is None or found.step_time_s < known.step_time_s:
+            self._of[family] = found
+
+    def within(self, limit_s: float) -> list[Found]:
+        """Return those that take ``limit_s`` seconds at most, the fastest first."""
+        near = [item for item in self._of.values() if item.step_time_s <= limit_s]
+        return sorted(near, key=lambda item: item.step_time_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
