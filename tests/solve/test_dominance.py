@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,6 +11,9 @@ import pytest
 from layoutopt.optimizer.frameworks.stage_rule import FREE
 from layoutopt.optimizer.solve.search.dominance import GROWING, AlikeTuples, Settled, least_terms
 from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.terms import StageTerms
 
 
 def changed(item: Waiting, **terms: Any) -> Waiting:
@@ -104,7 +107,12 @@ def test_least_terms_dominate_all_that_they_are_of(item: Waiting) -> None:
 def test_alike_tuples_are_excluded_together(item: Waiting, proven: bool) -> None:
     """One proof for the least terms of a shape holds for all that waited; where it fails it is not tried again in vain."""
     asked: list[float] = []
-    alike = AlikeTuples(lambda _, below_s: asked.append(below_s) is None and proven)
+
+    def nothing_below(_: StageTerms, below_s: float) -> bool:
+        asked.append(below_s)
+        return proven
+
+    alike = AlikeTuples(nothing_below)
     waiting = [item, larger(item, 1.1), larger(item, 0.9)]
     for other in waiting:
         alike.add(other)
