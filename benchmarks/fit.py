@@ -94,10 +94,8 @@ def write_values(values: Mapping[str, float], note: str) -> None:
             _rewrite(preset, lambda text, v=fields: with_preset(text, v))
 
 
-def write_result(
-    plan: FitPlan, result: FitResult, cases: Sequence[Case], unseen: NDArray[np.float64]
-) -> None:
-    """Keep what benchmarks/fidelity.py reports: values, their spread over sources, errors of sources left out."""
+def write_result(plan: FitPlan, result: FitResult, cases: Sequence[Case]) -> None:
+    """Keep what benchmarks/fidelity.py reports: values and their spread over sources (errors: benchmarks/intervals.py)."""
     left_out = refits(cases, plan, result)
     spread, covariance = spreads(plan, left_out), posterior(cases, plan, result, left_out)
     widths = dict(zip(plan.names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
@@ -116,8 +114,6 @@ def write_result(
             }
             for item in plan.parameters
         },
-        "in_sample": _plain(errors_by_family(cases, result.log_times)),
-        "left_out": _plain(errors_by_family(cases, unseen)),
     }
     head = (
         "# Written by benchmarks/fit.py --write. prior: middle of the source's range; posterior: standard deviation of\n"
@@ -144,14 +140,6 @@ def write_posterior(plan: FitPlan, result: FitResult, covariance: NDArray[np.flo
     path.write_text(
         head + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8"
     )
-
-
-def _plain(errors: Mapping[str, ErrorSummary]) -> dict[str, dict[str, float]]:
-    names = ("rows", "mape", "median_ape", "p90_ape", "bias")
-    return {
-        family: {name: float(f"{getattr(summary, name) or 0:.4g}") for name in names}
-        for family, summary in errors.items()
-    }
 
 
 def _rewrite(path: Path, change: object) -> None:
@@ -189,7 +177,7 @@ def main(tables: tuple[Path, ...], plan: Path, workers: int, write: bool) -> Non
     print_errors("fitted, in sample", errors_by_family(cases, result.log_times))
     print_errors(f"each of {len(left_out)} sources left out", errors_by_family(cases, unseen))
     if write:
-        write_result(chosen, result, cases, unseen)
+        write_result(chosen, result, cases)
         write_values(result.values, f"{len(cases)} runs of {len(left_out)} sources, benchmarks/fit.py")
 
 

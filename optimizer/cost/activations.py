@@ -20,7 +20,7 @@ from layoutopt.optimizer.specs.vocabulary import OP_MODULE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.compute import ComputeContext, Keys
+    from layoutopt.optimizer.cost.work import ComputeContext, Keys
     from layoutopt.optimizer.specs.model import LayerShape
 
     FloatArray = NDArray[np.float64]

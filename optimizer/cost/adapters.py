@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.compute import Work, moved
 from layoutopt.optimizer.cost.flops import mixer_linear_flops, mlp_flops, model_flops_per_token
 from layoutopt.optimizer.cost.hardware import memory_bound_s
 from layoutopt.optimizer.cost.matrices import Held, mixer_matrices, mlp_block_matrices
 from layoutopt.optimizer.cost.parameters import Parameters, mlp_matrices
+from layoutopt.optimizer.cost.work import Work, moved
 from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.compute import ComputeContext, Keys
     from layoutopt.optimizer.cost.matrices import Matrix
+    from layoutopt.optimizer.cost.work import ComputeContext, Keys
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import AdapterSpec, LayerShape, ModelSpec, Run
 

@@ -18,6 +18,7 @@ from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.communication import (
     activation_bytes,
     all_to_all_bytes,
+    gathered_operand_bytes,
     routed_bytes,
     split_heads_bytes,
     tp_pairs,
@@ -157,7 +158,9 @@ def _layer(ledger: _Ledger, step: _Step, shape: LayerShape, times: float, again:
             0 if step.cost.preset.tp_async_backward else 1
         )  # a gathered input that is at hand is not gathered again
         selective = times * (shape.mlp is Mlp.DENSE and "mlp" in step.again)
-        ledger.add("tp", "all_gather", layout.tp, size, pairs * ((3 - kept) * times + again) + selective)
+        operand, gradient = gathered_operand_bytes(comm)
+        ledger.add("tp", "all_gather", layout.tp, operand, pairs * ((2 - kept) * times + again) + selective)
+        ledger.add("tp", "all_gather", layout.tp, gradient, pairs * times)
         ledger.add("tp", "reduce_scatter", layout.tp, size, 2 * pairs * times + max(pairs - 1, 0) * again)
     else:
         ledger.add("tp", "all_reduce", layout.tp, size, 2 * pairs * times + max(pairs - 1, 0) * again)

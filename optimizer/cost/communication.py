@@ -16,12 +16,12 @@ from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
 from layoutopt.optimizer.cost.formats import NARROW_BYTES
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import Dispatcher, Precision
+from layoutopt.optimizer.specs.vocabulary import Dispatcher, Fp8Recipe, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.compute import ComputeContext, Keys, Work
+    from layoutopt.optimizer.cost.work import ComputeContext, Keys, Work
     from layoutopt.optimizer.specs.model import LayerShape
     from layoutopt.optimizer.topology.mesh import MeshGroups
     from layoutopt.optimizer.topology.prices import Topology
@@ -34,6 +34,7 @@ class Exposed:
     """Exposed seconds of one kind of traffic: forward, backward, and what whole-layer recomputation adds.
 
     ``hidden_*`` is what runs under the other micro-batch's compute: exposed again where a pipeline fills or drains.
+    ``gathers_s`` are the gathers of ``forward_s``.
     """
 
     forward_s: FloatArray
@@ -41,6 +42,7 @@ class Exposed:
     recompute_s: FloatArray
     hidden_forward_s: FloatArray | float = 0.0
     hidden_backward_s: FloatArray | float = 0.0
+    gathers_s: FloatArray | float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,10 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
         return comm.nothing()
     keys, ctx = comm.keys, comm.compute
     size = activation_bytes(comm)
-    gather = comm.topology.all_gather_s(size, comm.groups.tp)
+    searched = _largest_s(comm)
+    gather, gather_gradient = (
+        comm.topology.all_gather_s(each, comm.groups.tp) + searched for each in gathered_operand_bytes(comm)
+    )
     scatter = comm.topology.reduce_scatter_s(size, comm.groups.tp)
     reduce = comm.topology.all_reduce_s(size, comm.groups.tp)
     dgrad, wgrad = _cover(comm, work, pairs)
@@ -93,17 +98,17 @@ def tensor_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     if ctx.preset.tp_async_backward:
         behind = np.maximum(gather - dgrad, 0.0) + np.maximum(scatter - wgrad, 0.0)
         late = np.maximum(reduce - wgrad, 0.0)
-    backward = np.where(sharded, share * gather + behind, late)
+    backward = np.where(sharded, share * gather_gradient + behind, late)
     trailing = np.where(sharded, scatter, reduce)  # the last scatter of a recomputed layer is not repeated
-    more = share * np.where(
-        sharded, _further_gathers(comm, shape) * gather, 0.0
-    )  # scatters of gradients take as long
+    # Each further gather of 16 bits takes as long as the scatter of its gradients.
+    more = share * np.where(sharded, _further_gathers(comm, shape) * scatter, 0.0)
     heads = split_heads_bytes(comm, shape)
     more = more + np.where(heads > 0, comm.topology.all_gather_s(heads, comm.groups.tp), 0.0)
     return Exposed(
         share * pairs * forward + more,
         pairs * backward + more,
         share * np.maximum(pairs * forward - trailing, 0.0) + more,
+        gathers_s=np.where(sharded, share * pairs * gather, 0.0) + more,
     )
 
 
@@ -125,6 +130,28 @@ def split_heads_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
     keys = model.kv_heads_of(shape)
     width = BF16_BYTES * ((queries + keys) * model.head_dim + keys * model.value_dim)
     return np.where(tp > keys, width * comm.keys.tokens, 0.0)
+
+
+def gathered_operand_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
+    """Bytes of hidden states that ranks gather to multiply, (n,) each: of a pair's input, and of its output's gradient."""
+    size, operands = activation_bytes(comm), comm.compute.operands
+    if comm.compute.rates.ideal or not comm.compute.rates.eight_bit or not operands.gathers_narrow:
+        return size, size
+    elements = size / BF16_BYTES
+    return operands.element_bytes * elements, operands.gathered_gradient_bytes * elements
+
+
+def _largest_s(comm: CommContext) -> FloatArray:
+    """Seconds in which ranks agree on the largest value of a tensor that they have shares of and scale as one.
+
+    With current scaling, before it is cast and gathered (NVIDIA/TransformerEngine ``amax_reduction_group``).
+    """
+    one = np.full_like(comm.keys.tp, FP32_BYTES)
+    current = comm.compute.training.fp8_recipe is Fp8Recipe.CURRENT and comm.compute.rates.eight_bit
+    return comm.topology.all_reduce_s(one, comm.groups.tp) if current else 0.0 * one
+
+
+FP32_BYTES = 4.0
 
 
 def tp_pairs(comm: CommContext, shape: LayerShape) -> int:

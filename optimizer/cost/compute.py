@@ -6,7 +6,7 @@ selective recomputation can repeat a part's forward and a breakdown can name it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,143 +20,17 @@ from layoutopt.optimizer.cost.mixers import (
     linear_inputs,
     linear_widths,
 )
+from layoutopt.optimizer.cost.work import Work, linear, moved
 from layoutopt.optimizer.specs.model import Mixer, Mlp
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Fp8Recipe, Precision
+from layoutopt.optimizer.specs.vocabulary import Dispatcher, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.constants import Constants
-    from layoutopt.optimizer.cost.hardware import Rates
-    from layoutopt.optimizer.cost.launch_switches import RowSwitches
-    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
-    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, TrainingSpec
+    from layoutopt.optimizer.cost.work import ComputeContext, Keys
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
 
     FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """Degree combinations, float64 arrays of shape (n,), and the tokens they leave on a rank.
-
-    ``tokens`` of one micro-batch per rank before tensor parallelism; ``local_tokens`` where sequence
-    parallelism shards them too; ``sequence`` is the tokens of one sequence on a rank.
-    """
-
-    tp: FloatArray
-    sp: FloatArray
-    cp: FloatArray
-    micro_batch: FloatArray
-    ep: FloatArray
-    etp: FloatArray
-    sequence: FloatArray
-    tokens: FloatArray
-    local_tokens: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Seconds of a part of a layer: forward, input gradient (with kernels that have no weights), weight gradient."""
-
-    forward_s: FloatArray
-    dgrad_s: FloatArray
-    wgrad_s: FloatArray
-
-    def scaled(self, times: FloatArray | float) -> Work:
-        """Do the same work ``times``, (n,) or one number for all."""
-        return Work(times * self.forward_s, times * self.dgrad_s, times * self.wgrad_s)
-
-    def without_wgrad(self) -> Work:
-        """Do the work of weights that are frozen."""
-        return Work(self.forward_s, self.dgrad_s, 0.0 * self.wgrad_s)
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.forward_s + other.forward_s, self.dgrad_s + other.dgrad_s, self.wgrad_s + other.wgrad_s
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeContext:
-    """What compute time depends on beside the degrees. ``nvlink_domain``: GPUs that reach each other over NVLink.
-
-    ``host_slower``: host time over that of the x86 CPUs that presets' host times are of.
-    """
-
-    model: ModelSpec
-    training: TrainingSpec
-    preset: FrameworkPreset
-    constants: Constants
-    rates: Rates
-    switches: RowSwitches
-    nvlink_domain: int = 1
-    host_slower: float = 1.0
-
-    @property
-    def traffic(self) -> float:
-        """Memory traffic of element-wise kernels over unfused ones."""
-        return self.constants["fused_traffic"] if self.preset.compiled else 1.0
-
-    @property
-    def expert_traffic(self) -> FloatArray:
-        """Memory traffic around expert multiplications over that of separate kernels, (n,) or (), (n,).
-
-        A graph of the whole iteration cannot ask the host how many tokens an expert got: from Blackwell on one kernel
-        sizes itself, multiplies, activates and casts for all local experts (NVIDIA/Megatron-LM, CuTe DSL grouped MLP).
-        """
-        sized = self.rates.eight_bit and self.rates.sized_experts
-        fused = self.switches.graphs[CudaGraph.FULL] & sized
-        return np.where(fused, self.constants["fused_expert_traffic"], 1.0)
-
-
-def make_keys(training: TrainingSpec, **degrees: FloatArray) -> Keys:
-    """Derive the token counts of degree combinations (tp, sp, cp, micro_batch, ep, etp)."""
-    sequence = training.sequence_length / degrees["cp"]
-    tokens = degrees["micro_batch"] * sequence
-    local = tokens / np.where(degrees["sp"] > 0, degrees["tp"], 1.0)
-    return Keys(**degrees, sequence=sequence, tokens=tokens, local_tokens=local)
-
-
-def linear(
-    ctx: ComputeContext,
-    rows: FloatArray,
-    columns: FloatArray,
-    inner: FloatArray,
-    *,
-    wide: bool = False,
-    groups: FloatArray | float = 1.0,
-    cast_share: FloatArray | float = 1.0,
-) -> Work:
-    """Time a linear layer of ``rows`` tokens, (n,); the weight gradient accumulates into the gradient buffer.
-
-    ``cast_share`` is the traffic of 8-bit casts over that of separate kernels. ``rows``, ``columns`` and ``inner``
-    are (n,) or one number for all.
-    """
-    rates, buffer = ctx.rates, 2.0 * ctx.preset.grad_bytes
-    own = ctx.preset.weight_bytes
-    # Fused into the multiplication it reads and writes the buffer; as a kernel of its own it reads the
-    # gradient too.
-    added, grad = (own + buffer, own) if ctx.preset.adds_gradients else (0.0, buffer)
-    forward = gemm_s(rates, rows, columns, inner, wide=wide, groups=groups)
-    dgrad = gemm_s(rates, rows, inner, columns, wide=wide, groups=groups)
-    wgrad = gemm_s(rates, columns, inner, rows, wide=wide, output_bytes=grad, groups=groups)
-    if rates.eight_bit and not wide:
-        speed = ctx.constants["fp8_rowwise"] if ctx.training.fp8_recipe is Fp8Recipe.ROWWISE else 1.0
-        searched = ctx.constants["fp8_amax"] if ctx.training.fp8_recipe is Fp8Recipe.CURRENT else 0.0
-        cast_in, cast_out = (
-            cast_share * (ctx.constants[f"fp8_cast_{way}"] + searched) for way in ("forward", "backward")
-        )
-        forward = forward / speed + memory_bound_s(rates, groups * cast_in * rows * inner)
-        dgrad = dgrad / speed + memory_bound_s(rates, groups * cast_out * rows * columns)
-        wgrad = wgrad / speed
-    return Work(forward, dgrad, wgrad + memory_bound_s(rates, added * groups * columns * inner))
-
-
-def moved(ctx: ComputeContext, forward_bytes: FloatArray, backward_bytes: FloatArray) -> Work:
-    """Time element-wise kernels by the bytes they move, (n,) each."""
-    forward = memory_bound_s(ctx.rates, forward_bytes * ctx.traffic)
-    backward = memory_bound_s(ctx.rates, backward_bytes * ctx.traffic)
-    return Work(forward, backward, np.zeros_like(forward))
 
 
 def norm_work(ctx: ComputeContext, keys: Keys) -> Work:
@@ -201,11 +75,20 @@ def _projections(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str
     heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0)
     width = e * heads + (e + v) * kv_heads + (v * heads if model.attention_gate else 0.0)
     gate = keys.tokens * v * heads * (6.0 if model.attention_gate else 0.0)
+    share = ctx.cast_share(keys)
     rotary = keys.tokens * e * (heads + kv_heads) * (8.0 + (4.0 if model.qk_norm else 0.0))
     return {
-        "qkv": linear(ctx, keys.tokens, width, np.full_like(width, h)),
+        "qkv": linear(
+            ctx,
+            keys.tokens,
+            width,
+            np.full_like(width, h),
+            normed=True,
+            input_share=share,
+            split=(width - (e + v) * kv_heads, e * kv_heads, v * kv_heads),
+        ),
         "rotary": moved(ctx, rotary + gate, rotary + 10 / 6 * gate),
-        "proj": linear(ctx, keys.tokens, np.full_like(width, h), v * heads),
+        "proj": linear(ctx, keys.tokens, np.full_like(width, h), v * heads, output_share=share),
     }
 
 
@@ -216,19 +99,22 @@ def _mla_projections(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     one, heads = np.ones_like(keys.tp), model.heads / keys.tp
     query_dim, h = mla.qk_nope_head_dim + mla.qk_rope_head_dim, float(model.hidden)
     down = linear(ctx, keys.local_tokens, one * (mla.kv_lora_rank + mla.qk_rope_head_dim), one * h)
-    up = linear(ctx, keys.tokens, heads * (mla.qk_nope_head_dim + mla.v_head_dim), one * mla.kv_lora_rank)
+    share = ctx.cast_share(keys)
+    width = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    up = linear(ctx, keys.tokens, width, one * mla.kv_lora_rank, normed=True, input_share=share)
     if mla.q_lora_rank:
         down = down + linear(ctx, keys.local_tokens, one * mla.q_lora_rank, one * h)
-        up = up + linear(ctx, keys.tokens, heads * query_dim, one * mla.q_lora_rank)
+        rank = one * mla.q_lora_rank
+        up = up + linear(ctx, keys.tokens, heads * query_dim, rank, normed=True, input_share=share)
     else:
-        down = down + linear(ctx, keys.tokens, heads * query_dim, one * h)
+        down = down + linear(ctx, keys.tokens, heads * query_dim, one * h, input_share=share)
     # Rotary part, latent norms and the copies that assemble Q, K and V (one read and write of each).
     assembled = keys.tokens * heads * (2 * query_dim + mla.v_head_dim) * 4.0
     latent = keys.local_tokens * (mla.q_lora_rank + mla.kv_lora_rank) * 4.0
     return {
         "qkv": down,
         "mla_up_proj": up + moved(ctx, assembled + latent, assembled + 2 * latent),
-        "proj": linear(ctx, keys.tokens, one * h, heads * mla.v_head_dim),
+        "proj": linear(ctx, keys.tokens, one * h, heads * mla.v_head_dim, output_share=share),
     }
 
 
@@ -409,12 +295,15 @@ def activation_function_work(ctx: ComputeContext, elements: FloatArray) -> Work:
     return moved(ctx, elements * forward, elements * backward)
 
 
-def dense_mlp_work(ctx: ComputeContext, keys: Keys, ffn: float) -> Work:
-    """Time a dense MLP of width ``ffn``, sharded over tp."""
+def dense_mlp_work(ctx: ComputeContext, keys: Keys, ffn: float, *, normed: bool = True) -> Work:
+    """Time a dense MLP of width ``ffn``, sharded over tp; a shared expert's input is ``normed`` in front of the router."""
     width, h = ffn / keys.tp, np.full_like(keys.tp, float(ctx.model.hidden))
-    # Both halves of a gated MLP are one multiplication.
-    up = linear(ctx, keys.tokens, width * (2 if ctx.model.gated else 1), h)
-    return up + activation_function_work(ctx, keys.tokens * width) + linear(ctx, keys.tokens, h, width)
+    share, wide = ctx.cast_share(keys), width * (2 if ctx.model.gated else 1)
+    # Both halves of a gated MLP are one multiplication where a trainer joins them.
+    halves = (width, width) if ctx.model.gated else ()
+    up = linear(ctx, keys.tokens, wide, h, normed=normed, input_share=share, split=halves)
+    down = linear(ctx, keys.tokens, h, width, output_share=share)
+    return up + activation_function_work(ctx, keys.tokens * width) + down
 
 
 def last_matrix_s(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
@@ -473,7 +362,7 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
         "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp * ctx.expert_traffic),
     }
     if moe.shared_ffn:
-        parts["shared_experts"] = dense_mlp_work(ctx, keys, moe.shared_ffn)
+        parts["shared_experts"] = dense_mlp_work(ctx, keys, moe.shared_ffn, normed=False)
     return parts
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.communication import CommContext
-    from layoutopt.optimizer.cost.compute import ComputeContext, Keys, Work
+    from layoutopt.optimizer.cost.work import ComputeContext, Keys, Work
     from layoutopt.optimizer.specs.model import LayerShape
 
     FloatArray = NDArray[np.float64]

@@ -11,7 +11,6 @@ from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.batch import homogeneous, priced_apart
 from layoutopt.optimizer.cost.communication import CommContext
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.data_parallel import DpContext, step_exposed_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit
 from layoutopt.optimizer.cost.formats import gathered_bytes, weight_bytes
@@ -49,6 +48,7 @@ from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_param
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
+from layoutopt.optimizer.cost.work import ComputeContext, make_keys
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, FrozenPart, Granularity, Schedule
 from layoutopt.optimizer.topology.counting import distinct_rows
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.constants import Constants
     from layoutopt.optimizer.cost.frozen import TrainedParts
     from layoutopt.optimizer.cost.launch_switches import RowSwitches
     from layoutopt.optimizer.cost.term_parts import Times
     from layoutopt.optimizer.cost.terms import StageTerms
+    from layoutopt.optimizer.cost.work import Keys
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec

@@ -10,9 +10,10 @@ import numpy as np
 from layoutopt.optimizer.cost.activations import input_tokens, norm_bytes
 from layoutopt.optimizer.cost.communication import activation_bytes
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import linear, moved, norm_work
+from layoutopt.optimizer.cost.compute import norm_work
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES
 from layoutopt.optimizer.cost.frozen import is_frozen
+from layoutopt.optimizer.cost.work import linear, moved
 from layoutopt.optimizer.specs.vocabulary import FrozenPart
 
 if TYPE_CHECKING:

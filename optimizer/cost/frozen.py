@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.compute import ComputeContext, Keys, Work
     from layoutopt.optimizer.cost.matrices import Matrix
+    from layoutopt.optimizer.cost.work import ComputeContext, Keys, Work
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Run, TrainingSpec
 

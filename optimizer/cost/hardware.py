@@ -52,6 +52,7 @@ class Rates:
     sm_count: int
     precision: Precision
     eight_bit: bool
+    any_arrangement: bool
     sized_experts: bool
     ideal: bool
     constants: Constants
@@ -97,6 +98,7 @@ def sustained_rates(
         sm_count=gpu.sm_count,
         precision=precision,
         eight_bit=precision in EIGHT_BIT,
+        any_arrangement=gpu.generation.any_arrangement,
         sized_experts=gpu.generation.sized_experts,
         ideal=ideal,
         constants=constants,

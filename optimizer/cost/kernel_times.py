@@ -17,7 +17,6 @@ from layoutopt.optimizer.cost.compute import (
     activation_function_work,
     gaps_work,
     last_matrix_s,
-    linear,
     mixer_work,
     mlp_work,
     norm_work,
@@ -29,6 +28,7 @@ from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.placement import order_of
 from layoutopt.optimizer.cost.stage_counts import stage_blocks
 from layoutopt.optimizer.cost.states import on_rank
+from layoutopt.optimizer.cost.work import linear
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from layoutopt.optimizer.cost.communication import (
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import Work, gaps_work, last_matrix_s, mixer_work, mlp_work
+from layoutopt.optimizer.cost.compute import gaps_work, last_matrix_s, mixer_work, mlp_work
 from layoutopt.optimizer.cost.frozen import trained_work
+from layoutopt.optimizer.cost.work import Work
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, CudaGraph, Granularity
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.communication import CommContext
-    from layoutopt.optimizer.cost.compute import ComputeContext
+    from layoutopt.optimizer.cost.work import ComputeContext
     from layoutopt.optimizer.specs.layout import Recompute
     from layoutopt.optimizer.specs.model import LayerShape
 
@@ -138,6 +139,9 @@ def _selective(
             cost = cost + traffic[Component.EP].recompute_s
         elif module == "mlp":
             cost = cost + traffic[Component.TP].forward_s / 4  # the gather in front of the first matrix
+        elif module == OP_MODULE:
+            # pytorch/torchtitan activation_checkpoint.py saves the outputs of scatters, not of gathers.
+            cost = cost + traffic[Component.TP].gathers_s
         again = again + chosen[recompute] * cost
     return again
 

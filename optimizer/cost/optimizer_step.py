@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.formats import weight_cast_bytes
 from layoutopt.optimizer.cost.hardware import gemm_s
 from layoutopt.optimizer.cost.matrices import Held, block_matrices, mtp_matrices
 from layoutopt.optimizer.cost.optimizers import OPTIMIZERS, moment_bytes
@@ -63,7 +64,7 @@ class OptimizerStep:
         moved = optimizer_bytes(local, owned, moments.matrix)
         if moments.other != moments.matrix:
             moved = moved + 2 * (moments.other - moments.matrix) * owned_parameters(batch, other, copies)
-        seconds = moved / self.rates.optimizer_bytes_per_s
+        seconds = moved / self.rates.optimizer_bytes_per_s + self._casts_s(fullest, other)
         if not OPTIMIZERS[self.preset.optimizer.kind].orthogonal:
             return seconds
         matrices = Orthogonalizer(
@@ -75,6 +76,16 @@ class OptimizerStep:
             groups=groups,
         )
         return seconds + matrices.seconds()
+
+    def _casts_s(self, fullest: RankParameters, other: RankParameters) -> FloatArray:
+        """Seconds of a step's casts of weights; those in no matrix stay wide."""
+        if self.rates.ideal:
+            return 0.0 * fullest.dense
+        each = weight_cast_bytes(
+            self.preset, self.rates.precision, any_arrangement=self.rates.any_arrangement
+        )
+        narrow = fullest.dense - other.dense + fullest.expert - other.expert
+        return each * narrow / self.rates.memory_bytes_per_s
 
 
 def optimizer_bytes(local: FloatArray, owned: FloatArray, moment_bytes: float) -> FloatArray:

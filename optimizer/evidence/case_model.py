@@ -120,8 +120,11 @@ def _node_limits() -> dict[tuple[int | None, ...], int]:
     }
 
 
-def training_of(run: MeasuredRun, facts: NoteFacts) -> TrainingSpec:
-    """Build the training numbers of a row; state dtypes go to the preset's switches instead."""
+def training_of(run: MeasuredRun, facts: NoteFacts, *, dropout: bool) -> TrainingSpec:
+    """Build the training numbers of a row; state dtypes go to the preset's switches instead.
+
+    ``dropout``: what a launch that says nothing of it does.
+    """
     precision = _precision(run)
     return TrainingSpec(
         sequence_length=run.seq or 0,
@@ -129,7 +132,7 @@ def training_of(run: MeasuredRun, facts: NoteFacts) -> TrainingSpec:
         precision=precision,
         fp8_recipe=_recipe(run, precision),
         flash=run.flash is not False,
-        dropout=bool(facts.dropout),
+        dropout=dropout if facts.dropout is None else facts.dropout,
         moe_imbalance=1.0 if run.routing == "balanced" else None,
         adapter=_adapter(run, facts),
     )

@@ -273,7 +273,8 @@ def _case(
     wide = wide_precisions().get((filled.precision or "").lower())
     if wide is not None:
         filled = replace(filled, precision=Precision.BF16.value)
-    model, training = model_of(filled, facts), training_of(filled, facts)
+    model = model_of(filled, facts)
+    training = training_of(filled, facts, dropout=framework.record.unstated.dropout)
     cluster = cluster_of(filled) if wide is None else in_half_bytes(cluster_of(filled), wide.speed)
     zero = filled.zero.stage if filled.zero else framework.record.unstated.zero
     layout = layout_of(filled, framework, model, training.precision, zero=zero)

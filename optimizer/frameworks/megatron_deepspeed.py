@@ -47,7 +47,10 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(2023, 8), date="2023-08", abilities=_ULYSSES),
     ),
     unstated=Unstated(
-        tied=True, modules=("core_attn",), equal_stages=True
+        dropout=True,  # megatron/arguments.py: --attention-dropout and --hidden-dropout are 0.1
+        tied=True,
+        modules=("core_attn",),
+        equal_stages=True,
     ),  # --untie-embeddings-and-output-weights
     exports="2025-07",
     imports=(

@@ -95,6 +95,7 @@ class FrameworkPreset:
     block of layers, and at least ``rank_bucket_parameters`` for each rank; ``broadcast_parameters``: every rank
     broadcasts the weights that it updated, whole tensors of so many parameters in the mean (0: weights are gathered).
     ``repeats_last_matrix`` False: recomputing a layer ends before its last matrix multiplication.
+    ``joint_projections`` False: query, key and value, and gate and up, are multiplied one by one.
     ``fused_norm`` False: RMS normalisation is a chain of element-wise kernels in 32 bits; ``fused_softmax`` False:
     materialised scores are masked by a kernel of their own. ``splits_loss`` False: tensor-parallel ranks gather the
     logits and each compute the whole loss. ``gathers_once`` False: every matrix gathers its input for itself.
@@ -172,6 +173,7 @@ class FrameworkPreset:
     rank_bucket_parameters: float
     broadcast_parameters: float
     repeats_last_matrix: bool
+    joint_projections: bool
     fused_norm: bool
     fused_softmax: bool
     splits_loss: bool

@@ -76,7 +76,7 @@ class Unstated:
 
     ``zero`` stage, ``tied`` embeddings, ``mesh_order``, the ``modules`` of selective recomputation (empty: it has to
     say), ``etp_is_tp``: experts are sharded as the dense layers are, ``always`` or ``without ep``, where that is
-    no choice; ``equal_stages``: every stage gets the same layers.
+    no choice; ``equal_stages``: every stage gets the same layers; ``dropout``: a published run dropped out.
     """
 
     zero: int = 1
@@ -85,6 +85,7 @@ class Unstated:
     modules: tuple[str, ...] = ()
     etp_is_tp: Literal["never", "always", "without ep"] = "never"
     equal_stages: bool = False
+    dropout: bool = False
 
     def etp(self, tp: int, ep: int) -> int:
         """Return the ranks that each expert is split over."""

@@ -80,7 +80,7 @@ TERMS = (
     Term(name="compute slowed by collectives", values={"overlap_slowdown": 0.0}),
     Term(name="memory-bound kernels", values=dict.fromkeys(_MEMORY_SPEEDS, 1e6)),
     Term(name="gradients added by own kernels", change=_without_adding),
-    Term(name="casts to 8 bits", values={"fp8_cast_forward": 0.0, "fp8_cast_backward": 0.0, "fp8_amax": 0.0}),
+    Term(name="casts to 8 bits", values={"cast_traffic": 0.0}),
     Term(
         name="shapes of multiplications",
         values={"gemm_occupancy_exponent": 0.0, "gemm_inner_half": 0.0, "gemm_misaligned": 1.0},

@@ -107,8 +107,8 @@ def lines() -> Iterator[str]:
     yield ""
     yield "Wrong in sign: Qwen3-30B's expert overlap and one dispatcher of Kimi K2 on EFA, whose ranks wait for each other's"
     yield "virtual hosts at every exchange, which nothing here prices; HybridEP on GB200 beside merged passes, whose fused"
-    yield "permutation is priced as won; block-scaled against tensor-scaled 8 bits on Blackwell, whose multiplications are"
-    yield "priced as equally fast."
+    yield "permutation is priced as won; block-scaled against tensor-scaled 8 bits of an 8B model on Blackwell, whose"
+    yield "multiplications are priced as equally fast: their casts and weights, which are, come out even."
     yield ""
     yield from _table([one for one in (*apart, *inside) if one.counted])
     yield ""

@@ -11,16 +11,20 @@ import csv
 from collections import Counter
 from dataclasses import astuple, dataclass, fields
 from io import StringIO
+from math import expm1
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.evidence.band import ALL, SHARES
+from layoutopt.optimizer.evidence.metrics import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    from layoutopt.optimizer.evidence.metrics import ErrorSummary
 
 OTHERS_SHARE, OTHERS_ROWS = 0.1, 10.0
 """What all runs of other families together count as: this share of the own rows, at least so many of them."""
@@ -62,6 +66,16 @@ class Coverage:
     width: float
     inside_apart: float
     apart_width: float
+
+
+def unseen_errors(residuals: Iterable[Residual]) -> dict[str, ErrorSummary]:
+    """Summarize the errors of steps of the runs in the fit, each with its publication left out; all, and by kind of run."""
+    errors: dict[str, list[float]] = {ALL: []}
+    for one in residuals:
+        if one.quantity == "step" and one.in_fit is not None:
+            for name in (ALL, one.family):
+                errors.setdefault(name, []).append(expm1(-one.left_out))
+    return {name: summarize(own) for name, own in errors.items()}
 
 
 def to_csv(residuals: Iterable[Residual]) -> str:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.activations import layer_activations
-from layoutopt.optimizer.cost.compute import ComputeContext, Keys, make_keys, mixer_work
+from layoutopt.optimizer.cost.compute import mixer_work
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, sustained_rates
 from layoutopt.optimizer.cost.launch_switches import of_preset
+from layoutopt.optimizer.cost.work import ComputeContext, Keys, make_keys
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.cluster import GpuSpec

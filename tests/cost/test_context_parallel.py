@@ -11,11 +11,12 @@ import pytest
 from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import core_attention_work, make_keys
+from layoutopt.optimizer.cost.compute import core_attention_work
 from layoutopt.optimizer.cost.context_parallel import attended_keys, division, held_bytes, method_of
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import attended_tokens
+from layoutopt.optimizer.cost.work import make_keys
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.layout import Layout, VirtualStage
@@ -24,8 +25,8 @@ from layoutopt.optimizer.specs.model import LayerShape
 from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.compute import Keys
     from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.cost.work import Keys
 
 FULL = LayerShape(ffn=14336)
 WINDOW = LayerShape(ffn=14336, window=4096)

@@ -62,7 +62,7 @@ def test_speed_is_monotone_and_continuous_in_the_cap() -> None:
 
 
 def test_500_w_runs_follow_from_the_700_w_constants() -> None:
-    """No constant is the part's own: torchtitan's published rows on capped H100s are within 8.5% in the mean."""
+    """No constant is the part's own: torchtitan's published rows on capped H100s are within 8% in the mean."""
     assert not CONSTANTS.has("gemm_cap", "hopper-500w")
     gpu = find_gpu("h100-96g-500w").gpu
     assert (gpu.architecture, gpu.tdp_w, gpu.rated_w) == ("hopper", 500, 700)
@@ -73,7 +73,7 @@ def test_500_w_runs_follow_from_the_700_w_constants() -> None:
     ]
     errors = [abs(predict(case).step_time_s / (case.measured_s or 1.0) - 1) for case in cases]
     assert len(errors) == 24
-    assert np.mean(errors) < 0.085
+    assert np.mean(errors) < 0.08
     assert np.median(errors) < 0.07
 
 

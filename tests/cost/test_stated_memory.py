@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.activations import layer_activations
-from layoutopt.optimizer.cost.compute import ComputeContext, make_keys
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import of_preset
+from layoutopt.optimizer.cost.work import ComputeContext, make_keys
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
