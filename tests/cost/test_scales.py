@@ -9,13 +9,16 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.formats import weight_copies
 from layoutopt.optimizer.cost.optimizer_step import optimizer_bytes
 from layoutopt.optimizer.cost.run_facts import RunFacts
 from layoutopt.optimizer.cost.terms import StageTerms
+from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 LAYOUT = Layout(tp=2, sp=True, pp=2, dp=4, ep=2, micro_batches=8, zero=1)
 
@@ -68,10 +71,14 @@ def test_what_latent_attention_keeps_of_a_head() -> None:
         cost = build_cost_model(model, workload.training, cluster, framework=Framework.MEGATRON)
         kept.append(cost.terms(batch_of_one(replace(LAYOUT, tp=1, sp=False, dp=8))).layer_activation_bytes[0])
     query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    own = {
-        0,
-        mla.qk_nope_head_dim,
-    }  # beside the values, where those are a view of what was projected with them
-    each = {2.0 * (2 * query + mla.v_head_dim + beside) + 2.0 * mla.v_head_dim + 4.0 for beside in own}
-    more = (kept[1] - kept[0]) / (64 * workload.training.sequence_length)
-    assert any(np.allclose(more, one) for one in each)
+    # Beside the values, where those are a view of what was projected with them.
+    beside = 0 if load_preset(Framework.MEGATRON).copies_values else mla.qk_nope_head_dim
+    each = 2.0 * (2 * query + mla.v_head_dim + beside) + 2.0 * mla.v_head_dim + 4.0
+    assert np.allclose((kept[1] - kept[0]) / (64 * workload.training.sequence_length), each)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP8, Precision.MXFP8, Precision.NVFP4])
+def test_a_narrow_weight_is_there_once_where_the_gpu_multiplies_any_arrangement(precision: Precision) -> None:
+    """Scales along one axis need a copy for the other; so does a GPU that multiplies one arrangement only."""
+    assert weight_copies(precision, any_arrangement=False) == 2
+    assert weight_copies(precision, any_arrangement=True) == (1 if precision is Precision.FP8 else 2)
