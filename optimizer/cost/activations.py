@@ -94,7 +94,7 @@ def norm_bytes(ctx: ComputeContext) -> float:
 
 
 def input_tokens(ctx: ComputeContext, keys: Keys) -> FloatArray:
-    """Tokens of a tensor-parallel matrix's input that a rank keeps: its share, or all that were gathered for it."""
+    """Tokens (n,) of a tensor-parallel matrix's input that a rank keeps: its share, or all gathered for it."""
     return keys.tokens if ctx.preset.keeps_gathered_inputs else keys.local_tokens
 
 

@@ -118,7 +118,7 @@ def activation_bytes(comm: CommContext) -> FloatArray:
 
 
 def split_heads_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
-    """Bytes of queries, keys and values that ranks gather where they outnumber key-value heads and none is repeated.
+    """Bytes (n,) of queries, keys and values that ranks gather where they outnumber key-value heads and none repeats.
 
     NVIDIA/Megatron-LM core/transformer/attention.py get_query_key_value_tensors, core 0.16.
     """

@@ -105,7 +105,7 @@ def adds_whole_gradients(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArr
 
 
 def in_torch_pipeline(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
-    """Tell where torch's schedules run: gradients are reduced after the last micro-batch, each with a buffer of its own.
+    """Tell where (n,) torch's schedules run: gradients are reduced after the last micro-batch, in buffers of their own.
 
     pytorch/pytorch torch/distributed/pipelining/stage.py: backward_maybe_with_nosync, args_recv_info, grad_recv_info.
     """
