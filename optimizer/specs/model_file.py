@@ -224,6 +224,13 @@ class TrainingFile(BatchFile):
             yield ("fp8_param_gather",), f"precision is {given.precision}", "only with precision fp8 or mxfp8"
         if given.frozen and given.adapter:
             yield ("frozen",), "adapters freeze every part", "frozen or adapter"
+        if given.adapter and given.optimizer and given.optimizer.kind is Optimizer.MUON:
+            what = "muon's work is of all matrices, which adapters freeze"
+            yield (
+                ("optimizer",),
+                what,
+                "with adapters: " + ", ".join(kind for kind in Optimizer if kind is not Optimizer.MUON),
+            )
         in_matrices = set(given.frozen or ()) - {FrozenPart.EMBEDDING, FrozenPart.OUTPUT, FrozenPart.ROUTER}
         if in_matrices and given.optimizer and given.optimizer.kind is Optimizer.MUON:
             what = f"muon's work is of all matrices, {', '.join(sorted(in_matrices))} among them"
@@ -295,6 +302,14 @@ class ModelFile(FileModel):
                 yield (*place, "sequence_length"), what, f"at most {positions}"
         if training and training.moe_imbalance and given.architecture and given.architecture.moe is None:
             yield ("training", "moe_imbalance"), "the model has no experts", "only with architecture.moe"
+        only_experts = training and training.adapter and training.adapter.targets == (AdapterTarget.EXPERTS,)
+        if only_experts and given.architecture and given.architecture.moe is None:
+            what = "the model has no experts to adapt"
+            yield (
+                ("training", "adapter", "targets"),
+                what,
+                "attention, mlp; experts only with architecture.moe",
+            )
         if training and training.frozen and given.architecture:
             yield from _frozen_findings(set(training.frozen), given.architecture)
 

@@ -162,6 +162,8 @@ def test_no_measured_run_is_claimed() -> None:
         ("[embedding]", "", "embedding alone, of tied embeddings"),
         ("[mlp]", "\n  optimizer: muon", "muon's work is of all matrices"),
         ("[mlp]", "\n  adapter: {rank: 8}", "adapters freeze every part"),
+        ("", "\n  adapter: {rank: 8}\n  optimizer: muon", "which adapters freeze"),
+        ("", "\n  adapter: {rank: 8, targets: [experts]}", "no experts to adapt"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, frozen: str, extra: str, said: str) -> None:
@@ -169,7 +171,9 @@ def test_contradictions_are_refused(tmp_path: Path, frozen: str, extra: str, sai
     path = tmp_path / "m.yaml"
     path.write_text(
         "architecture: {layers: 4, hidden: 512, heads: 8, ffn: 2048, vocab: 32000, tied_embeddings: true}\n"
-        f"training:\n  sequence_length: 2048\n  global_batch: 8\n  precision: bf16\n  frozen: {frozen}{extra}\n"
+        "training:\n  sequence_length: 2048\n  global_batch: 8\n  precision: bf16"
+        + (f"\n  frozen: {frozen}" if frozen else "")
+        + f"{extra}\n"
     )
     with pytest.raises(InputError) as refused:
         load_workload(str(path))

@@ -244,6 +244,7 @@ SHARDING = [
 ]  # fmt: skip
 RECOMPUTE = [
     Case("recompute_groups_supported", F.TORCHTITAN, {"recompute": FULL}, {"recompute": replace(FULL, group=4)}),
+    Case("recompute_groups_divide", F.ANY, {"recompute": replace(FULL, group=4)}, {"recompute": replace(FULL, group=5)}),
     Case("recompute_supported", F.NANOTRON, {"recompute": FULL}, {"recompute": selective("mlp")}),
     Case("recompute_modules_supported", F.MEGATRON, {"recompute": selective("core_attn")},
          {"recompute": selective("layernorm")}, "core 0.11"),
