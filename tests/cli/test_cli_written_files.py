@@ -166,6 +166,11 @@ def test_every_option_that_writes_is_checked() -> None:
         ("diagnose A B --trace LINK", "PROFILE"),
         ("diagnose A B --calibrate A", "PLAN"),
         ("diagnose A FOLDER --trace B", "PROFILE"),
+        ("diagnose A TRACES --trace OUT", "PROFILE"),
+        ("diagnose A TRACES --report IN", "PROFILE"),
+        ("diagnose A TRACES --calibrate FAR", "PROFILE"),
+        ("diagnose A TRACES --trace INSIDE", "PROFILE"),
+        ("calibrate --cluster h100x8 --profile TRACES --plan B -o OUT", "--profile"),
         ("diagnose A B --calibrate NEW --trace NEW", "--calibrate writes too"),
         ("solve A B -o B", "CLUSTER"),
         ("solve A B --report NEW --plot NEW", "--report writes too"),
@@ -190,11 +195,21 @@ def test_inputs_are_never_written_over(
     places["B"].write_text("second")
     places["LINK"].symlink_to(places["B"])
     places["HARD"].hardlink_to(places["A"])
+    traces, far = tmp_path / "traces", tmp_path / "far"
+    traces.mkdir()
+    far.mkdir()
+    places |= {"TRACES": traces, "IN": traces / "rank0.json", "INSIDE": traces / "new.json"}
+    places |= {"OUT": far / "out.yaml", "FAR": far / "rank1.json"}
+    places["IN"].write_text("third")
+    places["FAR"].write_text("fourth")
+    places["OUT"].symlink_to(places["IN"])
+    (traces / "rank1.json").symlink_to(places["FAR"])
     done = run(*(str(places.get(word, word)) for word in words.split()))
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
     assert refused in done.stderr and ("writes too" in done.stderr or "is read as" in done.stderr)
     assert places["A"].read_text() == "first" and places["B"].read_text() == "second"
-    assert not places["NEW"].exists()
+    assert places["IN"].read_text() == "third" and places["FAR"].read_text() == "fourth"
+    assert not places["NEW"].exists() and not places["INSIDE"].exists()
 
 
 def test_an_export_keeps_its_plan(run: Callable[..., Result], made: dict[str, str], tmp_path: Path) -> None:

@@ -60,9 +60,20 @@ def keeps_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
 def require_no_input(path: Path, *, key: str) -> None:
     """Raise ``InputError`` where ``path`` is a file that the running command was given to read."""
     for name, source in _inputs(click.get_current_context()):
-        folder = source.is_dir() and path.exists() and path.name.endswith(_PROFILES)
-        if _same(path, source) or (folder and _same(path.parent, source)):
+        if _same(path, source) or (source.is_dir() and _is_member(path, source)):
             raise input_error(f"is read as {name}", "a file of another name", key=key, file=str(path))
+
+
+def _is_member(path: Path, folder: Path) -> bool:
+    """Tell whether a name leads to a profile of a folder, or to a new file that the next run would read as one."""
+    target = Path(os.path.realpath(path))
+    named = [one for one in (path, target) if one.name.endswith(_PROFILES)]
+    if any(_same(one.parent, folder) for one in named):
+        return True
+    try:
+        return any(_same(path, one) for one in folder.iterdir() if one.name.endswith(_PROFILES))
+    except OSError:
+        return False
 
 
 def _inputs(ctx: click.Context) -> Iterator[tuple[str, Path]]:
