@@ -98,6 +98,8 @@ def calibrate_terms(
         raise input_error(
             "the profile is of another number of micro-batches", "the run of this plan", key="calibrate"
         )
+    if not isinstance(found, LogDiagnosis) and found.other_gpu:
+        raise input_error(found.other_gpu, "profiles of this cluster's GPU", key="calibrate")
     open_words = ""
     if isinstance(found, LogDiagnosis):
         source = f"a log of {found.profile.steps} steps"

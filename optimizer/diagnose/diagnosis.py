@@ -17,6 +17,7 @@ from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
 from layoutopt.optimizer.diagnose.terms import is_sharded, rank_terms
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.gpu_catalog import gpu_model
 from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.profile import Product, RankProfile
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.specs.layout import Layout
+
+
+UNNAMED = ("", "gpu", "cpu")
+"""What profiles say that name no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,10 @@ class RankSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Everything that was found. ``expected`` is None without a plan, and so are differences and causes."""
+    """Everything that was found. ``expected`` is None without a plan, and so are differences and causes.
+
+    ``gpu`` is the name of the plan's GPU, empty without a plan.
+    """
 
     profiles: tuple[RankProfile, ...]
     matched: tuple[Matched, ...]
@@ -100,6 +108,20 @@ class Diagnosis:
     expected: Expectation | None
     difference: StepDifference[Row] | None
     causes: tuple[Cause, ...]
+    gpu: str = ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that profiles name, each once."""
+        named = dict.fromkeys(profile.device for profile in self.profiles)
+        return tuple(name for name in named if name not in UNNAMED)
+
+    @property
+    def other_gpu(self) -> str:
+        """Says that profiles name another GPU than the plan's, by their models; empty where none does."""
+        planned = gpu_model(self.gpu)
+        others = [name for name in self.devices if gpu_model(name) not in (None, planned)]
+        return f"profiles are of {others[0][:60]}, the plan is of {self.gpu}" if planned and others else ""
 
     @property
     def step_s(self) -> float:
@@ -123,7 +145,7 @@ class Diagnosis:
     def notes(self) -> tuple[str, ...]:
         """What the profiles leave open."""
         said = dict.fromkeys(note for profile in self.profiles for note in profile.notes)
-        return (*said, *open_groups(self.profiles))
+        return (*([self.other_gpu] if self.other_gpu else []), *said, *open_groups(self.profiles))
 
 
 def diagnose(
@@ -157,6 +179,7 @@ def diagnose(
         expected=expected,
         difference=apart,
         causes=() if expected is None or apart is None else causes(ranks, expected, apart),
+        gpu="" if cost is None else cost.cluster.gpu.name,
     )
 
 
@@ -188,6 +211,9 @@ def _of_another_job(profile: RankProfile, layout: Layout) -> str:
         return f"is of rank {profile.rank}, the plan has {layout.gpus:,} GPUs"
     if profile.world not in (0, layout.gpus):
         return f"is of a job of {profile.world:,} GPUs, the plan has {layout.gpus:,}"
+    members = [rank for group in profile.groups for rank in group.ranks]
+    if beyond := [rank for rank in members if not 0 <= rank < layout.gpus]:
+        return f"names rank {beyond[0]} in a group, the plan has {layout.gpus:,} GPUs"
     for axis, degree in ((Axis.TP, layout.tp), (Axis.CP, layout.cp), (Axis.PP, layout.pp)):
         most = max((group.members for group in profile.groups if group.axis is axis), default=degree)
         # over cp and pp trainers have smaller groups too: hierarchical ones, first and last stage

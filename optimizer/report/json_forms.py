@@ -365,6 +365,7 @@ def diagnosis_to_plain(found: Diagnosis) -> Plain:
             "operations": found.operations[:MOST_OPERATIONS],
             "ranks": [_rank_terms(terms) for terms in found.ranks],
             "speeds": found.speeds,
+            "devices": list(found.devices),
             "notes": found.notes,
         }
     )

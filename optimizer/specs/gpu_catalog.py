@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 GENERATION_FACTS = ("any_arrangement", "sized_experts", "ordered_streams")
 GENERATION_KEYS = ("architectures", *GENERATION_FACTS)
+_MODEL = re.compile(r"(?!nvl|sxm|hbm)[a-z]{1,3}\d{2,3}[a-z]?|\d{4}")
+"""A word that names a GPU."""
+
 _REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*?)([x-])(\d{1,30})")
 
 
@@ -87,6 +90,20 @@ def find_gpu(name: str) -> CatalogEntry:
     named = {"name": found, **document.data["gpus"][found]}
     entry = validate(GpuFile, document.replaced(("gpus", found), named), path=("gpus", found))
     return CatalogEntry(gpu=entry.spec(), aliases=entry.aliases, node_memory_bytes=entry.node_memory)
+
+
+@cache
+def _models() -> frozenset[str]:
+    """Return the words of the catalog that tell GPUs apart: h100, mi300x; not their memory, power or socket."""
+    words = {word for name in _names() for word in name.split("-")}
+    return frozenset(word for word in words if _MODEL.fullmatch(word))
+
+
+def gpu_model(name: str) -> str | None:
+    """Return which GPU a name is of: ``h100`` of h100-80g and of NVIDIA H100 80GB HBM3; None unless it has one such word."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    found = {word.removesuffix("x") for word in words if word in _models()}  # MI300X is MI300 in short
+    return found.pop() if len(found) == 1 else None
 
 
 def split_reference(text: str) -> tuple[str, int] | None:

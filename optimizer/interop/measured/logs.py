@@ -27,7 +27,7 @@ _TITAN = re.compile(
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
 _TIMER_LINE = re.compile(r"time \(ms\) \|(.*)")
-_TIMER_PAIR = re.compile(r"([\w./-]{1,60}): ([\d.]{1,15})")
+_TIMER_PAIR = re.compile(r"([\w./-]{1,60}): ([\d.]{1,15})(?![\w.])")
 
 
 def number(text: str) -> float | None:

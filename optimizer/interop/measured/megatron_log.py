@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 _STEP = re.compile(
-    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.{0,400}?elapsed time per iteration \((?P<unit>ms|s)\): (?P<time>[\d.]{1,15})"
-    r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12}))?"
+    r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.{0,400}?elapsed time per iteration \((?P<unit>ms|s)\): "
+    r"(?P<time>[\d.]{1,15})(?![\w.])"
+    r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12})(?![\w.]))?"
 )
+_LINE = re.compile(r"iteration\s+\d{1,9}/\s*\d+ \|.{0,400}?elapsed time per iteration \((?:ms|s)\):")
 _CONSUMED = re.compile(r"consumed samples:\s*(\d{1,15}) \| consumed tokens:\s*(\d{1,18})")
 _BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
-_MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})")
+_MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})(?![\w.])")
 _HEADER = re.compile(r"([a-z -]{1,60})[ -]size: (\d{1,9})\b")
 _HEADER_COLUMNS = {
     "world": "n_gpus",
@@ -99,11 +101,14 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
         columns.setdefault("global_batch", int(batches[-1]))
     if length := rise([(int(samples), int(tokens)) for samples, tokens in _CONSUMED.findall(plain)]):
         columns.setdefault("seq", length)
+    notes, unread = [counted(steps)], len(_LINE.findall(plain)) - len(found)
+    if unread > 0:
+        notes.append(f"{unread:,} lines of iterations without a readable time are left out")
     ranks = _timers_of_ranks(plain)
     timers = _timers(plain) | {name: (value, value) for name, value in timer_lines(plain).items()}
     return LoggedRun(
         columns=columns,
-        notes=(counted(steps),),
+        notes=tuple(notes),
         steps=len(set(steps)),
         timers_s=timers | {name: (min(own.values()), max(own.values())) for name, own in ranks.items()},
         rank_timers_s=ranks,

@@ -17,7 +17,7 @@ from layoutopt.optimizer.interop.profiles.columns import ordered, parts_of, plac
 from layoutopt.optimizer.interop.profiles.kineto_events import GRAPH, ONE, KinetoEvents, whole
 from layoutopt.optimizer.interop.profiles.options import rank_in
 from layoutopt.optimizer.interop.profiles.phases import in_optimizer, phases_by_name
-from layoutopt.optimizer.interop.profiles.steps import stalls_in, step_windows
+from layoutopt.optimizer.interop.profiles.steps import host_begins, stalls_in, step_windows
 from layoutopt.optimizer.interop.profiles.trace_file import WANTED, TraceFile
 from layoutopt.optimizer.specs.errors import input_error
 
@@ -80,13 +80,14 @@ class _Reading:
         return stated if isinstance(stated, dict) else {}
 
     def rank(self) -> int:
-        """Return the rank: as told, as the file says, as its name says; a job of one is rank 0."""
-        if self.options.rank is not None:
-            return self.options.rank
-        stated = str(self.distributed.get("rank", ""))
-        if stated.isdecimal():
-            return int(stated)
-        return rank_in(self.path.name) or 0
+        """Return the rank: as the file says, as told, as its name says; a job of one is rank 0."""
+        stated, told = str(self.distributed.get("rank", "")), self.options.rank
+        if not stated.isdecimal():
+            return (rank_in(self.path.name) or 0) if told is None else told
+        if told not in (None, int(stated)):
+            what = f"is {told}, and the profile says it is of rank {int(stated)}"
+            raise input_error(what, "no --rank", key="--rank", file=str(self.path))
+        return int(stated)
 
     def profile(self) -> RankProfile:
         """Assemble the record."""
@@ -142,12 +143,12 @@ class _Reading:
         return {**rows, "name": name}, tuple(names), found
 
     def _left_out(self) -> list[str]:
-        odd = self.found.odd
-        return (
-            [f"{self.path.name}: {odd:,} events without a name or a possible time are left out"]
-            if odd
-            else []
-        )
+        said, name = list[str](), self.path.name
+        if self.found.odd:
+            said.append(f"{name}: {self.found.odd:,} events without a name or a possible time are left out")
+        if self.found.oversized:
+            said.append(f"{name}: sizes of collectives that no GPU's memory holds are left out")
+        return said
 
     def _device(self) -> str:
         listed = listed_in(self.header, "deviceProperties")
@@ -167,7 +168,7 @@ class _Reading:
         outer = np.array([self.found.outer.get(one, -1) for one in device["outer"].tolist()], dtype=np.int64)
         call = np.where(device["call"] >= 0, device["call"], outer)
         call, parts = table.of_kernels(call, parts_of(kinds, device), device["name"], names)
-        phase, counted = self._phases(launched, place, device, kinds), launched["graph"]
+        phase, counted = self._phases(launched, place, device, kinds, names), launched["graph"]
         return (
             ordered(device, parts, in_optimizer(phase, parts), launch, call, self.base_ns),
             int((counted == ONE).sum()),
@@ -175,7 +176,12 @@ class _Reading:
         )
 
     def _phases(
-        self, launched: Table, place: IntArray, device: Table, kinds: Sequence[KernelKind]
+        self,
+        launched: Table,
+        place: IntArray,
+        device: Table,
+        kinds: Sequence[KernelKind],
+        names: tuple[str, ...],
     ) -> IntArray:
         """Return the phase in which each kernel was launched: by the operators around the launch, on its thread.
 
@@ -193,7 +199,11 @@ class _Reading:
         else:
             replayed = known
         named = ~known | replayed
-        return np.where(named, phases_by_name(device, kinds), found) if named.any() else found
+        if not named.any():
+            return found
+        launch = np.where(known, launched["end"][place] if len(launched["link"]) else -1, -1)
+        begun = host_begins(self.found.annotations.table(), names)
+        return np.where(named, phases_by_name(device, kinds, launch, begun), found)
 
     def phases_at(self, moments: IntArray, thread: int) -> IntArray:
         """Return the phase of a thread at given moments.

@@ -12,8 +12,14 @@ from layoutopt.optimizer.interop.profiles.columns import Columns, Numbered
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.profiles.trace_file import Event
 
-MOST_NS = 2**60
-"""Nanoseconds, some 36 years, that no event of a profile lasts or is away from the file's base."""
+MOST_NS = 2**61
+"""Nanoseconds that no event is away from the file's base, which may be 1970: the year 2043."""
+
+LONGEST_NS = 24 * 3600 * 10**9
+"""Nanoseconds, a day, that no event lasts: a profile is of minutes, and traffic that hangs is ended within the hour."""
+
+MOST_ELEMENTS = 2**42
+"""Elements that no tensor on a GPU has: a byte for each is 4 TiB."""
 
 MOST_WHOLE = 2**62
 """What columns of 64 bits hold, added to a time of that size."""
@@ -85,6 +91,7 @@ class KinetoEvents:
     calls: dict[tuple[Any, ...], int] = field(default_factory=dict)
     processes: set[int] = field(default_factory=set)
     odd: int = 0
+    oversized: int = 0
 
     def add(self, event: Event) -> None:
         """Sort an event in; what does not matter here is left out, what has no name or an impossible time is counted."""
@@ -171,10 +178,20 @@ class KinetoEvents:
         key = (
             str(args["Collective name"]), str(args.get("Process Group Name", "")),
             str(args.get("Process Group Description", "")), str(args.get("Process Group Ranks", "")),
-            whole(args.get("Group size"), 0), whole(args.get("In msg nelems")), whole(args.get("Out msg nelems")),
+            whole(args.get("Group size"), 0), self._count(args, "In msg nelems"), self._count(args, "Out msg nelems"),
             str(args.get("dtype", "")), whole(args.get("Src Rank")), whole(args.get("Dst Rank")),
         )  # fmt: skip
         return self.calls.setdefault(key, len(self.calls))
+
+    def _count(self, args: dict[str, Any], key: str) -> int:
+        """Return a tensor's elements, -1 where they are not told or are more than a GPU holds."""
+        found = whole(args.get(key))
+        try:
+            impossible = int(args.get(key, 0)) > MOST_ELEMENTS
+        except (OverflowError, TypeError, ValueError):
+            impossible = False
+        self.oversized += impossible
+        return -1 if impossible else found
 
     def _gloo_call(self, name: str, args: dict[str, Any]) -> int:
         """Return the number of a collective of gloo, which tells its tensor alone."""
@@ -225,7 +242,7 @@ def _elements(shape: Any) -> int:
 def _times(event: Event) -> tuple[int, int]:
     """Return start and end in nanoseconds; the file has microseconds."""
     start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
-    if not -MOST_NS < start < MOST_NS or not 0 <= duration < MOST_NS:
+    if not -MOST_NS < start < MOST_NS or not 0 <= duration < LONGEST_NS:
         raise ValueError
     return start, start + duration
 

@@ -15,9 +15,10 @@ from layoutopt.optimizer.diagnose.parts import Phase
 from layoutopt.optimizer.diagnose.profile import RankProfile
 from layoutopt.optimizer.interop.profiles.calls import CallTable
 from layoutopt.optimizer.interop.profiles.columns import ordered, parts_of, places
+from layoutopt.optimizer.interop.profiles.kineto_events import LONGEST_NS, MOST_NS
 from layoutopt.optimizer.interop.profiles.options import rank_in
 from layoutopt.optimizer.interop.profiles.phases import phases_by_name
-from layoutopt.optimizer.interop.profiles.steps import stalls_in, step_windows
+from layoutopt.optimizer.interop.profiles.steps import host_begins, stalls_in, step_windows
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -35,23 +36,53 @@ WANTED = "a report of Nsight Systems: nsys export --type sqlite REPORT.nsys-rep"
 TO_HOST, FROM_HOST = 2, 1
 """``copyKind`` of device to host and host to device (ENUM_CUDA_MEMCPY_OPER)."""
 
-_PROCESS = "(({0} >> 24) & 16777215)"
+_PROCESS = "((cast({0} as integer) >> 24) & 16777215)"
+
+
+def _possible(row: str, owner: str) -> str:
+    """Return the condition that a row says when it was, and of which process; a row that says neither is counted."""
+    times = " and ".join(f"typeof({row}.{name}) in ('integer', 'real')" for name in ("start", "end"))
+    return (
+        f"coalesce({times} and typeof({row}.{owner}) = 'integer' and abs({row}.start) < {MOST_NS}"
+        f" and {row}.end - {row}.start between 0 and {LONGEST_NS}, 0)"
+    )
+
+
+def _number(column: str) -> str:
+    """Return a column as a whole number, -1 where there is none."""
+    return f"cast(coalesce({column}, -1) as integer)"
+
+
+_KERNEL = f"{_possible('k', 'globalPid')} and coalesce(k.demangledName in (select id from StringIds), 0)"
 _KERNELS = f"""
-select k.start, k.end, k.streamId, k.demangledName, k.correlationId, {_PROCESS.format("k.globalPid")}, k.deviceId,
-       {{graph}}
-from CUPTI_ACTIVITY_KIND_KERNEL k order by k.start
+select {_number("k.start")}, {_number("k.end")}, {_number("k.streamId")}, k.demangledName, {_number("k.correlationId")},
+       {_PROCESS.format("k.globalPid")}, {{graph}}
+from CUPTI_ACTIVITY_KIND_KERNEL k where {_KERNEL} order by k.start
 """
+_LAUNCH = _possible("r", "globalTid")
 _LAUNCHES = f"""
-select r.correlationId, {_PROCESS.format("r.globalTid")}, r.start, r.end, r.nameId from CUPTI_ACTIVITY_KIND_RUNTIME r
+select {_number("r.correlationId")}, {_PROCESS.format("r.globalTid")}, {_number("r.start")}, {_number("r.end")}
+from CUPTI_ACTIVITY_KIND_RUNTIME r where {_LAUNCH}
 """
+_COPY = _possible("c", "globalPid")
 _COPIES = f"""
-select c.start, c.end, c.streamId, c.copyKind, c.correlationId, {_PROCESS.format("c.globalPid")}, c.deviceId
-from CUPTI_ACTIVITY_KIND_MEMCPY c where c.copyKind in ({FROM_HOST}, {TO_HOST})
+select {_number("c.start")}, {_number("c.end")}, {_number("c.streamId")}, c.copyKind, {_number("c.correlationId")},
+       {_PROCESS.format("c.globalPid")}
+from CUPTI_ACTIVITY_KIND_MEMCPY c where c.copyKind in ({FROM_HOST}, {TO_HOST}) and {_COPY}
 """
+_RANGE = _possible("n", "globalTid")
 _RANGES = f"""
-select coalesce(n.text, s.value), n.start, n.end, {_PROCESS.format("n.globalTid")}
-from NVTX_EVENTS n left join StringIds s on s.id = n.textId where n.end is not null and n.eventType in (59, 60)
+select cast(coalesce(n.text, s.value) as text), {_number("n.start")}, {_number("n.end")}, {_PROCESS.format("n.globalTid")}
+from NVTX_EVENTS n left join StringIds s on s.id = n.textId where n.eventType in (59, 60) and {_RANGE}
 """
+_IMPOSSIBLE = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"k where not ({_KERNEL})",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": f"r where not {_LAUNCH}",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": f"c where not {_COPY}",
+    # a range that was open when the profile ended has no end
+    "NVTX_EVENTS": f"n where n.end is not null and n.eventType in (59, 60) and not {_RANGE}",
+}
+"""Rows without a possible time, by table: no such row is read."""
 
 
 def read_nsight(path: Path, options: ProfileOptions) -> tuple[RankProfile, ...]:
@@ -91,12 +122,39 @@ class _Report:
         """Return the processes that ran kernels, in order."""
         if not self.has("CUPTI_ACTIVITY_KIND_KERNEL") or not self.has("StringIds"):
             raise input_error("holds no kernels", WANTED, file=str(self.path))
-        query = f"select distinct {_PROCESS.format('globalPid')} from CUPTI_ACTIVITY_KIND_KERNEL order by 1"
+        owner = _PROCESS.format("k.globalPid")
+        query = f"select distinct {owner} from CUPTI_ACTIVITY_KIND_KERNEL k where {_KERNEL} order by 1"
         found = [int(one) for (one,) in self.base.execute(query)]
         if not found:
             allowed = "profile with nsys profile --trace cuda,nvtx"
-            raise input_error("holds no kernels", allowed, file=str(self.path))
+            odd = self.left_out()
+            what = f"holds no kernels with a possible time: {odd}" if odd else "holds no kernels"
+            raise input_error(what, allowed, file=str(self.path))
         return found
+
+    def left_out(self) -> str:
+        """Say how many rows tell no possible time or name; empty where all do."""
+        found = 0
+        for table, rows in _IMPOSSIBLE.items():
+            if self.has(table):
+                found += self.base.execute(f"select count(*) from {table} {rows}").fetchone()[0]
+        return f"{found:,} rows without a name or a possible time are left out" if found else ""
+
+    def gpu(self, process: int) -> str:
+        """Return the name of the GPU on which a process ran the most kernels, ``gpu`` where the report has none."""
+        if not self.has("TARGET_INFO_GPU"):
+            return "gpu"
+        known = {
+            name for (name,) in self.base.execute("select name from pragma_table_info('TARGET_INFO_GPU')")
+        }
+        if not {"id", "name"} <= known:
+            return "gpu"
+        query = f"""
+        select cast(g.name as text) from CUPTI_ACTIVITY_KIND_KERNEL k join TARGET_INFO_GPU g on g.id = k.deviceId
+        where {_PROCESS.format("k.globalPid")} = ? and g.name is not null group by g.name order by count(*) desc
+        """
+        found = self.base.execute(query, (process,)).fetchone()
+        return str(found[0]) if found else "gpu"
 
     def profile(self, process: int, alone: bool, place: int) -> RankProfile:
         """Assemble one rank."""
@@ -109,15 +167,16 @@ class _Report:
         call, parts = table.of_kernels(
             np.full(len(started), -1), parts_of(kinds, device), device["name"], names
         )
-        events = ordered(device, parts, phases_by_name(device, kinds), launch, call)
         ranges, range_names = self.ranges(process)
+        phase = phases_by_name(device, kinds, launch, host_begins(ranges, range_names))
+        events = ordered(device, parts, phase, launch, call)
         steps, begun = step_windows(ranges, range_names, events, self.options, base_ns=0, file=str(self.path))
         events = _optimizer_phase(events, ranges, range_names)
         return RankProfile(
             rank=self.rank(alone, place),
             source=str(self.path),
             host=self.path.name if alone else "",
-            device="gpu",
+            device=self.gpu(process),
             names=names,
             kinds=tuple(table.kinds),
             groups=tuple(table.groups),
@@ -128,11 +187,12 @@ class _Report:
             stalls=stalls_in(ranges, range_names),
             launches=int((device["graph"] == 0).sum()),
             graphs=len(np.unique(device["link"][device["graph"] == 1])),
+            notes=(f"{self.path.name}: {odd}",) if (odd := self.left_out()) else (),
         )
 
     def names(self) -> tuple[str, ...]:
         """Return all texts, by number."""
-        rows = dict(self.base.execute("select id, value from StringIds"))
+        rows = dict(self.base.execute("select id, cast(coalesce(value, '') as text) from StringIds"))
         return tuple(rows.get(number, "") for number in range(max(rows, default=-1) + 1))
 
     def rank(self, alone: bool, place: int) -> int:
@@ -150,13 +210,13 @@ class _Report:
         kernels = _KERNELS.format(graph="k.graphNodeId is not null" if traced else "0")
         rows = [
             (start, end, stream, name, link, graph, 0)
-            for start, end, stream, name, link, owner, _, graph in self.base.execute(kernels)
+            for start, end, stream, name, link, owner, graph in self.base.execute(kernels)
             if owner == process
         ]
         if self.has("CUPTI_ACTIVITY_KIND_MEMCPY"):
             rows += [
                 (start, end, stream, 0, link, 0, kind)
-                for start, end, stream, kind, link, owner, _ in self.base.execute(_COPIES)
+                for start, end, stream, kind, link, owner in self.base.execute(_COPIES)
                 if owner == process
             ]
         table = np.array(rows, dtype=np.int64).reshape(-1, 7)
@@ -169,7 +229,7 @@ class _Report:
         if self.has("CUPTI_ACTIVITY_KIND_RUNTIME"):
             rows = [
                 (link, start, end)
-                for link, owner, start, end, _ in self.base.execute(_LAUNCHES)
+                for link, owner, start, end in self.base.execute(_LAUNCHES)
                 if owner == process
             ]
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)

@@ -23,9 +23,14 @@ TWICE = 1.5
 """Forward over backward calls of attention from which layers count as recomputed: 1 without, 2 with full recomputation."""
 
 
-def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> IntArray:
+def phases_by_name(
+    device: dict[str, IntArray], kinds: Sequence[KernelKind], launch: IntArray, begun: IntArray
+) -> IntArray:
     """Return phases (kernels,) from names that tell forward from backward; other kernels have the last such one's.
 
+    That one is of the same step: ``launch`` (kernels,) is when the host launched each, -1 where that is not known and its
+    own start counts, ``begun`` (steps,) when the host began each step. What stands before a step's first such kernel is
+    forward.
     Where attention runs forward about twice for each time backward, every backward follows a repetition of its forward:
     the last forward that no other backward has taken.
     """
@@ -37,7 +42,8 @@ def phases_by_name(device: dict[str, IntArray], kinds: Sequence[KernelKind]) -> 
     )
     mark = stated[name] if len(stated) else np.zeros(0, dtype=np.int64)
     seen = np.maximum.accumulate(np.where(mark >= 0, np.arange(len(mark)), 0))
-    found = np.maximum(mark[seen], int(Phase.FORWARD))
+    step = np.searchsorted(begun, np.where(launch >= 0, launch, device["start"])[order], side="right")
+    found = np.where(step[seen] == step, np.maximum(mark[seen], int(Phase.FORWARD)), int(Phase.FORWARD))
     fused = np.array([kind.part is Activity.ATTENTION for kind in kinds], dtype=bool)
     again = _repeated(found, mark, fused[name])
     phases = np.empty(len(found), dtype=np.int64)

@@ -10,7 +10,7 @@ from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.interop.measured.logs import ANSI
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
-from layoutopt.optimizer.interop.profiles.trace_file import SQLITE, beginning, opened
+from layoutopt.optimizer.interop.profiles.trace_file import SQLITE, beginning, is_compressed, opened
 from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.interop.sources import FileKind, detect_kind, import_text, signs_in
 from layoutopt.optimizer.specs.errors import InputError, input_error
@@ -65,6 +65,9 @@ def read_run(
         report = None if on_progress is None else (lambda share, name=path.name: on_progress(name, share))
         first = beginning(path, NOTHING)
         if first.startswith(SQLITE):
+            if is_compressed(path):
+                what = "is a compressed report"
+                raise input_error(what, f"the report unpacked: gunzip {path.name}", file=str(path))
             from layoutopt.optimizer.interop.profiles.nsight import read_nsight
 
             found += read_nsight(path, options)

@@ -62,10 +62,16 @@ def step_windows(
     return np.stack([cuts[:-1], cuts[1:]], axis=1), cuts[:-1]
 
 
+def host_begins(annotations: dict[str, IntArray], names: tuple[str, ...]) -> IntArray:
+    """Return when the host began each step that is marked, (n,), else each optimizer call's end; none where neither is."""
+    marks = _marked(annotations, names, MARK)
+    return marks[:, 0] if len(marks) else np.sort(_marked(annotations, names, STEP_OF_OPTIMIZER)[:, 1])
+
+
 def _check_marks(
     annotations: dict[str, IntArray], names: tuple[str, ...], marks: IntArray, file: str
 ) -> None:
-    """Refuse steps that are marked twice or overlap: several traces in one, or a file that somebody edited."""
+    """Refuse steps that are marked twice, overlap or have no length: several traces in one, or an edited file."""
     kinds, counts = np.unique(annotations["name"], return_counts=True)
     twice = [
         names[one]
@@ -74,6 +80,8 @@ def _check_marks(
     ]
     if twice:
         raise input_error(f"marks {twice[0][:60]} twice", "one profile of one rank", file=file)
+    if (marks[:, 1] <= marks[:, 0]).any():
+        raise input_error("marks a step of no length", "steps from their begin to their end", file=file)
     late = marks[:-1, 1] - marks[1:, 0]
     if (late > OVERLAP * (marks[:-1, 1] - marks[:-1, 0])).any():
         raise input_error(

@@ -178,6 +178,12 @@ def beginning(path: Path, wanted: str = WANTED) -> bytes:
         raise input_error(f"cannot be read: {error.strerror}", wanted, file=str(path)) from None
 
 
+def is_compressed(path: Path) -> bool:
+    """Tell whether a file that could be read is gzip's."""
+    with path.open("rb") as file:
+        return file.read(len(GZIP)) == GZIP
+
+
 def is_profile(first: bytes) -> bool:
     """Tell a trace of PyTorch's profiler and a report of Nsight Systems by how they begin."""
     return first.startswith(SQLITE) or _TRACE.search(first) is not None

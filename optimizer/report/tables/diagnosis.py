@@ -65,6 +65,8 @@ def diagnosis_tables(found: Diagnosis, *, verbose: bool = False) -> RenderableTy
 
 def _headline(found: Diagnosis) -> str:
     ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}, {found.ranks[0].steps} steps"
+    if found.devices:
+        ranks += f" on {', '.join(found.devices)[:60]}"
     apart = found.difference
     if apart is None:
         return f"measured {format_seconds(found.step_s)} per step ({ranks})"
