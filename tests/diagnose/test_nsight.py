@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from checks.traced_job import Job, Kernel, Stage, Traffic
 from checks.traced_report import write_report
@@ -18,7 +19,7 @@ from layoutopt.cli import main
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.orders import Pipeline
 from layoutopt.optimizer.diagnose.diagnosis import diagnose
-from layoutopt.optimizer.diagnose.parts import Activity
+from layoutopt.optimizer.diagnose.parts import Activity, Phase
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.interop.profiles.read import read_profiles
 from layoutopt.optimizer.interop.sources import import_text
@@ -102,6 +103,74 @@ def test_a_report_without_kernels_is_refused(tmp_path: Path) -> None:
     report = changed(tmp_path, "delete from CUPTI_ACTIVITY_KIND_KERNEL")
     with pytest.raises(InputError, match=r"holds no kernels \(profile with nsys profile --trace cuda,nvtx\)"):
         read_profiles([report], OPTIONS)
+
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        (KERNELS, "start = null"),
+        (KERNELS, "end = null"),
+        (KERNELS, "start = 'soon'"),
+        (KERNELS, "demangledName = null"),
+        (KERNELS, "start = end, end = start"),
+        (KERNELS, "globalPid = null"),
+        (KERNELS, "end = end + (1 << 62)"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", "start = null"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", "end = 'late'"),
+        ("NVTX_EVENTS", "start = null"),
+        ("NVTX_EVENTS", "start = end, end = start"),
+    ],
+)
+def test_impossible_rows_are_left_out(table: str, change: str, tmp_path: Path) -> None:
+    """Times that are none, of no length or run backwards: the rest is read, and a note counts them."""
+    report = changed(tmp_path, f"update {table} set {change} where rowid = 2")
+    (found,) = read_profiles([report], OPTIONS)
+    assert found.notes == ("rank0.sqlite: 1 rows without a name or a possible time are left out",)
+    assert (found.events.end_ns >= found.events.start_ns).all()
+    diagnose([found])
+
+
+@pytest.mark.parametrize("change", ["start = end, end = start", "start = null"])
+def test_no_row_is_possible(change: str, tmp_path: Path) -> None:
+    """Where nothing is left: one line."""
+    report = changed(tmp_path, f"update {KERNELS} set {change}")
+    with pytest.raises(InputError, match="holds no kernels with a possible time: "):
+        read_profiles([report], OPTIONS)
+    report.unlink()
+    with pytest.raises(InputError, match="marks no step"):
+        read_profiles([changed(tmp_path, f"update NVTX_EVENTS set {change}")], OPTIONS)
+
+
+def test_a_step_begins_in_its_forward_pass(tmp_path: Path) -> None:
+    """A multiplication before the first kernel whose name tells a phase is not the optimizer's of the step before."""
+    stage = Stage(forward=(Kernel(Activity.GEMM, 100, 1), *FORWARD), backward=BACKWARD)
+    one = Job(
+        pipeline=Pipeline(schedule=Schedule.NONE, pp=1, micro_batches=1), stages=(stage,), tp=2, host_us=300
+    )
+    (found,) = read_profiles([write_report(Run(one).ranks[0], tmp_path / "rank0.sqlite")], OPTIONS)
+    first = np.searchsorted(found.events.start_ns, found.steps[:, 0])
+    assert len(first) > 1 and {found.names[name][:4] for name in found.events.name[first]} == {
+        found.names[found.events.name[0]][:4]
+    }
+    assert (found.events.phase[first] == Phase.FORWARD).all()
+
+
+def test_the_gpu_of_a_report(tmp_path: Path) -> None:
+    """The table of the machine's GPUs names the one that ran the kernels."""
+    report = changed(tmp_path, "create table TARGET_INFO_GPU as select 0 id, 'NVIDIA A100-SXM4-80GB' name")
+    assert diagnose(read_profiles([report], OPTIONS)).devices == ("NVIDIA A100-SXM4-80GB",)
+
+
+def test_a_compressed_report_is_to_be_unpacked(tmp_path: Path) -> None:
+    """SQLite cannot read it as it is: the line says what to do."""
+    report = write_report(Run(job()).ranks[0], tmp_path / "rank0.sqlite")
+    packed = tmp_path / "rank0.sqlite.gz"
+    packed.write_bytes(gzip.compress(report.read_bytes(), 1))
+    with pytest.raises(InputError, match=r"is a compressed report .*gunzip rank0\.sqlite\.gz"):
+        read_profiles([packed], OPTIONS)
 
 
 def test_a_report_without_nodes_of_graphs_is_read(tmp_path: Path) -> None:

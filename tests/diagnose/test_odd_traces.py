@@ -16,7 +16,9 @@ from checks.traced_plan import job_of
 from checks.traced_run import Run
 
 from layoutopt import InputError
+from layoutopt.optimizer.diagnose.constants import calibrate_terms
 from layoutopt.optimizer.diagnose.diagnosis import diagnose
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.interop.profiles.read import read_profiles
 
@@ -101,12 +103,20 @@ def far_base(plain: Trace) -> None:
     plain["baseTimeNanoseconds"] = 10**30
 
 
+def since_1970(plain: Trace) -> None:
+    """Count times from 1970, as releases before 2.3 do."""
+    plain.pop("baseTimeNanoseconds", None)
+    for event in plain["traceEvents"]:
+        event["ts"] += 1.75e15
+
+
 READ: dict[str, Callable[[Trace], None]] = {
     "huge numbers of processes": huge_numbers,
     "words for numbers": words_for_numbers,
     "no args": without_args,
     "odd args": odd_args,
     "a far base": far_base,
+    "times since 1970": since_1970,
 }
 
 
@@ -134,6 +144,7 @@ def spoil(plain: Trace, **values: Any) -> int:
     "values",
     [
         {"dur": -5.0},
+        {"dur": 1e15},
         {"ts": float("nan")},
         {"ts": 1e300},
         {"ts": "soon"},
@@ -163,6 +174,20 @@ def steps_at_once(plain: Trace) -> None:
         event["ts"] = steps_of(plain)[0]["ts"]
 
 
+def a_step_of_no_length(plain: Trace) -> None:
+    """Let the first step end where it begins."""
+    steps_of(plain)[0]["dur"] = 0
+
+
+def a_far_member(plain: Trace) -> None:
+    """Say of a group that it has a rank which the plan has not."""
+    for event in of_category(plain, "kernel", "cpu_op"):
+        if "Process Group Ranks" in event.get("args", {}):
+            event["args"]["Process Group Ranks"] = "[0, 9]"
+    for group in plain["distributedInfo"].get("pg_config", []):
+        group["ranks"] = [0, 9]
+
+
 def all_twice(plain: Trace) -> None:
     """List every event twice."""
     plain["traceEvents"] *= 2
@@ -188,6 +213,8 @@ REFUSED: dict[str, tuple[Callable[[Trace], None], str]] = {
     "no steps": (without_steps, "marks no step"),
     "steps overlap": (longer_steps, "has steps that overlap"),
     "steps at one time": (steps_at_once, "has steps that overlap"),
+    "a step of no length": (a_step_of_no_length, "marks a step of no length"),
+    "a far member of a group": (a_far_member, "names rank 9 in a group, the plan has 8 GPUs"),
     "events twice": (all_twice, "marks ProfilerStep#5 twice"),
     "no kernel has a time": (no_kernel_has_a_time, "no kernel with a possible time"),
     "another job": (of_a_larger_job, "is of a job of 16 GPUs, the plan has 8"),
@@ -211,6 +238,42 @@ def test_one_line(name: str, trace: Trace, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(plain))
     refused(file, message)
+
+
+def test_a_rank_that_the_file_denies(trace: Trace, tmp_path: Path) -> None:
+    """``--rank`` tells what a profile leaves open: its own rank stands."""
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(trace))
+    assert held(file, rank=0).ranks[0].rank == 0
+    refused(file, "--rank: is 1, and the profile says it is of rank 0", rank=1)
+
+
+def test_sizes_that_no_gpu_holds_are_left_out(trace: Trace, tmp_path: Path) -> None:
+    """More elements than a GPU's memory: the size is not known, and a note says so."""
+    plain = copy.deepcopy(trace)
+    for event in plain["traceEvents"]:
+        if "In msg nelems" in event.get("args", {}):
+            event["args"] |= {"In msg nelems": 10**30, "Out msg nelems": 2**60}
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(plain))
+    found = held(file)
+    assert "trace.json: sizes of collectives that no GPU's memory holds are left out" in found.notes
+    assert found.overlaps and all(one.bytes is None for one in found.overlaps)
+
+
+def test_the_trace_of_another_gpu(trace: Trace, tmp_path: Path) -> None:
+    """The GPU is said; of another model than the plan's nothing is calibrated."""
+    plain = copy.deepcopy(trace)
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(plain))
+    found = held(file)
+    assert found.devices == ("NVIDIA H100 80GB HBM3",) and not found.other_gpu
+    plain["deviceProperties"][0]["name"] = "NVIDIA A100-SXM4-80GB"
+    file.write_text(json.dumps(plain))
+    found, said = held(file), "profiles are of NVIDIA A100-SXM4-80GB, the plan is of h100"
+    assert found.notes[0] == said
+    with pytest.raises(InputError, match=said):
+        calibrate_terms(found, lambda _: pytest.fail("priced"), Framework.MEGATRON, {})
 
 
 def test_the_trace_of_another_plan(tmp_path: Path) -> None:

@@ -174,3 +174,14 @@ def test_a_log_says_of_which_steps_its_median_is(
     assert found.notes[0].startswith(says)
     assert ("left out" in found.notes[0]) == (len(times_ms) > 2)
     assert (found.columns["layers"], found.columns["micro_batch"]) == (32, 2)
+
+
+@pytest.mark.parametrize("odd", ["1e308", "inf", "5000.0e3", "5000.0.1.2"])
+def test_a_time_that_is_not_read_is_said(odd: str) -> None:
+    """A number's beginning is no number: such an iteration is left out, and a note counts it."""
+    times = (20000.0, 5000.0, odd, 5200.0)
+    found = read(
+        "".join(MEGATRON_STEP.format(step=step, ms=ms) for step, ms in enumerate(times, 1)), "megatron-log"
+    )
+    assert found.columns["step_time_s"] == pytest.approx(5.1)
+    assert found.notes[1] == "1 lines of iterations without a readable time are left out"

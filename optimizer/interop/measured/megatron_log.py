@@ -82,7 +82,8 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
             "no Megatron iteration lines", "lines with 'elapsed time per iteration (ms)'", file=file
         )
     steps = [int(match["step"]) for match in found]
-    time_s = steady(steps, [_seconds(match) for match in found])
+    times_s = [_seconds(match) for match in found]
+    time_s = steady(steps, times_s)
     memory = max((value for match in _MEMORY.finditer(plain) if (value := number(match["mb"]))), default=None)
     values = {
         "step_time_s": time_s,
@@ -101,8 +102,8 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
         columns.setdefault("global_batch", int(batches[-1]))
     if length := rise([(int(samples), int(tokens)) for samples, tokens in _CONSUMED.findall(plain)]):
         columns.setdefault("seq", length)
-    notes, unread = [counted(steps)], len(_LINE.findall(plain)) - len(found)
-    if unread > 0:
+    notes, lines = [counted(steps)], sum(_LINE.search(line) is not None for line in plain.splitlines())
+    if unread := lines - sum(value is not None for value in times_s):
         notes.append(f"{unread:,} lines of iterations without a readable time are left out")
     ranks = _timers_of_ranks(plain)
     timers = _timers(plain) | {name: (value, value) for name, value in timer_lines(plain).items()}
