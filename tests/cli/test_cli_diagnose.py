@@ -102,7 +102,7 @@ def test_what_is_said_of_profiles_needs_some(option: tuple[str, str], tmp_path: 
         (("PLAN", "TRACE", "TRACE"), "is of rank 0, as is"),
         (("PLAN", "TRACE", "--axis", "dp"), "'dp' is no axis of a group"),
         (("TRACE", "TRACE"), "is not UTF-8 text"),
-        (("PLAN", "TRACE", "--rank", "64"), "is of rank 64, the plan has 8 GPUs"),
+        (("PLAN", "TRACE", "--rank", "64"), "--rank: is 64, and the profile says it is of rank 0"),
         (("PLAN", "TRACE", "--steps", "5"), "marks 2 steps, not 5"),
         (("PLAN", "LOG", "--axis", "all_reduce=dp"), "--axis: is said of traces, and this is a log"),
         (("PLAN", "LOG", "--steps", "5"), "--steps: is said of traces, and this is a log"),
