@@ -185,3 +185,26 @@ def test_a_time_that_is_not_read_is_said(odd: str) -> None:
     )
     assert found.columns["step_time_s"] == pytest.approx(5.1)
     assert found.notes[1] == "1 lines of iterations without a readable time are left out"
+
+
+def test_a_long_number_is_read() -> None:
+    """Megatron prints memory with all digits of a power of two."""
+    memory = "[Rank 0] (after 10 iterations) memory (MB) | allocated: 1.5 | max allocated: 20843.08935546875 | reserved: 3\n"
+    steps = "".join(MEGATRON_STEP.format(step=step, ms=5000.0) for step in (1, 2))
+    found = read(steps + memory, "megatron-log")
+    assert found.columns["mem_gb"] == pytest.approx(20843.08935546875 * 2**20 / 1e9)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step: 2 loss: 1.0 memory: 40.0GiB(50%) tps: 1e308 tflops: 400 mfu: 40%",
+        "epoch=0/micro_step=2/global_step=2, RunningAvgSamplesPerSec=3.0, CurrSamplesPerSec=1e308, MemAllocated=1GB",
+        "{'train_runtime': 9.0, 'train_steps_per_second': 1e308}",
+    ],
+)
+def test_the_beginning_of_a_number_is_no_rate(line: str) -> None:
+    """What is written with a power of ten is not read as its first digits."""
+    kind = "torchtitan-log" if "tps" in line else "deepspeed-log" if "micro" in line else "trainer-log"
+    with pytest.raises(InputError):
+        read(line + "\n", kind)

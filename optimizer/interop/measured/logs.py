@@ -21,13 +21,13 @@ GIB = 2**30
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TITAN = re.compile(
-    r"step:\s*(?P<step>\d{1,9})\b.{0,400}?memory:\s*(?P<gib>[\d.]{1,12})GiB.{0,400}?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})"
+    r"step:\s*(?P<step>\d{1,9})\b.{0,400}?memory:\s*(?P<gib>[\d.]{1,12})GiB.{0,400}?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})(?![\d,.]*[eE])"
     r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?P<mfu>[\d.]{1,8}%|N/A))?"
 )
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
 _TIMER_LINE = re.compile(r"time \(ms\) \|(.*)")
-_TIMER_PAIR = re.compile(r"([\w./-]{1,60}): ([\d.]{1,15})(?![\w.])")
+_TIMER_PAIR = re.compile(r"([\w./-]{1,60}): ([\d.]{1,15})(?![\d.]*[eE])")
 
 
 def number(text: str) -> float | None:

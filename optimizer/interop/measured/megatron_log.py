@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 MIB = 2**20
 _STEP = re.compile(
     r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.{0,400}?elapsed time per iteration \((?P<unit>ms|s)\): "
-    r"(?P<time>[\d.]{1,15})(?![\w.])"
-    r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12})(?![\w.]))?"
+    r"(?P<time>[\d.]{1,15})(?![\d.]*[eE])"
+    r"(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): (?P<tflops>[\d.]{1,12})(?![\d.]*[eE]))?"
 )
 _LINE = re.compile(r"iteration\s+\d{1,9}/\s*\d+ \|.{0,400}?elapsed time per iteration \((?:ms|s)\):")
 _CONSUMED = re.compile(r"consumed samples:\s*(\d{1,15}) \| consumed tokens:\s*(\d{1,18})")
 _BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
-_MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})(?![\w.])")
+_MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})(?![\d.]*[eE])")
 _HEADER = re.compile(r"([a-z -]{1,60})[ -]size: (\d{1,9})\b")
 _HEADER_COLUMNS = {
     "world": "n_gpus",

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _DEEPSPEED = re.compile(
     r"(?:global_step=(?P<step>\d{1,9}), RunningAvgSamplesPerSec=[\d.]{1,15}, Curr|\b\d{1,9}/(?P<old>\d{1,9}), )"
-    r"SamplesPerSec=(?P<rate>[\d.]{1,15})(?:, MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<gib>[\d.]{1,12})GB)?"
+    r"SamplesPerSec=(?P<rate>[\d.]{1,15})(?![\d.]*[eE])"
+    r"(?:, MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<gib>[\d.]{1,12})GB)?"
 )
 """Up to release 0.6 a line says EPOCH/STEP, SamplesPerSec=, without memory at first."""
 
@@ -34,14 +35,16 @@ _DEEPSPEED_PIPE = re.compile(
 )
 _NEMO = re.compile(
     r"(?:iteration (?P<step>\d{1,9})/\d+ \||\bglobal_step=(?P<old>\d{1,9})(?:\.0)?\b)"
-    r"(?P<rest>.{0,1000}?train_step_timing in s[:=] ?(?P<s>[\d.]{1,15}).*)"
+    r"(?P<rest>.{0,1000}?train_step_timing in s[:=] ?(?P<s>[\d.]{1,15})(?![\d.]*[eE]).*)"
 )
 """NeMo 2's lines, and the progress bar of NeMo 1."""
 
 _NEMO_BATCH = re.compile(r"global_batch_size: ([\d.]{1,12})")
 _NEMO_SAMPLES = re.compile(r"consumed_samples[=:] ?(\d{1,15})")
 _NEMO_TFLOPS = re.compile(r"TFLOPS_per_GPU: ([\d.e+]{1,15})")
-_TRAINER_END = re.compile(r"""\btrain_steps_per_second['"]?\s*[:=]\s*['"]?(?P<rate>[\d.]{1,15})""")
+_TRAINER_END = re.compile(
+    r"""\btrain_steps_per_second['"]?\s*[:=]\s*['"]?(?P<rate>[\d.]{1,15})(?![\d.]*[eE])"""
+)
 """The dictionary at the end, with numbers or texts, and the table of ``trainer.log_metrics``."""
 
 _TRAINER_BATCHES = {
