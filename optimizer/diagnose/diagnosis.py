@@ -113,7 +113,7 @@ class Diagnosis:
     @property
     def devices(self) -> tuple[str, ...]:
         """The GPUs that profiles name, each once."""
-        named = dict.fromkeys(profile.device for profile in self.profiles)
+        named = dict.fromkeys(" ".join(profile.device.split()) for profile in self.profiles)
         return tuple(name for name in named if name not in UNNAMED)
 
     @property

@@ -13,7 +13,7 @@ import pytest
 from checks.logged_runs import deepspeed_log, logged_job, megatron_log, nanotron_log, torchtitan_log
 from click.testing import CliRunner, Result
 
-from layoutopt import diagnose
+from layoutopt import InputError, diagnose
 from layoutopt.cli import main
 from layoutopt.optimizer.ask.planned import load_planned
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
@@ -292,3 +292,10 @@ def test_a_log_stands_alone(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
     log.write_text(megatron_log(job))
     result = run("diagnose", str(plan), str(log), str(log))
     assert result.exit_code == 2 and "is a log, which stands alone" in result.stderr
+
+
+def test_steps_of_years_are_refused(job: LoggedJob, tmp_path: Path) -> None:
+    """No step and no timer lasts longer than a day: one line."""
+    text = re.sub(r"(elapsed time per iteration \(ms\): )[\d.]+", r"\g<1>99999999999.0", megatron_log(job))
+    with pytest.raises(InputError, match=r"tells of 3\.17 years in a step \(a day at most\)"):
+        held(text, job, tmp_path)

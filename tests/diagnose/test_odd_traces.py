@@ -268,7 +268,7 @@ def test_the_trace_of_another_gpu(trace: Trace, tmp_path: Path) -> None:
     file.write_text(json.dumps(plain))
     found = held(file)
     assert found.devices == ("NVIDIA H100 80GB HBM3",) and not found.other_gpu
-    plain["deviceProperties"][0]["name"] = "NVIDIA A100-SXM4-80GB"
+    plain["deviceProperties"][0]["name"] = "NVIDIA\n A100-SXM4-80GB"
     file.write_text(json.dumps(plain))
     found, said = held(file), "profiles are of NVIDIA A100-SXM4-80GB, the plan is of h100"
     assert found.notes[0] == said

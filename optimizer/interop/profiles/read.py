@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.diagnose.logged import LoggedProfile
 from layoutopt.optimizer.interop.measured.logs import ANSI
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
+from layoutopt.optimizer.interop.profiles.kineto_events import LONGEST_NS
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.interop.profiles.trace_file import SQLITE, beginning, is_compressed, opened
 from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.interop.sources import FileKind, detect_kind, import_text, signs_in
 from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -178,9 +180,17 @@ def read_log(path: Path, on_progress: OnProgress | None = None) -> LoggedProfile
 
 
 def _profile(run: LoggedRun, kind: str, file: str) -> LoggedProfile:
-    """Take over what a run's columns say."""
+    """Take over what a run's columns say; raises ``InputError`` for a step or a timer that no run has."""
     cells = run.columns
     seconds, rate = cells.get("step_time_s"), cells.get("tokens_s_gpu")
+    longest_s = max(
+        [
+            float(seconds) if isinstance(seconds, int | float) else 0.0,
+            *(high for _, high in run.timers_s.values()),
+        ]
+    )
+    if longest_s > LONGEST_NS / 1e9:
+        raise input_error(f"tells of {format_seconds(longest_s)} in a step", "a day at most", file=file)
     trainer = kind.removesuffix("-log")
     if any(name in run.timers_s for name in ("fwd", "bwd")):
         trainer = "deepspeed"  # Megatron-DeepSpeed prints the lines of both
