@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.communication import CommContext
     from layoutopt.optimizer.cost.work import ComputeContext, Keys, Work
-    from layoutopt.optimizer.specs.model import LayerShape
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
 
     FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
 
 BF16_BYTES = 2.0
 
@@ -51,6 +52,27 @@ def method_of(ctx: ComputeContext, shape: LayerShape) -> CpComm:
     return CpComm.ALL_GATHER if ring and shape.window is not None else method
 
 
+def exchange_ranks(model: ModelSpec, nvlink_domain: int, cp: Any, tp: Any) -> IntArray:
+    """Return among how many ranks the hierarchical method exchanges heads, (n,): the rest of cp is a ring.
+
+    As many as share an NVLink domain and divide the heads of a tensor rank.
+
+    Parameters
+    ----------
+    model
+        Whose heads are exchanged; key-value heads too, unless latent attention expands them for every head.
+    nvlink_domain
+        GPUs of an NVLink domain.
+    cp, tp
+        Context and tensor degrees, (n,) or single ones.
+    """
+    heads = model.heads if model.mla else gcd(model.heads, model.common_kv_heads)
+    degrees, parts = np.asarray(cp, dtype=np.int64), np.asarray(tp, dtype=np.int64)
+    room, share = np.maximum(nvlink_domain // parts, 1), np.maximum(heads // parts, 1)
+    result: IntArray = np.gcd(np.gcd(degrees, room), share)
+    return result
+
+
 def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
     """Divide a layer's attention.
 
@@ -64,11 +86,7 @@ def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
         return Division(keys.cp, one, False)
     if method is CpComm.P2P:
         return Division(one, keys.cp, False)
-    model = ctx.model
-    heads = model.heads if model.mla else gcd(model.heads, model.common_kv_heads)
-    room = np.maximum(ctx.nvlink_domain // keys.tp, 1).astype(np.int64)
-    share = np.maximum(heads // keys.tp, 1).astype(np.int64)
-    inner = np.gcd(np.gcd(keys.cp.astype(np.int64), room), share).astype(np.float64)
+    inner = exchange_ranks(ctx.model, ctx.nvlink_domain, keys.cp, keys.tp).astype(np.float64)
     return Division(inner, keys.cp / inner, False)
 
 

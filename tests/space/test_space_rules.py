@@ -87,6 +87,7 @@ INDEXER = IndexerSpec(heads=4, head_dim=16, top_k=64)
 MUON = OptimizerSpec(kind=Optimizer.MUON)
 OWNED = replace(MUON, distribution=MuonSharing.OWNER)
 SHARED_OUT = replace(MUON, distribution=MuonSharing.DISTRIBUTED)
+A2A = Switches(cp_kind=CpComm.A2A)
 PIPE: dict[str, Any] = {"pp": 4, "dp": 4, "schedule": Schedule.ONE_F_ONE_B}
 CHUNKS: dict[str, Any] = {"pp": 4, "vp": 2, "dp": 4, "schedule": Schedule.INTERLEAVED}
 
@@ -120,6 +121,7 @@ SEQUENCE = [
     Case("ulysses_heads", F.MEGATRON, {"cp": 4}, {"cp": 8}, None, {"kv_heads": 4}, {},
          {"cp_comm": CpComm.A2A}),
     Case("ulysses_heads", F.ANY, {"cp": 8}, {"cp": 16}, None, {"kv_heads": 4}, {}, {"cp_comm": CpComm.A2A}),
+    Case("ulysses_heads", F.MEGATRON_BRIDGE, {"cp": 4, "switches": A2A}, {"cp": 8, "switches": A2A}, None, {"kv_heads": 4}),
     Case("ulysses_heads", F.DEEPSPEED, {"cp": 8}, {"cp": 16}, model={"kv_heads": 4}),
     Case("window_needs_gathered_cp", F.MEGATRON, {"cp": 1}, {"cp": 2}, model={"runs": WINDOW},
          options={"cp_comm": CpComm.P2P}),

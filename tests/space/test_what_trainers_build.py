@@ -167,3 +167,16 @@ def test_an_order_that_only_experts_tell_apart_is_known_without_them(ep: int, kn
     rule = next(one for one in ORDERS if one.name == "order_supported" and MEGATRON in one.frameworks)
     for order, holds in (("tp-cp-ep-dp-pp", True), ("tp-cp-dp-ep-pp", known)):
         assert bool(rule.holds(row_of(Layout(mesh_order=order, ep=ep, dp=8)), ctx)[0]) is holds
+
+
+@pytest.mark.parametrize("framework", [MEGATRON, BRIDGE, TORCHTITAN])
+def test_no_window_stands_for_chunks(framework: Framework) -> None:
+    """Tokens that attend within chunks of the sequence are refused; a chunk of all of it (8,192) is plain attention."""
+    assert missing(framework, of(window=2048, chunked=True), None) == "chunked attention"
+    assert not missing(framework, of(window=8192, chunked=True), None)
+    assert not missing(framework, of(window=2048), None)
+
+
+def test_torchtitan_had_chunks() -> None:
+    """Its Llama 4, with attention of fixed blocks, was there until 2026 (pytorch/torchtitan#3573)."""
+    assert not missing(TORCHTITAN, of(window=2048, chunked=True), "era B")

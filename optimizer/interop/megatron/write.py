@@ -8,7 +8,7 @@ from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.frameworks.preset import NarrowWeights
 from layoutopt.optimizer.interop.launch.optimizers import has_owners, megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
-from layoutopt.optimizer.interop.megatron.write_model import cp_kinds, model_flags
+from layoutopt.optimizer.interop.megatron.write_model import cp_kinds, cp_sizes, model_flags
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
@@ -120,22 +120,17 @@ def layout_flags(target: Target, notes: list[str]) -> Flags:
 
 
 def cp_flags(target: Target, notes: list[str]) -> Flags:
-    """How context parallelism communicates; hierarchical groups split at the node."""
-    layout = target.layout
+    """How context parallelism communicates; hierarchical groups split where NVLink, or the heads, end."""
     if target.release < (0, 10):
         return []
     kinds = cp_kinds(target)
     if CpComm.A2A_P2P.value not in kinds:
         return [("--cp-comm-type", kinds)]
-    # all-to-all stays on NVLink, the ring crosses nodes
-    inside = max(1, min(layout.cp, target.cluster.gpus_per_node // layout.tp))
+    sizes = cp_sizes(target)
     notes.append(
-        f"hierarchical context parallelism: {inside} ranks by all-to-all inside the node, the rest in a ring"
+        f"hierarchical context parallelism: {sizes[0]} ranks by all-to-all over NVLink, the rest in a ring"
     )
-    return [
-        ("--cp-comm-type", kinds),
-        ("--hierarchical-context-parallel-sizes", [inside, layout.cp // inside]),
-    ]
+    return [("--cp-comm-type", kinds), ("--hierarchical-context-parallel-sizes", sizes)]
 
 
 def layout_string(layout: Layout) -> str:

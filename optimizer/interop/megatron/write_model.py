@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.cost.context_parallel import exchange_ranks
 from layoutopt.optimizer.interop.megatron.variants import variant_settings
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
@@ -310,6 +311,13 @@ def cp_kinds(target: Target) -> list[str]:
         return [kind.value]
     gathered = CpComm.ALL_GATHER.value
     return [gathered] if all(found[1]) else [gathered if mark else kind.value for mark in found[1]]
+
+
+def cp_sizes(target: Target) -> list[int]:
+    """Sizes of hierarchical context parallelism: ranks that exchange heads, and steps of the ring, as they are priced."""
+    layout = target.layout
+    inside = int(exchange_ranks(target.model, target.cluster.nvlink_domain, layout.cp, layout.tp))
+    return [inside, layout.cp // inside]
 
 
 def variant_flags(model: ModelSpec, release: Release) -> Flags:

@@ -21,6 +21,7 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     balances,
     biased_experts,
     cp_kinds,
+    cp_sizes,
     dense_width,
     expert_groups,
     layer_list,
@@ -293,8 +294,7 @@ def layout_overrides(target: Target) -> Overrides:
         ("model.cp_comm_type", (kinds[0] if len(kinds) == 1 else kinds) if layout.cp > 1 else None),
     ]
     if layout.cp > 1 and CpComm.A2A_P2P.value in kinds:
-        inside = max(1, min(layout.cp, target.cluster.gpus_per_node // layout.tp))
-        overrides.append(("model.hierarchical_context_parallel_sizes", [inside, layout.cp // inside]))
+        overrides.append(("model.hierarchical_context_parallel_sizes", cp_sizes(target)))
     full = chosen.granularity is Granularity.FULL
     everything = all(stage.recomputed == stage.layers for stage in layout.stages)
     depth = max(chosen.group, 1) if everything else max(stage.recomputed for stage in layout.stages)

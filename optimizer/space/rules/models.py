@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.torchtitan import ERA_C
 from layoutopt.optimizer.space.rule import Rule
 from layoutopt.optimizer.specs.layer_runs import indexer_pattern
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
@@ -28,6 +29,12 @@ def _of_no_framework(model: ModelSpec) -> Mapping[str, bool]:
         "other heads in layers with a window": model.window_kv_heads is not None,
         "attention sinks in layers with a window alone": model.window_sinks,
     }
+
+
+def _chunked(ctx: Context) -> bool:
+    """Whether tokens attend within chunks; a chunk as long as the sequence is the whole of it, as a window would be."""
+    length = ctx.training.sequence_length
+    return any(shape.chunked and shape.window is not None and shape.window < length for shape in ctx.shapes)
 
 
 def _of_megatron_deepspeed(ctx: Context) -> Mapping[str, bool]:
@@ -60,6 +67,7 @@ def _of_megatron(ctx: Context) -> Mapping[str, bool]:
     return {
         "Kimi delta attention": Mixer.KIMI_DELTA in mixers,
         "lightning attention": Mixer.LIGHTNING in mixers,
+        "chunked attention": _chunked(ctx),
         "gated delta rule": Mixer.GATED_DELTA in mixers and release < (0, 16),
         "sparse attention": model.indexer is not None and release < (0, 18),
         "sparse attention without latent attention": model.indexer is not None and model.mla is None,
@@ -82,6 +90,7 @@ def _of_megatron_bridge(ctx: Context) -> Mapping[str, bool]:
     return {
         "Kimi delta attention": Mixer.KIMI_DELTA in mixers,
         "lightning attention": Mixer.LIGHTNING in mixers,
+        "chunked attention": _chunked(ctx),
         "gated delta rule": Mixer.GATED_DELTA in mixers and release < (0, 16),
         "gates on attention": model.attention_gate and (Mixer.GATED_DELTA not in mixers or release < (0, 16)),
         "sparse attention": model.indexer is not None and (model.mla is None or release < (0, 19)),
@@ -96,6 +105,7 @@ def _of_torchtitan(ctx: Context) -> Mapping[str, bool]:
         "layers without attention": any(shape.mixer is not Mixer.ATTENTION for shape in ctx.shapes),
         "layers without an MLP": any(shape.mlp is Mlp.NONE for shape in ctx.shapes),
         "encoder layers": any(shape.bidirectional for shape in ctx.shapes),
+        "chunked attention": _chunked(ctx) and ctx.release >= ERA_C,  # Llama 4 went with #3573
         f"layers with {model.layer_norms} norms": model.layer_norms != 2,
         "query and key norms over all heads": model.qk_norm_all,
         "learned numbers in the activation": model.activation_scalars > 0,

@@ -21,6 +21,8 @@ from layoutopt.optimizer.space.rule import (
     mask,
     varying,
 )
+from layoutopt.optimizer.space.rules.switches import OnlyWhere, cp_kind
+from layoutopt.optimizer.space.switch_sets import stated
 from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Factors, Holds
-    from layoutopt.optimizer.specs.layout import Layout
+    from layoutopt.optimizer.specs.layout import Layout, Switches
 
 
 def sequence_multiple(tp: int, cp: int, *, sp: bool) -> int:
@@ -84,21 +86,25 @@ def _sequence_toml_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"sequence": sequence, "multiple": multiple}
 
 
+def _kv_heads(ctx: Context) -> int:
+    """Latent attention expands keys and values for every head before they are exchanged."""
+    return ctx.model.common_kv_heads if ctx.model.mla is None else ctx.model.heads
+
+
 def _ulysses(rows: LayoutBatch, ctx: Context, *, repeat: bool) -> BoolArray:
-    kv_all = ctx.model.common_kv_heads if ctx.model.mla is None else ctx.model.heads
-    heads, kv = ctx.model.heads // rows.tp, np.maximum(kv_all // rows.tp, 1)
+    heads, kv = ctx.model.heads // rows.tp, np.maximum(_kv_heads(ctx) // rows.tp, 1)
     kv_fits = kv % rows.cp == 0
     if repeat:
         kv_fits = kv_fits | (rows.cp % kv == 0)
     return mask((heads % rows.cp == 0) & kv_fits)
 
 
+def _scatters(switches: Switches, ctx: Context) -> bool:
+    return cp_kind(switches, ctx) is CpComm.A2A
+
+
 def _ulysses_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return _ulysses(rows, ctx, repeat=False) if ctx.options.cp_comm is CpComm.A2A else everywhere(rows)
-
-
-def _ulysses_stated(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return _ulysses(rows, ctx, repeat=True) if ctx.options.cp_comm is CpComm.A2A else everywhere(rows)
+    return _ulysses(rows, ctx, repeat=False)
 
 
 def _ulysses_always(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -106,7 +112,7 @@ def _ulysses_always(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    heads, kv = ctx.model.heads // layout.tp, max(ctx.model.common_kv_heads // layout.tp, 1)
+    heads, kv = ctx.model.heads // layout.tp, max(_kv_heads(ctx) // layout.tp, 1)
     text = f"head-scattering cp {layout.cp} over {heads} heads and {kv} key-value heads per tensor rank"
     return text, {"heads_per_rank": heads, "kv_heads_per_rank": kv, "cp": layout.cp}
 
@@ -122,9 +128,10 @@ def _window_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"cp": layout.cp}
 
 
-def _chosen(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    other = ctx.options.cp_comm is not CpComm.ALL_GATHER and ctx.model.indexer is not None
-    return mask(rows.cp == 1) if other else everywhere(rows)
+def _not_gathered(switches: Switches, ctx: Context) -> bool:
+    """Whether another exchange is stated than the one that finds chosen keys; stating none leaves it to the trainer."""
+    kind = stated(switches, ctx.options).cp_kind
+    return kind not in (None, CpComm.ALL_GATHER) and ctx.model.indexer is not None
 
 
 def _chosen_alone(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -140,10 +147,8 @@ def _chosen_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _chosen_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    assert ctx.options.cp_comm is not None
-    return f"sparse attention with cp {layout.cp} over {ctx.options.cp_comm}; use all_gather", {
-        "cp": layout.cp
-    }
+    kind = cp_kind(layout.switches, ctx)
+    return f"sparse attention with cp {layout.cp} over {kind}; use all_gather", {"cp": layout.cp}
 
 
 def _moe_sp(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -205,13 +210,13 @@ _ULYSSES = Rule(
         "all-to-all context parallelism scatters heads over the context ranks, repeating key-value heads"
     ),
     source="Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3",
-    reads=frozenset({"tp", "cp"}),
-    holds=_ulysses_stated,
+    reads=frozenset({"tp", "cp", "switches"}),
+    axis="cp",
+    holds=OnlyWhere(_scatters, _ulysses_always),
     detail=_ulysses_detail,
     repair=lowered("cp"),
     valid=varying("cp"),
     frameworks=FREEST | {Framework.ACCELERATE},
-    flag="cp_comm",
 )
 
 _MTP_CP = Rule(
@@ -274,7 +279,7 @@ RULES: tuple[Rule, ...] = (
         formula="(heads/tp) % cp = 0 and (kv_heads/tp) % cp = 0",
         reason="all-to-all context parallelism scatters heads over the context ranks",
         source=_TE,
-        holds=_ulysses_split,
+        holds=OnlyWhere(_scatters, _ulysses_split),
         frameworks=MEGATRONS,
     ),
     _ULYSSES,
@@ -282,19 +287,19 @@ RULES: tuple[Rule, ...] = (
         _ULYSSES,
         reason="Ulysses is the only context parallelism here and scatters heads over its ranks",
         source="deepspeedai/DeepSpeed sequence/layer.py",
+        reads=frozenset({"tp", "cp"}),
         holds=_ulysses_always,
         frameworks=frozenset({Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED}),
-        flag="",
     ),
     Rule(
         name="sparse_needs_gathered_cp",
         formula="sparse attention and cp > 1 => cp_comm = all_gather",
         reason="chosen keys may be on any rank",
         source="NVIDIA/Megatron-LM core/transformer/transformer_config.py",
-        reads=frozenset({"cp"}),
-        holds=_chosen,
+        reads=frozenset({"cp", "switches"}),
+        axis="cp",
+        holds=OnlyWhere(_not_gathered, lambda rows, ctx: rows.cp == 1),
         detail=_chosen_detail,
-        flag="cp_comm",
     ),
     Rule(
         name="sparse_without_cp",

@@ -152,9 +152,14 @@ def _unsized(switches: Switches, ctx: Context) -> bool:
     return not (sized and switches.dispatcher is Dispatcher.HYBRIDEP)
 
 
+def cp_kind(switches: Switches, ctx: Context) -> CpComm:
+    """Return how context parallelism communicates: as the switches or the launch say, else as the trainer does."""
+    return stated(switches, ctx.options).cp_kind or preset_of_release(ctx.framework, ctx.release).cp_comm
+
+
 def _kinds_by_layer(switches: Switches, ctx: Context) -> bool:
     """Whether keys would go round a ring in whole layers and be gathered in those with a window."""
-    kind = switches.cp_kind or preset_of_release(ctx.framework, ctx.release).cp_comm
+    kind = cp_kind(switches, ctx)
     whole = any(shape.mixer is Mixer.ATTENTION and shape.window is None for shape in ctx.shapes)
     return kind in (CpComm.P2P, CpComm.A2A_P2P) and whole and ctx.has_windows
 
