@@ -28,6 +28,10 @@ class CauseKind(StrEnum):
     SLOW_LINK = "slow_link"
     NO_CUDA_GRAPH = "no_cuda_graph"
     HOST_BOUND = "host_bound"
+    HOST_PAUSE = "host_pause"
+    UNKNOWN_KERNELS = "unknown_kernels"
+    UNEXPLAINED = "unexplained"
+    FASTER = "faster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,12 @@ class Cause:
 
 LEAST_SHARE = 0.015
 """Share of the predicted step below which nothing is named: half of the 3% by which repeats of one layout differ."""
+
+LEAST_GAP = 0.03
+"""Share of the predicted step from which a gap, or one of a term, is more than repeats of one layout differ."""
+
+UNCLASSED = 0.05
+"""Share of the step in kernels of no known kind from which they may hide what its gap consists of."""
 
 LEAST_RATIO = 1.08
 """Measured over predicted from which a kind of kernel, or a link, counts as slow where few runs tell what is usual."""
@@ -81,6 +91,10 @@ REMEDIES = {
     CauseKind.SLOW_LINK: "nccl-tests over the same ranks; the links, NICs and switches between them",
     CauseKind.NO_CUDA_GRAPH: "--enable-cuda-graph or --cuda-graph-impl (Megatron-LM)",
     CauseKind.HOST_BOUND: "CUDA graphs, compilation, fewer and larger kernels; pinned processes, no synchronisation",
+    CauseKind.HOST_PAUSE: "a range around each of them (torch.profiler.record_function, NVTX) tells which",
+    CauseKind.UNKNOWN_KERNELS: "names or ranges of these kernels; their terms stand under other kernels",
+    CauseKind.UNEXPLAINED: "the parts of that term (--verbose), traces of more ranks; or calibrate, if all layouts show it",
+    CauseKind.FASTER: "batch, sequence length, layers and GPU of the run against the plan's; then calibrate",
 }
 """What would help against a kind of cause, whatever it is about."""
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.diagnose.cause import (
     FLAGS,
     HIDDEN,
@@ -16,11 +14,14 @@ from layoutopt.optimizer.diagnose.cause import (
     LEAST_SHARE,
     LESS_HIDDEN,
     LINK_RATIO,
+    UNCLASSED,
     CauseKind,
     by_seconds,
     cause,
 )
+from layoutopt.optimizer.diagnose.outliers import slowest_experts, slowest_rank
 from layoutopt.optimizer.diagnose.parts import KERNELS, MEMORY_BOUND, Activity, Phase
+from layoutopt.optimizer.diagnose.unexplained import unexplained
 from layoutopt.optimizer.specs.units import format_rate, format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, CudaGraph
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.difference import Row, StepDifference
     from layoutopt.optimizer.diagnose.predicted import Expectation
-    from layoutopt.optimizer.diagnose.terms import AxisTraffic, RankTerms
+    from layoutopt.optimizer.diagnose.terms import AxisTraffic, KernelUse, RankTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ def causes(
     Another number of micro-batches changes every other term: where it is found it comes first.
     """
     found = Findings(ranks=tuple(ranks), expected=expected, difference=difference)
-    return by_seconds(one for rule in RULES for one in rule(found) if one.seconds >= found.least_s)
+    named = [one for rule in RULES for one in rule(found) if one.seconds >= found.least_s]
+    return by_seconds([*named, *unexplained(difference, named)])
 
 
 def _micro_batches(found: Findings) -> Iterator[Cause]:
@@ -118,6 +120,17 @@ def _stalls(found: Findings) -> Iterator[Cause]:
             checkpoint,
             f"writing a checkpoint keeps the device waiting for {format_seconds(checkpoint)} of a step in the mean",
             "the device is idle, or copies to the host, while the checkpoint is written",
+        )
+    # what an unnamed pause adds to the fixed time of a step: before its first kernel, or after its last
+    pause = found.mean_s(Component.STEP, Activity.LAUNCH) - found.predicted_s(Component.STEP, Activity.LAUNCH)
+    if pause > 0:
+        yield cause(
+            CauseKind.HOST_PAUSE,
+            "host",
+            pause,
+            f"the host keeps the device waiting {format_seconds(pause)} a step at its start or end: data loading, "
+            "evaluation, checkpoint or logging",
+            "no range of the profile names what the host does meanwhile",
         )
 
 
@@ -204,6 +217,20 @@ def _kernels(found: Findings) -> Iterator[Cause]:
                 *_longest(found, part),
                 f"their time is that of {bound}",
             )
+
+
+def _unclassed(found: Findings) -> Iterator[Cause]:
+    """Say how much of the step runs in kernels that no rule classes: of their terms nothing can be told."""
+    seconds = found.mean_s(part=Activity.OTHER)
+    if seconds > max(UNCLASSED * found.difference.measured_s, found.predicted_s(part=Activity.OTHER)):
+        share = seconds / found.difference.measured_s
+        yield cause(
+            CauseKind.UNKNOWN_KERNELS,
+            "kernels",
+            seconds,
+            f"{share:.0%} of the step runs in kernels of no known kind: whether they are slow is not told",
+            *_longest(found, Activity.OTHER, most=3),
+        )
 
 
 def _traffic(found: Findings) -> Iterator[Cause]:
@@ -319,11 +346,13 @@ def _host(found: Findings) -> Iterator[Cause]:
         )
 
 
-def _longest(found: Findings, part: Activity) -> Iterator[str]:
-    """Name the longest kernel of a part."""
-    uses = [use for terms in found.ranks for use in terms.kernels if use.part is part]
-    if uses:
-        longest = max(uses, key=lambda use: use.busy_ns)
+def _longest(found: Findings, part: Activity, most: int = 1) -> Iterator[str]:
+    """Name the longest kernels of a part."""
+    uses: dict[str, KernelUse] = {}
+    for use in (use for terms in found.ranks for use in terms.kernels if use.part is part):
+        if use.name not in uses or use.busy_ns > uses[use.name].busy_ns:
+            uses[use.name] = use
+    for longest in sorted(uses.values(), key=lambda use: -use.busy_ns)[:most]:
         each = longest.busy_ns / longest.calls * 1e-9
         shape, rate = longest.product, longest.flops_per_s
         fast = f", {shape.words} at {format_rate(rate, 'FLOP/s')}" if shape and rate else ""
@@ -331,82 +360,6 @@ def _longest(found: Findings, part: Activity) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Findings], Iterator[Cause]], ...] = (
-    _micro_batches, _stalls, _recomputation, _attention, _ranks, _kernels, _traffic, _host
+    _micro_batches, _stalls, _recomputation, _attention, _ranks, _kernels, _unclassed, _traffic, _host
 )  # fmt: skip
 """Every rule that looks for causes."""
-
-
-SLOWER = 1.04
-"""Kernel time over that of the middle rank from which a rank counts as slow: GPUs of one kind differ by 1 to 2%."""
-
-FEW = 0.25
-"""Share of the ranks that may be slow for them to be the exception."""
-
-STEADY = (Activity.GEMM, Activity.ATTENTION, Activity.NORM, Activity.ACTIVATION, Activity.ELEMENTWISE)
-"""Kernels whose time does not depend on where tokens go."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlier:
-    """A rank that differs: by which ratio, the seconds that others wait for it, and what shows it."""
-
-    rank: int
-    ratio: float
-    seconds: float
-    evidence: tuple[str, ...]
-
-
-def slowest_rank(ranks: Sequence[RankTerms], expected: Expectation) -> Outlier | None:
-    """Return the rank whose kernels take longest relative to the plan's for its stage, if it stands out."""
-    if len(ranks) < 2:
-        return None
-    ratios = [_kernel_ratio(terms, expected) for terms in ranks]
-    middle = median(ratios)
-    slow = [place for place, ratio in enumerate(ratios) if middle > 0 and ratio / middle > SLOWER]
-    if not slow or len(slow) > max(1, FEW * len(ranks)):
-        return None
-    worst = max(slow, key=lambda place: ratios[place])
-    terms, ratio = ranks[worst], ratios[worst] / middle
-    busy = terms.computing_s
-    shown = []
-    for part in (Activity.GEMM, Activity.ATTENTION):
-        own, others = terms.kernel_s(part), median(one.kernel_s(part) for one in ranks)
-        if own:
-            shown.append(
-                f"{part.words}: {format_seconds(own)} of a step, {format_seconds(others)} on the middle rank"
-            )
-    shown.append(f"it comes last to {terms.late:.0%} of its collectives")
-    return Outlier(rank=terms.rank, ratio=ratio, seconds=busy * (1 - 1 / ratio), evidence=tuple(shown))
-
-
-def _kernel_ratio(terms: RankTerms, expected: Expectation) -> float:
-    """Return a rank's steady kernels over the plan's for its stage."""
-    stage = expected.of(terms.rank)
-    planned = sum(stage.seconds(part=part) for part in STEADY)
-    return sum(terms.kernel_s(part) for part in STEADY) / planned if planned else 0.0
-
-
-def slowest_experts(ranks: Sequence[RankTerms], expected: Expectation) -> Outlier | None:
-    """Return the rank whose expert kernels take longest of its stage, if by more than the plan reckons with."""
-    if expected.cost.model.moe is None or len(ranks) < 2:
-        return None
-    planned = max(imbalance(expected.cost.compute_context(batch_of_one(expected.layout))), 1.0)
-    by_stage: dict[int, list[RankTerms]] = {}
-    for terms in ranks:
-        by_stage.setdefault(expected.stage_of(terms.rank), []).append(terms)
-    found: Outlier | None = None
-    for same in (group for group in by_stage.values() if len(group) > 1):
-        times = [terms.kernel_s(Activity.EXPERTS) for terms in same]
-        mean, worst = fmean(times), max(range(len(same)), key=lambda place: times[place])
-        if mean <= 0 or times[worst] / mean <= SLOWER:
-            continue
-        own = [terms.kernel_s(*STEADY) for terms in same]
-        ratio = times[worst] / mean / (own[worst] / fmean(own) if fmean(own) else 1.0)
-        if ratio <= SLOWER or (found is not None and found.ratio >= ratio):
-            continue
-        shown = (
-            f"expert multiplications: {format_seconds(times[worst])} of a step, {format_seconds(mean)} in the stage's mean",
-            f"the plan reckons with {planned:.2f} times the mean",
-        )
-        found = Outlier(rank=same[worst].rank, ratio=ratio, seconds=times[worst] - mean, evidence=shown)
-    return found

@@ -19,6 +19,7 @@ from layoutopt.optimizer.evidence.parameters import parameter
 from layoutopt.optimizer.evidence.predict import TIME_SCALE
 from layoutopt.optimizer.evidence.profile import PRIOR_SIGMA
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ class TermCalibration:
         return {
             fit.name: Sourced(
                 value=fit.value,
-                source=f"{self.source}: {fit.term}, within {100 * math.expm1(fit.sigma):.0f}%",
+                source=f"{self.source}: {fit.term}, {fit.known_to}",
             )
             for fit in self.fits
             if fit.taken
@@ -102,10 +103,12 @@ def calibrate_terms(
         raise input_error(found.other_gpu, "profiles of this cluster's GPU", key="calibrate")
     open_words = ""
     if isinstance(found, LogDiagnosis):
-        source = f"a log of {found.profile.steps} steps"
+        source = f"a log of {found.profile.steps_words}"
         values, fits = _fitted(_log_terms(found, framework), [found], found.expected, reprice, present)
     else:
-        source = f"a profile of {len(found.ranks)} ranks and {found.ranks[0].steps} steps"
+        source = (
+            f"a profile of {counted(len(found.ranks), 'rank')} and {counted(found.ranks[0].steps, 'step')}"
+        )
         values, fits = _fitted(_terms(found, framework), found.ranks, found.expected, reprice, present)
         open_words = f"{found.not_told}; such calls decide no constant" if found.not_told else ""
     return TermCalibration(
@@ -275,7 +278,8 @@ class TermFit:
 
     ``sigma`` is the standard deviation of the constant's logarithm: repeats of a run, ranks that differ, and how steeply the
     term follows the constant. ``taken``: the term tells more of it than what was known before; ``reason`` says why it does
-    not, or what stays open.
+    not, or what stays open. ``at_bound``: the term asks for more than the bound of its source allows, and ``sigma`` is what
+    was known before.
     """
 
     name: str
@@ -288,6 +292,14 @@ class TermFit:
     after_s: float
     taken: bool
     reason: str = ""
+    at_bound: bool = False
+
+    @property
+    def known_to(self) -> str:
+        """How well the term tells the constant, in words."""
+        return (
+            "at its bound, not identified" if self.at_bound else f"within {100 * math.expm1(self.sigma):.0f}%"
+        )
 
 
 Measured = TypeVar("Measured")
@@ -347,20 +359,23 @@ def fit_term(
         "" if sigma < prior else _too_little(ratios, LEAST_SPREAD / abs(slope) < prior if slope else False)
     )
     value = present if reason else known.clipped(_solved(off, low, high, present))
-    if not reason and min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND:
-        reason = "it stands at the bound of its source, and the rest of the term stays unexplained"
+    taken = not reason
+    at_bound = taken and (min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND)
+    if at_bound:
+        reason = "at its bound, not identified: the rest of the term stays unexplained"
     now_priced = reprice({**values, term.name: value})
     return TermFit(
         name=term.name,
         term=term.words,
         present=present,
         value=value,
-        sigma=min(sigma, 10.0),
+        sigma=min(max(sigma, prior) if at_bound else sigma, 10.0),
         measured_s=fmean(measured[place] for place in middle),
         before_s=fmean(before[place] for place in middle),
         after_s=fmean(term.predicted_s(now_priced, ranks[place]) for place in middle),
-        taken=sigma < prior,
+        taken=taken,
         reason=reason,
+        at_bound=at_bound,
     )
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.diagnose.cause import CauseKind
 from layoutopt.optimizer.diagnose.causes import causes
 from layoutopt.optimizer.diagnose.difference import Row, StepDifference, difference
 from layoutopt.optimizer.diagnose.group_axes import open_groups, with_axes
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import LoggedProfile
+from layoutopt.optimizer.diagnose.outliers import over_others
 from layoutopt.optimizer.diagnose.peers import match
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
 from layoutopt.optimizer.diagnose.terms import is_sharded, rank_terms
+from layoutopt.optimizer.diagnose.utilization import require_possible
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.gpu_catalog import gpu_model
 from layoutopt.optimizer.specs.vocabulary import Axis
@@ -81,7 +85,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpeed:
-    """How fast a rank is: its step, its kernels over those of its stage's middle rank, the collectives that wait for it."""
+    """How fast a rank is: its step, its kernels over the middle of its stage's others, the collectives that wait for it."""
 
     rank: int
     stage: int
@@ -169,6 +173,9 @@ def diagnose(
     )
     expected = None if cost is None or layout is None else expectation(cost, layout)
     apart = None if expected is None else difference(ranks, expected)
+    found = () if expected is None or apart is None else causes(ranks, expected, apart)
+    if expected is not None and apart is not None and not _of_other_batch(found):
+        require_possible(expected.cost, expected.layout.gpus, apart.measured_s, file=profiles[0].source)
     return Diagnosis(
         profiles=profiles,
         matched=matched,
@@ -178,9 +185,14 @@ def diagnose(
         speeds=_speeds(ranks, expected),
         expected=expected,
         difference=apart,
-        causes=() if expected is None or apart is None else causes(ranks, expected, apart),
+        causes=found,
         gpu="" if cost is None else cost.cluster.gpu.name,
     )
+
+
+def _of_other_batch(found: Sequence[Cause]) -> bool:
+    """Tell whether another number of micro-batches is named, which explains a step of any length."""
+    return any(one.kind is CauseKind.MICRO_BATCHES for one in found)
 
 
 def diagnose_run(
@@ -289,10 +301,10 @@ def _speeds(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[R
     """Compare ranks of one stage; without a plan all ranks are one stage."""
     stages = [0 if expected is None else expected.stage_of(terms.rank) for terms in ranks]
     busy = [terms.computing_s for terms in ranks]
-    middle = {
-        stage: median(own for own, other in zip(busy, stages, strict=True) if other == stage)
-        for stage in stages
-    }
+    ratios: dict[int, float] = {}
+    for stage in set(stages):
+        same = [place for place, other in enumerate(stages) if other == stage]
+        ratios |= dict(zip(same, over_others([busy[place] for place in same]), strict=True))
     return tuple(
         RankSpeed(
             rank=terms.rank,
@@ -300,10 +312,10 @@ def _speeds(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple[R
             step_s=terms.step_s,
             kernels_s=own,
             waiting_s=terms.seconds(Component.SYNC) + terms.seconds(Component.BUBBLE),
-            ratio=own / middle[stage] if middle[stage] else 1.0,
+            ratio=ratios[place],
             late_share=terms.late,
         )
-        for terms, stage, own in zip(ranks, stages, busy, strict=True)
+        for place, (terms, stage, own) in enumerate(zip(ranks, stages, busy, strict=True))
     )
 
 
@@ -334,13 +346,22 @@ def answers(found: Diagnosis) -> Iterable[str]:
         yield f"traffic: {1 - exposed / busy:.0%} of its time runs beside kernels ({named})"
     else:
         yield "traffic: none in the profile"
-    if len(found.speeds) > 1:
-        worst = max(found.speeds, key=lambda one: one.ratio)
-        yield f"ranks: kernels of rank {worst.rank} take {worst.ratio:.2f} times those of the middle rank of its stage"
-    else:
-        yield "ranks: one profile; those of several ranks tell whether all are equally fast"
+    yield f"ranks: {slowest_words(found)}"
     if found.not_told:
         yield f"missing: {found.not_told}"
+
+
+def slowest_words(found: Diagnosis) -> str:
+    """Say which rank's kernels take longest beside the others of its stage, the only ones that compare."""
+    stages = Counter(one.stage for one in found.speeds)
+    compared = [one for one in found.speeds if stages[one.stage] > 1]
+    if not compared:
+        given = "one profile" if len(found.speeds) == 1 else "one profile of each stage"
+        return f"{given}; those of several ranks of a stage tell whether all are equally fast"
+    worst = max(compared, key=lambda one: one.ratio)
+    others = [one.rank for one in compared if one.stage == worst.stage and one is not worst]
+    whom = f"rank {others[0]}" if len(others) == 1 else "the middle of the others of its stage"
+    return f"kernels of rank {worst.rank} take {worst.ratio:.2f} times those of {whom}"
 
 
 MOST_RANGES = 4

@@ -16,9 +16,9 @@ from layoutopt.optimizer.diagnose.cause import (
     CauseKind,
     by_seconds,
 )
-from layoutopt.optimizer.diagnose.causes import SLOWER
 from layoutopt.optimizer.diagnose.logged import (
     PASSES,
+    WHOLE,
     LoggedProfile,
     LoggedSpan,
     SpanRow,
@@ -27,7 +27,10 @@ from layoutopt.optimizer.diagnose.logged import (
     span_difference,
     untold,
 )
+from layoutopt.optimizer.diagnose.outliers import SLOWER
 from layoutopt.optimizer.diagnose.predicted import Expectation, expectation
+from layoutopt.optimizer.diagnose.unexplained import unexplained
+from layoutopt.optimizer.diagnose.utilization import require_possible
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import format_seconds
 from layoutopt.optimizer.specs.vocabulary import Axis, Granularity
@@ -71,6 +74,7 @@ def diagnose_log(profile: LoggedProfile, cost: CostModel, layout: Layout) -> Log
     _check(profile, cost, layout)
     expected = expectation(cost, layout)
     apart = span_difference(profile, expected)
+    require_possible(cost, layout.gpus, apart.measured_s, file=profile.source)
     return LogDiagnosis(
         profile=profile,
         expected=expected,
@@ -170,7 +174,8 @@ def causes_in_log(
     """Return the causes that a log's timers show, the largest first."""
     log = _Log(profile=profile, expected=expected, apart=apart)
     least_s = LEAST_SHARE * expected.step_s
-    return by_seconds(cause for rule in RULES for cause in rule(log) if cause.seconds >= least_s)
+    named = [cause for rule in RULES for cause in rule(log) if cause.seconds >= least_s]
+    return by_seconds([*named, *unexplained(apart, named)])
 
 
 def slowest_passes(profile: LoggedProfile, expected: Expectation) -> SlowPasses | None:
@@ -255,7 +260,7 @@ def _slow(words: str, ratio: float, seconds: float) -> Cause:
         kind=CauseKind.SLOW_KERNELS,
         about="passes",
         seconds=seconds,
-        words=f"{words} take {ratio:.2f} times as long as predicted",
+        words=f"{words} {'takes' if words == WHOLE else 'take'} {ratio:.2f} times as long as predicted",
         evidence=(f"kernels, the layers' traffic or the host: {TRACES}",),
         remedy="traces of a few ranks; or calibrate, if all layouts of this machine show it",
     )
@@ -314,7 +319,7 @@ def _others(log: _Log) -> Iterator[Cause]:
                 about=span.value,
                 seconds=row.gap_s,
                 words=f"{words} took {format_seconds(row.measured_s)}, {format_seconds(row.predicted_s)} predicted",
-                evidence=(f"timers of {log.profile.trainer}, {log.profile.steps} steps",),
+                evidence=(f"timers of {log.profile.trainer}, {log.profile.steps_words}",),
                 remedy=remedy,
             )
 

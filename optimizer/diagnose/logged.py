@@ -13,6 +13,7 @@ from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.kernel_times import stage_times
 from layoutopt.optimizer.diagnose.difference import Compared, StepDifference, share_of
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +87,11 @@ class LoggedProfile:
     timers_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rank_timers_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def steps_words(self) -> str:
+        """How many steps there are, in words."""
+        return counted(self.steps, "step")
 
     def mean_s(self, timer: str) -> float:
         """Return a timer's seconds a step: the mean of its ranks, else the middle of the least and the most."""

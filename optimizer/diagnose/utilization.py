@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.flops import attention_flops, model_flops_per_token
 from layoutopt.optimizer.cost.parameter_counts import count_parameters
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.parameter_counts import ParameterCounts
     from layoutopt.optimizer.specs.cluster import GpuSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
     from layoutopt.optimizer.specs.workload import Workload
 
@@ -89,9 +92,9 @@ def utilization(
     """Return what a throughput on ``gpus`` GPUs means.
 
     ``repeated`` is the share of the forward pass that recomputation does again, 0 to 1. Raises ``InputError`` for a rate
-    above the peak of the hardware: a mistake of unit, GPU or model.
+    above the peak of the hardware, what is repeated counted too: a mistake of unit, GPU or model.
     """
-    flops = _flops_per_token(workload)
+    flops = _flops_per_token(workload.model, workload.training.sequence_length)
     tokens_per_s = _tokens_per_s(workload, throughput, gpus, flops)
     per_gpu = tokens_per_s / gpus
     by_count = {
@@ -113,6 +116,13 @@ def utilization(
             "the whole job's tokens/s and its number of GPUs, with their peak and the model that ran",
             key="throughput",
         )
+    again = by_count[Count.MATRICES].hfu
+    if again > 1:
+        raise input_error(
+            f"{repeated:.0%} of the forward pass repeated makes an HFU of {again:.1%}: more than the hardware's peak",
+            f"at most {3 * (1 / least - 1):.0%} at this speed, 0 without recomputation",
+            key="repeated",
+        )
     training = workload.training
     return Utilization(
         gpus=gpus,
@@ -128,9 +138,24 @@ def utilization(
     )
 
 
-def _flops_per_token(workload: Workload) -> dict[Count, float]:
+def require_possible(cost: CostModel, gpus: int, step_s: float, *, file: str) -> None:
+    """Refuse a step that a plan's GPUs cannot run at their peak: it is of another batch, model or GPU.
+
+    Raises ``InputError``.
+    """
+    training, gpu = cost.training, cost.cluster.gpu
+    flops = _flops_per_token(cost.model, training.sequence_length)[Count.MATRICES] * training.tokens_per_step
+    times = flops / gpus / step_s / peak_flops(gpu, training.precision)
+    if times > 1:
+        step = format_seconds(step_s)
+        what = (
+            f"has steps of {step}, in which the plan's batch needs {times:.3g} times the peak of {gpu.name}"
+        )
+        raise input_error(what, "the run of the plan: its batch, layers and GPUs", file=file)
+
+
+def _flops_per_token(model: ModelSpec, length: int) -> dict[Count, float]:
     """FLOPs of one token, forward and backward, by count."""
-    model, length = workload.model, workload.training.sequence_length
     full = model_flops_per_token(model, length, causal=False)
     layers = [(run.count, shape) for run in model.runs for shape in run.block]
     layers += [(model.mtp_layers, model.last_shape)] if model.mtp_layers else []

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from layoutopt.optimizer.frameworks.registry import framework_named
 from layoutopt.optimizer.report.answers import Diagnosed, Evaluation, Reasons, Result
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.workload import Workload
 
     Fixed = Mapping[str, Value | tuple[Value, ...]]
+
+Member = TypeVar("Member", bound=StrEnum)
 
 
 def load_model(
@@ -205,7 +208,7 @@ def utilization(
         tokens_per_s=tokens_per_s,
         tflops_per_gpu=tflops_per_gpu,
         step_time_s=step_time_s,
-        count=use.Count(count),
+        count=_member(count, use.Count, "count"),
     )
     peak = peak_flops or use.peak_flops(find_gpu(gpu or "").gpu, model.training.precision)
     return use.utilization(model, speed, gpus=gpus, peak_flops_per_gpu=peak, repeated=repeated)
@@ -232,6 +235,8 @@ def diagnose(
     from layoutopt.optimizer.interop.profiles.read import read_run
     from layoutopt.optimizer.specs.vocabulary import Axis
 
+    if not profiles:
+        raise input_error("nothing to diagnose", "profiles of the run, or its log", key="profiles")
     if isinstance(run, str | Path):
         found = planned.load_planned(run, cluster=None if cluster is None else str(cluster))
     elif isinstance(run, Result):
@@ -239,7 +244,9 @@ def diagnose(
     else:
         found = planned.of_job(run)
     options = ProfileOptions(
-        steps=steps, rank=rank, axes={name: Axis(axis) for name, axis in (axes or {}).items()}
+        steps=steps,
+        rank=rank,
+        axes={name: _member(axis, Axis, "axes") for name, axis in (axes or {}).items()},
     )
     question = found.question
     return Diagnosed(
@@ -248,6 +255,14 @@ def diagnose(
         options=question.options,
         diagnosis=diagnose_run(read_run(profiles, options), found.cost, found.layout),
     )
+
+
+def _member(value: str, kind: type[Member], key: str) -> Member:
+    """Return one of the words of a kind; raises ``InputError`` for others."""
+    known = [str(one) for one in kind]
+    if value not in known:
+        raise input_error(f"{str(value)[:60]!r} is none", f"one of {', '.join(known)}", key=key)
+    return kind(value)
 
 
 def explain(

@@ -177,6 +177,11 @@ def _prefixed(value: float, unit: str) -> str:
     return f"{number:.{digits}f} {prefix}{unit}"
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number with its word, in the plural where it is not one."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def format_bytes(value_bytes: float) -> str:
     """Write bytes with a decimal prefix and about three digits: ``85.0e9`` as ``85 GB``."""
     return _prefixed(value_bytes, "B")

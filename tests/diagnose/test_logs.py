@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from layoutopt import InputError, diagnose
 from layoutopt.cli import main
 from layoutopt.optimizer.ask.planned import load_planned
+from layoutopt.optimizer.diagnose.cause import CauseKind
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, diagnose_log
 from layoutopt.optimizer.diagnose.logged import LoggedSpan
 from layoutopt.optimizer.interop.profiles.read import read_log
@@ -299,3 +300,58 @@ def test_steps_of_years_are_refused(job: LoggedJob, tmp_path: Path) -> None:
     text = re.sub(r"(elapsed time per iteration \(ms\): )[\d.]+", r"\g<1>99999999999.0", megatron_log(job))
     with pytest.raises(InputError, match=r"tells of 3\.17 years in a step \(a day at most\)"):
         held(text, job, tmp_path)
+
+
+def test_two_steps_and_one(job: LoggedJob, tmp_path: Path) -> None:
+    """The first of two steps may be a warm-up and does not count; of one that is said."""
+    text = megatron_log(job)
+    parts = text.split(" [2026")
+    found = held(" [2026".join(parts[:3]), job, tmp_path)
+    assert found.profile.steps == 2 and found.step_s == pytest.approx(job.step_s, abs=1e-3)
+    assert found.notes[0] == "the last of two logged steps: the first may be a warm-up"
+    one = held(" [2026".join(parts[:2]), job, tmp_path)
+    assert one.profile.steps_words == "1 step" and "it may be a warm-up" in one.notes[0]
+
+
+@pytest.mark.parametrize("word", ["inf", "-900.0", "nan"])
+def test_lines_without_a_time_are_said(word: str, job: LoggedJob, tmp_path: Path) -> None:
+    """Steps whose time is no positive number are left out, and counted."""
+    text = re.sub(r"(iteration +[34]/.*?\(ms\): )[\d.]+", rf"\g<1>{word}", megatron_log(job))
+    found = held(text, job, tmp_path)
+    assert found.profile.steps == 2
+    assert found.notes[1] == "2 lines of steps are left out: no readable time or rate"
+
+
+def test_lines_of_timers_are_steps(job: LoggedJob, tmp_path: Path) -> None:
+    """DeepSpeed's timers alone, with those of micro-steps between: each line of whole steps counts once."""
+    text = deepspeed_log(job, rates=False)
+    lines = sum(" fwd: " in line for line in text.splitlines())
+    small = "[INFO] [Rank 0] time (ms) | fwd_microstep: 90.00 | bwd_microstep: 180.00\n" * 7
+    found = held(small + text, job, tmp_path)
+    assert found.profile.steps == lines > 1 and "lines of timers" in found.notes[0]
+
+
+def test_a_whole_step_is_one(job: LoggedJob, tmp_path: Path) -> None:
+    """The sentence about a log of whole steps alone is in the singular."""
+    found = held(megatron_log(job.scaled(forward=2, backward=2), level=0), job, tmp_path)
+    assert found.causes[0].words.startswith("whole step takes")
+
+
+def test_a_log_faster_than_predicted(job: LoggedJob, plan: Path, tmp_path: Path) -> None:
+    """The term that carries it is named, with what to check; above the hardware's peak the log is refused."""
+    found = held(megatron_log(job.scaled(backward=0.7)), job, tmp_path)
+    assert found.causes[0].kind is CauseKind.FASTER and found.causes[0].about == "backward passes"
+    assert "0.70 times" in found.causes[0].words and "layers and GPU" in found.causes[0].remedy
+    log = tmp_path / "fast.log"
+    log.write_text(megatron_log(job.scaled(**{span.value: 0.01 for span in LoggedSpan})))
+    result = run("diagnose", str(plan), str(log))
+    assert result.exit_code == 2 and "times the peak of h100" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_python_refuses_what_is_missing(plan: Path, tmp_path: Path) -> None:
+    """No profiles, and an axis that is none: InputError, as the command line says it."""
+    with pytest.raises(InputError, match="profiles: nothing to diagnose"):
+        diagnose(plan)
+    with pytest.raises(InputError, match=r"axes: 'zz' is none .*tp"):
+        diagnose(plan, tmp_path, axes={"all_reduce": "zz"})

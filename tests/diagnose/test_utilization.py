@@ -109,3 +109,25 @@ def test_bad_speeds(words: tuple[str, ...], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_is_repeated_stays_below_the_peak_too() -> None:
+    """An HFU above 100% is refused as an MFU above it is, and the line says how much may be repeated."""
+    words = (
+        "llama3-8b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "8",
+        "--tflops",
+        "950",
+        "--seq",
+        "2048",
+        "--repeated",
+        "100%",
+    )
+    result = CliRunner().invoke(main, ["diagnose", *words])
+    assert result.exit_code == 2 and "--repeated: 100% of the forward pass" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and "more than the hardware's peak" in result.stderr
+    with pytest.raises(InputError, match="count: 'half' is none"):
+        utilization(load_model("llama3-8b"), gpus=8, gpu="h100", tflops_per_gpu=400, count="half")

@@ -45,7 +45,10 @@ def test_the_page_runs_from_solve_to_solve(tmp_path: Path, monkeypatch: pytest.M
         result = CliRunner().invoke(main, shlex.split(line)[1:])
         assert result.exit_code == 0, (line, result.stderr)
         printed[line] = result.stdout
-    assert "1. backward computes" in printed[lines[2]] and "of the forward pass again" in printed[lines[2]]
+    causes = printed[lines[2]].partition("Causes")[2].partition("Step")[0]
+    assert "backward computes" in causes and "of the forward pass again" in causes and "rank 3 is" in causes
+    assert "at bound" in printed[lines[3]]
+    assert "at its bound, not identified" in (tmp_path / "calibrated.yaml").read_text("utf-8")
     assert "Calibration" in printed[lines[3]] and "the optimum becomes" in printed[lines[3]]
     assert (
         load_cluster(tmp_path / "same.yaml").calibration

@@ -160,7 +160,8 @@ MEGATRON_STEP = " iteration {step}/ 10 | elapsed time per iteration (ms): {ms} |
     ("times_ms", "step_s", "says"),
     [
         ((20000.0, 5000.0, 5200.0), 5.1, "median of 2 logged steps; the first, which compiles and warms up"),
-        ((20000.0, 5000.0), 12.5, "median of 2 logged steps"),
+        ((20000.0, 5000.0), 5.0, "the last of two logged steps: the first may be a warm-up"),
+        ((20000.0,), 20.0, "the only one of the logged steps: it may be a warm-up"),
     ],
 )
 def test_a_log_says_of_which_steps_its_median_is(
@@ -184,7 +185,7 @@ def test_a_time_that_is_not_read_is_said(odd: str) -> None:
         "".join(MEGATRON_STEP.format(step=step, ms=ms) for step, ms in enumerate(times, 1)), "megatron-log"
     )
     assert found.columns["step_time_s"] == pytest.approx(5.1)
-    assert found.notes[1] == "1 lines of iterations without a readable time are left out"
+    assert found.notes[1] == "a line of a step is left out: no readable time or rate"
 
 
 def test_a_long_number_is_read() -> None:

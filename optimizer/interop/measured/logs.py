@@ -26,6 +26,7 @@ _TITAN = re.compile(
 )
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
+_TITAN_SIGN = re.compile(r"step:\s*\d{1,9}\b.{0,400}?memory:.{0,400}?(?:tps|wps):")
 _TIMER_LINE = re.compile(r"time \(ms\) \|(.*)")
 _TIMER_PAIR = re.compile(r"([\w./-]{1,60}): ([\d.]{1,15})(?![\d.]*[eE])")
 
@@ -39,33 +40,44 @@ def number(text: str) -> float | None:
 
 
 def steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
-    """Return the median over the logged steps; of three or more the first, which compiles and warms up, is left out."""
+    """Return the median over the logged steps; the first, which may compile and warm up, counts where it is alone."""
     # logs of several ranks repeat their steps: count steps, not lines
     first = min(steps)
-    kept = [value for step, value in zip(steps, values, strict=True) if value is not None and step != first]
-    if len(set(steps)) < 3:
-        kept = [value for value in values if value is not None]
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    kept = [value for step, value in known if step != first] or [value for _, value in known]
     return median(kept) if kept else None
 
 
 def counted(steps: Sequence[int], what: str = "logged steps") -> str:
     """Say of which steps ``steady`` is the median."""
     found = len(set(steps))
-    left_out = "; the first, which compiles and warms up, is left out" if found > 2 else ""
-    return f"median of {found - 1 if found > 2 else found} {what}{left_out}"
+    if found == 1:
+        return f"the only one of the {what}: it may be a warm-up"
+    if found == 2:
+        return f"the last of two {what}: the first may be a warm-up"
+    return f"median of {found - 1} {what}; the first, which compiles and warms up, is left out"
 
 
-def timer_lines(text: str) -> dict[str, float]:
-    """Return the seconds of timers that are logged in one line, ``time (ms) | NAME: x | ...``, medians over the lines.
+def unread(text: str, sign: re.Pattern[str], read: int) -> tuple[str, ...]:
+    """Say how many lines with the sign of a step have no readable time or rate, where ``read`` have one; empty if all do."""
+    left = sum(sign.search(line) is not None for line in text.splitlines()) - read
+    lines = "a line of a step is" if left == 1 else f"{left:,} lines of steps are"
+    return (f"{lines} left out: no readable time or rate",) if left > 0 else ()
 
-    Of three or more values of a timer the first, of the step that compiles and warms up, is left out.
-    """
+
+def timer_values(text: str) -> dict[str, list[float]]:
+    """Return the seconds of timers that are logged in one line, ``time (ms) | NAME: x | ...``, line by line."""
     found: dict[str, list[float]] = {}
     for line in _TIMER_LINE.findall(text):
         for name, ms in _TIMER_PAIR.findall(line):
             if (value := number(ms)) is not None:
                 found.setdefault(name, []).append(value / 1e3)
-    return {name: median(values[1:] if len(values) > 2 else values) for name, values in found.items()}
+    return found
+
+
+def timer_lines(text: str) -> dict[str, float]:
+    """Return the medians of timers over their lines, the first, which may compile and warm up, left out if not alone."""
+    return {name: median(values[1:] or values) for name, values in timer_values(text).items()}
 
 
 @importer
@@ -95,7 +107,7 @@ def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = N
     }
     columns = measured("torchtitan", values, job)
     columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
-    return _with_step_time(columns, tokens_s, steps)
+    return _with_step_time(columns, tokens_s, steps, unread(ANSI.sub("", text), _TITAN_SIGN, len(found)))
 
 
 def measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
@@ -104,8 +116,10 @@ def measured(framework: str, values: dict[str, float | None], job: ImportedJob |
     return columns | {name: value for name, value in values.items() if value is not None}
 
 
-def _with_step_time(columns: Columns, tokens_s_gpu: float | None, steps: Sequence[int]) -> LoggedRun:
-    notes = [counted(steps)]
+def _with_step_time(
+    columns: Columns, tokens_s_gpu: float | None, steps: Sequence[int], left_out: Sequence[str]
+) -> LoggedRun:
+    notes = [counted(steps), *left_out]
     needed = [columns.get(name) for name in ("seq", "global_batch", "n_gpus")]
     numbers = [value for value in needed if isinstance(value, int | float) and value > 0]
     if tokens_s_gpu and len(numbers) == 3:

@@ -14,6 +14,7 @@ from layoutopt.optimizer.interop.measured.logs import (
     rise,
     steady,
     timer_lines,
+    unread,
 )
 from layoutopt.optimizer.interop.megatron.read import printed_arguments
 from layoutopt.optimizer.interop.reading import importer
@@ -102,14 +103,11 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
         columns.setdefault("global_batch", int(batches[-1]))
     if length := rise([(int(samples), int(tokens)) for samples, tokens in _CONSUMED.findall(plain)]):
         columns.setdefault("seq", length)
-    notes, lines = [counted(steps)], sum(_LINE.search(line) is not None for line in plain.splitlines())
-    if unread := lines - sum(value is not None for value in times_s):
-        notes.append(f"{unread:,} lines of iterations without a readable time are left out")
     ranks = _timers_of_ranks(plain)
     timers = _timers(plain) | {name: (value, value) for name, value in timer_lines(plain).items()}
     return LoggedRun(
         columns=columns,
-        notes=tuple(notes),
+        notes=(counted(steps), *unread(plain, _LINE, sum(value is not None for value in times_s))),
         steps=len(set(steps)),
         timers_s=timers | {name: (min(own.values()), max(own.values())) for name, own in ranks.items()},
         rank_timers_s=ranks,

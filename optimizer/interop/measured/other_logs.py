@@ -14,6 +14,7 @@ from layoutopt.optimizer.interop.measured.logs import (
     rise,
     steady,
     timer_lines,
+    timer_values,
 )
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
@@ -86,8 +87,16 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
     elif rate:
         notes.append("step time needs the global batch: give the job's configuration too")
     pairs = {name: (seconds, seconds) for name, seconds in timers.items()}
+    # timers of micro-steps have lines of their own
+    whole = [len(own) for name, own in timer_values(text).items() if not name.endswith("_microstep")]
+    lines = max(whole, default=0)
+    notes += [] if steps or not lines else [counted(range(lines), "lines of timers")]
     return LoggedRun(
-        columns=columns, notes=tuple(notes), steps=len(set(steps)), timers_s=pairs, samples_per_s=rate
+        columns=columns,
+        notes=tuple(notes),
+        steps=len(set(steps)) or lines,
+        timers_s=pairs,
+        samples_per_s=rate,
     )
 
 

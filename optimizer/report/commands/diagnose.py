@@ -193,7 +193,12 @@ def _from_a_number(model: str, speed: SpeedChoices, asked: RunChoices, output: O
     if asked.gpus is None:
         raise input_error("missing", "the number of GPUs that the speed is of, e.g. --gpus 256", key="--gpus")
     workload = read_model(model, asked, output)
-    with named(throughput="--tokens-per-s, --tflops or --step", gpu="--gpu", precision="--precision"):
+    with named(
+        throughput="--tokens-per-s, --tflops or --step",
+        repeated="--repeated",
+        gpu="--gpu",
+        precision="--precision",
+    ):
         found = utilization(
             workload,
             speed.throughput(),

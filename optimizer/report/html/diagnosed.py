@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.components import Component
-from layoutopt.optimizer.diagnose.diagnosis import answers
+from layoutopt.optimizer.diagnose.diagnosis import answers, slowest_words
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_log
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.timeline import tracks
+from layoutopt.optimizer.diagnose.unexplained import without_cause
 from layoutopt.optimizer.report.html.chart import Chart, Figure, Section, axis, label, layout, render
 from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, element, joined
 from layoutopt.optimizer.report.html.page import page, tiles
 from layoutopt.optimizer.report.html.palette import variable
-from layoutopt.optimizer.specs.units import format_seconds
+from layoutopt.optimizer.specs.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,21 +40,21 @@ def diagnosis_page(found: Diagnosis | LogDiagnosis, model: str) -> str:
             ("measured over predicted", f"{apart.measured_s / apart.predicted_s:.3f}"),
         ]
         charts += [bars_chart(apart), waterfall_chart(apart)]
-        sections.append(Section(title="Causes", blocks=[_causes(found.causes)]))
+        sections.append(Section(title="Causes", blocks=[_causes(found.causes, apart)]))
     if isinstance(found, LogDiagnosis):
-        subject, lines = f"log of {found.profile.trainer}, {found.profile.steps} steps", answers_of_log(found)
+        subject, lines = f"log of {found.profile.trainer}, {found.profile.steps_words}", answers_of_log(found)
     else:
-        several = "s" if len(found.ranks) > 1 else ""
-        subject, lines = f"{len(found.ranks)} rank{several}, {found.ranks[0].steps} steps", answers(found)
+        ranks, steps = counted(len(found.ranks), "rank"), counted(found.ranks[0].steps, "step")
+        subject, lines = f"{ranks}, {steps}", answers(found)
         charts += [ranks_chart(found), time_chart(found)]
     sections.append(Section(title="The step", blocks=[render(chart) for chart in charts]))
     lead = [tiles(numbers), bullets([*lines, *(f"open: {note}" for note in found.notes)])]
     return page(f"{model}: a run against its plan", subject, lead, sections)
 
 
-def _causes(causes: Sequence[Cause]) -> Markup:
+def _causes(causes: Sequence[Cause], apart: StepDifference[Any]) -> Markup:
     if not causes:
-        return element("p", "Nothing stands out: every term is near its prediction.")
+        return element("p", f"{_sentence(without_cause(apart))}.")
     return joined(
         joined(
             (
@@ -63,6 +64,10 @@ def _causes(causes: Sequence[Cause]) -> Markup:
         )
         for cause in causes
     )
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}"
 
 
 def _shown(apart: StepDifference[Any]) -> list[Compared]:
@@ -182,10 +187,8 @@ def ranks_chart(found: Diagnosis) -> Chart:
         }
         for part, (words, hue) in enumerate(RANK_PARTS)
     ]  # fmt: skip
-    slowest = max(found.speeds, key=lambda one: one.ratio)
-    message = f"Kernels of rank {slowest.rank} take {slowest.ratio:.2f} times those of the middle rank of its stage."
-    if len(found.speeds) == 1:
-        message = "One rank: profiles of several tell whether all are equally fast."
+    words = slowest_words(found)
+    message = f"{_sentence(words)}."
     rows = [
         [name, *(format_seconds(seconds[part]) for part in range(len(RANK_PARTS)))]
         for name, seconds in zip(names, divided, strict=True)

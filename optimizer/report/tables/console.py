@@ -55,13 +55,21 @@ def section(title: str, *parts: RenderableType, note: str = "") -> Group:
     return Group(Text(""), heading, *(Padding(part, (0, 0, 0, 2)) for part in parts))
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
-    """Build a table; columns are right-aligned but for those listed in ``left``, which may wrap after the first."""
+def grid(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), wraps: bool = False
+) -> Table:
+    """Build a table; columns are right-aligned but for those listed in ``left``, which may wrap after the first.
+
+    ``wraps``: the first may too, where its words would else cost numbers their digits.
+    """
     table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for index, name in enumerate(columns):
         is_text = index in left
         table.add_column(
-            name, justify="left" if is_text else "right", no_wrap=index == 0 or not is_text, overflow="fold"
+            name,
+            justify="left" if is_text else "right",
+            no_wrap=not is_text or (index == 0 and not wraps),
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*row)

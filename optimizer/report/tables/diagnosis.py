@@ -10,9 +10,10 @@ from rich.text import Text
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.diagnosis import answers
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_log
+from layoutopt.optimizer.diagnose.unexplained import without_cause
 from layoutopt.optimizer.diagnose.utilization import COUNT_WORDS
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
-from layoutopt.optimizer.specs.units import format_bytes, format_count, format_rate, format_seconds
+from layoutopt.optimizer.specs.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,17 +41,19 @@ def run_diagnosis_tables(found: Diagnosis | LogDiagnosis, *, verbose: bool = Fal
     if not isinstance(found, LogDiagnosis):
         return diagnosis_tables(found, verbose=verbose)
     apart = found.difference
-    head = f"{_both_steps(apart)} (log of {found.profile.trainer}, {found.profile.steps} steps)"
+    head = f"{_both_steps(apart)} (log of {found.profile.trainer}, {found.profile.steps_words})"
     rows = [_row(row, row.words) for row in apart.rows]
     step = section("Step", _sums(apart, rows))
-    return Group(Text(head, style="bold"), facts(_named(answers_of_log(found))), *_causes(found.causes), step)
+    return Group(
+        Text(head, style="bold"), facts(_named(answers_of_log(found))), *_causes(found.causes, apart), step
+    )
 
 
 def diagnosis_tables(found: Diagnosis, *, verbose: bool = False) -> RenderableType:
     """Show what was found; ``verbose`` adds parts of components, operations and all ranks."""
     parts: list[RenderableType] = [Text(_headline(found), style="bold"), facts(_named(answers(found)))]
-    if found.expected is not None:
-        parts += _causes(found.causes)
+    if found.difference is not None:
+        parts += _causes(found.causes, found.difference)
     parts.append(section("Step", _terms(found, verbose=verbose), note=_terms_note(found)))
     if found.overlaps:
         parts.append(
@@ -64,7 +67,7 @@ def diagnosis_tables(found: Diagnosis, *, verbose: bool = False) -> RenderableTy
 
 
 def _headline(found: Diagnosis) -> str:
-    ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}, {found.ranks[0].steps} steps"
+    ranks = f"{counted(len(found.ranks), 'rank')}, {counted(found.ranks[0].steps, 'step')}"
     if found.devices:
         ranks += f" on {', '.join(found.devices)[:60]}"
     apart = found.difference
@@ -87,9 +90,9 @@ def _named(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, words
 
 
-def _causes(causes: tuple[Cause, ...]) -> Iterator[RenderableType]:
+def _causes(causes: tuple[Cause, ...], apart: StepDifference[Any]) -> Iterator[RenderableType]:
     if not causes:
-        yield section("Causes", Text("nothing stands out: every term is near its prediction"))
+        yield section("Causes", Text(without_cause(apart)))
         return
     for place, cause in enumerate(causes[:SHOWN_CAUSES]):
         lines = [*cause.evidence, *([f"try: {cause.remedy}"] if cause.remedy else [])]
@@ -111,7 +114,8 @@ def _terms(found: Diagnosis, *, verbose: bool) -> Table:
             seconds = sum(terms.seconds(component) for terms in found.ranks) / len(found.ranks)
             if seconds > LEAST_SHARE * step_s:
                 listed.append((component.words, format_seconds(seconds), f"{seconds / step_s:.1%}"))
-        return grid(["component", "measured", "share"], [*listed, ("step", format_seconds(step_s), "100.0%")])
+        total = ("step", format_seconds(step_s), "100.0%")
+        return grid(["component", "measured", "share"], [*listed, total], wraps=True)
     apart = found.difference
     rows: list[tuple[str, ...]] = []
     for row in apart.rows:
@@ -128,7 +132,9 @@ def _sums(apart: StepDifference[Any], rows: Sequence[tuple[str, ...]]) -> Table:
     """Put the step under its terms."""
     total = (format_seconds(apart.predicted_s), format_seconds(apart.measured_s))
     step = ("step", *total, f"{apart.measured_s / apart.predicted_s:.2f}", _signed(apart.gap_s), "")
-    return grid(["component", "predicted", "measured", "ratio", "gap", "of the gap"], [*rows, step])
+    return grid(
+        ["component", "predicted", "measured", "ratio", "gap", "of the gap"], [*rows, step], wraps=True
+    )
 
 
 def _signed(seconds: float) -> str:
@@ -155,14 +161,17 @@ def _traffic(found: Diagnosis) -> Table:
         rate = "" if one.bytes_per_s is None else format_rate(one.bytes_per_s)
         waiting = format_seconds(one.waiting_s) if one.whole or one.waiting_s else "not told"
         planned = "" if one.predicted_bytes_per_s is None else format_rate(one.predicted_bytes_per_s)
+        kind = one.kind.replace("_", " ")
         rows.append(
             (
-                f"{one.axis or '?'} {one.kind}", str(one.ranks or ""), f"{one.calls:,.0f}", size, format_seconds(one.busy_s),
+                f"{one.axis or '?'} {kind}", str(one.ranks or ""), f"{one.calls:,.0f}", size, format_seconds(one.busy_s),
                 format_seconds(one.exposed_s), waiting, rate, planned,
             )
         )  # fmt: skip
     return grid(
-        ["traffic", "ranks", "calls", "bytes", "busy", "exposed", "waiting", "rate", "predicted"], rows
+        ["traffic", "ranks", "calls", "bytes", "busy", "exposed", "waiting", "rate", "predicted"],
+        rows,
+        wraps=True,
     )
 
 
@@ -197,7 +206,7 @@ def _ranks(found: Diagnosis, *, verbose: bool) -> Table:
         )
         for one in shown
     ]  # fmt: skip
-    return grid(["", "stage", "step", "kernels", "over the middle", "waiting", "comes last"], rows)
+    return grid(["", "stage", "step", "kernels", "over the others", "waiting", "comes last"], rows)
 
 
 def utilization_table(found: Utilization, model: str) -> RenderableType:

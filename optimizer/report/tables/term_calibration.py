@@ -28,7 +28,8 @@ def constants_tables(found: TermCalibration) -> RenderableType:
     """Show every constant with its term."""
     rows = [
         (
-            fit.name, f"{fit.present:.4g}", f"{fit.value:.4g}" if fit.taken else "stays", f"{fit.sigma:.0%}",
+            fit.name, f"{fit.present:.4g}", f"{fit.value:.4g}" if fit.taken else "stays",
+            "at bound" if fit.at_bound else f"{fit.sigma:.0%}",
             format_seconds(fit.measured_s), format_seconds(fit.after_s), fit.term,
         )
         for fit in found.fits
