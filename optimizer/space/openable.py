@@ -10,6 +10,7 @@ from layoutopt.optimizer.frameworks.registry import savers_of
 from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.rules.recompute import GROUPING
+from layoutopt.optimizer.space.rules.switches import kernels_run
 from layoutopt.optimizer.specs.vocabulary import Dispatcher, Saver
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ GROUPS = (2, 4, 8)
 def _between_domains(axes: Axes) -> Iterator[Openable]:
     """HybridEP among several NVLink domains, which a search tries where it is told the dispatchers."""
     has, ctx = axes.abilities.switches.get("dispatcher", ()), axes.ctx
-    if Dispatcher.HYBRIDEP in has and ctx.experts and not axes.options.limits("dispatcher"):
+    there = Dispatcher.HYBRIDEP in has and kernels_run(Dispatcher.HYBRIDEP, ctx)
+    if there and ctx.experts and not axes.options.limits("dispatcher"):
         yield Openable(
             name="dispatcher",
             values=(f"{Dispatcher.HYBRIDEP} between NVLink domains",),

@@ -17,7 +17,7 @@ from layoutopt.optimizer.specs.units import shown
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.document import Document
 
-GENERATION_FACTS = ("any_arrangement", "sized_experts", "ordered_streams")
+GENERATION_FACTS = ("any_arrangement", "sized_experts", "ordered_streams", "deepep", "hybridep")
 GENERATION_KEYS = ("architectures", *GENERATION_FACTS)
 _MODEL = re.compile(r"(?!nvl|sxm|hbm)[a-z]{1,3}\d{2,3}[a-z]?|\d{4}")
 """A word that names a GPU."""

@@ -28,6 +28,8 @@ GENERATION = """\
     any_arrangement: true
     sized_experts: false
     ordered_streams: true
+    deepep: true
+    hybridep: true
 """
 ENTRY = """\
   q100:

@@ -70,6 +70,7 @@ class Case:
     training: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     gpus: int = 16
+    domain: int = 8
 
     def __str__(self) -> str:
         return f"{self.rule}-{self.framework}-{self.software or 'newest'}"
@@ -198,6 +199,8 @@ EXPERTS = [
          options={"dispatcher": "hybridep"}),
     Case("hybrid_domains_searched", F.MEGATRON, {"ep": 8}, {"ep": 16}, model={"experts": 16},
          options={"dispatcher": "hybridep"}),
+    Case("dispatch_kernels_searched", F.MEGATRON, {"ep": 2, "switches": Switches(dispatcher=Dispatcher.ALLTOALL)},
+         {"ep": 2, "switches": Switches(dispatcher=Dispatcher.DEEPEP)}, model=MOE, domain=1),
     Case("dispatch_kernel_tokens", F.TORCHTITAN, {"ep": 2, "dp": 16}, {"ep": 1, "dp": 16}, model=MOE,
          options={"dispatcher": "deepep"}),
 ]  # fmt: skip
@@ -377,7 +380,7 @@ class Workbench:
         return make_context(
             self.model(**fields["model"]),
             self.training(**fields["training"]),
-            self.cluster(case.gpus),
+            self.cluster(case.gpus, domain=case.domain),
             case.framework,
             case.software,
             RunOptions(**fields["options"]),

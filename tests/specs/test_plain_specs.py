@@ -133,7 +133,12 @@ GPUS = built(
     name=NAMES,
     architecture=NAMES,
     generation=built(
-        Generation, name=NAMES, any_arrangement=SWITCHES, sized_experts=SWITCHES, ordered_streams=SWITCHES
+        Generation,
+        name=NAMES,
+        **{
+            fact: SWITCHES
+            for fact in ("any_arrangement", "sized_experts", "ordered_streams", "deepep", "hybridep")
+        },
     ),
     source=NAMES,
     dense_flops=st.dictionaries(st.sampled_from(Precision), RATES),

@@ -116,6 +116,15 @@ def _together_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return combination_fault(stated(layout.switches, ctx.options)), {}
 
 
+def kernels_run(dispatcher: Dispatcher | None, ctx: Context) -> bool:
+    """Whether a dispatcher has kernels for the GPUs; those that exchange inside a node themselves need NVLink."""
+    if dispatcher is None or not dispatcher.deduplicates:
+        return True
+    generation = ctx.cluster.gpu.generation
+    there = generation.hybridep if dispatcher is Dispatcher.HYBRIDEP else generation.deepep
+    return there and ctx.cluster.nvlink_domain > 1
+
+
 def _merged_passes(rows: LayoutBatch, ctx: Context) -> BoolArray:
     chunks = (rows.pp == 1) | (rows.vp > 1)
     result: BoolArray = (rows.ep > 1) & chunks & (ctx.model.mtp_layers <= 1)
@@ -353,6 +362,18 @@ RULES: tuple[Rule, ...] = (
         reason="the kernel counts its ranks in whole NVLink domains",
         source="deepseek-ai/DeepEP branch hybrid-ep, deep_ep/hybrid_ep_buffer.py",
         frameworks=frozenset(Framework),
+    ),
+    _rule(
+        "dispatch_kernels_searched",
+        set(),
+        OnlyWhere(lambda switches, ctx: not kernels_run(switches.dispatcher, ctx), _never, own=True),
+        says("a dispatcher without kernels for these GPUs"),
+        formula="searched where dispatchers are named: deepep, hybridep where their kernels run",
+        reason="DeepEP and HybridEP are NVIDIA's, with NVLink inside a node",
+        source="deepseek-ai/DeepEP README.md; NVIDIA/Megatron-LM core/transformer/moe/README.md",
+        frameworks=frozenset(Framework),
+        search_only=True,
+        unless_named="dispatcher",
     ),
     _hybrid_domains(
         lambda group, domain: group <= domain,
