@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from layoutopt import InputError
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions
 from layoutopt.optimizer.interop.profiles.trace_file import TraceFile
+from layoutopt.optimizer.report.progress import reading_progress
 
 TRACE = Path(__file__).parents[1] / "data" / "profiles" / "cpu_dp2" / "rank0_trace.json.gz"
 TEXT = gzip.decompress(TRACE.read_bytes())
@@ -64,6 +66,36 @@ def test_events_are_those_of_the_whole_file() -> None:
     file = TraceFile(TRACE)
     assert list(file.events()) == whole["traceEvents"]
     assert file.header == {key: value for key, value in whole.items() if key != "traceEvents"}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_progress_goes_through_the_file(
+    packed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The share that was read is that of the file on the disk, compressed or not: it grows, and ends at all of it."""
+    monkeypatch.setattr("layoutopt.optimizer.interop.profiles.trace_file.CHUNK", 4096)
+    file = tmp_path / ("trace.json.gz" if packed else "trace.json")
+    file.write_bytes(TRACE.read_bytes() if packed else TEXT)
+    shares: list[float] = []
+    assert list(TraceFile(file, shares.append).events())
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0 and (packed or len(set(shares)) > 10)
+
+
+def test_a_terminal_shows_how_far_a_file_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal a bar, the share and the file's name; in a pipe, or where it is to be quiet, nothing."""
+    for quiet, terminal in ((True, True), (False, False)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with reading_progress(quiet=quiet) as show:
+            assert show is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with reading_progress(quiet=False) as show:
+        assert show is not None
+        show("trace-\x1b[2Jof-rank-3.json", 0.25)
+    said = capsys.readouterr().err
+    assert "25% of trace-" in said and "of-rank-3.json" in said and "\x1b[2J" not in said
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
