@@ -25,15 +25,16 @@ class Generation:
     ``any_arrangement``: 8-bit operands multiply transposed or not, so that one copy of a weight serves both passes.
     ``sized_experts``: one kernel over all local experts takes their token counts from the device.
     ``ordered_streams``: kernels of several streams start in order without ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
-    ``deepep``, ``hybridep``: the dispatchers of these names have kernels for it.
+    ``deepep``, ``hybridep``: the dispatchers of these names have kernels for it; plans of before they were recorded say
+    neither.
     """
 
     name: str
     any_arrangement: bool
     sized_experts: bool
     ordered_streams: bool
-    deepep: bool
-    hybridep: bool
+    deepep: bool = False
+    hybridep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,16 @@ def test_plans_without_search_options_are_read() -> None:
     assert question_from_plain(plain).options == SolveOptions()
 
 
+def test_plans_of_before_a_fact_was_recorded_are_read() -> None:
+    """Which dispatchers a GPU's generation has kernels for, and what a run freezes, are newer than some plans."""
+    plain = question().to_plain()
+    for name in ("deepep", "hybridep"):
+        del plain["cluster"]["gpu"]["generation"][name]
+    del plain["workload"]["training"]["frozen"]
+    read = question_from_plain(plain)
+    assert read.workload == question().workload and not read.cluster.gpu.generation.deepep
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("gap", 2), ("gap", "a"), ("gap", True), ("top", 1.5), ("top", -1), ("near", 10**400), ("near", "x"), ("seed", -1),
