@@ -92,6 +92,7 @@ class _Encoder:
     typed: bool = False
 
     def encode(self, value: Any, hint: Any = Any) -> Any:
+        """Return a value as plain data; ``hint`` is the type that its field states."""
         if is_dataclass(value) and not isinstance(value, type):
             return self._record(value)
         if isinstance(value, StrEnum):

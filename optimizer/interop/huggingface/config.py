@@ -373,6 +373,7 @@ def _block_indexer(reader: ConfigReader) -> IndexerSpec:
     older = reader.fields.section("sparse_attention_config")
 
     def size(key: str, old: str) -> int:
+        """Read a size by its older name where that is stated."""
         return older.integer(old, least=1) or reader.size(key)
 
     block = size("index_block_size", "sparse_block_size")
