@@ -152,6 +152,125 @@ def test_model_files_hold_every_kind(name: str) -> None:
     assert replace(parse_workload(text, "m.yaml").model, published_parameters=None) == model
 
 
+def mla_flops(h: int, heads: int, q: int, nope: int, v: int, keys: float) -> float:
+    """Latent attention of one token: its matrices without their norms, scores and values over ``keys`` keys."""
+    norms = q + 512
+    return 2 * (mla(h, heads, q, nope, v) - norms) + 2 * keys * heads * (nope + 64 + v)
+
+
+def chosen_flops(
+    h: int, layers: int, heads: int, q: int, nope: int, v: int, index: int, dense: int, vocab: int
+) -> float:
+    """At 4,096 tokens a query sees the mean of min(2,048, its position): 2,048 less the triangle at the start."""
+    keys = 2048 * (1 - 2048 / (2 * 4096))
+    indexer = 2 * (q * index * 128 + h * 128 + h * index) + 2 * 2048 * index * 128
+    attention = layers * (mla_flops(h, heads, q, nope, v, keys) + indexer)
+    experts = (layers - 3) * 2 * (9 * mlp(h, 2048) + h * 256)
+    return attention + 3 * 2 * mlp(h, dense) + experts + 2 * vocab * h
+
+
+def qwen3_next_flops() -> float:
+    """36 states of 32 heads of 128 by 128, four multiply-adds an element; 12 layers attend; 10 and 1 of 513 experts."""
+    h, key, value = 2048, 16 * 128, 32 * 128
+    delta = 2 * (h * (2 * key + 2 * value + 64) + 4 * (2 * key + value) + 4 * 32 * 128**2 + value * h)
+    attention = 2 * h * (3 * 16 * 256 + 2 * 2 * 256) + 2 * 2048 * 16 * 512
+    moe = 2 * (11 * mlp(h, 512) + 512 * h)
+    return 36 * delta + 12 * attention + 48 * moe + 2 * 151_936 * h
+
+
+def kimi_linear_flops() -> float:
+    """20 states and 7 latent attentions; a dense MLP, then 8 and 1 of 257 experts."""
+    h, d = 2304, 4096
+    kimi = 2 * (4 * h * d + 2 * (h * 128 + 128 * d) + h * 32 + 4 * 3 * d + 4 * 32 * 128**2)
+    latent = mla_flops(h, 32, 0, 128, 128, 2048)
+    moe = 2 * (9 * mlp(h, 1024) + 256 * h)
+    return 20 * kimi + 7 * latent + 2 * mlp(h, 9216) + 26 * moe + 2 * 163_840 * h
+
+
+def gpt_oss_flops() -> float:
+    """Every other layer sees 128 tokens, the first 128 fewer; 4 of 128 experts."""
+    h, q, kv = 2880, 64 * 64, 8 * 64
+    window = 128 * (1 - 128 / (2 * 4096))
+    scores = 2 * 64 * 128 * (18 * window + 18 * 2048)
+    return scores + 36 * 2 * (h * (q + 2 * kv) + q * h + 4 * mlp(h, 2880) + 128 * h) + 2 * 201_088 * h
+
+
+def gemma3_flops() -> float:
+    """Every sixth of 62 layers sees all tokens, the others 1,024."""
+    h, q, kv = 5376, 32 * 128, 16 * 128
+    window = 1024 * (1 - 1024 / (2 * 4096))
+    scores = 2 * 32 * 256 * (52 * window + 10 * 2048)
+    return scores + 62 * 2 * (h * (q + 2 * kv) + q * h + mlp(h, 21_504)) + 2 * 262_208 * h
+
+
+def minimax_m2_flops() -> float:
+    """All layers attend; 8 of 256 experts."""
+    h, q, kv = 3072, 48 * 128, 8 * 128
+    attention = 2 * (h * (q + 2 * kv) + q * h) + 2 * 2048 * 48 * 256
+    return 62 * (attention + 2 * (8 * mlp(h, 1536) + 256 * h)) + 2 * 200_064 * h
+
+
+def minimax_text_flops() -> float:
+    """70 states of 64 heads of 128 by 128, inside blocks of 256 tokens as products; 10 layers attend; 2 of 32 experts."""
+    h, d, kv = 6144, 8192, 8 * 128
+    lightning = 2 * 5 * h * d + 4 * d * 128 + 2 * d * 256
+    softmax = 2 * (h * (d + 2 * kv) + d * h) + 2 * 2048 * 64 * 256
+    return 70 * lightning + 10 * softmax + 80 * 2 * (2 * mlp(h, 9216) + 32 * h) + 2 * 200_064 * h
+
+
+def nemotron_h_flops() -> float:
+    """24 Mamba-2 states of 128 heads of 64 by 128, three multiply-adds an element; 24 MLPs of two matrices; 4 attend."""
+    h, inner, groups = 4096, 128 * 64, 2 * 8 * 128
+    mamba = 2 * h * (2 * inner + groups + 128 + inner) + 6 * inner * 128
+    attention = 2 * h * (2 * 32 + 2 * 8) * 128 + 2 * 2048 * 32 * 256
+    return 24 * mamba + 24 * 2 * 2 * h * 21_504 + 4 * attention + 2 * 131_072 * h
+
+
+FLOPS_BY_HAND = {
+    "qwen3-next-80b-a3b": qwen3_next_flops(),
+    "kimi-linear-48b-a3b": kimi_linear_flops(),
+    "deepseek-v3.2": chosen_flops(7168, 61, 128, 1536, 128, 128, 64, 18_432, 129_280),
+    "glm-5": chosen_flops(6144, 78, 64, 2048, 192, 256, 32, 12_288, 154_880),
+    "gpt-oss-120b": gpt_oss_flops(),
+    "gemma3-27b": gemma3_flops(),
+    "minimax-m2": minimax_m2_flops(),
+    "minimax-text-01": minimax_text_flops(),
+    "nemotron-h-8b": nemotron_h_flops(),
+}
+
+
+@pytest.mark.parametrize("name", INSTANTIATED)
+def test_flops_by_hand(name: str) -> None:
+    """Of one token of 4,096, causal, all layers and the logits; the backward pass is twice the forward."""
+    model = replace(imported(name), mtp_layers=0)
+    found = model_flops_per_token(model, 4096, causal=True)
+    assert found == pytest.approx(3 * FLOPS_BY_HAND[name], rel=1e-12)
+
+
+CHOSEN = 2048 - 2048 * (1 - 2048 / 8192)
+"""Keys that the whole square adds at 4,096 tokens to the triangle where 2,048 are chosen."""
+SQUARE_BY_HAND = {
+    "qwen3-next-80b-a3b": 12 * 2048 * 16 * 512,
+    "kimi-linear-48b-a3b": 7 * 2048 * 32 * 320,
+    "deepseek-v3.2": 61 * (CHOSEN * 128 * 320 + 2048 * 64 * 128),
+    "glm-5": 78 * (CHOSEN * 64 * 512 + 2048 * 32 * 128),
+    "gpt-oss-120b": 18 * (256 - 126 + 2048) * 64 * 128,
+    "gemma3-27b": (52 * (2048 - 896) + 10 * 2048) * 32 * 256,
+    "minimax-m2": 62 * 2048 * 48 * 256,
+    "minimax-text-01": 10 * 2048 * 64 * 256,
+    "nemotron-h-8b": 4 * 2048 * 32 * 256,
+}
+"""Multiply-adds of a token forward that only the convention of the whole square counts."""
+
+
+@pytest.mark.parametrize("name", INSTANTIATED)
+def test_flops_of_the_whole_square_by_hand(name: str) -> None:
+    """Scores alone differ: a query sees all tokens, of a window the band on both sides, of chosen keys each."""
+    model = replace(imported(name), mtp_layers=0)
+    triangle, square = (model_flops_per_token(model, 4096, causal=causal) for causal in (True, False))
+    assert square - triangle == pytest.approx(3 * 2 * SQUARE_BY_HAND[name], rel=1e-9)
+
+
 def layer(model: ModelSpec, mixer: Mixer) -> float:
     """FLOPs of the mixer of one layer, forward, at 4,096 tokens, causal."""
     shape = next(s for run in model.runs for s in run.block if s.mixer is mixer and s.mlp.value == "moe")
