@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.cost import optimizer_step
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.estimate import Estimate, estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.cost.matrices import block_matrices, model_matrices, other_parameters
+from layoutopt.optimizer.cost.matrices import (
+    block_matrices,
+    model_matrices,
+    mtp_matrices,
+    other_parameters,
+)
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.export import export
@@ -70,14 +76,44 @@ def newton_schulz_flops(matrix: Matrix, steps: int) -> float:
     return steps * (4 * m * m * n + 2 * m**3)
 
 
-def test_newton_schulz_flops_of_whole_models() -> None:
-    """Five steps over all matrices, in PFLOP."""
-    whole = {"llama3-8b": 0.67, "llama3-70b": 13.2, "llama3-405b": 158, "deepseek-v3": 32}
-    for name, peta in whole.items():
-        found = model_matrices(load_workload(name).model)
-        assert sum(one.count * newton_schulz_flops(one, 5) for one in found) == pytest.approx(
-            peta * 1e15, rel=0.01
-        )
+def counted_flops(monkeypatch: pytest.MonkeyPatch, name: str, way: MuonSharing, layout: str) -> float:
+    """FLOPs that a rank's optimizer step multiplies: each multiplication takes a second a PFLOP, the rest is taken off."""
+    spent = []
+    for rate in (1e-15, 0.0):
+        monkeypatch.setattr(optimizer_step, "gemm_s", lambda _, m, n, k, wide, s=rate: 2.0 * m * n * k * s)
+        whole = priced(with_optimizer(Optimizer.MUON, name, distribution=way), layout, "gb300x32")
+        spent.append(whole.breakdown_s[Component.OPTIMIZER])
+    return (spent[0] - spent[1]) * 1e15
+
+
+@pytest.mark.parametrize(
+    ("name", "peta"), [("llama3-8b", 0.67), ("llama3-70b", 13.2), ("llama3-405b", 158), ("deepseek-v3", 32)]
+)
+def test_newton_schulz_flops_of_whole_models(monkeypatch: pytest.MonkeyPatch, name: str, peta: float) -> None:
+    """Five steps over all matrices, in PFLOP; a rank multiplies them all, and those that predict further tokens."""
+    model = load_workload(name).model
+    matrices = model_matrices(model)
+    by_hand = sum(one.count * newton_schulz_flops(one, 5) for one in matrices)
+    assert by_hand == pytest.approx(peta * 1e15, rel=0.01)
+    further = sum(one.count * newton_schulz_flops(one, 5) for one in mtp_matrices(model))
+    by_hand += model.mtp_layers * further
+    found = counted_flops(monkeypatch, name, MuonSharing.DUPLICATED, "tp=1,dp=32,mb=1,zero=0")
+    assert found == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_newton_schulz_flops_by_the_way_they_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3 70B: tp 4 divides the long side of m^2 n but not m^3; 16 owners of whole matrices a sixteenth each."""
+    h, kv, f = 8192, 1024, 28_672
+    square, narrow, wide = (6.0 * h**3, 4.0 * kv * kv * h + 2.0 * kv**3, 4.0 * h * h * f + 2.0 * h**3)
+    whole = 80 * 5 * (2 * square + 2 * narrow + 3 * wide)
+    parted = 80 * 5 * (2 * (h**3 + 2 * h**3) + 2 * (kv * kv * h + 2 * kv**3) + 3 * (h * h * f + 2 * h**3))
+    for way, layout, by_hand in (
+        (MuonSharing.DUPLICATED, "tp=4,dp=8,mb=1,zero=0", whole),
+        (MuonSharing.DISTRIBUTED, "tp=4,dp=8,mb=1,zero=0", parted),
+        (MuonSharing.OWNER, "tp=2,dp=16,mb=1,zero=1", whole / 16),
+    ):
+        found = counted_flops(monkeypatch, "llama3-70b", way, layout)
+        assert found == pytest.approx(by_hand, rel=1e-9), way
 
 
 H, F, L, KV, V = 4096, 14336, 32, 1024, 128_256
