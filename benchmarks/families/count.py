@@ -86,6 +86,7 @@ FAMILIES = (
         "kolibri1",
     ),
     *(
+        "deepseek_v4",
         "mimo_v2_flash",
         "minicpm3",
         "ministral",
@@ -93,10 +94,23 @@ FAMILIES = (
         "sarvam_moe",
         "stablelm",
         "vaultgemma",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
         "youtu",
     ),
 )
 EXTRA: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {
+        **{"n_routed_experts": 16, "num_experts_per_tok": 2, "head_dim": 64, "q_lora_rank": 96},
+        **{"o_groups": 4, "o_lora_rank": 32, "index_n_heads": 4, "index_head_dim": 32, "hc_mult": 2},
+        "layer_types": ["sliding_attention", "heavily_compressed_attention"]
+        + ["compressed_sparse_attention"] * 6,
+        "compress_rates": {"compressed_sparse_attention": 8, "heavily_compressed_attention": 64},
+    },
+    "qwen3_5_moe_text": {
+        **{"num_experts": 16, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 256},
+    },
     "glm4_moe": {"head_dim": 64},
     "helium": {"head_dim": 64},  # its output projection is as wide as the hidden size
     "deepseek_v2": {"num_experts_per_tok": 2},

@@ -92,6 +92,10 @@ def _kinds(model: ModelSpec) -> dict[str, int]:
 
 def _kind(model: ModelSpec, shape: LayerShape) -> str:
     """Name a layer by what makes it cost what it costs: its mixer with the keys that it sees, and its MLP."""
+    if shape.compression:
+        chosen = f"{model.indexer.top_k:,} chosen ones" if shape.sparse and model.indexer else "all"
+        mixer = f"attention window {shape.window:,} and {chosen} of one key per {shape.compression} tokens"
+        return f"{mixer} + {_mlp_words(shape)}"
     if shape.sparse and model.indexer is not None:
         own = "" if shape.indexes else " of the layer before"
         mixer = f"attention to {model.indexer.top_k:,} chosen keys{own}"

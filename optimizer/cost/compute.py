@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.compressed import compressed_attention_work, compressed_projections
 from layoutopt.optimizer.cost.context_parallel import attended_keys, division
 from layoutopt.optimizer.cost.flops import attended_tokens, attention_flops, indexer_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
@@ -63,7 +64,9 @@ def mixer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str, 
         return {}
     parts = {"norm": norm_work(ctx, keys), "core_attn": core_attention_work(ctx, keys, shape)}
     if shape.indexes:
-        parts["indexer"] = _indexer_work(ctx, keys)
+        parts["indexer"] = _indexer_work(ctx, keys, shape)
+    if ctx.model.compressed is not None:
+        return parts | compressed_projections(ctx, keys, shape)
     parts |= _mla_projections(ctx, keys) if ctx.model.mla is not None else _projections(ctx, keys, shape)
     return parts
 
@@ -122,6 +125,9 @@ def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> W
     """Time attention scores and their product with V, fused or with materialised scores."""
     if not ctx.training.flash and not ctx.rates.ideal:
         return _unfused_attention_work(ctx, keys)
+    if shape.compression:
+        near = _attention_to_all_work(ctx, keys, replace(shape, compression=0))
+        return near + compressed_attention_work(ctx, keys, shape)
     every = _attention_to_all_work(ctx, keys, shape)
     return _sparse_attention_work(ctx, keys, every) if shape.sparse else every
 
@@ -175,12 +181,12 @@ def _sparse_attention_work(ctx: ComputeContext, keys: Keys, dense: Work) -> Work
     )
 
 
-def _indexer_work(ctx: ComputeContext, keys: Keys) -> Work:
+def _indexer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
     """Time an indexer: projections, scores over all keys, and passes over them that keep the largest; whole on every rank.
 
     Scores, one for all heads or one per head and block of keys, are written and read once, in 4 bytes.
     """
-    model, length = ctx.model, float(ctx.training.sequence_length)
+    model, length = ctx.model, ctx.training.sequence_length / (shape.compression or 1)
     assert model.indexer is not None
     one, tokens = np.ones_like(keys.tp), keys.tokens
     work = moved(ctx, 0.0 * one, 0.0 * one)

@@ -118,6 +118,9 @@ def gathered_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple
     if shape.sparse and mla is not None and model.indexer is not None:
         choosing = model.indexer.head_dim if shape.indexes else 0
         return (np.full_like(keys.tp, float(mla.kv_lora_rank + mla.qk_rope_head_dim + choosing)),)
+    if model.compressed is not None:  # one key, the value too, whole on every rank
+        choosing = model.indexer.head_dim if model.indexer is not None and shape.indexes else 0
+        return (np.full_like(keys.tp, float(model.head_dim + choosing)),)
     if mla is None:
         groups = np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0)
         both = groups * model.head_dim, groups * model.value_dim

@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.mixers import (
+    compressed_inputs,
+    compressed_outputs,
+    compressed_queries,
     indexer_projections,
     linear_gates,
     linear_inputs,
@@ -65,6 +68,9 @@ def mixer_linear_flops(model: ModelSpec, shape: LayerShape) -> float:
     if shape.mixer is not Mixer.ATTENTION:
         return 0.0
     choosing = 2.0 * sum(one.rows * one.columns for one in indexer_projections(model)) if shape.indexes else 0
+    if model.compressed is not None:
+        weights = *compressed_inputs(model, shape), compressed_queries(model), *compressed_outputs(model)
+        return choosing + 2.0 * sum(one.rows * one.columns for one in weights)
     if model.mla is None:
         both = model.head_dim + model.value_dim
         gate = model.heads * model.value_dim if model.attention_gate else 0
@@ -97,6 +103,8 @@ def attention_flops(model: ModelSpec, shape: LayerShape, sequence_length: float,
     """Forward FLOPs per token in attention scores and their product with V, the scores that choose keys among them."""
     if shape.mixer is not Mixer.ATTENTION:
         return 0.0
+    if shape.compression:
+        return _compressed_flops(model, shape, sequence_length, causal=causal)
     if shape.sparse:
         assert model.indexer is not None
         keys = attended_tokens(sequence_length, model.indexer.top_k, causal=causal, chosen=True)
@@ -109,6 +117,21 @@ def attention_flops(model: ModelSpec, shape: LayerShape, sequence_length: float,
         chunked=shape.chunked,
     )
     return 2 * keys * score_width(model)
+
+
+def compressed_keys(model: ModelSpec, shape: LayerShape, sequence_length: float, *, causal: bool) -> float:
+    """Mean number of compressed keys per query, all of them or those that the indexer chose."""
+    top_k = model.indexer.top_k if shape.sparse and model.indexer is not None else None
+    return attended_tokens(sequence_length / shape.compression, top_k, causal=causal, chosen=True)
+
+
+def _compressed_flops(model: ModelSpec, shape: LayerShape, sequence_length: float, *, causal: bool) -> float:
+    """Count attention to the window and to compressed keys, with the scores that choose among them."""
+    keys = attended_tokens(sequence_length, shape.window, causal=causal)
+    keys += compressed_keys(model, shape, sequence_length, causal=causal)
+    pooled = sequence_length / shape.compression
+    choosing = indexer_flops(model, pooled, causal=causal) if shape.indexes else 0.0
+    return 2 * keys * score_width(model) + choosing
 
 
 def indexer_flops(model: ModelSpec, sequence_length: float, *, causal: bool) -> float:

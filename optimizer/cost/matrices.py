@@ -12,6 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.mixers import (
+    compressed_inputs,
+    compressed_outputs,
+    compressed_queries,
     indexer_projections,
     linear_gates,
     linear_inputs,
@@ -110,6 +113,15 @@ def mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
 
 def _attention_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
     h = model.hidden
+    if model.compressed is not None:
+        own = compressed_queries(model), *compressed_outputs(model)
+        return (
+            *(Matrix(rows=one.rows, columns=one.columns) for one in own),
+            *(
+                Matrix(rows=one.rows, columns=one.columns, held=Held.REPLICATED)
+                for one in compressed_inputs(model, shape)
+            ),
+        )
     if model.mla is None:
         query, groups = model.heads * model.head_dim, model.kv_heads_of(shape)
         widths = {model.head_dim, model.value_dim}

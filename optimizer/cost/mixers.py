@@ -1,7 +1,8 @@
 """Mixers beside plain attention: linear attention with a state, and the indexer of sparse attention, by their weights.
 
 Gated delta rule: Qwen3NextGatedDeltaNet, Kimi delta attention: KimiLinearDeltaAttention, lightning attention:
-MiniMaxLightningAttention, indexer: DeepseekV32Indexer of huggingface/transformers 5.24.
+MiniMaxLightningAttention, indexer: DeepseekV32Indexer, compressed keys and hyper-connections: DeepseekV4Attention and
+DeepseekV4HyperConnection of huggingface/transformers 5.24.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from layoutopt.optimizer.specs.model import Mixer
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.specs.model import LinearSpec, ModelSpec
+    from layoutopt.optimizer.specs.model import LayerShape, LinearSpec, ModelSpec
 
 LIGHTNING_BLOCK = 256
 """Tokens within which lightning attention multiplies scores (``block_size``)."""
@@ -120,6 +121,12 @@ def indexer_projections(model: ModelSpec) -> tuple[Projection, ...]:
     """
     assert model.indexer is not None
     indexer, latent = model.indexer, model.mla.q_lora_rank if model.mla else 0
+    if model.compressed is not None:  # its keys are pooled from two series of their own, as the layer's are
+        return (
+            Projection(indexer.heads * indexer.head_dim, model.compressed.query_rank),
+            Projection(indexer.heads, model.hidden),
+            *(Projection(2 * indexer.head_dim, model.hidden),) * 2,
+        )
     weights = (Projection(indexer.heads, model.hidden),) if indexer.block is None else ()
     return (
         Projection(indexer.heads * indexer.head_dim, latent or model.hidden),
@@ -128,7 +135,58 @@ def indexer_projections(model: ModelSpec) -> tuple[Projection, ...]:
     )
 
 
-def indexer_vectors(model: ModelSpec) -> int:
+def indexer_vectors(model: ModelSpec, shape: LayerShape) -> int:
     """Count the weights of the LayerNorm on the indexer's key, or of the RMSNorms on its queries and key."""
     assert model.indexer is not None
+    if shape.compression:  # a norm, and a bias of every place in a pooled key's two series
+        return model.indexer.head_dim * (1 + 2 * shape.compression)
     return 2 * model.indexer.head_dim
+
+
+def compressed_inputs(model: ModelSpec, shape: LayerShape) -> tuple[Projection, ...]:
+    """Return the projections of the layer's input whose keys all heads share: query latent, key, pooled keys and gates.
+
+    Chosen keys are pooled from two series, of which one reaches into the keys before (``DeepseekV4CSACompressor``).
+    """
+    assert model.compressed is not None
+    own = Projection(model.compressed.query_rank, model.hidden), Projection(model.head_dim, model.hidden)
+    if not shape.compression:
+        return own
+    return *own, *(Projection(_series(shape) * model.head_dim, model.hidden),) * 2
+
+
+def compressed_queries(model: ModelSpec) -> Projection:
+    """Return the projection of the query latent."""
+    assert model.compressed is not None
+    return Projection(model.heads * model.head_dim, model.compressed.query_rank)
+
+
+def compressed_outputs(model: ModelSpec) -> tuple[Projection, Projection]:
+    """Return the output projections: of a group of heads each, and of all groups' latents."""
+    spec = model.compressed
+    assert spec is not None
+    latents = spec.output_groups * spec.output_rank
+    return (
+        Projection(latents, model.heads * model.head_dim // spec.output_groups),
+        Projection(model.hidden, latents),
+    )
+
+
+def compressed_vectors(model: ModelSpec, shape: LayerShape) -> int:
+    """Count the weights in no projection, all whole on every rank: norms of latent and keys, biases of places."""
+    assert model.compressed is not None
+    pooled = model.head_dim * (1 + _series(shape) * shape.compression) if shape.compression else 0
+    return model.compressed.query_rank + model.head_dim + pooled
+
+
+def _series(shape: LayerShape) -> int:
+    return 2 if shape.sparse else 1
+
+
+def stream_weights(model: ModelSpec) -> tuple[int, int]:
+    """Count the weights that mix residual streams around one mixer or MLP, and those that join them at the end."""
+    streams = model.streams
+    if streams == 1:
+        return 0, 0
+    mixed, width = (2 + streams) * streams, streams * model.hidden
+    return mixed * width + mixed + 3, streams * width + streams + 1

@@ -12,12 +12,17 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.mixers import (
+    compressed_inputs,
+    compressed_outputs,
+    compressed_queries,
+    compressed_vectors,
     indexer_projections,
     indexer_vectors,
     linear_gates,
     linear_inputs,
     linear_output,
     linear_vectors,
+    stream_weights,
 )
 from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import FrozenPart
@@ -84,6 +89,8 @@ def attention_parameters(model: ModelSpec, shape: LayerShape = EVERY_KEY) -> Par
     """Count one attention block (MHA, GQA or MLA) of a layer without its norm."""
     if model.mla is not None:
         return _mla_parameters(model)
+    if model.compressed is not None:
+        return _compressed_parameters(model, shape)
     h, a, k = model.hidden, model.heads, model.kv_heads_of(shape)
     e, v = model.head_dim, model.value_dim
     bias = model.attention_bias or model.qkv_bias
@@ -113,16 +120,24 @@ def _mla_parameters(model: ModelSpec) -> Parameters:
     return Parameters(sharded=query_up + key_value_up + a * mla.v_head_dim * h, replicated=down)
 
 
+def _compressed_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
+    """Count attention to one shared key and compressed ones; what all heads share is whole on every rank."""
+    shared = sum(one.rows * one.columns for one in compressed_inputs(model, shape))
+    own = sum(one.rows * one.columns for one in (compressed_queries(model), *compressed_outputs(model)))
+    sinks = model.heads if model.has_sinks(shape) else 0
+    return Parameters(sharded=own + sinks, replicated=shared + compressed_vectors(model, shape))
+
+
 def linear_parameters(model: ModelSpec, mixer: Mixer) -> Parameters:
     """Count one linear-attention mixer: projections, gates, convolution, decays, output norm."""
     weights = (*linear_inputs(model, mixer), *linear_gates(model, mixer), linear_output(model))
     return Parameters(sharded=sum(one.rows * one.columns for one in weights) + linear_vectors(model, mixer))
 
 
-def indexer_parameters(model: ModelSpec) -> Parameters:
+def indexer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     """Count one indexer, which every tensor-parallel rank has whole."""
     weights = sum(one.rows * one.columns for one in indexer_projections(model))
-    return Parameters(replicated=weights + indexer_vectors(model))
+    return Parameters(replicated=weights + indexer_vectors(model, shape))
 
 
 def mamba_parameters(model: ModelSpec) -> Parameters:
@@ -171,7 +186,7 @@ def _moe_parts(model: ModelSpec) -> dict[FrozenPart, Parameters]:
 
 def _mixer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
     """Count a layer's mixer of any kind, with its indexer."""
-    total = indexer_parameters(model) if shape.indexes else Parameters()
+    total = indexer_parameters(model, shape) if shape.indexes else Parameters()
     if shape.mixer is Mixer.ATTENTION:
         return total + attention_parameters(model, shape)
     if shape.mixer is Mixer.MAMBA:
@@ -188,8 +203,9 @@ def layer_parts(model: ModelSpec, shape: LayerShape) -> dict[FrozenPart, Paramet
 
 
 def layer_parameters(model: ModelSpec, shape: LayerShape) -> Parameters:
-    """Count one layer with its norms."""
-    norms = Parameters(replicated=norm_width(model) * model.hidden * norms_of(model, shape))
+    """Count one layer with its norms, and with what mixes residual streams around its mixer and its MLP."""
+    mixed = stream_weights(model)[0] * ((shape.mixer is not Mixer.NONE) + (shape.mlp is not Mlp.NONE))
+    norms = Parameters(replicated=norm_width(model) * model.hidden * norms_of(model, shape) + mixed)
     return sum(layer_parts(model, shape).values(), norms)
 
 
@@ -226,7 +242,7 @@ def head_parameters(model: ModelSpec, vocab: int) -> Parameters:
     """Count the final norm and the output matrix (0 weights when tied: it is the embedding)."""
     return Parameters(
         sharded=(0 if model.tied_embeddings else vocab * model.hidden) + (vocab if model.head_bias else 0),
-        replicated=norm_width(model) * model.hidden,
+        replicated=norm_width(model) * model.hidden + stream_weights(model)[1],
     )
 
 

@@ -111,7 +111,8 @@ def _architecture(model: ModelSpec) -> Plain:
         plain["norm"] = model.norm.value
     plain |= {name: getattr(model, name) for name in SWITCHES if getattr(model, name)}
     plain |= {"left_out": list(model.left_out)} if model.left_out else {}
-    for name in ("mla", "mamba", "linear"):
+    plain |= {"streams": model.streams} if model.streams > 1 else {}
+    for name in ("mla", "compressed", "mamba", "linear"):
         part = getattr(model, name)
         if part is not None:
             plain[name] = {field: getattr(part, field) for field in part.__slots__}
@@ -122,6 +123,10 @@ def _indexer(model: ModelSpec) -> Plain:
     """Write the indexer with the pattern of the layers that have one."""
     if model.indexer is None:
         return {}
+    if model.compressed is not None:  # blocks says which layers choose keys
+        return {
+            "indexer": stated({field: getattr(model.indexer, field) for field in model.indexer.__slots__})
+        }
     pattern = indexer_pattern(model.shapes)
     if pattern is None:
         raise input_error("no period of layers has an indexer", "each n-th layer", key="indexer")
@@ -146,7 +151,7 @@ def _stack(model: ModelSpec) -> Plain:
     ffn = {"ffn": widths.pop()} if len(widths) == 1 else {}
     if [_narrow(shape) for shape in shapes] == short and (ffn or leading == 0):
         return ffn | ({"moe": moe | ({"dense_layers": leading} if leading else {})} if moe else {})
-    blocks = [_block(shape, len(list(equal))) for shape, equal in groupby(map(_unchosen, shapes))]
+    blocks = [_block(shape, len(list(equal))) for shape, equal in groupby(map(_described, shapes))]
     return ({"moe": moe} if moe else {}) | {"blocks": blocks}
 
 
@@ -159,8 +164,9 @@ def _narrow(shape: LayerShape) -> LayerShape:
     return replace(shape, ffn=0, sparse=False, indexes=False)
 
 
-def _unchosen(shape: LayerShape) -> LayerShape:
-    return replace(shape, sparse=False, indexes=False)
+def _described(shape: LayerShape) -> LayerShape:
+    """Return the shape as an entry of blocks has it: what an indexer of a period of layers says stands elsewhere."""
+    return shape if shape.compression else replace(shape, sparse=False, indexes=False)
 
 
 def _block(shape: LayerShape, count: int) -> Plain:
@@ -172,6 +178,8 @@ def _block(shape: LayerShape, count: int) -> Plain:
             "window": shape.window,
             "chunked": shape.chunked or None,
             "bidirectional": shape.bidirectional or None,
+            "compression": shape.compression or None,
+            "chosen": shape.sparse or None,
         }
     )
 

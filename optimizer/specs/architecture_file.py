@@ -11,6 +11,7 @@ from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import NAMES, FieldKind, quantity, unknown_word, whole, word
 from layoutopt.optimizer.specs.layer_parts_file import (
+    CompressedFile,
     IndexerFile,
     LinearFile,
     MambaFile,
@@ -31,6 +32,7 @@ from layoutopt.optimizer.specs.layer_runs import (
     with_windows,
 )
 from layoutopt.optimizer.specs.model import (
+    CompressedSpec,
     IndexerSpec,
     MambaSpec,
     Mixer,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape
 
 MAX_VOCAB = 100_000_000
+MAX_COMPRESSION = 1_000_000
 WINDOW_WORDS = {"sliding": True, "full": False}
 
 
@@ -113,6 +116,10 @@ class BlockFile(FileModel):
         default=False, description="the window is the length of chunks that attend to themselves"
     )
     bidirectional: Switch = Field(default=False, description="attention without causal mask (encoder layers)")
+    compression: Annotated[int, whole(least=0, most=MAX_COMPRESSION)] = Field(
+        default=0, description="tokens of one compressed key, which these layers have beside their window"
+    )
+    chosen: Switch = Field(default=False, description="an indexer of the layer chooses its compressed keys")
 
     @classmethod
     def check(cls, given: PartialFields) -> Iterator[Finding]:
@@ -136,6 +143,9 @@ class BlockFile(FileModel):
             window=self.window,
             bidirectional=self.bidirectional,
             chunked=self.chunked and self.window is not None,
+            compression=self.compression,
+            sparse=self.chosen,
+            indexes=self.chosen,
         )
 
 
@@ -143,7 +153,15 @@ SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
     *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "window_sinks", "attention_gate"),
     *("activation_scalars", "head_bias"),
-    *("learned_positions", "embedding_norm", "mtp_layers", "rope_base", "norm_epsilon", "left_out"),
+    *(
+        "learned_positions",
+        "embedding_norm",
+        "mtp_layers",
+        "streams",
+        "rope_base",
+        "norm_epsilon",
+        "left_out",
+    ),
 )
 """Fields that ``ModelSpec`` has under the same name."""
 
@@ -228,6 +246,12 @@ class ArchitectureFile(FileModel):
         default=None, description="experts; makes the layers MoE unless blocks says which"
     )
     mla: MlaFile | None = Field(default=None, description="multi-head latent attention")
+    compressed: CompressedFile | None = Field(
+        default=None, description="one shared key and value, beside the compressed keys that blocks names"
+    )
+    streams: Annotated[int, whole(most=64)] = Field(
+        default=1, description="residual streams (hyper-connections)"
+    )
     mamba: MambaFile | None = Field(
         default=None, description="Mamba-2 mixers of the layers that blocks names"
     )
@@ -270,6 +294,7 @@ class ArchitectureFile(FileModel):
             else self.window_kv_heads,
             moe=self.moe.spec() if self.moe else None,
             mla=MlaSpec(**dict(self.mla)) if self.mla else None,
+            compressed=CompressedSpec(**dict(self.compressed)) if self.compressed else None,
             mamba=MambaSpec(**dict(self.mamba)) if self.mamba else None,
             linear=self.linear.spec() if self.linear else None,
             indexer=IndexerSpec(
@@ -299,7 +324,7 @@ def _stack(given: Any) -> list[LayerShape]:
 
 def _indexed(given: Any, shapes: list[LayerShape]) -> list[LayerShape]:
     indexer = given.indexer
-    if indexer is None:
+    if indexer is None or given.compressed is not None:
         return shapes
     chosen = with_indexers(shapes, indexer.every, indexer.offset)
     return [*shapes[: indexer.dense_layers], *chosen[indexer.dense_layers :]]
@@ -349,7 +374,9 @@ def _check_parts(given: PartialFields) -> Iterator[Finding]:
         elif not used and key in given.stated:
             yield (key,), "is not used", f"no entry of blocks names {key} layers"
     attending = [shape for shape in stack if shape.mixer is Mixer.ATTENTION]
-    if "indexer" in given.stated and any(shape.window or shape.bidirectional for shape in attending):
+    if "compressed" in given.stated or any(shape.compression or shape.sparse for shape in stack):
+        yield from _check_compressed(given, stack)
+    elif "indexer" in given.stated and any(shape.window or shape.bidirectional for shape in attending):
         yield ("indexer",), "is not used with windows or encoder layers", "one or the other"
     elif "indexer" in given.stated and not attending:
         yield ("indexer",), "is not used", "no layer attends"
@@ -366,6 +393,27 @@ def _check_parts(given: PartialFields) -> Iterator[Finding]:
             yield (key,), "is not used", "no layer has a window"
     if "ffn" not in given.stated and any(shape.mlp is Mlp.DENSE and not shape.ffn for shape in stack):
         yield ("ffn",), "missing", "width of one dense MLP matrix"
+
+
+def _check_compressed(given: PartialFields, stack: Sequence[LayerShape]) -> Iterator[Finding]:
+    """Check that compressed keys have their numbers, one shared key, and an indexer where they are chosen."""
+    chosen = any(shape.sparse for shape in stack)
+    if not any(shape.compression for shape in stack):
+        yield ("compressed",), "is not used", "an entry of blocks with compression"
+    elif "compressed" not in given.stated:
+        yield ("compressed",), "missing", "blocks names layers with compression"
+    elif "mla" in given.stated:
+        yield ("compressed",), "is not used with mla", "one or the other"
+    elif chosen != ("indexer" in given.stated):
+        key = "missing" if chosen else "is not used"
+        yield ("indexer",), key, "an indexer and an entry of blocks with chosen: true come together"
+    elif any(shape.sparse and not shape.compression for shape in stack):
+        yield ("blocks",), "choose keys without compression", "compression beside chosen: true"
+    elif given.kv_heads != 1:
+        yield ("kv_heads",), f"{given.kv_heads or given.heads}, but all heads share one key", "1"
+    elif given.compressed and given.heads and given.heads % given.compressed.output_groups:
+        what = f"heads {given.heads} is not a multiple of {given.compressed.output_groups}"
+        yield ("compressed", "output_groups"), what, divisors_text(given.heads)
 
 
 def _has_moe(stack: Sequence[LayerShape]) -> bool:

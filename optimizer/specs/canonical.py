@@ -189,6 +189,7 @@ def _hints(kind: type) -> dict[str, Any]:
 _ZERO_ALLOWED = {
     *("zero", "rank", "chunk", "layers", "recomputed", "mtp", "kinds", "recomputed_kinds"),
     *("ffn", "shared_ffn", "conv", "q_lora_rank", "learned_positions", "mtp_layers", "activation_scalars"),
+    "compression",
     *(
         "grad_bytes",
         "moment_bytes",
@@ -293,6 +294,7 @@ MOST_WHOLE = 10**12
 
 _MOST = {
     **dict.fromkeys(("count", "mtp_layers"), MAX_LAYERS),
+    "streams": 64,
     "gpu_count": MAX_GPUS,
     **dict.fromkeys(("grad_bytes", "moment_bytes", "master_bytes"), 64),
 }

@@ -106,6 +106,14 @@ class MlaFile(FileModel):
     v_head_dim: Width = Field(description="value width per head")
 
 
+class CompressedFile(FileModel):
+    """Attention to one key of all heads, which is the value too, beside keys of several tokens (DeepSeek-V4)."""
+
+    query_rank: Width = Field(description="rank of the query projection")
+    output_groups: Width = Field(description="groups of heads that the output projection takes apart")
+    output_rank: Width = Field(description="rank of the output projection of one group")
+
+
 class MambaFile(FileModel):
     """Mamba-2 mixers."""
 

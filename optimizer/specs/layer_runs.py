@@ -71,6 +71,8 @@ def shape_name(shape: LayerShape) -> str:
     else:
         base = "mlp" if shape.mixer is Mixer.NONE and shape.mlp is Mlp.DENSE else shape.mlp.value
     base = f"encoder-{base}" if shape.bidirectional else base
+    if shape.compression:
+        return f"{base}-compressed-{shape.compression}"
     if shape.sparse:
         return f"{base}-sparse" if shape.indexes else f"{base}-reused"
     if shape.window is None:

@@ -59,6 +59,7 @@ class LayerShape:
     attend, None for attention over the whole sequence. ``ffn`` is the width of one dense MLP matrix
     and 0 unless ``mlp`` is dense. ``bidirectional`` marks encoder layers, whose attention is not causal.
     ``sparse``: a query attends to the keys that an indexer chose, which ``indexes`` says is the layer's own.
+    ``compression``: beside the window, tokens that one of the model's compressed keys stands for (0: no such keys).
     """
 
     mixer: Mixer = Mixer.ATTENTION
@@ -69,6 +70,7 @@ class LayerShape:
     chunked: bool = False
     sparse: bool = False
     indexes: bool = False
+    compression: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,19 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedSpec:
+    """Attention whose heads share one key that is the value too, beside keys of several tokens each (DeepSeek-V4).
+
+    Queries go through a latent of ``query_rank``, the output of each of ``output_groups`` groups of heads through one of
+    ``output_rank``. Which layers have compressed keys, and of how many tokens, is ``LayerShape.compression``.
+    """
+
+    query_rank: int
+    output_groups: int
+    output_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
     """Mamba-2 mixer: ``heads`` of ``head_dim``, ``state`` per head, ``groups`` of B and C, convolution."""
 
@@ -173,7 +188,8 @@ class ModelSpec:
     ``qk_norm_all`` lets the query and key norms span all heads, ``attention_sinks`` adds one learned number per head,
     ``window_sinks`` those of layers with a window alone,
     ``activation_scalars`` are learned numbers of one MLP's activation, ``head_bias`` adds one bias per word,
-    ``attention_gate`` a gate of the query's width on attention's output. ``rope_base`` of rotary positions and
+    ``attention_gate`` a gate of the query's width on attention's output. ``streams`` are the residual streams that every
+    mixer and MLP reads and writes (1, or those of hyper-connections). ``rope_base`` of rotary positions and
     ``norm_epsilon`` are for launch files alone: they decide no price, so that models which differ in them alone are equal,
     and so for ``left_out``, the parts of the whole model that are not described here and not priced (``vision``).
     """
@@ -206,6 +222,8 @@ class ModelSpec:
     mtp_layers: int = 0
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    compressed: CompressedSpec | None = None
+    streams: int = 1
     mamba: MambaSpec | None = None
     linear: LinearSpec | None = None
     indexer: IndexerSpec | None = None
@@ -263,11 +281,26 @@ class ModelSpec:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What every answer about the model says of it: which parts of the whole model it leaves out."""
-        if not self.left_out:
-            return ()
+        """What every answer about the model says of it: which parts of the whole model it leaves out or does not price."""
         parts = ", ".join(self.left_out)
-        return (f"{self.name} leaves out {parts}: counted neither in parameters nor in time nor in memory",)
+        lacks = "counted neither in parameters nor in time nor in memory"
+        left = (f"{self.name} leaves out {parts}: {lacks}",) if self.left_out else ()
+        unpriced = ", ".join(self._unpriced)
+        counted = "counted in parameters, neither in time nor in what activations keep"
+        return (*left, f"{self.name} has {unpriced}: {counted}") if unpriced else left
+
+    @property
+    def _unpriced(self) -> tuple[str, ...]:
+        """Name the parts whose weights are counted and whose work is not."""
+        pooled = any(shape.compression for shape in self.shapes)
+        return (
+            *(
+                (f"{self.streams} residual streams that are mixed around every block",)
+                if self.streams > 1
+                else ()
+            ),
+            *(("pooling of keys over several tokens",) if pooled else ()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

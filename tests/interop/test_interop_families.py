@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,6 @@ WRAPPERS = (
     "got_ocr2",
     "moss_transcribe_diarize",
     "gpt-sw3",
-    "qwen3_5",
     "llama4",
 )
 """Files of these nest their language part or state another type: the type inside is what is asked."""
@@ -173,7 +173,7 @@ def _printed(*words: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize("name", ["falcon_h1", "granitemoehybrid", "lfm2", "deepseek_v4", "olmo_hybrid"])
+@pytest.mark.parametrize("name", ["falcon_h1", "granitemoehybrid", "lfm2", "hy_v4", "longcat_flash"])
 def test_families_that_the_model_cannot_hold_say_why(name: str) -> None:
     """By name and reason, never by a near name."""
     with pytest.raises(InputError) as caught:
@@ -181,6 +181,72 @@ def test_families_that_the_model_cannot_hold_say_why(name: str) -> None:
             json.dumps({"model_type": name, "hidden_size": 64, "num_hidden_layers": 2}), "config.json"
         )
     assert f"architecture {name} is not supported: " in str(caught.value)
+
+
+RELEASED_V4 = {
+    **{"model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "vocab_size": 129280},
+    "compress_ratios": [128, 128] + [128, 4] * 20 + [128, 0],
+}
+"""DeepSeek-V4-Flash in its release's words, a prediction layer's ratio behind the layers'; sizes are the class's."""
+
+
+def test_deepseek_v4_is_described_with_what_is_not_priced(tmp_path: Path) -> None:
+    """284,325,869,015 parameters as instantiated; its file gives the same model, and every answer what it leaves out."""
+    source, written = tmp_path / "config.json", tmp_path / "v4.yaml"
+    source.write_text(json.dumps(RELEASED_V4))
+    model = import_config(source.read_text()).model
+    assert model_parameters(model) == 284_325_869_015
+    assert [(shape.window, shape.compression, shape.sparse) for shape in model.shapes[1:4]] == [
+        *((128, 128, False), (128, 128, False), (128, 4, True))
+    ]
+    written.write_text(_printed("import", str(source), "-q"))
+    assert load_model(written, global_batch=8, precision="bf16").model == model
+    answer = _printed(
+        *(
+            "evaluate",
+            str(written),
+            "h100x256",
+            "--framework",
+            "accelerate",
+            "--batch",
+            "256",
+            "--seq",
+            "4096",
+        ),
+        *("--precision", "bf16", "--layout", "zero=3,recompute=full", "--json", "-q"),
+    )
+    found = json.loads(answer)
+    words = "counted in parameters, neither in time nor in what activations keep"
+    assert any("4 residual streams" in one and words in one for one in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"compress_ratios": [128, 4, 16] + [0] * 40}, "compress ratio 16"),
+        ({"compress_ratios": [128, 4]}, "2 entries for 43 layers"),
+        ({"o_groups": 7}, "64 heads are not a multiple of 7 groups"),
+    ],
+)
+def test_other_compressions_are_refused(changes: dict[str, object], wrong: str) -> None:
+    """What the class has no layer for is one line."""
+    with pytest.raises(InputError, match=wrong):
+        import_config(json.dumps({**RELEASED_V4, **changes}))
+
+
+def test_compressed_keys_cost_less_the_longer_the_sequence(tmp_path: Path) -> None:
+    """Beside the same model whose layers attend to every key; and fewer tokens a key cost more."""
+    from layoutopt.optimizer.cost.flops import attention_flops
+
+    model = import_config(json.dumps(RELEASED_V4)).model
+    pooled, chosen = model.shapes[2], model.shapes[3]
+    every = replace(pooled, window=None, compression=0)
+    for length in (16_384, 131_072):
+        dense = attention_flops(model, every, length, causal=True)
+        window = 128 * (1 - 64 / length)
+        share = attention_flops(model, pooled, length, causal=True) / dense
+        assert share == pytest.approx((window + length / 256) / (length / 2))
+        assert attention_flops(model, chosen, length, causal=True) > share * dense
 
 
 @pytest.mark.parametrize(

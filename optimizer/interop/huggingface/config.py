@@ -11,6 +11,7 @@ from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, sh
 from layoutopt.optimizer.interop.records import ImportedModel
 from layoutopt.optimizer.specs.layer_runs import runs_of
 from layoutopt.optimizer.specs.model import (
+    CompressedSpec,
     IndexerSpec,
     LinearSpec,
     MambaSpec,
@@ -149,7 +150,7 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         name=name,
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if mla else _kv_heads(reader, heads),
+        kv_heads=heads if mla else 1 if family.compressed else _kv_heads(reader, heads),
         head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(reader, hidden, heads),
         vocab=reader.size("vocab_size"),
         runs=runs_of(shapes),
@@ -172,6 +173,8 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
         embedding_norm=family.embedding_norm,
         mtp_layers=(reader.fields.integer(*MTP_KEYS, most=64) or 0) if family.mtp else 0,
         mla=mla,
+        compressed=_compressed(reader, heads) if family.compressed else None,
+        streams=reader.size("hc_mult", most=64) if family.compressed else 1,
         moe=_moe(reader) if any(shape.mlp is Mlp.MOE for shape in shapes) else None,
         linear=_linear(reader, heads) if any(shape.mixer.is_linear for shape in shapes) else None,
         indexer=_indexer(reader) if any(shape.sparse for shape in shapes) else None,
@@ -283,6 +286,16 @@ def _mla(reader: ConfigReader) -> MlaSpec:
     )
 
 
+def _compressed(reader: ConfigReader, heads: int) -> CompressedSpec:
+    """Read the latents of attention to one shared key, whatever number of keys the file states."""
+    groups = reader.size("o_groups")
+    if heads % groups:
+        raise reader.fields.fail("o_groups", f"{heads} heads are not a multiple of {groups} groups")
+    return CompressedSpec(
+        query_rank=reader.size("q_lora_rank"), output_groups=groups, output_rank=reader.size("o_lora_rank")
+    )
+
+
 def _moe(reader: ConfigReader) -> MoeSpec:
     family, fields = reader.family, reader.fields
     width = reader.size(family.expert_width)
@@ -345,11 +358,15 @@ def _linear(reader: ConfigReader, heads: int) -> LinearSpec:
             key_heads=heads, value_heads=heads, key_head_dim=width, value_head_dim=width, conv=0
         )
     if kind is Mixer.GATED_DELTA:
+        # what OlmoHybridConfig computes from the other sizes; the other classes have defaults
+        key_heads = reader.optional("linear_num_key_heads", least=1) or heads
+        low = reader.optional("linear_key_head_dim", least=1)
+        width = low or max(3 * reader.size("hidden_size") // (4 * key_heads), 1)
         return LinearSpec(
-            key_heads=reader.size("linear_num_key_heads"),
-            value_heads=reader.size("linear_num_value_heads"),
-            key_head_dim=reader.size("linear_key_head_dim"),
-            value_head_dim=reader.size("linear_value_head_dim"),
+            key_heads=key_heads,
+            value_heads=reader.optional("linear_num_value_heads", least=1) or heads,
+            key_head_dim=width,
+            value_head_dim=reader.optional("linear_value_head_dim", least=1) or 2 * width,
             conv=reader.size("linear_conv_kernel_dim"),
         )
     own = inner.integer("num_heads", least=1) or reader.size("linear_num_heads")

@@ -51,6 +51,7 @@ class HfFamily:
     indexer: bool = False
     block_indexer: bool = False
     window_heads: bool = False
+    compressed: bool = False
     linear: str = ""
     full_every: int = 0
     full_first: bool = False

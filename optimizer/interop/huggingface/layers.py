@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 LINEAR = "linear_attention"
 BLOCK_SPARSE = "minimax_m3_sparse"
+CHOSEN, POOLED = "compressed_sparse_attention", "heavily_compressed_attention"
+COMPRESSIONS = {CHOSEN: 4, POOLED: 128}
+"""Tokens of one compressed key by kind of layer (DeepseekV4Config)."""
 BLOCK_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 BLOCK_WORDS = {"linear_attention": "mamba", "mamba2": "mamba", "full_attention": "attention"}
 
@@ -57,6 +60,8 @@ def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
     """Return every layer's shape in order."""
     if reader.family.moe == "blocks":
         return _block_shapes(reader)
+    if reader.family.compressed:
+        return _compressed_shapes(reader, layers)
     sparse = _sparse_layers(reader, layers)
     mixers = _mixers(reader, layers)
     seen = _windows(reader, layers)
@@ -83,6 +88,46 @@ def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
         return shapes
     owns = _indexing_layers(reader, layers)
     return [replace(shape, sparse=True, indexes=own) for shape, own in zip(shapes, owns, strict=True)]
+
+
+def _compressed_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
+    """Return layers of experts whose attention has a window and, by kind, compressed keys beside it."""
+    fields, window = reader.fields, reader.size("sliding_window")
+    rates = {
+        kind: fields.section("compress_rates").integer(kind, least=1)
+        or fields.integer(f"compress_rate_{short}", least=1)
+        or COMPRESSIONS[kind]
+        for kind, short in ((CHOSEN, "csa"), (POOLED, "hca"))
+    }
+    return [
+        LayerShape(
+            mlp=Mlp.MOE,
+            window=window,
+            compression=rates.get(kind, 0),
+            sparse=kind == CHOSEN,
+            indexes=kind == CHOSEN,
+        )
+        for kind in _compressed_kinds(reader, layers)
+    ]
+
+
+def _compressed_kinds(reader: ConfigReader, layers: int) -> list[str]:
+    """Return every layer's kind of attention, in either spelling or by the class's rule."""
+    fields = reader.fields
+    kinds, ratios = fields.words("layer_types"), fields.items("compress_ratios")
+    by_ratio = {0: "sliding_attention"} | {rate: kind for kind, rate in COMPRESSIONS.items()}
+    if kinds is None and ratios is not None:
+        kinds = tuple(by_ratio.get(ratio, f"compress ratio {shorten(ratio)}") for ratio in ratios)
+    elif kinds is None:
+        reader.defaulted.append(f"layer_types={POOLED} twice, then it and {CHOSEN} in turn")
+        return [CHOSEN if index > 1 and index % 2 else POOLED for index in range(layers)]
+    if len(kinds) < layers:
+        what = f"{len(kinds)} entries for {layers} layers"
+        raise fields.fail("layer_types", what, "one entry per layer")
+    for kind in kinds:
+        if kind not in by_ratio.values():
+            raise fields.fail("layer_types", f"{shorten(kind)!r} is not known", ", ".join(by_ratio.values()))
+    return list(kinds[:layers])  # releases list prediction layers behind them
 
 
 def _mixers(reader: ConfigReader, layers: int) -> list[Mixer]:

@@ -28,6 +28,8 @@ def _of_no_framework(model: ModelSpec) -> Mapping[str, bool]:
         "value heads of another width": model.v_head_dim is not None,
         "other heads in layers with a window": model.window_kv_heads is not None,
         "attention sinks in layers with a window alone": model.window_sinks,
+        "keys of several tokens": model.compressed is not None,
+        "several residual streams": model.streams > 1,
     }
 
 
