@@ -36,6 +36,7 @@ done
 """
 _PROGRAMS = {"python": "no", "torchrun": "no", "srun": "yes", "mpirun": "yes", "nohup": "yes"}
 _INNERMOST = ("python", "torchrun")
+CORPORA = ("corpus.txt", "manners.txt", "strangers.txt")
 _HOLE = re.compile("\ue000[^\ue001]*\ue001")
 
 
@@ -75,10 +76,10 @@ def started(script: Script) -> list[list[str]]:
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash to compare with")
-@pytest.mark.parametrize("name", scripts("corpus.txt", "manners.txt"))
+@pytest.mark.parametrize("name", scripts(*CORPORA))
 def test_arguments_are_those_that_bash_passes(name: str, tmp_path: Path) -> None:
     """Word for word, for every program that the script starts, in order."""
-    text = scripts("corpus.txt", "manners.txt")[name]
+    text = scripts(*CORPORA)[name]
     calls = recorded(text, tmp_path)
     assert calls, "the script starts nothing"
     assert started(parse_script(text, outside=Outside())) == calls

@@ -159,8 +159,11 @@ def file_text(shell: Shell, name: str) -> str | None:
     """Return the text of a file that the script wrote or that lies beside it."""
     if has_hole(name):
         name = PurePosixPath(re.sub("\ue000[^\ue001]*\ue001", ".", name)).name
-    written = shell.record.files.get(name.removeprefix("./"))
-    if name.removeprefix("./") in shell.record.unwritten:
+    if name in ("/dev/stdin", "-"):
+        return None if shell.stdin is None else shell.stdin.rest()
+    own = name.removeprefix("./")
+    written = shell.record.files.get(own)
+    if own in shell.record.unwritten or own in shell.record.gone:
         return None
     return shell.record.outside.beside(name) if written is None else written
 

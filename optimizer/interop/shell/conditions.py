@@ -159,7 +159,7 @@ class _Judge:
                 return None
             return not bracket or (isinstance(value, dict) and self.expander.key_of(name, key[:-1]) in value)
         if mark in ("-f", "-e", "-s", "-r"):
-            return state.wrote(text) or None
+            return state.has_file(text, filled=mark == "-s")
         if mark not in ("-z", "-n") or (has_hole(text) and not _without_holes(text)):
             return None
         return (_without_holes(text) == "") == (mark == "-z")
@@ -217,14 +217,20 @@ _POSIX = {
 
 def search(text: str, pattern: str) -> re.Match[str] | bool | None:
     """Search an extended regular expression that cannot run away: False without a match, None where that stays open."""
-    if re.search(r"\)[*+{]|[*+}][*+{]|\\[a-zA-Z0-9<>]", pattern) or len(pattern) > 200 or len(text) > 2_000:
+    compiled = expression(pattern, len(text))
+    return None if compiled is None else compiled.search(text) or False
+
+
+def expression(pattern: str, length: int) -> re.Pattern[str] | None:
+    """Return an extended regular expression that cannot run away on a text of that length; None for others."""
+    if re.search(r"\)[*+{]|[*+}][*+{]|\\[a-zA-Z0-9<>]", pattern) or len(pattern) > 200 or length > 2_000:
         return None
     repeats = len(re.findall(r"[*+{]", pattern))
-    if repeats > 1 and max(len(text), 1) ** (repeats + 1) > MOST_STEPS:
+    if repeats > 1 and max(length, 1) ** (repeats + 1) > MOST_STEPS:
         return None
     for name, letters in _POSIX.items():
         pattern = pattern.replace(name, letters)
     try:
-        return re.search(pattern, text) or False
+        return re.compile(pattern)
     except re.error:
         return None

@@ -57,8 +57,8 @@ class State(Protocol):
     def is_associative(self, name: str) -> bool:
         """Tell whether an array's keys are texts."""
 
-    def wrote(self, name: str) -> bool:
-        """Tell whether the script writes a file of that name."""
+    def has_file(self, name: str, *, filled: bool = False) -> bool | None:
+        """Tell whether there is a file, None where the script has not to do with it."""
 
     def matching(self, word: str, glob: str) -> list[str]:
         """Return the files that a word stands for whose unquoted part is a pattern, the word itself where there are none."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.builtins import file_text
 from layoutopt.optimizer.interop.shell.conditions import search
-from layoutopt.optimizer.interop.shell.values import has_hole
+from layoutopt.optimizer.interop.shell.edits import edit_files
+from layoutopt.optimizer.interop.shell.fields import awk
+from layoutopt.optimizer.interop.shell.stream_editor import edited, read_scripts
+from layoutopt.optimizer.interop.shell.values import has_hole, hole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +36,12 @@ def known_output(words: list[str], shell: Shell) -> Output | None:
     if name == "cd":
         shell.folder = words[-1] if len(words) > 1 and not has_hole(words[-1]) else ""
         return Output("")
+    if edit_files(words, shell):
+        return Output("")
     if name not in _OUTPUTS or (any(map(has_hole, words[1:])) and name not in ("sed", "tee")):
         return None
     given = None if shell.stdin is None else shell.stdin.text[shell.stdin.at :]
-    if given is not None and has_hole(given) and name not in ("sed", "cat", "tee"):
+    if given is not None and has_hole(given) and name not in ("sed", "cat", "tee", "envsubst"):
         return None
     found = _OUTPUTS[name]([word for word in words[1:] if word != "--"], given, shell)
     if found is not None and shell.stdin is not None and name in _READERS:
@@ -97,30 +103,11 @@ def _cat(arguments: list[str], given: str | None, shell: Shell) -> Found:
 
 
 def _sed(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    """``sed s/plain/text/`` with one plain text for another, as templates are filled."""
-    scripts = [word for word in arguments if re.match(r"s([/|#,:@]).*\1g?$", word, re.DOTALL)]
-    files = [word for word in arguments if word not in scripts and word not in ("-e", "-E", "-r")]
-    if len(files) > 1 or not scripts or any(name.startswith("-") for name in files):
+    call = read_scripts(arguments)
+    if call is None or len(call.files) > 1:
         return None
-    text = file_text(shell, files[0]) if files else given
-    for script in scripts:
-        old, new, mode = [*script[2:].split(script[1]), "", ""][:3]
-        if (
-            text is None
-            or script.count(script[1]) != 3
-            or not re.fullmatch(r"[\w <>{}=:,@%-]+|\^[\w=:,-]+", old)
-            or "&" in new
-        ):
-            return None
-        text = "\n".join(_substituted(line, old, new, mode) for line in text.split("\n"))
-        shell.record.spend(len(text))
-    return text
-
-
-def _substituted(line: str, old: str, new: str, mode: str) -> str:
-    if old.startswith("^"):
-        return new + line[len(old) - 1 :] if line.startswith(old[1:]) else line
-    return line.replace(old, new, -1 if mode else 1)
+    text = file_text(shell, call.files[0]) if call.files else given
+    return None if text is None else edited(call, text, shell)
 
 
 def _path(arguments: list[str], given: str | None, shell: Shell) -> Found:
@@ -206,39 +193,16 @@ def _sort(arguments: list[str], given: str | None, shell: Shell) -> Found:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _awk(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    """``awk '{print $2}'``, with ``-F`` for what stands between fields."""
-    mark = None
-    if arguments and arguments[0].startswith("-F"):
-        mark, arguments = (
-            (arguments[0][2:], arguments[1:])
-            if arguments[0][2:]
-            else ("".join(arguments[1:2]), arguments[2:])
-        )
-    match = re.fullmatch(r"\s*\{\s*print \$(\d{1,3}|NF)\s*;?\s*\}\s*", arguments[0]) if arguments else None
-    lines = _lines(given, arguments[1:], shell) if match else None
-    if (
-        match is None
-        or lines is None
-        or (mark is not None and not re.fullmatch(r"[^\\.*+?\[\](){}|^$ ]", mark))
-    ):
-        return None
-    kept = []
-    for line in lines:
-        parts = line.split(mark)
-        place = len(parts) if match[1] == "NF" else int(match[1])
-        kept.append(line if place == 0 else "".join(parts[place - 1 : place]))
-    return "".join(f"{line}\n" for line in kept)
-
-
 def _grep(arguments: list[str], given: str | None, shell: Shell) -> Found:
     flags = "".join(word[1:] for word in arguments if re.fullmatch(r"-[a-zA-Z]+", word))
     names = [word for word in arguments if not word.startswith("-")]
-    lines = _lines(given, names[1:], shell) if names and not set(flags) - set("qEFiowcv") else None
+    lines = _lines(given, names[1:], shell) if names and not set(flags) - set("qEFiowcvP") else None
     if lines is None:
         return None
     pattern = re.escape(names[0]) if "F" in flags else names[0]
-    if not {"E", "F"} & set(flags) and re.search(r"[\\+?|(){}]", pattern):
+    if "P" in flags:
+        pattern = re.sub(r"\\([dws])", lambda mark: _CLASSES[mark[1]], pattern)
+    if not {"E", "F", "P"} & set(flags) and re.search(r"[\\+?|(){}]", pattern):
         return None
     pattern = rf"\b(?:{pattern})\b" if "w" in flags else pattern
     hits = [
@@ -265,14 +229,65 @@ def _tee(arguments: list[str], given: str | None, shell: Shell) -> Found:
     return given
 
 
+def _tac(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    lines = _lines(given, arguments, shell)
+    return None if lines is None else "".join(f"{line}\n" for line in reversed(lines))
+
+
+def _uniq(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    lines = _lines(given, arguments, shell)
+    return None if lines is None else "".join(f"{line}\n" for line, _ in groupby(lines))
+
+
+def _paste(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    """``paste -sd,``: all lines as one."""
+    match = re.fullmatch(r"(?:-s ?)(?:-?d ?(.))?( -)?", " ".join(arguments))
+    if match is None or given is None:
+        return None
+    return (match[1] or "\t").join(given.splitlines()) + "\n"
+
+
+def _envsubst(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    """Fill in exported variables; others may be set outside."""
+    if given is None or arguments:
+        return None
+
+    def fill(match: re.Match[str]) -> str:
+        """Return a variable's text."""
+        name = match[1] or match[2]
+        value = shell.value(name) if name in shell.exported or name in shell.record.given else None
+        return value if isinstance(value, str) else hole(name)
+
+    return re.sub(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", fill, given)
+
+
 def _rev(arguments: list[str], given: str | None, shell: Shell) -> Found:
     return None if given is None or arguments else "".join(f"{line[::-1]}\n" for line in given.splitlines())
 
 
 Found = str | Output | None
-_READERS = ("cat", "tr", "cut", "sed", "bc", "head", "tail", "wc", "sort", "awk", "grep", "tee", "rev")
+_READERS = (
+    "cat",
+    "tr",
+    "cut",
+    "sed",
+    "bc",
+    "head",
+    "tail",
+    "wc",
+    "sort",
+    "awk",
+    "grep",
+    "tee",
+    "rev",
+    "tac",
+    "uniq",
+    "paste",
+    "envsubst",
+)
+_CLASSES = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": "[ \t]"}
 _OUTPUTS: dict[str, Callable[[list[str], str | None, Shell], Found]] = {
     "expr": _expr, "bc": _bc, "seq": _seq, "basename": _basename, "dirname": _dirname, "cat": _cat, "tr": _tr, "cut": _cut,
-    "sed": _sed, "realpath": _path, "readlink": _path, "head": _head, "tail": _tail, "wc": _wc, "sort": _sort, "awk": _awk,
-    "grep": _grep, "tee": _tee, "rev": _rev,
+    "sed": _sed, "realpath": _path, "readlink": _path, "head": _head, "tail": _tail, "wc": _wc, "sort": _sort, "awk": awk,
+    "grep": _grep, "tee": _tee, "rev": _rev, "tac": _tac, "uniq": _uniq, "paste": _paste, "envsubst": _envsubst,
 }  # fmt: skip

@@ -44,7 +44,8 @@ def read_parameter(source: str) -> ShellParameter | None:
         end = balanced(source, at)
         key, at = source[at + 1 : end - 1], end
     inner = source[at:-1]
-    operator = next((one for one in _OPERATORS if inner.startswith(one)), "") if inner else ""
+    known = (*_OPERATORS, "*") if start["mark"] == "!" else _OPERATORS  # the names that begin so
+    operator = next((one for one in known if inner.startswith(one)), "") if inner else ""
     if inner and not operator:
         return None
     return ShellParameter(

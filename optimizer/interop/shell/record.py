@@ -63,6 +63,9 @@ class Record:
     unwritten: set[str] = field(default_factory=set)
     """Files that a program writes, so that only running it would tell their text."""
 
+    gone: set[str] = field(default_factory=set)
+    """Files that the script removes."""
+
     missing: dict[str, int] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     """Variables that the script sets somewhere."""

@@ -63,6 +63,7 @@ def _write(shell: Shell, name: str, text: str | None, *, append: bool) -> None:
     if name == NOWHERE:
         return
     name = name.removeprefix("./")
+    shell.record.gone.discard(name)
     files = shell.record.files
     if text is None or (append and name in shell.record.unwritten):
         files.pop(name, None)

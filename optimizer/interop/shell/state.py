@@ -91,6 +91,16 @@ class ShellVariables:
         name = name.removeprefix("./")
         return name in self.record.files or name in self.record.unwritten
 
+    def has_file(self, name: str, *, filled: bool = False) -> bool | None:
+        """Tell whether there is a file (``filled``: one with a text), None where the script has not to do with it."""
+        name = name.removeprefix("./")
+        if name in self.record.gone:
+            return False
+        if name in self.record.unwritten:
+            return None if filled else True
+        text = self.record.files.get(name)
+        return None if text is None else bool(text) or not filled
+
     def matching(self, word: str, glob: str) -> list[str]:
         """Return the names of the files of the script's own that a word's pattern matches, else the word.
 

@@ -66,6 +66,9 @@ _LAST_BLANK = re.compile(r"^([^'\"#\n]*[^\\'\"#\n])\\[ \t]+$", re.MULTILINE)
 """A backslash before a blank at the end of a line: a word of one blank, which ends the command."""
 
 
+_REMARK = re.compile(r"(?<=[ \t])`#[^`\n']*`(?=[ \t]*\\?$)", re.MULTILINE)
+"""A remark between the words of a command that goes on: a substituted command that is a comment alone."""
+
 _KEPT = re.compile(rb"(?<=[^\s\\;&|(])\\(\n)(?=[^\s#;&|)<>\\])|(?<=[ \t])\\([ \t])")
 _LINE_END = re.compile(rb"(?<!\\)\n")
 
@@ -206,6 +209,7 @@ def _parsed_in_time(source: bytes) -> bool:
 
 def _plainer(text: str) -> str:
     """Write in a way that the grammar knows what it misreads, with the same meaning to bash: ``$N+`` among it."""
+    text = _REMARK.sub("`:`", text)
     text = _LAST_BLANK.sub(r"\1' '", _COMPARED.sub(r"[[ \1 \2 \3 ]]", text))
     return _NAME_BEFORE_MARK.sub(r"${\1}", text)
 
