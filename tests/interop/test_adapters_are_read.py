@@ -129,9 +129,16 @@ def test_bridge_trains_what_was_priced(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "to"), [(AdapterMethod.QLORA, "megatron-bridge"), (AdapterMethod.LORA, "megatron-lm")]
+    ("method", "to", "said"),
+    [
+        (AdapterMethod.QLORA, "megatron-bridge", "4 bits of frozen weights, so that they take 16"),
+        (AdapterMethod.LORA, "megatron-lm", "adapters, so that all parameters are trained"),
+    ],
 )
-def test_what_a_trainer_has_no_words_for_is_said(method: AdapterMethod, to: str) -> None:
-    """Megatron-LM has no adapters, Megatron-Bridge no 4-bit weights."""
+def test_what_a_trainer_has_no_words_for_is_said(method: AdapterMethod, to: str, said: str) -> None:
+    """Megatron-LM has no adapters, Megatron-Bridge no 4-bit weights: it trains the same adapters on whole ones."""
     job = exported(AdapterSpec(method=method, rank=16, targets=EVERY), to)
-    assert any("adapters, so that all parameters are trained" in note for note in job.notes)
+    assert any(said in note for note in job.notes)
+    if to == "megatron-bridge":
+        back = read(job.files["launch.sh"], "bridge-command").training.adapter
+        assert back == AdapterSpec(method=AdapterMethod.LORA, rank=16, targets=EVERY)

@@ -21,7 +21,7 @@ from layoutopt.optimizer.interop.megatron_bridge.adapters import writes_adapter
 from layoutopt.optimizer.space.check import find_faults, launched_by, nearest_launchable
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, AdapterMethod, Granularity, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +103,8 @@ def _unwritten(target: Target) -> list[str]:
     training, framework = target.training, target.framework
     megatron = framework in SAY_ATTENTION
     recipe = training.fp8_recipe if target.layout.precision is Precision.FP8 else None
+    adapted = framework is Framework.MEGATRON_BRIDGE and writes_adapter(target)
+    narrow = training.adapter is not None and training.adapter.method is AdapterMethod.QLORA
     lacking = {
         "attention that keeps its scores": not training.flash and not megatron,
         "dropout": training.dropout and not megatron,
@@ -110,8 +112,8 @@ def _unwritten(target: Target) -> list[str]:
         and (not megatron or framework is Framework.MEGATRON_DEEPSPEED),
         f"fp8 scales by the recipe {recipe}": recipe is not None
         and recipe not in framework.record.fp8_recipes,
-        "adapters, so that all parameters are trained": training.adapter is not None
-        and not (framework is Framework.MEGATRON_BRIDGE and writes_adapter(target)),
+        "adapters, so that all parameters are trained": training.adapter is not None and not adapted,
+        "4 bits of frozen weights, so that they take 16": narrow and adapted,
         f"frozen {', '.join(training.frozen)}, so that they are trained": bool(training.frozen),
         "the norm after the embedding": target.model.embedding_norm and not framework.record.loads_models,
     }

@@ -12,6 +12,7 @@ from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
 from layoutopt.optimizer.interop.megatron.read_layout import (
     LAYOUT_KEY,
+    cp_groups,
     megatron_layout,
     megatron_options,
     megatron_training,
@@ -175,6 +176,7 @@ def stated_options(
     """Read the switches; of one whose value is open the default is taken, and said."""
     before = set(fields.left_open)
     options = megatron_options(fields, layout, command_line=command_line)
+    notes += cp_groups(fields, options.cp_comm)
     for key in [key for key in fields.left_open if key not in before]:
         notes.append(f"assumed: the default of {fields.path(key)}; it {fields.left_open.pop(key)}")
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
@@ -9,7 +10,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.common import looped_schedule, megatron_precision, selective
 from layoutopt.optimizer.interop.launch.optimizers import LAYER_WISE, read_megatron_optimizer
 from layoutopt.optimizer.interop.megatron.read_model import layer_windows
-from layoutopt.optimizer.interop.reading import MAX_DEGREE
+from layoutopt.optimizer.interop.reading import MAX_DEGREE, shorten
 from layoutopt.optimizer.interop.records import JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.specs.layout import Recompute
@@ -371,6 +372,36 @@ def _cp_comm(fields: Fields) -> tuple[CpComm | None, CpComm | None]:
             "cp_comm_type", what, "all_gather for layers with a window, one kind for the others"
         )
     return others.pop(), CpComm.ALL_GATHER
+
+
+def cp_groups(fields: Fields, method: CpComm | None) -> tuple[str, ...]:
+    """Say what the stated sizes of hierarchical groups are and how such groups are priced.
+
+    Raises ``InputError`` for sizes that the trainer refuses: two of them, whose product is the degree.
+    """
+    key, cp = "hierarchical_context_parallel_sizes", fields.count("context_parallel_size")
+    sizes, hierarchical = fields.items(key), method is CpComm.A2A_P2P and cp > 1
+    if sizes is None:
+        lacking = hierarchical and not fields.is_open(key)
+        return (
+            (f"{fields.path(key)}: missing, which a2a+p2p needs; priced with groups within NVLink",)
+            if lacking
+            else ()
+        )
+    if not all(type(size) is int and size > 0 for size in sizes) or prod(sizes) != cp:
+        shown = " ".join(shorten(size) for size in sizes) or "nothing"
+        raise fields.fail(
+            key,
+            f"{shown} do not multiply to context parallelism {cp}",
+            f"two sizes, e.g. 2 {cp // 2}" if cp % 2 == 0 else f"1 {cp}",
+        )
+    if not hierarchical:
+        return ()
+    ring = cp // sizes[0]
+    return (
+        f"{fields.path(key)}: {sizes[0]} ranks exchange heads and {ring} pass keys on; priced with as many exchanging "
+        "as share an NVLink domain and divide the heads",
+    )
 
 
 def _windowed(fields: Fields, kinds: list[Any]) -> list[bool]:

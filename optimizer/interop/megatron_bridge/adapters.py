@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.adapters import AdapterKeys, read_adapter
-from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget
+from layoutopt.optimizer.specs.vocabulary import AdapterTarget
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.record import Release
@@ -38,7 +38,7 @@ KEYS = AdapterKeys(
 
 
 def writes_adapter(target: Target) -> bool:
-    """Whether the release has a recipe that trains adapters of the model on whole weights."""
+    """Whether the release has a recipe that trains adapters of the model, on weights that it keeps in 16 bits."""
     spec, model = target.training.adapter, target.model
     partly = (
         model.moe is not None
@@ -46,7 +46,7 @@ def writes_adapter(target: Target) -> bool:
         and len({AdapterTarget.MLP, AdapterTarget.EXPERTS} & {*spec.targets}) == 1
     )
     plain = model.mla is None and model.indexer is None and not partly
-    return spec is not None and spec.method is AdapterMethod.LORA and plain and target.release >= SINCE
+    return spec is not None and plain and target.release >= SINCE
 
 
 def adapter_recipe(recipe: str) -> str:
