@@ -96,6 +96,10 @@ def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = 
         from layoutopt.optimizer.evidence.parameters import check_names
 
         check_names(cluster.calibration, file=text)
+    if cluster.observations:
+        from layoutopt.optimizer.evidence.observed import check_observations
+
+        check_observations(cluster, file=text)
     return cluster if gpus is None else first_gpus(cluster, gpus, key=names.gpus)
 
 

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from statistics import fmean, median, pstdev
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import Component
+from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.diagnose.cause import CauseKind
 from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
 from layoutopt.optimizer.diagnose.logged import PASSES, LoggedSpan, predicted_spans
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.predicted import moved_in_domain
-from layoutopt.optimizer.evidence.calibrate import LEAST_SPREAD
+from layoutopt.optimizer.diagnose.term_fit import PRECISION, Measured, MeasuredTerm, TermFit, fit_term
 from layoutopt.optimizer.evidence.calibration import Sourced
-from layoutopt.optimizer.evidence.parameters import parameter
+from layoutopt.optimizer.evidence.discrepancy import discrepancy
+from layoutopt.optimizer.evidence.observed import constants_of, observe
 from layoutopt.optimizer.evidence.predict import TIME_SCALE
-from layoutopt.optimizer.evidence.profile import PRIOR_SIGMA
+from layoutopt.optimizer.specs.cluster import Observation
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.diagnose.cause import Cause
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.predicted import Expectation
+    from layoutopt.optimizer.diagnose.term_fit import Reprice
     from layoutopt.optimizer.diagnose.terms import RankTerms
     from layoutopt.optimizer.frameworks.registry import Framework
-
-    Reprice = Callable[[Mapping[str, float]], Expectation]
 
 
 STREAMING = (
@@ -48,6 +48,7 @@ class TermCalibration:
     before_s: float
     after_s: float
     source: str
+    step: Observation
     warnings: tuple[str, ...]
 
     @property
@@ -61,6 +62,21 @@ class TermCalibration:
             for fit in self.fits
             if fit.taken
         }
+
+    @property
+    def observations(self) -> tuple[Observation, ...]:
+        """How well each constant that is taken was read, one reading of it alone, and what the whole step read."""
+        alone = tuple(
+            Observation(
+                name=f"{self.source}: {fit.term}",
+                ratio=1.0,
+                spread=max(fit.sigma, PRECISION),
+                slopes={fit.name: 1.0},
+            )
+            for fit in self.fits
+            if fit.taken
+        )
+        return (*alone, self.step)
 
     @property
     def lines(self) -> list[str]:
@@ -117,7 +133,39 @@ def calibrate_terms(
         before_s=found.expected.step_s,
         after_s=reprice(values).step_s,
         source=source,
-        warnings=(*_warnings(found.causes), *([open_words] if open_words else [])),
+        step=_step(found, reprice, framework, values, source),
+        warnings=(
+            *_warnings(found.causes),
+            *_host_warnings(found.causes, fits),
+            *([open_words] if open_words else []),
+        ),
+    )
+
+
+def _step(
+    found: Diagnosis | LogDiagnosis,
+    reprice: Reprice,
+    framework: Framework,
+    values: Mapping[str, float],
+    source: str,
+) -> Observation:
+    """Return what the whole step read with the constants that its terms told."""
+    assert found.expected is not None
+    assert found.difference is not None
+    cost, layout = found.expected.cost, found.expected.layout
+    stated = replace(cost.cluster, calibration={**cost.cluster.calibration, **values})
+
+    def price(others: Mapping[str, float]) -> Estimate:
+        """Price the layout that ran."""
+        return estimate(reprice({**values, **others}).cost, layout)
+
+    return observe(
+        f"{source} of {cost.model.name} with tp {layout.tp}, cp {layout.cp}, pp {layout.pp}, vp {layout.vp}, "
+        f"ep {layout.ep}, dp {layout.dp}, micro-batch {layout.micro_batch} on {layout.gpus} GPUs",
+        found.difference.measured_s,
+        price,
+        spread=discrepancy().repeat,
+        concerned=constants_of(stated, framework),
     )
 
 
@@ -147,6 +195,17 @@ def _warnings(causes: Sequence[Cause]) -> list[str]:
     return [
         f"{cause.words}: mend it first, no constant stands for it" for cause in causes if cause.kind in apart
     ]
+
+
+def _host_warnings(causes: Sequence[Cause], fits: Sequence[TermFit]) -> list[str]:
+    """Say of a host that paused or stalled whether a constant took its time, or that none stands for it."""
+    taken = " and ".join(fit.name for fit in fits if fit.taken and fit.name.startswith("host_"))
+    stalls = [cause for cause in causes if cause.kind in (CauseKind.HOST_PAUSE, CauseKind.HOST_BOUND)]
+    if taken:
+        usual = f"{taken} now says that it is so in every run: if it is not, mend it and profile again"
+        return [f"{cause.words}; {usual}" for cause in stalls]
+    paused = [cause for cause in stalls if cause.kind is CauseKind.HOST_PAUSE]
+    return [f"{cause.words}: mend it first, no constant stands for it" for cause in paused]
 
 
 def _log_terms(found: LogDiagnosis, framework: Framework) -> list[MeasuredTerm[LogDiagnosis]]:
@@ -260,140 +319,3 @@ def _of_traffic(name: str, words: str, *, within: bool) -> MeasuredTerm[RankTerm
     return MeasuredTerm(
         name=name, words=words, measured_s=lambda terms: kept.get(terms.rank, 0.0), predicted_s=predicted
     )
-
-
-LEAST_SHARE = 0.005
-"""Share of the step that a term must have to tell anything."""
-
-AT_BOUND = 1e-3
-"""Logarithm from a bound of its source within which a constant stands at it."""
-
-PRECISION = 2e-4
-"""Logarithm to which a constant is searched: far below by what repeats of a run differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermFit:
-    """One constant and the term that it was read from, seconds of a step in the middle of the ranks.
-
-    ``sigma`` is the standard deviation of the constant's logarithm: repeats of a run, ranks that differ, and how steeply the
-    term follows the constant. ``taken``: the term tells more of it than what was known before; ``reason`` says why it does
-    not, or what stays open. ``at_bound``: the term asks for more than the bound of its source allows, and ``sigma`` is what
-    was known before.
-    """
-
-    name: str
-    term: str
-    present: float
-    value: float
-    sigma: float
-    measured_s: float
-    before_s: float
-    after_s: float
-    taken: bool
-    reason: str = ""
-    at_bound: bool = False
-
-    @property
-    def known_to(self) -> str:
-        """How well the term tells the constant, in words."""
-        return (
-            "at its bound, not identified" if self.at_bound else f"within {100 * math.expm1(self.sigma):.0f}%"
-        )
-
-
-Measured = TypeVar("Measured")
-"""What a term is measured of: a rank, or a log of all ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTerm(Generic[Measured]):
-    """A constant, and how to read its term of what was measured and of a prediction for it, seconds of a step."""
-
-    name: str
-    words: str
-    measured_s: Callable[[Measured], float]
-    predicted_s: Callable[[Expectation, Measured], float]
-
-
-def fit_term(
-    term: MeasuredTerm[Measured],
-    ranks: Sequence[Measured],
-    reprice: Reprice,
-    values: Mapping[str, float],
-    expected: Expectation,
-) -> TermFit | None:
-    """Find the value at which the prediction of the middle rank is what was measured; None without a term.
-
-    ``values`` are the constants that differ from the package's so far, ``expected`` the plan at the cluster's own.
-    """
-    known = parameter(term.name)
-    present = values.get(term.name, known.value)
-    priced = reprice(values) if values else expected
-    before = [term.predicted_s(priced, terms) for terms in ranks]
-    measured = [term.measured_s(terms) for terms in ranks]
-    least_s = LEAST_SHARE * expected.step_s
-    pairs = zip(measured, before, strict=True)
-    logs = {place: math.log(now / was) for place, (now, was) in enumerate(pairs) if now > 0 and was > least_s}
-    if not logs:
-        return None
-    ratios = sorted(logs.values())
-    middle = sorted(logs, key=lambda place: logs[place])[(len(logs) - 1) // 2 : len(logs) // 2 + 1]
-    low, high = known.bounds
-    at = [place for place, was in enumerate(before) if was > 0]
-    wanted = median(ratios)
-
-    def off(value: float) -> float:
-        """Log of predicted over measured at a value, in the middle of the ranks."""
-        here = reprice({**values, term.name: value})
-        logs = [math.log(max(term.predicted_s(here, ranks[place]), 1e-12) / before[place]) for place in at]
-        return median(logs) - wanted
-
-    near = known.clipped(present * 1.05)
-    near = known.clipped(present / 1.05) if near == present else near
-    slope = (off(near) + wanted) / math.log(near / present) if near != present else 0.0
-    spread = pstdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
-    sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
-    prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
-    reason = (
-        "" if sigma < prior else _too_little(ratios, LEAST_SPREAD / abs(slope) < prior if slope else False)
-    )
-    value = present if reason else known.clipped(_solved(off, low, high, present))
-    taken = not reason
-    at_bound = taken and (min(abs(math.log(value / bound)) for bound in (max(low, 1e-12), high)) < AT_BOUND)
-    if at_bound:
-        reason = "at its bound, not identified: the rest of the term stays unexplained"
-    now_priced = reprice({**values, term.name: value})
-    return TermFit(
-        name=term.name,
-        term=term.words,
-        present=present,
-        value=value,
-        sigma=min(max(sigma, prior) if at_bound else sigma, 10.0),
-        measured_s=fmean(measured[place] for place in middle),
-        before_s=fmean(before[place] for place in middle),
-        after_s=fmean(term.predicted_s(now_priced, ranks[place]) for place in middle),
-        taken=taken,
-        reason=reason,
-        at_bound=at_bound,
-    )
-
-
-def _too_little(ratios: Sequence[float], follows: bool) -> str:
-    """Say why a term tells less of its constant than was known: ranks that differ, or a term that hardly follows."""
-    if not follows:
-        return "the term hardly follows it, so the profile tells less than was known"
-    low, high = math.exp(min(ratios)), math.exp(max(ratios))
-    return f"ranks differ too much ({low:.2f} to {high:.2f} of what is predicted), so the profile tells less than was known"
-
-
-def _solved(off: Callable[[float], float], low: float, high: float, present: float) -> float:
-    """Return the value within bounds at which ``off`` is least, searched in logarithms."""
-    from scipy.optimize import brentq
-
-    low, high = math.log(max(low, present / 100, 1e-9)), math.log(high)
-    at_low, at_high = off(math.exp(low)), off(math.exp(high))
-    if at_low * at_high > 0:
-        return math.exp(low if abs(at_low) < abs(at_high) else high)
-    found: float = brentq(lambda log: off(math.exp(log)), low, high, xtol=PRECISION)
-    return math.exp(found)

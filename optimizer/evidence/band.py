@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.cases import family_of
+from layoutopt.optimizer.evidence.predict import TIME_SCALE
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.document import plain_yaml
 
@@ -112,6 +113,11 @@ def error_band(
         ratios=_ratios("step", family if known else ALL, "unseen"),
         seen_ratios=_ratios("step", family if known else ALL, "seen"),
     )
+
+
+def calibrated_by_runs(cluster: ClusterSpec) -> bool:
+    """Tell whether own runs stand behind a cluster's constants: what is stated or benchmarked alone tells no step."""
+    return bool(cluster.observations) or TIME_SCALE in cluster.calibration
 
 
 def memory_ratios(framework: Framework) -> dict[str, Span]:

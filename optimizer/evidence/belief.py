@@ -51,10 +51,11 @@ class Belief:
         """The layout with the smallest expected log of a step time."""
         return int(np.argmin(self.mean[: self.layouts]))
 
-    def observed(self, item: int, log_s: float | None) -> Belief:
-        """Return the belief after a measurement; None stands for one that reads what was expected."""
+    def observed(self, item: int, log_s: float | None, noise: float | None = None) -> Belief:
+        """Return the belief after a measurement within ``noise``; None for one that reads what was expected."""
         column = self.covariance[:, item]
-        gain = column / self._reading_variance(item)
+        own = self.noise if noise is None else noise
+        gain = column / (float(self.covariance[item, item]) + own**2)
         # Conditioning of a joint normal: the reading moves every item by its covariance with it.
         mean = self.mean if log_s is None else self.mean + gain * (log_s - self.mean[item])
         return Belief(

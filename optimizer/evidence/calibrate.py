@@ -13,7 +13,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.calibration import Calibration, RunFit, Sourced, Trial
+from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.metrics import relative_error, summarize
+from layoutopt.optimizer.evidence.observed import observe_runs
 from layoutopt.optimizer.evidence.parameters import check_values, parameter
 from layoutopt.optimizer.evidence.predict import TIME_SCALE, predict
 from layoutopt.optimizer.evidence.profile import fit_profile, left_out_error, profile_of
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.metrics import ErrorSummary
     from layoutopt.optimizer.evidence.robust import Location
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, Observation
 
 MOST_RUNS = 20
 LEAST_SPREAD = 0.03
@@ -92,8 +94,17 @@ def calibrate(
         after=_errors(own, after),
         left_out=_left_out(own, base),
         trials=tuple(trials),
+        observations=_observations(own, {**constants, TIME_SCALE: scale}, location),
         warnings=_warnings(runs),
     )
+
+
+def _observations(
+    cases: Sequence[Case], values: Mapping[str, float], location: Location
+) -> tuple[Observation, ...]:
+    """Return what the runs read with the new constants; one that counts less reads within more."""
+    repeat = discrepancy().repeat
+    return observe_runs(cases, values, [repeat / weight**0.5 for weight in location.weights])
 
 
 def _timed(cases: Sequence[Case]) -> list[Case]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.metrics import ErrorSummary
+    from layoutopt.optimizer.specs.cluster import Observation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class Calibration:
     """The result of calibrating a cluster with its own runs.
 
     ``values`` maps constants to their new value and source; ``left_out`` is the mean \\|log ratio\\| of runs
-    predicted from the others (None for a single run). ``warnings`` say what the runs could not settle.
+    predicted from the others (None for a single run). ``observations`` are what the runs read with the new constants: they
+    condition what is believed of the others. ``warnings`` say what the runs could not settle.
     """
 
     values: Mapping[str, Sourced]
@@ -58,6 +60,7 @@ class Calibration:
     left_out: float | None
     trials: tuple[Trial, ...]
     warnings: tuple[str, ...]
+    observations: tuple[Observation, ...] = ()
 
     @property
     def constants(self) -> dict[str, float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.specs.cluster_text import cluster_mapping, dump
+from layoutopt.optimizer.evidence.observed import under_new_constants
+from layoutopt.optimizer.specs.cluster_text import cluster_mapping, dump, observations_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from layoutopt.optimizer.evidence.calibration import Calibration, Sourced
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, Observation
 
 
 def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, name: str) -> str:
@@ -25,17 +26,25 @@ def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, n
     name
         The cluster's name in reports.
     """
-    return cluster_text(cluster, calibration.values, provenance_lines(calibration), name=name)
+    lines = provenance_lines(calibration)
+    return cluster_text(cluster, calibration.values, lines, calibration.observations, name=name)
 
 
 def cluster_text(
-    cluster: ClusterSpec, values: Mapping[str, Sourced], lines: Iterable[str], *, name: str
+    cluster: ClusterSpec,
+    values: Mapping[str, Sourced],
+    lines: Iterable[str],
+    observations: Sequence[Observation],
+    *,
+    name: str,
 ) -> str:
-    """Write a cluster file with constants and, in comments, what they rest on."""
+    """Write a cluster file with constants, what was observed with them and, in comments, what they rest on."""
     data = {"name": name, **cluster_mapping(cluster)}
     kept = {key: value for key, value in cluster.calibration.items() if key not in values}
     stated = {key: {"value": entry.value, "source": entry.source} for key, entry in sorted(values.items())}
     data["calibration"] = {**kept, **stated}
+    numbers = {key: entry.value for key, entry in values.items()}
+    data |= observations_mapping(under_new_constants(cluster, numbers, observations))
     return "\n".join([*(f"# {line}" for line in lines), dump(data)])
 
 

@@ -65,6 +65,11 @@ class Discrepancy:
         return float(np.sqrt(max(self.traffic**2 - self.network**2, 0.0)))
 
 
+def by_component(shares: Mapping[str, float]) -> dict[Component, float]:
+    """Return parts of a step that are named by their keys as a breakdown."""
+    return {part: shares[part.key] for part in Component if part.key in shares}
+
+
 @cache
 def discrepancy() -> Discrepancy:
     """Read the package's figures (``benchmarks/next_runs.py`` writes them)."""

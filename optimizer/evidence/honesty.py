@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import CostKind
-from layoutopt.optimizer.evidence.band import Band, error_band, memory_ratios, scaled
+from layoutopt.optimizer.evidence.band import Band, calibrated_by_runs, error_band, memory_ratios, scaled
 from layoutopt.optimizer.evidence.robust_choice import RobustChoice, choose_robust
 from layoutopt.optimizer.evidence.steps_under import ChoiceRisk, choice_risk
 from layoutopt.optimizer.evidence.ties import Tie, find_ties
@@ -60,7 +60,9 @@ def assess_layout(
         return None
     frozen = bool(workload.training.frozen)
     band = error_band(workload.model, cluster, layout.precision, framework=framework, frozen=frozen)
-    return Honesty(band=band, ties=(), calibrated=bool(cluster.calibration), memory=memory_ratios(framework))
+    return Honesty(
+        band=band, ties=(), calibrated=calibrated_by_runs(cluster), memory=memory_ratios(framework)
+    )
 
 
 def assess(

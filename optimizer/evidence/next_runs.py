@@ -16,15 +16,15 @@ import numpy as np
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.evidence.belief import Belief, suggest
+from layoutopt.optimizer.evidence.belief import suggest
 from layoutopt.optimizer.evidence.discrepancy import discrepancy
+from layoutopt.optimizer.evidence.observed import Items, believed, observe_runs
 from layoutopt.optimizer.evidence.posterior import draw_posterior
-from layoutopt.optimizer.evidence.predict import price
 from layoutopt.optimizer.evidence.proxy import proxy_of
-from layoutopt.optimizer.evidence.steps_under import covariance_of_draws
 from layoutopt.optimizer.plan.watch import ExpectedBandwidth, expected_bandwidths
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import HOUR_S
+from layoutopt.optimizer.topology.mesh import mesh_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.evidence.belief import Belief
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, Observation
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
 
@@ -163,15 +164,13 @@ def next_runs(
     estimates = (plan.estimate, *(one.estimate for one in plan.alternatives))
     jobs = [ProbeJob(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
     probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
-    draws = draw_posterior(cluster, samples=samples, seed=options.seed)
-    runs = [one for one in measured if one.measured_s is not None]
-    # Runs that were measured stand behind the probes: they inform, and can't be suggested again.
-    seconds = {len(probes) + place: run.measured_s or 0.0 for place, run in enumerate(runs)}
+    draws = draw_posterior(cluster, samples=samples, seed=options.seed, after_runs=False)
+    observed = (*cluster.observations, *_observed(measured, cluster))
+    belief = believed(_items(probes, len(layouts), draws, options), draws, observed)
     for place, read_s in (readings or {}).items():
         if not 0 <= place < len(layouts):
             raise input_error(f"there is no layout {place + 1}", f"1 to {len(layouts)}", key="--measured")
-        seconds[place] = read_s
-    belief = _conditioned(_belief(probes, runs, len(layouts), draws, options), seconds, len(probes))
+        belief = belief.observed(place, float(np.log(read_s)))
     hours = np.array([probe.gpu_hours for probe in probes])
     chosen = suggest(belief, hours, runs=budget, least=LEAST_GAIN)
     loss, gain = belief.expected_loss(options.seed), belief.gain(chosen) if chosen else 0.0
@@ -252,7 +251,7 @@ def _benchmarks(
     for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True)):
         for one in expected_bandwidths(_cost(job, {}, options), job.layout, priced):
             # A collective that the layout hides or does not have decides nothing.
-            if not one.own or priced.breakdown_s[TRAFFIC_OF[one.axis]] <= 0:
+            if not one.own or priced.breakdown_s[TRAFFIC_OF[one.axis]] <= 0 or _is_known(one, job):
                 continue
             probe = Probe(
                 kind=ProbeKind.BENCHMARK,
@@ -267,47 +266,44 @@ def _benchmarks(
     return list(found.values())
 
 
-def _belief(
-    probes: Sequence[Probe],
-    runs: Sequence[Case],
-    layouts: int,
-    draws: Sequence[Mapping[str, float]],
-    options: SolveOptions,
-) -> Belief:
-    """Return the joint distribution of the log readings of all probes and runs.
+def _observed(measured: Sequence[Case], cluster: ClusterSpec) -> tuple[Observation, ...]:
+    """Return what timed runs read with this cluster's constants."""
+    runs = [one for one in measured if one.measured_s is not None]
+    # A run of a table states its own network; constants are the cluster's.
+    return observe_runs(runs, cluster.calibration, [discrepancy().repeat] * len(runs))
 
-    Benchmarks read the log of a collective's error.
-    """
-    errors = discrepancy()
-    priced = [
-        _price_all(probes, runs, {}, options),
-        *(_price_all(probes, runs, one, options) for one in draws),
-    ]
+
+def _is_known(benchmark: ExpectedBandwidth, job: ProbeJob) -> bool:
+    """Tell whether the links of a group were benchmarked: the cluster states what share of them collectives reach."""
+    layout, cluster = job.layout, job.cluster
+    degrees = {name: np.array([getattr(layout, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
+    group = getattr(mesh_groups(layout.mesh_order, **degrees), benchmark.axis)
+    within = int(group.members_within(cluster.nvlink_domain)[0]) >= benchmark.members
+    link = "nvlink_fraction" if within else "network_fraction"
+    return any(name.partition(".")[0] == link for name in cluster.calibration)
+
+
+def _items(
+    probes: Sequence[Probe], layouts: int, draws: Sequence[Mapping[str, float]], options: SolveOptions
+) -> Items:
+    """Return the log readings of all probes; benchmarks read the log of a collective's error."""
+    priced = [_price_all(probes, one, options) for one in ({}, *draws)]
     logs = np.array([[0.0 if one is None else np.log(one.step_time_s) for one in row] for row in priced])
-    parts = [probe.benchmark for probe in probes] + [None] * len(runs)
-    loadings = np.stack([_loading(*pair) for pair in zip(parts, priced[0], strict=True)])
-    # Benchmarks run no layout, so that they have no error of one.
-    own = np.array([0.0 if one is None else errors.layout**2 for one in priced[0]])
-    return Belief(
+    parts = [probe.benchmark for probe in probes]
+    return Items(
         layouts=layouts,
         mean=logs[0],
-        covariance=covariance_of_draws(logs[1:]) + loadings @ loadings.T + np.diag(own),
-        noise=errors.repeat,
+        logs=logs[1:],
+        loadings=np.stack([_loading(*pair) for pair in zip(parts, priced[0], strict=True)]),
+        # Benchmarks run no layout, so that they have no error of one.
+        priced=priced[0],
     )
 
 
-def _conditioned(belief: Belief, seconds: Mapping[int, float], probes: int) -> Belief:
-    """Return the belief after some items were read, without those behind the probes."""
-    for item, read_s in seconds.items():
-        belief = belief.observed(item, float(np.log(read_s)))
-    return replace(belief, mean=belief.mean[:probes], covariance=belief.covariance[:probes, :probes])
-
-
 def _price_all(
-    probes: Sequence[Probe], runs: Sequence[Case], values: Mapping[str, float], options: SolveOptions
+    probes: Sequence[Probe], values: Mapping[str, float], options: SolveOptions
 ) -> list[Estimate | None]:
-    jobs = [None if probe.job is None else _price(probe.job, values, options) for probe in probes]
-    return [*jobs, *(price(run, {**values, **run.cluster.calibration}) for run in runs)]
+    return [None if probe.job is None else _price(probe.job, values, options) for probe in probes]
 
 
 def _loading(benchmark: ExpectedBandwidth | None, priced: Estimate | None) -> FloatArray:

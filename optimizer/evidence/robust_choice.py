@@ -58,18 +58,19 @@ def choose_robust(
 ) -> RobustChoice | None:
     """Compare the plan's layout with its alternatives inside the band; None without a layout.
 
-    Constants are drawn from their joint posterior; what the cluster's calibration states stays. ``options.seed`` is the
-    seed. The cost is samples times layouts prices.
+    Constants are drawn from their joint posterior; what the cluster's calibration states stays, and its runs
+    are weighed. ``options.seed`` is the seed. The cost is samples times layouts prices.
     """
     if plan.layout is None or plan.estimate is None:
         return None
     near = [one for one in plan.alternatives if one.slower <= band.indistinct]
     layouts = (plan.layout, *(one.layout for one in near))
-    drawn = draw_posterior(cluster, samples=samples, seed=options.seed)
+    # The cluster's own runs are weighed below, with all that the cost model errs beside its constants.
+    drawn = draw_posterior(cluster, samples=samples, seed=options.seed, after_runs=False)
     seconds = steps_under(layouts, workload, cluster, options, drawn)
     worst = (seconds / seconds.min(axis=1, keepdims=True) - 1.0).max(axis=0)
     estimates = (plan.estimate, *(one.estimate for one in near))
-    regrets = belief_of(estimates, seconds).regrets(options.seed)
+    regrets = belief_of(estimates, seconds, drawn, cluster).regrets(options.seed)
     return RobustChoice(
         layouts=layouts,
         step_time_s=tuple(one.step_time_s for one in estimates),

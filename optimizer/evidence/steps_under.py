@@ -11,8 +11,8 @@ from layoutopt.optimizer.cost.cost_model import CostModel
 from layoutopt.optimizer.cost.objective_cost import ObjectiveCost
 from layoutopt.optimizer.cost.stage_counts import seat_blocks
 from layoutopt.optimizer.cost.statistic import Statistic, StatisticKind
-from layoutopt.optimizer.evidence.belief import Belief
 from layoutopt.optimizer.evidence.discrepancy import discrepancy
+from layoutopt.optimizer.evidence.observed import Items, believed
 from layoutopt.optimizer.evidence.posterior import draw_posterior
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.model.sampled_paths import SampledPaths
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.estimate import Estimate
+    from layoutopt.optimizer.evidence.belief import Belief
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
@@ -57,34 +58,36 @@ def choice_risk(
         return None
     layouts = (plan.layout, *(one.layout for one in plan.alternatives))
     estimates = (plan.estimate, *(one.estimate for one in plan.alternatives))
-    drawn = draw_posterior(cluster, samples=draws, seed=options.seed)
-    believed = belief_of(estimates, steps_under(layouts, workload, cluster, options, drawn))
+    drawn = draw_posterior(cluster, samples=draws, seed=options.seed, after_runs=False)
+    seconds = steps_under(layouts, workload, cluster, options, drawn)
+    belief = belief_of(estimates, seconds, drawn, cluster)
     return ChoiceRisk(
         layouts=len(layouts),
         draws=draws,
-        chance_best=float(believed.chances(options.seed)[0]),
-        expected_loss=float(believed.regrets(options.seed)[0]),
+        chance_best=float(belief.chances(options.seed)[0]),
+        expected_loss=float(belief.regrets(options.seed)[0]),
     )
 
 
-def belief_of(estimates: Sequence[Estimate], steps_s: FloatArray) -> Belief:
-    """Return what is believed of layouts' steps by ``steps_s`` (sets, layouts), and errors beside the constants."""
+def belief_of(
+    estimates: Sequence[Estimate],
+    steps_s: FloatArray,
+    drawn: Sequence[Mapping[str, float]],
+    cluster: ClusterSpec,
+) -> Belief:
+    """Return what is believed of layouts' steps by ``steps_s`` (sets, layouts), errors beside the constants and own runs.
+
+    ``drawn`` are the sets of constants, not yet conditioned by the cluster's own runs.
+    """
     errors = discrepancy()
-    return Belief(
+    items = Items(
         layouts=len(estimates),
         mean=np.log([one.step_time_s for one in estimates]),
-        covariance=covariance_of_draws(np.log(steps_s))
-        + errors.covariance([one.breakdown_s for one in estimates]),
-        noise=errors.repeat,
+        logs=np.log(steps_s),
+        loadings=np.stack([errors.loadings(one.breakdown_s) for one in estimates]),
+        priced=estimates,
     )
-
-
-def covariance_of_draws(logs: FloatArray) -> FloatArray:
-    """Return the covariance (n, n) of logs of steps under sets of constants, (sets, n)."""
-    # Of one set alone nothing varies: no division by zero, and a covariance of zero.
-    apart = (logs - logs.mean(axis=0)) / max(len(logs) - 1, 1) ** 0.5
-    covariance: FloatArray = apart.T @ apart
-    return covariance
+    return believed(items, drawn, cluster.observations)
 
 
 def steps_under(

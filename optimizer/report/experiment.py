@@ -37,13 +37,44 @@ def experiment_files(found: NextRuns, options: SolveOptions) -> dict[str, str]:
     if not found.suggestions:
         lines += ["Nothing that can be measured would change the choice.", ""]
     lines += [*PROFILER, ""]
-    lines += ["Then make the choice again, with the seconds per step that were read:", "", "```"]
-    places = [one.probe.layout + 1 for one in found.suggestions if one.probe.kind is ProbeKind.RUN]
-    lines += [
-        f"layoutopt next-runs MODEL CLUSTER {' '.join(f'--measured {n}=SECONDS' for n in places)}".rstrip(),
+    lines += _again(found)
+    return {**files, PAGE: "\n".join(lines) + "\n", EXPECTED: to_json(to_plain(found))}
+
+
+def _again(found: NextRuns) -> list[str]:
+    """Say how what was read enters, and that the choice is made again with it."""
+    kinds = {one.probe.kind for one in found.suggestions}
+    jobs = [
+        f"{place}-{one.probe.kind.value}"
+        for place, one in enumerate(found.suggestions, start=1)
+        if one.probe.kind is not ProbeKind.BENCHMARK
+    ]
+    if not kinds:
+        return []
+    lines = [
+        "Then make the choice again. What was read enters the cluster, one run after the other:",
+        "",
         "```",
     ]
-    return {**files, PAGE: "\n".join(lines) + "\n", EXPECTED: to_json(to_plain(found))}
+    lines += [
+        f"layoutopt calibrate --cluster CLUSTER --profile {job}/LOG --plan {job}/LAUNCH-FILE -o own.yaml"
+        for job in jobs
+    ]
+    if ProbeKind.BENCHMARK in kinds:
+        lines += ["layoutopt calibrate --cluster CLUSTER --nccl LOG -o own.yaml"]
+    lines += ["layoutopt next-runs MODEL own.yaml", "```", ""]
+    places = [one.probe.layout + 1 for one in found.suggestions if one.probe.kind is ProbeKind.RUN]
+    if not places:
+        return lines
+    measured = " ".join(f"--measured {place}=SECONDS" for place in places)
+    return [
+        *lines,
+        "Or with the seconds per step alone:",
+        "",
+        "```",
+        f"layoutopt next-runs MODEL CLUSTER {measured}",
+        "```",
+    ]
 
 
 def _files(probe: Probe, options: SolveOptions) -> tuple[dict[str, str], str]:

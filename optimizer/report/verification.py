@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.honesty import assess
+from layoutopt.optimizer.evidence.observed import check_observations
 from layoutopt.optimizer.evidence.parameters import check_names
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.verify.api import verify_written
@@ -34,6 +35,7 @@ def write_again(plan: Plan, question: Question, stated: Tree) -> Tree:
     check_names(
         question.cluster.calibration
     )  # a cluster file with a name that no constant has is refused too
+    check_observations(question.cluster, file="")
     honesty = None
     if "error_band" in stated:
         robust = "robust" in stated

@@ -41,8 +41,10 @@ _NAMES = {
 _OMITTED_IF_EMPTY = (
     *("recomputed_kinds", "savers", "switches", "group", "order"),
     *("rope_base", "norm_epsilon", "router_scaling", "router_groups", "router_group_limit", "left_out"),
-    *("v_head_dim", "window_kv_heads", "window_sinks", "block"),
+    *("v_head_dim", "window_kv_heads", "window_sinks", "block", "observations"),
 )
+_SIGNED = frozenset({"slopes"})
+"""Fields whose numbers may be below zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +277,7 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, wanted) or not _is_number(value):
             return self._note(path, value, _SCALARS[hint])
         zero_allowed = _names(path) & _ZERO_ALLOWED
-        if value < 0 or (value == 0 and not zero_allowed):
+        if not _names(path) & _SIGNED and (value < 0 or (value == 0 and not zero_allowed)):
             return self._note(path, value, f"{_SCALARS[hint]}, {'0 or more' if zero_allowed else 'above 0'}")
         most = _MOST.get(str(path[-1]) if path else "", MOST_WHOLE)
         if hint is int and value > most:

@@ -123,6 +123,23 @@ class FailureSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What was read on a cluster, for what is believed of constants that it does not tell one by one.
+
+    ``ratio`` is measured over predicted with the cluster's own constants, ``spread`` the standard deviation of its log,
+    ``slopes`` by how much the logarithm of the prediction grows with that of a constant. Of a run ``predicted_s`` are its
+    seconds and ``shares`` the parts of the step by component; without them a constant was read by itself.
+    """
+
+    name: str
+    ratio: float
+    spread: float
+    predicted_s: float | None = None
+    slopes: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """A cluster of equal nodes.
 
@@ -134,7 +151,8 @@ class ClusterSpec:
     every GPU beside the modelled overhead. ``host_memory_bytes`` is RAM per node.
     ``host_power_w``: of a node beside its GPUs and NICs (None: a share of its GPUs' rated power),
     ``nic_power_w`` of a NIC (NVIDIA ConnectX-7), ``switch_power_w`` of a switch port (1.7 to 2 kW per 64 of 400 Gbit/s).
-    ``graph`` is an explicit node-link graph, None to build one from the levels. ``calibration`` overrides constants by name.
+    ``graph`` is an explicit node-link graph, None to build one from the levels. ``calibration`` overrides constants by name,
+    ``observations`` are what it was read from.
     """
 
     name: str
@@ -159,6 +177,7 @@ class ClusterSpec:
     failures: FailureSpec = field(default_factory=FailureSpec)
     graph: Mapping[str, Any] | None = None
     calibration: Mapping[str, float] = field(default_factory=dict)
+    observations: tuple[Observation, ...] = ()
 
     @property
     def tensor_domain(self) -> int:

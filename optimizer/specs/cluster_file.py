@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from layoutopt.optimizer.specs.cluster import ClusterSpec, FailureSpec, NetworkLevel, StorageSpec
+from layoutopt.optimizer.specs.cluster import ClusterSpec, FailureSpec, NetworkLevel, Observation, StorageSpec
 from layoutopt.optimizer.specs.document import exists
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.file_model import FileModel
@@ -88,6 +88,64 @@ class FailuresFile(FileModel):
     spare_nodes: Annotated[int, whole(least=0)] = Field(
         default=0, description="nodes beside the cluster's own that stand ready for failed ones"
     )
+
+
+def _read_numbers(value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise input_error(f"{shown(value)} is not a mapping", "numbers by name")
+    numbers = {}
+    for name, item in value.items():
+        try:
+            numbers[str(name)] = parse_quantity(item, NUMBER)
+        except InputError:
+            raise input_error(f"{shown(name)}: {shown(item)} is not a finite number", "a number") from None
+    return numbers
+
+
+NUMBERS = FieldKind(read=_read_numbers, schema={"type": "object", "additionalProperties": {"type": "number"}})
+
+
+class ObservationFile(FileModel):
+    """What was read on the cluster, as calibrate writes it: of a run its whole step, or one constant by itself."""
+
+    name: Annotated[str, NAME] = Field(description="the run, or where the constant was read")
+    ratio: Annotated[float, quantity(NUMBER, above=0.0, most=1e3)] = Field(
+        description="measured over predicted with the cluster's own constants"
+    )
+    spread: Annotated[float, quantity(NUMBER, above=0.0, most=10.0)] = Field(
+        description="standard deviation of the logarithm of what was read"
+    )
+    predicted: Annotated[float | None, quantity(TIME)] = Field(
+        default=None, description="predicted time of a step, of a run"
+    )
+    slopes: Annotated[dict[str, float], NUMBERS] = Field(
+        default={}, description="by how much the logarithm of the prediction grows with that of a constant"
+    )
+    shares: Annotated[dict[str, float], NUMBERS] = Field(
+        default={}, description="parts of the step by component, of a run"
+    )
+
+    @classmethod
+    def check(cls, given: PartialFields) -> Iterator[Finding]:
+        """Check that shares are parts of a step."""
+        shares = given.shares or {}
+        if any(share < 0 for share in shares.values()) or (shares and sum(shares.values()) <= 0):
+            yield ("shares",), "are no parts of a step", "numbers of at least 0, not all 0"
+
+    def spec(self) -> Observation:
+        """Convert to an ``Observation``."""
+        return Observation(
+            name=self.name,
+            ratio=self.ratio,
+            spread=self.spread,
+            predicted_s=self.predicted,
+            slopes=self.slopes,
+            shares=self.shares,
+        )
+
+
+MOST_OBSERVATIONS = 200
+"""Far more than ten calibrations leave."""
 
 
 def _read_calibration(value: object) -> dict[str, float]:
@@ -222,6 +280,9 @@ class ClusterFile(FileModel):
     calibration: Annotated[dict[str, float], CALIBRATION] = Field(
         default={}, description="constants of the cost model by name: a number, or {value, source}"
     )
+    observations: list[ObservationFile] = Field(
+        default=[], description="what was read on the cluster beside its constants: calibrate writes it"
+    )
     source: Annotated[tuple[str, ...], SOURCE] = Field(default=(), description="where the numbers come from")
 
     @classmethod
@@ -229,6 +290,8 @@ class ClusterFile(FileModel):
         """Check numbers of GPUs and the nesting of NVLink domains, nodes and levels."""
         yield from _check_sizes(given)
         yield from _check_levels(given)
+        if len(given.observations or ()) > MOST_OBSERVATIONS:
+            yield ("observations",), f"{len(given.observations)} of them", f"at most {MOST_OBSERVATIONS}"
 
     def cluster(self, default_name: str, document: Document) -> ClusterSpec:
         """Convert to a ``ClusterSpec``; reads the graph if one is named."""
@@ -265,6 +328,7 @@ class ClusterFile(FileModel):
             ),
             graph=self._graph(document),
             calibration=self.calibration,
+            observations=tuple(one.spec() for one in self.observations),
         )
 
     def _graph(self, document: Document) -> Mapping[str, Any] | None:

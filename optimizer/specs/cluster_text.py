@@ -8,9 +8,9 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.gpu_catalog import find_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, StorageSpec
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, Observation, StorageSpec
 
 WIDTH = 110
 """Columns of a line of YAML."""
@@ -19,7 +19,19 @@ WIDTH = 110
 def cluster_text(cluster: ClusterSpec) -> str:
     """Write a cluster as a file that reads back as the same cluster: what ``cluster show --yaml`` gives to edit."""
     data = {"name": cluster.name, **cluster_mapping(cluster)}
-    return dump(data | ({"calibration": dict(cluster.calibration)} if cluster.calibration else {}))
+    data |= {"calibration": dict(cluster.calibration)} if cluster.calibration else {}
+    return dump(data | observations_mapping(cluster.observations))
+
+
+def observations_mapping(observations: Sequence[Observation]) -> dict[str, Any]:
+    """Return the key of a cluster file that holds what was read on it; nothing where nothing was."""
+    written = [
+        {"name": one.name, "ratio": one.ratio, "spread": one.spread}
+        | ({} if one.predicted_s is None else {"predicted": f"{one.predicted_s!r} s"})
+        | {key: dict(held) for key, held in (("slopes", one.slopes), ("shares", one.shares)) if held}
+        for one in observations
+    ]
+    return {"observations": written} if written else {}
 
 
 def dump(data: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.budget import gpu_power_w
-from layoutopt.optimizer.evidence.band import error_band
+from layoutopt.optimizer.evidence.band import calibrated_by_runs, error_band
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import override_training
@@ -245,7 +245,7 @@ def _filled(offer: Offer, one: _Solved, machine: Machine, options: PlanOptions) 
         framework=options.solve.framework,
         frozen=bool(training.frozen),
     )
-    low, high = band.intervals_s(days, calibrated=bool(cluster.calibration))["80"]
+    low, high = band.intervals_s(days, calibrated=calibrated_by_runs(cluster))["80"]
     gpu_hours = days * DAY_S / HOUR_S * answer.gpus
     energy_kwh = gpu_hours * gpu_power_w(cluster) / 1e3
     return replace(

@@ -157,6 +157,25 @@ def test_calibrate_writes_a_cluster_with_its_provenance(
     assert json.loads(done.stdout)["verdict"] == "fits"
 
 
+def test_runs_and_benchmarks_enter_one_after_the_other(
+    run: Callable[..., Result], own: Callable[[Sequence[float]], str], tmp_path: Path
+) -> None:
+    """A log of collectives alone calibrates; runs after it keep its constants, and next-runs takes the file."""
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    plain = json.loads(
+        run("calibrate", "--cluster", "h100x32", "--nccl", str(NCCL), "-o", str(first), "--json").stdout
+    )
+    assert set(plain["values"]) == {"network_fraction.infiniband"}
+    assert run("calibrate", own([1.2, 1.1, 1.2]), "--cluster", str(first), "-o", str(second)).exit_code == 0
+    data = yaml.safe_load(second.read_text(encoding="utf-8"))
+    assert {"network_fraction.infiniband", "time_scale"} <= set(data["calibration"])
+    assert [one["name"] for one in data["observations"]] == ["own-0", "own-1", "own-2"]
+    done = run("next-runs", "llama3-8b", str(second), "--batch", "64", "--top", "3", "--json")
+    assert done.exit_code == 0 and len(json.loads(done.stdout)["layouts"]) == 3
+    refused = run("calibrate", "--cluster", "h100x32", "-o", str(first))
+    assert refused.exit_code == 2 and "nothing to calibrate with" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("ratios", "log", "message"),
     [

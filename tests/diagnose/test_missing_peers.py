@@ -14,9 +14,10 @@ from checks.traced_run import Run
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.diagnose.cause import CauseKind
-from layoutopt.optimizer.diagnose.constants import MeasuredTerm, TermFit, calibrate_terms, fit_term
+from layoutopt.optimizer.diagnose.constants import calibrate_terms
 from layoutopt.optimizer.diagnose.diagnosis import answers, diagnose
 from layoutopt.optimizer.diagnose.predicted import expectation
+from layoutopt.optimizer.diagnose.term_fit import MeasuredTerm, TermFit, fit_term
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.profiles.kineto import read_kineto
 from layoutopt.optimizer.interop.profiles.options import ProfileOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checks.traced_files import write_traces
-from checks.traced_plan import job_of
+from checks.traced_plan import job_of, launched_late
 from checks.traced_run import Run
 from click.testing import CliRunner
 
@@ -48,10 +48,14 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def traces(plan: Path, folder: Path, constants: dict[str, float]) -> Path:
-    """Run the plan's job on a machine of other constants and write its traces."""
+def traces(
+    plan: Path, folder: Path, constants: dict[str, float], pause_us: int = 0, late_us: int = 0
+) -> Path:
+    """Run the plan's job on a machine of other constants, its host pausing or late, and write its traces."""
     planned = load_planned(plan)
     job = job_of(planned.repriced(constants), planned.layout, noise=0.03)
+    job = replace(job, host_us=job.host_us + pause_us)
+    job = launched_late(job, late_us) if late_us else job
     write_traces(Run(replace(job, steps=2)), folder)
     return folder
 
@@ -75,7 +79,28 @@ def test_constants_come_back(plan: Path, tmp_path: Path) -> None:
         assert off < (2 * fits[name].sigma if name.startswith("nvlink") else 0.02), name
         assert 0.03 <= fits[name].sigma < 0.1
         assert fits[name].present != fits[name].value
+    # what was read conditions the posterior: each constant within what it was read, and the step as a whole
+    spreads = {name: one.spread for one in found.observations for name in one.slopes if not one.shares}
+    assert spreads == {name: pytest.approx(fit.sigma) for name, fit in fits.items()}
+    assert found.step.ratio == pytest.approx(found.measured_s / found.after_s, rel=1e-3) and found.step.shares
+    assert not fits.keys() & found.step.slopes.keys()
     assert abs(found.after_s / found.measured_s - 1) < 0.02 < abs(found.before_s / found.measured_s - 1)
+
+
+@pytest.mark.parametrize("host", [{"pause_us": 400_000}, {"late_us": 300}], ids=["pauses", "stalls"])
+def test_a_host_that_pauses_or_stalls_is_said(plan: Path, tmp_path: Path, host: dict[str, int]) -> None:
+    """Its time becomes a constant only with a warning that names cause and constant."""
+    found = calibrated(plan, traces(plan, tmp_path, {}, **host))
+    taken = [fit.name for fit in found.fits if fit.taken and fit.name.startswith("host_")]
+    said = [warning for warning in found.warnings if "the host" in warning]
+    assert taken and said
+    assert all(taken[0] in warning and "profile again" in warning for warning in said)
+    assert {f"Warning: {warning}." for warning in said} <= set(found.lines)
+
+
+def test_a_clean_host_is_no_warning(plan: Path, tmp_path: Path) -> None:
+    """Noise alone says nothing of the host."""
+    assert not [one for one in calibrated(plan, traces(plan, tmp_path, {})).warnings if "host" in one]
 
 
 def test_what_a_term_does_not_tell_stays(plan: Path, tmp_path: Path) -> None:

@@ -199,6 +199,17 @@ def test_a_proxy_has_the_shapes_of_the_layout() -> None:
     assert proxy_of(answer.layout, mixed, cluster, SolveOptions()) is None
 
 
+def test_links_that_were_benchmarked_are_not_suggested_again(plan: Plan) -> None:
+    """A cluster that states what its links reach has read its collectives: none is left to measure."""
+    both = {"nvlink_fraction.hopper": 0.8, "network_fraction.infiniband": 0.9}
+    found = [
+        next_runs(plan, WORKLOAD, replace(CLUSTER, calibration=own), OPTIONS, budget=20, samples=8)
+        for own in ({}, both)
+    ]
+    kinds = [{one.probe.kind for one in each.suggestions} for each in found if each is not None]
+    assert len(kinds) == 2 and ProbeKind.BENCHMARK not in kinds[1]
+
+
 def test_the_folder_holds_the_experiment(plan: Plan) -> None:
     """Every suggestion has its files, and the page says what to expect of it."""
     found = next_runs(plan, WORKLOAD, CLUSTER, OPTIONS, budget=3, samples=8)
@@ -207,6 +218,9 @@ def test_the_folder_holds_the_experiment(plan: Plan) -> None:
     for place, one in enumerate(found.suggestions, start=1):
         assert any(name.startswith(f"{place}-{one.probe.kind.value}/") for name in files)
     assert "expected" in files["README.md"]
+    # what is read enters by calibrate, and the choice is made again
+    assert "layoutopt calibrate --cluster CLUSTER --profile 1-" in files["README.md"]
+    assert "layoutopt next-runs MODEL own.yaml" in files["README.md"]
     assert json.loads(files["expected.json"])["suggestions"][0]["probe"]["kind"] in set(ProbeKind)
 
 

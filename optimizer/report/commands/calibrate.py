@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.run import MeasuredRun
     from layoutopt.optimizer.interop.machines.nccl_log import NcclTable
-    from layoutopt.optimizer.specs.cluster import ClusterSpec
+    from layoutopt.optimizer.specs.cluster import ClusterSpec, Observation
 
 PROFILE, PLAN = "--profile", "--plan"
 OF_PROFILES = ("plan", *(field.name for field in fields(ProfileChoices)))
@@ -73,19 +73,24 @@ def command(
     from layoutopt.optimizer.evidence.cluster_text import calibrated_cluster_text
 
     require_writable(file, key=OUTPUT)
-    if not tables and not profiles:
-        raise input_error("nothing to calibrate with", "RUNS.csv, or --profile with --plan", key="RUNS.csv")
+    if not tables and not profiles and not nccl:
+        what = "RUNS.csv, --profile with --plan, or --nccl"
+        raise input_error("nothing to calibrate with", what, key="RUNS.csv")
     if not profiles:
         refuse_given(OF_PROFILES, "is used beside profiles alone", "--profile PATH with it")
     runs, machine = read_tables(tables) if tables else [], load_cluster(cluster)
     name = f"{machine.name}-calibrated"
     given = _measured(nccl, machine, output)
+    read: tuple[Observation, ...] = ()
     if profiles:
         told = _profiled(profiles, plan, cluster, choices, output)
-        given = {**told.values, **given}
+        given, read = {**told.values, **given}, told.observations
         if not tables:
             return _write_told(told, given, machine, file, output)
+    if not tables:
+        return _write_benchmarked(given, machine, file, output)
     found = calibrate(_cases(runs), machine, given=given)
+    found = replace(found, observations=(*read, *found.observations))
     write_file(file, calibrated_cluster_text(machine, found, name=name).encode(), key=OUTPUT)
     if output.json:
         print_json({"cluster": str(file), **found.provenance()})
@@ -127,7 +132,8 @@ def _write_told(
     """Write a cluster whose constants come from profiles and benchmarks alone."""
     from layoutopt.optimizer.evidence.cluster_text import cluster_text
 
-    text = cluster_text(machine, values, told.lines, name=f"{machine.name}-calibrated")
+    name = f"{machine.name}-calibrated"
+    text = cluster_text(machine, values, told.lines, told.observations, name=name)
     write_file(file, text.encode(), key=OUTPUT)
     if output.json:
         from layoutopt.optimizer.report.json_forms import told_to_plain
@@ -137,6 +143,33 @@ def _write_told(
         from layoutopt.optimizer.report.tables.term_calibration import constants_tables
 
         print_tables(constants_tables(told))
+    note(f"wrote {file}", output)
+    return ExitCode.OK
+
+
+def _write_benchmarked(
+    values: Mapping[str, Sourced], machine: ClusterSpec, file: Path, output: OutputOptions
+) -> ExitCode:
+    """Write a cluster whose constants come from benchmarks of collectives alone."""
+    from layoutopt.optimizer.evidence.cluster_text import cluster_text
+    from layoutopt.optimizer.evidence.parameters import check_values
+    from layoutopt.optimizer.report.json_forms import to_plain
+
+    if not values:
+        raise input_error(
+            "tells no constant", "collectives of more than one GPU of this cluster", key="--nccl"
+        )
+    check_values({name: entry.value for name, entry in values.items()})
+    lines = [f"{name} = {entry.value:.4g}: {entry.source}" for name, entry in sorted(values.items())]
+    write_file(
+        file, cluster_text(machine, values, lines, (), name=f"{machine.name}-calibrated").encode(), key=OUTPUT
+    )
+    if output.json:
+        print_json({"cluster": str(file), "values": to_plain(values)})
+    else:
+        from rich.text import Text
+
+        print_tables(Text("\n".join(lines)))
     note(f"wrote {file}", output)
     return ExitCode.OK
 

@@ -158,7 +158,9 @@ def _calibrated(
 
     question, constants = planned.question, constants_of(found, planned)
     name = f"{question.cluster.name}-calibrated"
-    text = cluster_text(question.cluster, constants.values, constants.lines, name=name)
+    text = cluster_text(
+        question.cluster, constants.values, constants.lines, constants.observations, name=name
+    )
     write_file(file, text.encode(), key=CALIBRATE)
     note(f"wrote {file}", output)
     return constants, outlook(question, constants)

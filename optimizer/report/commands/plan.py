@@ -141,7 +141,7 @@ def _with_error(
 ) -> tuple[PlanOptions, list[_Extra]]:
     """Set the error of the step time: as stated, else from measured runs of this kind, and say where it is from."""
     from layoutopt.optimizer.cost.factory import CostKind
-    from layoutopt.optimizer.evidence.band import error_band
+    from layoutopt.optimizer.evidence.band import calibrated_by_runs, error_band
     from layoutopt.optimizer.report.json_forms import to_plain
     from layoutopt.optimizer.report.tables.honesty import range_section
 
@@ -151,7 +151,7 @@ def _with_error(
         return options, []
     frozen = bool(workload.training.frozen)
     band = error_band(workload.model, cluster, precision, framework=options.solve.framework, frozen=frozen)
-    calibrated = bool(cluster.calibration)
+    calibrated = calibrated_by_runs(cluster)
     deviation = band.deviation(calibrated=calibrated)
     table = range_section(band, deviation, calibrated=calibrated)
     return replace(options, relative_error=deviation), [
