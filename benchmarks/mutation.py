@@ -1,25 +1,29 @@
 """How many small faults the tests notice: one operator, number or condition is changed at a time, and tests follow.
 
 ``python benchmarks/mutation.py --sample 200`` changes copies of the core rooms, never the checkout. First the tests of
-each room run once, and what functions each one calls is kept (``--calls FILE`` keeps it for more runs). Of each mutant
-those run that call the changed function, tests that name its module first, then the fastest, until ``BUDGET_S`` of what
-they took is spent; a mutant under which all of them pass has survived. The sample follows from the seed; ``--part 2/8``
-tries every eighth of it, and adds its findings to ``--found FILE``. Survivors go to
-``benchmarks/mutation_survivors.txt``: what nobody would notice.
+each folder run once, and which lines each one runs is kept (``--lines FILE`` keeps it for more runs). Of each mutant
+those run that passed and run the changed line, tests that name its module first, then the fastest, until ``BUDGET_S``
+of what they took is spent; a mutant under which all of them pass has survived. Rooms have equal shares of the sample,
+which follows from the seed; ``--part 2/8`` tries every eighth of it, and ``--found FILE`` keeps what was found and goes
+on from there. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would notice.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
+import multiprocessing
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +34,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from _typeshed import TraceFunction
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("solve", "cost", "space", "plan", "interop")
 SURVIVORS = ROOT / "benchmarks" / "mutation_survivors.txt"
-TIMEOUT_S = 300.0
-"""A mutant that makes the tests run so much longer than they do is noticed."""
+SLOWER = 5.0
+"""A mutant that makes the tests take so many times the CPU time that they took is noticed."""
+
+START_S = 20.0
+"""CPU time that the start of pytest may take beside the tests."""
+
+TIMEOUT_S = 900.0
+"""A mutant under which the tests sleep so long is noticed; busy machines make them wait, so it is generous."""
+
+MOST_BYTES = 8 << 30
+"""Memory that the tests of one mutant may take: a size that a mutant made absurd must not starve the machine."""
+
+LIBRARIES = (
+    "click", "hypothesis", "networkx", "numpy", "ortools.sat.python.cp_model", "pydantic", "scipy.optimize", "yaml",
+)  # fmt: skip
+"""What the tests import from elsewhere and takes long."""
+
+CALLS = 20
+"""Calls of one function whose lines are followed in one test; more would take longer and rarely run other lines."""
 
 BUDGET_S = 30.0
 """What the tests of one mutant may take, as they took without it; the first test runs whatever it takes."""
@@ -48,10 +71,11 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change: the file below the root, the line, what was changed, and the changed source."""
+    """One change: the file below the root, its first and last line, what was changed, and the changed source."""
 
     file: Path
     line: int
+    last_line: int
     change: str
     source: str
 
@@ -68,7 +92,9 @@ def mutant_at(file: Path, index: int) -> Mutant:
     before = ast.unparse(node)
     _change(node, field, position)
     what = f"{before} -> {ast.unparse(node)}"[:120]
-    return Mutant(file, getattr(node, "lineno", 0), what, ast.unparse(tree))
+    around = node.test if isinstance(node, ast.If | ast.IfExp) else node
+    line, last_line = getattr(around, "lineno", 0), getattr(around, "end_lineno", 0)
+    return Mutant(file, line, last_line, what, ast.unparse(tree))
 
 
 def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int]]:
@@ -97,66 +123,88 @@ def _change(node: ast.AST, field: str, position: int) -> None:
 
 @dataclass(slots=True)
 class Recorder:
-    """A plugin of pytest that notes which functions of the core rooms each test calls, and how long it takes."""
+    """A plugin of pytest that notes which lines of the core rooms each passing test runs, and how long it takes."""
 
-    here: set[tuple[str, int]] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
+    calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    lines: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    failed: set[str] = field(default_factory=set)
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Run a test under a tracer of calls; fixtures belong to the test that needs them first."""
-        self.here, start = set(), time.process_time()
+        """Run a test under a tracer; fixtures belong to the test that needs them first."""
+        self.calls.clear()
+        self.lines.clear()
+        start = time.process_time()
         sys.settrace(self._called)
         try:
             return (yield)
         finally:
             sys.settrace(None)
-            calls = sorted(f"{name}:{line}" for name, line in self.here)
-            self.tests[item.nodeid] = {"s": time.process_time() - start, "calls": calls}
+            if item.nodeid not in self.failed:
+                lines = {name: f"{bits:x}" for name, bits in self.lines.items()}
+                self.tests[item.nodeid] = {"s": time.process_time() - start, "lines": lines}
 
-    def _called(self, frame: FrameType, event: str, arg: object) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test that fails without a mutant says nothing about one."""
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+    def _called(self, frame: FrameType, event: str, arg: object) -> TraceFunction | None:
         code = frame.f_code
-        found = code.co_filename.rpartition("optimizer/")[2]
-        if found.partition("/")[0] in ROOMS:
-            self.here.add((found, code.co_firstlineno))
+        name = self.files.get(code.co_filename)
+        if name is None:
+            name = code.co_filename.rpartition("optimizer/")[2]
+            name = name if name.partition("/")[0] in ROOMS else ""
+            self.files[code.co_filename] = name
+        self.calls[name, code.co_firstlineno] += 1
+        return self._stepped if name and self.calls[name, code.co_firstlineno] <= CALLS else None
+
+    def _stepped(self, frame: FrameType, event: str, arg: object) -> TraceFunction:
+        self.lines[self.files[frame.f_code.co_filename]] |= 1 << frame.f_lineno
+        return self._stepped
 
 
-def record(room: str, file: Path) -> None:
-    """Run a room's tests and add what each one calls to a file."""
+def preload() -> None:
+    """Import what the tests import from elsewhere, so that the process of each mutant need not."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+
+
+def record(folder: str, file: Path) -> None:
+    """Run a folder's tests and add what each one runs to a file."""
     known = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    command = [sys.executable, str(Path(__file__)), "--record", room, "--calls", str(file)]
-    if not any(test.startswith(f"tests/{room}/") for test in known):
+    command = [sys.executable, str(Path(__file__)), "--record", folder, "--lines", str(file)]
+    if not any(test.startswith(f"tests/{folder}/") for test in known):
         subprocess.run(command, cwd=ROOT, check=True)
 
 
-def run_recorded(room: str, file: Path) -> None:
+def run_recorded(folder: str, file: Path) -> None:
     """Do what ``record`` asks for, in this process."""
+    preload()
     recorder = Recorder()
-    pytest.main(["-q", "-p", "no:cacheprovider", f"tests/{room}"], plugins=[recorder])
+    pytest.main(["-q", "-p", "no:cacheprovider", f"tests/{folder}"], plugins=[recorder])
     known = json.loads(file.read_text("utf-8")) if file.exists() else {}
     file.write_text(json.dumps(known | recorder.tests), encoding="utf-8")
 
 
-def tests_of(mutant: Mutant, calls: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the tests to run: they call the changed function, or any of the module where it is in none."""
+def tests_of(mutant: Mutant, known: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the tests to run: they run the changed line, or any of the module where it is in no function."""
     own = str(mutant.file.relative_to(ROOT / "optimizer"))
-    line = _function_line(mutant.file, mutant.line)
-    wanted = f"{own}:" if line is None else f"{own}:{line}"
-    found = [
-        test
-        for test, known in calls.items()
-        if any(call.startswith(wanted) if line is None else call == wanted for call in known["calls"])
-    ]
+    inside = _function_line(mutant.file, mutant.line) is not None
+    lines = sum(1 << line for line in range(mutant.line, mutant.last_line + 1)) if inside else -1
+    found = [test for test, one in known.items() if int(one["lines"].get(own, "0"), 16) & lines]
     module = ".".join(mutant.file.relative_to(ROOT).with_suffix("").parts)
     naming = {
         name
         for name in {test.partition("::")[0] for test in found}
         if module in (ROOT / name).read_text("utf-8")
     }
-    found.sort(key=lambda test: (test.partition("::")[0] not in naming, calls[test]["s"]))
+    found.sort(key=lambda test: (test.partition("::")[0] not in naming, known[test]["s"]))
     spent, chosen = 0.0, list[str]()
     for test in found:
-        spent += calls[test]["s"]
+        spent += known[test]["s"]
         if spent <= BUDGET_S or not chosen:
             chosen.append(test)
     return chosen
@@ -172,30 +220,48 @@ def _function_line(file: Path, line: int) -> int | None:
     return max(around, default=None)
 
 
-def survives(mutant: Mutant, copy: Path, tests: list[str]) -> bool:
+def survives(mutant: Mutant, copy: Path, tests: list[str], limit_s: float) -> bool:
     """Run the tests against a copy that holds the mutant; True where all of them pass."""
     if not tests:
         return True
     place = copy / mutant.file.relative_to(ROOT)
     original = place.read_text("utf-8")
     place.write_text(mutant.source, encoding="utf-8")
-    paths = os.pathsep.join([str(copy / "src"), str(copy / "tests")])
-    environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    # A fork has what was loaded before: pytest and libraries, which take longer to import than most tests to run.
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_run, args=(copy, tests, int(limit_s)))
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return False
+        child.start()
+        child.join(TIMEOUT_S)
+        if child.is_alive():
+            child.kill()
+        child.join()
     finally:
         place.write_text(original, encoding="utf-8")
-    return not done.returncode
+    return child.exitcode == 0
+
+
+def _run(copy: Path, tests: list[str], limit_s: int) -> None:
+    """Run tests of a copy in this process, and end it with pytest's status."""
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(silent, stream)
+    os.chdir(copy)
+    paths = [str(copy / "src"), str(copy / "tests")]
+    sys.path[:0] = paths
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
 
 
 def drawn(sample: int, seed: int, rooms: list[str]) -> list[Mutant]:
-    """Draw the sample: files at random, then one place of each."""
-    files = [path for room in rooms for path in sorted((ROOT / "optimizer" / room).rglob("*.py"))]
-    chance, chosen = random.Random(seed), []
-    for file in chance.choices(files, k=sample):
+    """Draw the sample: rooms in turn, in each a file at random, then one place of it."""
+    files = {room: sorted((ROOT / "optimizer" / room).rglob("*.py")) for room in rooms}
+    chance, chosen = random.Random(seed), list[Mutant]()
+    while len(chosen) < sample:
+        file = chance.choice(files[rooms[len(chosen) % len(rooms)]])
         # Making every mutant of a file to choose one of them would take longer than the tests.
         places = sum(1 for _ in _places(ast.parse(file.read_text("utf-8"))))
         if places:
@@ -203,7 +269,7 @@ def drawn(sample: int, seed: int, rooms: list[str]) -> list[Mutant]:
     return chosen
 
 
-def try_all(chosen: list[Mutant], calls: dict[str, dict[str, Any]], found: Path | None) -> dict[str, bool]:
+def try_all(chosen: list[Mutant], recorded: dict[str, dict[str, Any]], found: Path | None) -> dict[str, bool]:
     """Try every mutant that ``found`` does not know; return which of them survived."""
     known: dict[str, bool] = json.loads(found.read_text("utf-8")) if found and found.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -213,8 +279,9 @@ def try_all(chosen: list[Mutant], calls: dict[str, dict[str, Any]], found: Path 
         for number, mutant in enumerate(chosen, 1):
             if mutant.name in known:
                 continue
-            tests = tests_of(mutant, calls)
-            known[mutant.name] = survives(mutant, copy, tests)
+            tests = tests_of(mutant, recorded)
+            limit_s = START_S + SLOWER * sum(recorded[test]["s"] for test in tests)
+            known[mutant.name] = survives(mutant, copy, tests, limit_s)
             if found:
                 found.write_text(json.dumps(known, indent=1), encoding="utf-8")
             word = "SURVIVES" if known[mutant.name] else "noticed"
@@ -228,19 +295,21 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", nargs="*", default=list(ROOMS), help="rooms to change")
-    parser.add_argument("--calls", type=Path, help="file that keeps which test calls what")
+    parser.add_argument("--tests", nargs="*", default=list(ROOMS), help="folders of tests that may notice")
+    parser.add_argument("--lines", type=Path, help="file that keeps which test runs which lines")
     parser.add_argument("--found", type=Path, help="file that keeps which mutants survived")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="try every Nth mutant, from the Ith on")
-    parser.add_argument("--record", metavar="ROOM", help=argparse.SUPPRESS)
+    parser.add_argument("--record", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.record:
-        run_recorded(given.record, given.calls)
+        run_recorded(given.record, given.lines)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        calls = given.calls or Path(folder) / "calls.json"
-        for room in given.rooms:
-            record(room, calls)
-        known = json.loads(calls.read_text("utf-8"))
+        lines = given.lines or Path(folder) / "lines.json"
+        for tests in given.tests:
+            record(tests, lines)
+        known = json.loads(lines.read_text("utf-8"))
+    preload()
     first, every = map(int, given.part.split("/"))
     chosen = drawn(given.sample, given.seed, given.rooms)
     tried = try_all(chosen[first - 1 :: every], known, given.found)

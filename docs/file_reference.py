@@ -25,6 +25,7 @@ Editors complete and check keys with `layoutopt schema model` (or `cluster`, `la
 `docs/examples/`; `layoutopt cluster show h100x1024 --yaml` writes any built-in cluster as a file.
 
 Quantities take units: `400 Gbit/s`, `450 GB/s`, `80 GB`, `80 GiB`, `1.4T`, `16Mi`, `10 us`, `700 W`; bare numbers are SI.
+Counts do too: `100k`, `8Ki`, `128,256`.
 Unknown keys are errors that name the nearest valid key.
 """
 KINDS = {

@@ -14,7 +14,7 @@ from layoutopt.optimizer.ask.load import (
     load_question,
     notes_on,
     require_used,
-    rounding,
+    rounded,
 )
 from layoutopt.optimizer.ask.records import AS_STATED, PYTHON, JobRequest, Names, RunChoices
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -121,7 +121,7 @@ def _launched(request: JobRequest, run: RunChoices, names: Names, found: _Found)
         notes=(
             *found.notes,
             *assumptions(job),
-            *rounding(run, workload.training.sequence_length, workload.training.global_batch, names),
+            *rounded(run, workload.training.sequence_length, names),
             *(model.notes if model else ()),
         ),
     )

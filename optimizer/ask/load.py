@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.ask.records import AS_STATED, MAX_COUNT, PYTHON, Loaded, Names, RunChoices
+from layoutopt.optimizer.ask.records import AS_STATED, PYTHON, Loaded, Names, RunChoices
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
+from layoutopt.optimizer.specs.units import TOKENS, whole_number
+from layoutopt.optimizer.specs.workload import outside_batch, rounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,8 +66,15 @@ def load_model(
         workload, notes, kinds = found.value, found.notes, found.kinds
     else:
         fill = _stated_run(run, names)
-        workload = parse_workload(stream.text, stream.name, fill) if stream else load_workload(source, fill)
-        notes = notes_on(stream.name if stream else source, workload.model.remarks)
+        said: dict[str, str] = {}
+        workload = (
+            parse_workload(stream.text, stream.name, fill, said)
+            if stream
+            else load_workload(source, fill, said)
+        )
+        if run.global_batch is not None or run.batch_tokens is not None:
+            said.pop("training", None)  # another batch replaces the one that was rounded
+        notes = notes_on(stream.name if stream else source, (*said.values(), *workload.model.remarks))
     length = run.sequence_length or workload.training.sequence_length
     with names.used():
         changed = override_training(
@@ -77,8 +86,7 @@ def load_model(
         )
     if beside is not None:
         require_used(run, (*beside, *kinds), stream.name if stream else str(source), names)
-    said = (*notes, *rounding(run, length, changed.training.global_batch, names))
-    return Loaded(value=changed, notes=said, kinds=kinds)
+    return Loaded(value=changed, notes=(*notes, *rounded(run, length, names)), kinds=kinds)
 
 
 def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = PYTHON) -> ClusterSpec:
@@ -151,14 +159,10 @@ def batch_sequences(run: RunChoices, length: int, names: Names = PYTHON) -> int 
     if run.global_batch is not None:
         what = f"is given together with {names.global_batch}"
         raise input_error(what, "one of the two", key=names.batch_tokens)
-    if run.batch_tokens > MAX_COUNT * length:
-        what = f"{run.batch_tokens:.6g} tokens are out of range"
-        raise input_error(what, f"up to {MAX_COUNT:,} sequences", key=names.batch_tokens)
-    sequences = round(run.batch_tokens / length)
-    if not sequences:
-        what = f"{run.batch_tokens:,.12g} tokens are less than half a sequence of {length:,}"
-        raise input_error(what, f"at least {length:,} = 1 sequence", key=names.batch_tokens)
-    return sequences
+    problem = outside_batch(run.batch_tokens, length)
+    if problem is not None:
+        raise input_error(*problem, key=names.batch_tokens)
+    return round(run.batch_tokens / length)
 
 
 def run_tokens(run: RunChoices, length: int, names: Names = PYTHON) -> float | None:
@@ -178,12 +182,10 @@ def run_tokens(run: RunChoices, length: int, names: Names = PYTHON) -> float | N
     return run.total_tokens
 
 
-def rounding(run: RunChoices, length: int, sequences: int, names: Names = PYTHON) -> tuple[str, ...]:
-    """Say that a batch in tokens was rounded to whole sequences, where it was."""
-    if run.batch_tokens is None or run.batch_tokens == sequences * length:
-        return ()
-    whole = f"{sequences:,} sequences of {length:,} = {sequences * length:,} tokens"
-    return (f"{names.batch_tokens} {run.batch_tokens:,.12g} rounded to {whole}",)
+def rounded(run: RunChoices, length: int, names: Names = PYTHON) -> tuple[str, ...]:
+    """Say that the batch in tokens that is asked for was rounded, where it was."""
+    tokens = run.batch_tokens
+    return () if tokens is None else tuple(rounding(names.batch_tokens, tokens, length))
 
 
 def is_foreign_model(source: str | Path | Stream) -> bool:
@@ -371,15 +373,12 @@ def _stated_run(run: RunChoices, names: Names) -> Callable[[Mapping[str, Any]], 
 
     def fill(stated: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the run says of keys that the file leaves open."""
-        length = run.sequence_length or stated.get("sequence_length")
+        length = run.sequence_length or whole_number(stated.get("sequence_length"), TOKENS) or 0
         filled: dict[str, Any] = {}
         filled |= {} if run.sequence_length is None else {"sequence_length": run.sequence_length}
         filled |= {"precision": run.precision[0].lower()} if run.precision else {}
         if not {"global_batch", "global_batch_tokens"} & stated.keys():
-            known = isinstance(length, int) and not isinstance(length, bool) and length > 0
-            batch = (
-                batch_sequences(run, length, names) if known and isinstance(length, int) else run.global_batch
-            )
+            batch = batch_sequences(run, length, names) if length > 0 else run.global_batch
             filled |= {} if batch is None else {"global_batch": batch}
         return {key: value for key, value in filled.items() if stated.get(key) is None}
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_COUNT = 1_000_000_000
-"""Largest batch, sequence and GPU count: their divisors are listed, and larger ones have no use."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:

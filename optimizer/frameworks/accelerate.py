@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from layoutopt.optimizer.frameworks.abilities import SIXTEEN_BIT
+from layoutopt.optimizer.frameworks.abilities import HOST_OPTIMIZER, SIXTEEN_BIT
 from layoutopt.optimizer.frameworks.llm_foundry import DATA_PARALLEL
 from layoutopt.optimizer.frameworks.record import (
     FrameworkRecord,
@@ -20,6 +20,7 @@ from layoutopt.optimizer.specs.vocabulary import Optimizer
 _1_10 = replace(
     DATA_PARALLEL,
     fixed_axes=("pp", "vp", "ep", "etp"),
+    savers=HOST_OPTIMIZER,  # fsdp_offload_params, which comes with FSDP
     optimizers=(Optimizer.ADAMW, Optimizer.ADAM_8BIT, Optimizer.LION, Optimizer.SGD, Optimizer.ADAFACTOR),
 )
 _1_5 = replace(_1_10, fixed_axes=(*_1_10.fixed_axes, "cp"))  # ParallelismConfig.cp_size

@@ -158,7 +158,7 @@ def _uneven(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
     fullest, mean = max(per_rank), ctx.model.layers / layout.pp
     launches_even = not layout.stages and ctx.framework in MEGATRONS
     if fullest > mean and not launches_even:
-        text = f"{ctx.model.layers} layers on pp {layout.pp}: the fullest rank has {fullest}, mean {mean:.4g}"
+        text = f"{ctx.model.layers} layers on pp {layout.pp}: the fullest rank has {fullest}, mean {mean:.3g}"
         yield BrokenRule(
             rule="layers_mod_pp",
             message=f"{text} (up to {fullest / mean - 1:+.0%} time)",

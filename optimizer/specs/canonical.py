@@ -41,7 +41,7 @@ _NAMES = {
 _OMITTED_IF_EMPTY = (
     *("recomputed_kinds", "savers", "switches", "group", "order"),
     *("rope_base", "norm_epsilon", "router_scaling", "router_groups", "router_group_limit", "left_out"),
-    *("v_head_dim", "window_kv_heads", "window_sinks", "block", "observations"),
+    *("v_head_dim", "window_kv_heads", "window_sinks", "block", "builtin_tokens", "observations"),
 )
 _SIGNED = frozenset({"slopes"})
 """Fields whose numbers may be below zero."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -218,6 +218,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 class ClusterFile(FileModel):
     """A cluster of equal nodes."""
 
+    file_kind: ClassVar[str] = "cluster"
     name: Annotated[str | None, NAME] = Field(
         default=None, description="name in reports; the file's if left out"
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.kinds import nearest
+from layoutopt.optimizer.specs.kinds import nearest_word
 from layoutopt.optimizer.specs.units import shown
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class FileModel(BaseModel):
     """One mapping of a file: unknown keys are errors, and ``check`` compares fields with each other."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
+    file_kind: ClassVar[str] = ""
+    """What ``layoutopt schema`` calls the file, of the mapping that is a whole one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -37,6 +39,9 @@ class FileModel(BaseModel):
 
 
 M = TypeVar("M", bound=FileModel)
+
+MOST_LISTED = 12
+"""More keys than this fill lines in which nobody finds the one that was meant."""
 
 SYNONYMS = {
     "intermediate": "ffn", "intermediate_size": "ffn", "ffn_hidden_size": "ffn", "mlp": "ffn", "d_ff": "ffn",
@@ -101,23 +106,42 @@ def _problem(model: type[FileModel], document: Document, path: KeyPath, error: A
         return document.problem((*path, *where), "missing", field.description or "")
     if kind == "extra_forbidden":
         keys = list(owner.model_fields)
-        return document.problem(
-            (*path, *where), f"unknown key{_meant(str(where[-1]), keys)}", ", ".join(keys)
-        )
+        meant = _meant(model, str(where[-1]), keys)
+        return document.problem((*path, *where), f"unknown key{meant}", _valid_keys(model, keys))
     if kind == "kind":
         return document.problem((*path, *where), context["what"], context["allowed"])
     if kind == "list_type":
         return document.problem((*path, *where), f"{shown(error['input'])} is not a list", "a list")
     if kind in ("model_type", "model_attributes_type"):
         keys = list(_owner(model, where).model_fields)
-        return document.problem((*path, *where), f"{shown(error['input'])} is not a mapping", ", ".join(keys))
+        allowed = _valid_keys(model, keys)
+        return document.problem((*path, *where), f"{shown(error['input'])} is not a mapping", allowed)
     return document.problem((*path, *where), error["msg"])
 
 
-def _meant(key: str, keys: list[str]) -> str:
-    """Name the key that was meant: the one that other tools call so, or the most similar."""
-    synonym = SYNONYMS.get(key.lower())
-    return f"; did you mean {synonym}?" if synonym in keys else nearest(key, keys)
+def _valid_keys(model: type[FileModel], keys: list[str]) -> str:
+    """List the keys of a mapping, or say where they are listed where they are many."""
+    if len(keys) <= MOST_LISTED or not model.file_kind:
+        return ", ".join(keys)
+    return f"layoutopt schema {model.file_kind} and docs/files.md list the keys"
+
+
+def _meant(model: type[FileModel], key: str, keys: list[str]) -> str:
+    """Name the key that was meant: what other tools call so, or the most similar; of this mapping, or else of another."""
+    for places in ({name: name for name in keys}, dict(reversed([*_below(model, "")]))):
+        synonym = SYNONYMS.get(key.lower(), "")
+        if word := synonym if synonym in places else nearest_word(key, places):
+            return f"; did you mean {places[word]}?"
+    return ""
+
+
+def _below(model: type[FileModel], path: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys below a mapping with their paths; of equal names the one that is meant more often comes first."""
+    yield from ((name, path + name) for name in model.model_fields)
+    for name, field in model.model_fields.items():
+        nested = nested_model(field.annotation)
+        if nested is not None:
+            yield from _below(nested, f"{path}{name}.")
 
 
 def _owner(model: type[FileModel], where: KeyPath) -> type[FileModel]:

@@ -11,7 +11,15 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.printable import require_name
-from layoutopt.optimizer.specs.units import NUMBER, Dimension, parse_quantity, shown
+from layoutopt.optimizer.specs.units import (
+    COUNT,
+    TOKENS,
+    Dimension,
+    format_count,
+    parse_quantity,
+    shown,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,25 +59,31 @@ def as_kind_error(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapped
 
 
-def whole(least: int = 1, most: int = 1_000_000_000) -> FieldKind:
-    """Return the kind of whole numbers in a range."""
+COUNT_TEXT = r"^\s*\d[\d_,]*(\.\d+)?([eE]\+?\d+)?\s*([kKMBT]|[KMGT]i)?\s*$"
+"""What editors take for a count beside plain numbers."""
+
+
+def whole(
+    least: int = 1, most: int = 1_000_000_000, *, dimension: Dimension = COUNT, tokens_key: str = ""
+) -> FieldKind:
+    """Return the kind of whole numbers in a range; ``tokens_key`` is the key that counts the same in tokens."""
     allowed = (
         f"a whole number from {least} to {most}" if most < 1_000_000_000 else f"a whole number from {least}"
     )
 
     def read(value: Any) -> int:
         """Read a whole number in the range."""
-        try:
-            number = value if type(value) is int else parse_quantity(value, NUMBER)
-        except InputError:
-            raise input_error(f"{shown(value)} is not a whole number", allowed) from None
-        if number != int(number):
+        number = whole_number(value, dimension)
+        if number is None and tokens_key and (tokens := whole_number(value, TOKENS)) is not None:
+            raise input_error(f"{shown(value)} counts tokens", f"{tokens_key}: {format_count(tokens)}")
+        if number is None:
             raise input_error(f"{shown(value)} is not a whole number", allowed)
         if not least <= number <= most:
             raise input_error(f"{shown(value)} is out of range", f"a whole number from {least} to {most}")
-        return int(number)
+        return number
 
-    return FieldKind(read=read, schema={"type": "integer", "minimum": least, "maximum": most})
+    integer = {"type": "integer", "minimum": least, "maximum": most}
+    return FieldKind(read=read, schema={"anyOf": [integer, {"type": "string", "pattern": COUNT_TEXT}]})
 
 
 def quantity(
@@ -174,6 +188,12 @@ def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | No
 
 def nearest(text: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` for the most similar known word, or nothing."""
+    word = nearest_word(text, known)
+    return f"; did you mean {word}?" if word else ""
+
+
+def nearest_word(text: str, known: Iterable[str]) -> str:
+    """Return the most similar known word, empty where none is near."""
     # difflib is quadratic in the length: no word that is meant is this long
     if not 0 < len(text) <= 60:
         return ""
@@ -182,4 +202,4 @@ def nearest(text: str, known: Iterable[str]) -> str:
     # of equally similar words, the one that begins alike
     scored = [(SequenceMatcher(None, word, text).ratio(), word[:1] == text[0], word) for word in known]
     best = max(scored, default=(0.0, False, ""))
-    return f"; did you mean {best[2]}?" if best[0] >= cutoff else ""
+    return best[2] if best[0] >= cutoff else ""

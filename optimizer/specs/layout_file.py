@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -294,6 +294,7 @@ def _or_text_or_counts(schema: dict[str, Any]) -> None:
 class LayoutFile(FileModel):
     """A parallel layout; what is left out is derived from the workload and the cluster."""
 
+    file_kind: ClassVar[str] = "layout"
     tp: Degree = Field(default=None, description="tensor-parallel degree")
     sp: Annotated[bool | None, SWITCH] = Field(
         default=None, description="sequence parallelism; default on if tp > 1"

@@ -16,7 +16,7 @@ from layoutopt.optimizer.specs.cluster_text import cluster_mapping
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.gpu_catalog import find_gpu, split_reference
 from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS, build_reference, resized
-from layoutopt.optimizer.specs.units import shown
+from layoutopt.optimizer.specs.units import shown, whole_number
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -62,25 +62,43 @@ def load_gpu(name: str) -> GpuSpec:
     return find_gpu(name).gpu
 
 
-def load_workload(source: str | Path, fill: Fill | None = None) -> Workload:
+def load_workload(
+    source: str | Path, fill: Fill | None = None, said: dict[str, str] | None = None
+) -> Workload:
     """Load a model file, or a built-in model by name (``llama3-405b``); ``fill`` completes a file's ``training``.
+
+    ``said`` takes notes on how the file was read, by the part of it that they are about.
 
     Raises
     ------
     InputError
         With one line for each problem: file, line, key, what is wrong, what is allowed.
     """
-    return _workload(*_open(source, "layoutopt.models", "model"), fill)
+    found = _workload(*_open(source, "layoutopt.models", "model"), fill, said)
+    return _with_builtin_tokens(found) if source in model_names() else found
 
 
-def parse_workload(text: str, file: str, fill: Fill | None = None) -> Workload:
-    """Read the text of a model file that messages call ``file``; errors as in ``load_workload``."""
+def _with_builtin_tokens(workload: Workload) -> Workload:
+    """Mark numbers of tokens as those of a model's makers."""
+    main, *phases = (
+        replace(part, builtin_tokens=part.total_tokens is not None)
+        for part in (workload.training, *workload.phases)
+    )
+    return replace(workload, training=main, phases=tuple(phases))
+
+
+def parse_workload(
+    text: str, file: str, fill: Fill | None = None, said: dict[str, str] | None = None
+) -> Workload:
+    """Read the text of a model file that messages call ``file``; notes and errors as in ``load_workload``."""
     from layoutopt.optimizer.specs.document import parse_document
 
-    return _workload(parse_document(text, file), "model", fill)
+    return _workload(parse_document(text, file), "model", fill, said)
 
 
-def _workload(document: Document, name: str, fill: Fill | None = None) -> Workload:
+def _workload(
+    document: Document, name: str, fill: Fill | None = None, said: dict[str, str] | None = None
+) -> Workload:
     from layoutopt.optimizer.specs.file_model import validate
     from layoutopt.optimizer.specs.model_file import ModelFile
 
@@ -90,7 +108,10 @@ def _workload(document: Document, name: str, fill: Fill | None = None) -> Worklo
         document = (
             document.replaced((), {**document.data, "training": {**stated, **filled}}) if filled else document
         )
-    return validate(ModelFile, document).workload(name)
+    found = validate(ModelFile, document)
+    if said is not None:
+        said.update(found.notes())
+    return found.workload(name)
 
 
 def load_cluster(source: str | Path) -> ClusterSpec:
@@ -203,6 +224,8 @@ def override_training(
         if value is not None and not 0 < value < 1e18:
             raise input_error(f"{value} is out of range", "above 0", key=key)
         changes |= {} if value is None else {key: value}
+    if total_tokens is not None:
+        changes["builtin_tokens"] = False
     if precision is not None:
         changes["precision"] = _precision(str(precision))
         if changes["precision"] is not Precision.FP8:
@@ -248,7 +271,7 @@ def _open(source: str | Path, package: str, what: str) -> tuple[Document, str]:
 
 def _unknown(text: str, package: str, what: str) -> Problem:
     """Build the problem for what is neither a built-in nor a file, with the nearest of both."""
-    from layoutopt.optimizer.specs.units import shown
+    from layoutopt.optimizer.specs.units import shown, whole_number
 
     names = _builtin_names(package)
     if not text.endswith(SUFFIXES) and "/" not in text:
@@ -344,10 +367,10 @@ def _count(stated: Mapping[str, Any]) -> Callable[[int], int | None]:
 
     def gpus(base_node: int) -> int | None:
         """Return the GPUs that the file states, over nodes of the base's size unless stated."""
-        node, nodes = stated.get("gpus_per_node", base_node), stated.get("nodes")
-        found = stated.get("gpus") or (
-            nodes * node if isinstance(nodes, int) and isinstance(node, int) else None
+        gpus, nodes, node = (
+            whole_number(stated.get(key)) for key in ("gpus", "nodes", "gpus_per_node")
         )
-        return found if isinstance(found, int) and 1 <= found <= MAX_GPUS else None
+        found = gpus or (nodes * (node or base_node) if nodes else 0)
+        return found if 1 <= found <= MAX_GPUS else None
 
     return gpus

@@ -341,6 +341,7 @@ class TrainingSpec:
     8-bit format alone. ``master_bytes`` 0 trains in 16 bits: gradients and moments take the weights' format unless stated.
     ``adapter``: its parameters alone are trained; else all but those of ``frozen`` parts.
     ``moe_imbalance`` is the load of the fullest expert rank over the mean (>= 1); None takes the constant.
+    ``builtin_tokens``: ``total_tokens`` are those of whoever trained a built-in model, and nobody who asks stated them.
     """
 
     sequence_length: int
@@ -361,6 +362,12 @@ class TrainingSpec:
     optimizer: OptimizerSpec = ADAMW
     adapter: AdapterSpec | None = None
     frozen: tuple[FrozenPart, ...] = ()
+    builtin_tokens: bool = False
+
+    @property
+    def stated_tokens(self) -> float | None:
+        """Tokens of the whole run if who asks stated them; a fine-tune of a built-in model has others than its makers'."""
+        return None if self.builtin_tokens else self.total_tokens
 
     @property
     def tokens_per_step(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -32,7 +32,7 @@ from layoutopt.optimizer.specs.vocabulary import (
     Optimizer,
     Precision,
 )
-from layoutopt.optimizer.specs.workload import Workload
+from layoutopt.optimizer.specs.workload import Workload, outside_batch, rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,19 +55,17 @@ OPTIMIZER_WORDS = {
 }
 """Further words for optimizers, those of other tools among them."""
 
-Count = Annotated[int, whole()]
-
 
 class BatchFile(FileModel):
     """Sequence length and batch, shared by the run and its phases."""
 
-    sequence_length: Count = Field(description="tokens per sequence")
-    global_batch: Annotated[int | None, whole()] = Field(
+    sequence_length: Annotated[int, whole(dimension=TOKENS)] = Field(description="tokens per sequence")
+    global_batch: Annotated[int | None, whole(tokens_key="global_batch_tokens")] = Field(
         default=None, description="sequences per optimizer step (or give global_batch_tokens)"
     )
     global_batch_tokens: Annotated[float | None, quantity(TOKENS)] = Field(
         default=None,
-        description="tokens per optimizer step, a multiple of sequence_length (or give global_batch)",
+        description="tokens per optimizer step, rounded to whole sequences (or give global_batch)",
     )
     total_tokens: Annotated[float | None, quantity(TOKENS)] = Field(
         default=None, description="tokens of the whole run or phase"
@@ -75,22 +73,26 @@ class BatchFile(FileModel):
 
     @classmethod
     def check(cls, given: PartialFields) -> Iterator[Finding]:
-        """Check that the batch is given once and holds whole sequences."""
+        """Check that the batch is given once and holds a sequence."""
         batch, tokens, length = given.global_batch, given.global_batch_tokens, given.sequence_length
         if not given.stated & {"global_batch", "global_batch_tokens"}:
             yield ("global_batch",), "missing", "sequences per optimizer step, or global_batch_tokens"
-        if tokens and length and tokens % length:
-            below = int(tokens // length) * length
-            near = f"{below} or {below + length}" if below else f"{length} or more"
-            what = f"{tokens:.0f} tokens are not a multiple of sequence_length {length}"
-            yield ("global_batch_tokens",), what, near
-        elif tokens and length and batch and tokens != batch * length:
+        if tokens and length and (problem := outside_batch(tokens, length)):
+            yield ("global_batch_tokens",), *problem
+        elif tokens and length and batch and round(tokens / length) != batch:
             what = f"{tokens:.0f} tokens contradict global_batch {batch} x sequence_length {length}"
             yield ("global_batch_tokens",), what, f"{batch * length}, or only one of the two keys"
 
     def sequences(self) -> int:
         """Return the global batch in sequences."""
-        return self.global_batch or int((self.global_batch_tokens or 0) // self.sequence_length)
+        return self.global_batch or round((self.global_batch_tokens or 0) / self.sequence_length)
+
+    def rounding_notes(self, key: str) -> Iterator[str]:
+        """Say that the tokens of the batch under ``key`` were rounded, where they were."""
+        if self.global_batch_tokens is not None:
+            yield from rounding(
+                f"{key}.global_batch_tokens", self.global_batch_tokens, self.sequence_length
+            )
 
 
 class PhaseFile(BatchFile):
@@ -274,6 +276,7 @@ def _frozen_findings(frozen: set[FrozenPart], architecture: Any) -> Iterator[Fin
 class ModelFile(FileModel):
     """A model and how it is trained."""
 
+    file_kind: ClassVar[str] = "model"
     architecture: ArchitectureFile = Field(description="the layers: layers, hidden, heads, vocab, ...")
     training: TrainingFile = Field(description="the run: sequence_length, global_batch, precision, ...")
     name: Annotated[str | None, NAME] = Field(
@@ -312,6 +315,11 @@ class ModelFile(FileModel):
             )
         if training and training.frozen and given.architecture:
             yield from _frozen_findings(set(training.frozen), given.architecture)
+
+    def notes(self) -> dict[str, str]:
+        """Return what is to be said of how the file was read, by the part that it is about."""
+        parts = {"training": self.training, **{f"phases[{i}]": phase for i, phase in enumerate(self.phases)}}
+        return {key: note for key, part in parts.items() for note in part.rounding_notes(key)}
 
     def workload(self, default_name: str) -> Workload:
         """Convert to a ``Workload``."""

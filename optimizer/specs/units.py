@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,7 @@ _SPOKEN = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12} | {
 }
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*")
+_THOUSANDS = re.compile(r"\s*\d{1,3}(,\d{3})+\b.*")
 MAX_SHOWN = 60
 
 
@@ -119,6 +120,29 @@ def parse_quantity(value: object, dimension: Dimension, *, key: str = "") -> flo
             f"{shown(value)} is a {dimension.name} of {number:g} in SI", dimension.examples, key=key
         )
     return number
+
+
+def whole_number(value: object, dimension: Dimension = COUNT) -> int | None:
+    """Read a count as files and options write it: ``8192``, ``8,192``, ``8Ki``, ``100k``; None for what is none.
+
+    Parameters
+    ----------
+    value
+        A number, or a text of a number with thousands separated by commas or _ and an optional unit.
+    dimension
+        Whose units may follow: ``COUNT``, or ``TOKENS`` for what counts tokens.
+    """
+    if type(value) is int:
+        return value
+    text = value.replace(",", "") if isinstance(value, str) and _THOUSANDS.fullmatch(value) else value
+    if isinstance(text, str) and len(text) <= MAX_SHOWN and text.strip().isdecimal():
+        return int(text)  # digits beyond those of a float would be lost
+    try:
+        number = parse_quantity(text, dimension)
+    except InputError:
+        return None
+    # 1.001k is a whole number, though not its float times a thousand.
+    return round(number) if abs(number - round(number)) <= 1e-12 * abs(number) else None
 
 
 def _read(text: str, dimension: Dimension, key: str) -> float:

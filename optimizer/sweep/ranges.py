@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layoutopt.optimizer.specs.errors import InputError, input_error
-from layoutopt.optimizer.specs.units import COUNT, parse_quantity
+from layoutopt.optimizer.specs.units import COUNT, parse_quantity, whole_number
 
 MAX_VALUES = 100_000
 """A list longer than this is a typing error."""
@@ -67,10 +67,11 @@ def _geometric(first: int, last: int, factor: float, part: str, key: str) -> lis
 
 
 def _whole(text: str, key: str) -> int:
-    value = _number(text, key)
-    if value != int(value):
+    _number(text, key)
+    value = whole_number(text)
+    if value is None:
         raise input_error(f"{text!r} is not whole", "whole numbers from 1", key=key)
-    return int(value)
+    return value
 
 
 def _number(text: str, key: str) -> float:

@@ -88,7 +88,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """``-`` is a model file, another tool's configuration, a cluster file or a layout."""
     stdin(monkeypatch, (ROOT / "models" / "llama3-8b.yaml").read_text())
-    assert load_model("-") == load_model("llama3-8b")
+    assert load_model("-") == load_model(ROOT / "models" / "llama3-8b.yaml")
     stdin(monkeypatch, Path(CONFIG).read_text())
     assert load_model("-", global_batch=64).model.layers == load_model(CONFIG, global_batch=64).model.layers
     stdin(monkeypatch, (ROOT / "topologies" / "h100-1024.yaml").read_text())
@@ -107,7 +107,7 @@ def test_pipes_are_read_once(tmp_path: Path) -> None:
     text = (ROOT / "models" / "llama3-8b.yaml").read_text()
     writer = threading.Thread(target=lambda: pipe.write_text(text), daemon=True)
     writer.start()
-    assert load_model(pipe) == load_model("llama3-8b")
+    assert load_model(pipe) == load_model(ROOT / "models" / "llama3-8b.yaml")
     writer.join(timeout=20)
 
 
@@ -142,7 +142,7 @@ def test_a_slow_writer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    assert load_model(pipe) == load_model("llama3-8b")
+    assert load_model(pipe) == load_model(ROOT / "models" / "llama3-8b.yaml")
     writer.join(timeout=20)
 
 

@@ -26,7 +26,8 @@ ERRORS: dict[tuple[str, ...], str] = {
     ("solve",): f"layoutopt solve: missing MODEL ({USAGE})",
     ("solve", "llama3-8b"): f"layoutopt solve: missing CLUSTER ({USAGE})",
     (*BASE, "--batch", "0"): "--batch: '0' is not valid (whole numbers from 1 to 1,000,000,000)",
-    (*BASE, "--batch", "1e3"): "--batch: '1e3' is not valid (whole numbers from 1 to 1,000,000,000)",
+    (*BASE, "--batch", "1,2"): "--batch: '1,2' is not valid (whole numbers from 1 to 1,000,000,000)",
+    (*BASE, "--batch", "4M tokens"): "--batch: '4M tokens' counts tokens (--batch-tokens 4M)",
     (*BASE, "--framework", "megatorn"): (
         "--framework: 'megatorn' is unknown (did you mean megatron or megatron-lm?)"
     ),

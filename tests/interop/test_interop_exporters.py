@@ -161,7 +161,7 @@ def test_megatron_interleaved_layout() -> None:
         "--micro-batch-size 1 --global-batch-size 1024",
         "--save-interval 500 --async-save --use-persistent-ckpt-worker",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        "torchrun --nnodes 128 --nproc-per-node 8 pretrain_gpt.py",
+        "torchrun --nnodes 128 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HEAD_NODE:29500 pretrain_gpt.py",
     ):
         assert part in text
     assert "core 0.19" in job.files["launch.sh"].splitlines()[1]

@@ -57,6 +57,7 @@ def test_megatron_writes_every_saver() -> None:
         ("torchtitan", "C", replace(DENSE, zero=3), "cfg.training.enable_cpu_offload = True"),
         ("megatron-deepspeed", None, DENSE, "--cpu-optimizer"),
         ("deepspeed", None, replace(DENSE, zero=2), '"offload_optimizer"'),
+        ("accelerate", None, replace(DENSE, zero=3), "fsdp_offload_params: true"),
     ],
 )
 def test_others_write_the_offloaded_optimizer(
@@ -75,21 +76,22 @@ def test_others_write_the_offloaded_optimizer(
         ("megatron-lm", "core 0.11", (MOMENTS,), ()),  # came with 0.12
         ("torchtitan", "C", (MOMENTS, OPTIMIZER), (OPTIMIZER,)),
         ("nanotron", None, (OPTIMIZER,), ()),
-        ("accelerate", None, (OPTIMIZER,), ()),
     ],
 )
 def test_missing_savers_are_refused(
     to: str, version: str | None, savers: tuple[Saver, ...], kept: tuple[Saver, ...]
 ) -> None:
     """The refusal names the axis, and the nearest layout keeps the savers that exist."""
-    zero = 3 if to in ("torchtitan", "accelerate") else 1
+    zero = 3 if to == "torchtitan" else 1
     layout = replace(DENSE, zero=zero, savers=savers)
     with pytest.raises(NotExpressible, match="savers"):
         launch_file(to, layout, *savers, version=version)
     assert nearest(layout, to, version).savers == kept
 
 
-@pytest.mark.parametrize(("to", "least"), [("megatron-lm", 1), ("torchtitan", 2), ("deepspeed", 1)])
+@pytest.mark.parametrize(
+    ("to", "least"), [("megatron-lm", 1), ("torchtitan", 2), ("accelerate", 2), ("deepspeed", 1)]
+)
 def test_optimizer_savers_need_a_sharded_optimizer(to: str, least: int) -> None:
     """With replicas and ZeRO-0 the nearest layout shards the optimizer."""
     layout = replace(DENSE, zero=0, savers=(OPTIMIZER,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from layoutopt.optimizer.space.rules.layers import uneven_ends
 from layoutopt.optimizer.space.rules.products import valid_micro_batches
 from layoutopt.optimizer.space.rules.sequence import sequence_multiple
 from layoutopt.optimizer.specs.layout import Layout
+from layoutopt.optimizer.specs.stage_split import build_stages
 from layoutopt.optimizer.specs.vocabulary import CpComm, Schedule
 
 if TYPE_CHECKING:
@@ -133,12 +135,37 @@ def test_an_offered_split_runs(judge: Judge) -> None:
     assert "uneven ends that work: stages=6/5/5/5/5/5/5/5/5/5/5/5; without them; valid pp: 1, 61" in message
 
 
+@pytest.mark.parametrize(
+    ("layers", "pp", "vp"), [(61, 12, 1), (61, 12, 2), (46, 4, 1), (80, 12, 2), (62, 8, 3)]
+)
+def test_whatever_split_is_offered_runs(
+    judge: Judge, make_model: Callable[..., ModelSpec], layers: int, pp: int, vp: int
+) -> None:
+    """Also with chunks, which no ends of equal middle ranks need fit: the line can be given as it stands."""
+    schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
+    layout = Layout(pp=pp, vp=vp, micro_batches=2 * pp, schedule=schedule)
+    message = judge(F.MEGATRON, layout, layers=layers)["layers_mod_pp"].message
+    (line,) = re.findall(r"works?: stages=([0-9/]+);", message)
+    counts = [int(part) for part in line.split("/")]
+    assert (len(counts), sum(counts)) == (pp * vp, layers)
+    assert line == "/".join(map(str, counts))
+    stages = build_stages(make_model(layers), counts, pp, schedule, 0)
+    assert not judge(F.MEGATRON, replace(layout, stages=stages), layers=layers)
+
+
+def test_no_split_is_offered_that_the_release_lacks(judge: Judge) -> None:
+    """Before uneven ends there was none for 61 layers on 12 ranks."""
+    broken = judge(F.MEGATRON, Layout(pp=12, micro_batches=16), layers=61, software="core 0.8")
+    assert "stages=" not in broken["layers_mod_pp"].message
+
+
 def test_60_layers_on_8_ranks_of_4_chunks(judge: Judge) -> None:
     """NVIDIA-NeMo/Megatron-Bridge#5884: 60 % 8 = 4; 4 layers on the first rank and 8 on the others."""
     layout = Layout(pp=8, vp=4, micro_batches=8, schedule=Schedule.INTERLEAVED)
     broken = judge(F.MEGATRON_BRIDGE, layout, layers=60)
     assert set(broken) == {"layers_mod_pp"}
-    assert "4/8/8/8/8/8/8/8" in broken["layers_mod_pp"].message
+    chunks = "/".join(["1" + "/2" * 7] * 4)  # 4/8/8/8/8/8/8/8 by rank
+    assert f"uneven ends that work: stages={chunks}; without them" in broken["layers_mod_pp"].message
     assert uneven_ends(60, 8, 4) == (4, 8, 8, 8, 8, 8, 8, 8)
 
 

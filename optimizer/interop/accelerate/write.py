@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.optimizers import optimizer_word
-from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, yaml_text
+from layoutopt.optimizer.interop.launch.text import (
+    HEAD_NODE,
+    RENDEZVOUS_PORT,
+    command_text,
+    flag_words,
+    header,
+    yaml_text,
+)
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.torchtitan.write import degrees
-from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Optimizer
+from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Optimizer, Saver
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.launch.target import Target
@@ -22,6 +29,8 @@ def export(target: Target) -> ExportedJob:
     notes = [
         "micro-batch and accumulation are arguments of the training script: the YAML has no keys for them"
     ]
+    if Saver.OFFLOAD_OPTIMIZER in layout.savers:
+        notes.append("fsdp_offload_params keeps the shards of weights and gradients in host memory as well")
     ulysses = preset.cp_comm is CpComm.A2A
     parallel: dict[str, int | str] = {
         "parallelism_config_dp_replicate_size": replicate,
@@ -47,11 +56,18 @@ def export(target: Target) -> ExportedJob:
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_activation_checkpointing": full,
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": Saver.OFFLOAD_OPTIMIZER in layout.savers,
             "fsdp_cpu_ram_efficient_loading": True,
         },
         "parallelism_config": parallel,
     }
+    if target.nodes > 1:
+        # With c10d every node starts the same command; static rendezvous needs the rank of each machine.
+        data |= {
+            "rdzv_backend": "c10d",
+            "main_process_ip": HEAD_NODE,
+            "main_process_port": RENDEZVOUS_PORT,
+        }
     if target.checkpoint is not None and target.checkpoint.asynchronous:
         notes.append("checkpoints are saved by the training script: asynchronous saving is its business")
     chosen = target.training.optimizer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.optimizers import optimizer_word
-from layoutopt.optimizer.interop.launch.text import command_text, flag_words
+from layoutopt.optimizer.interop.launch.text import IN_HOSTFILE, command_text, flag_words
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer, Precision, Saver
 
@@ -65,6 +65,8 @@ def export(target: Target) -> ExportedJob:
         }
     recompute = layout.recompute.granularity is Granularity.FULL
     notes = ["a JSON has no comments: written for DeepSpeed " + target.version]
+    if target.nodes > 1:
+        notes.append(f"placeholder: {IN_HOSTFILE}")
     if recompute:
         notes.append(
             "recomputation is turned on by the trainer (--gradient_checkpointing), the JSON has no key for it"

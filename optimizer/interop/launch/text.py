@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 LAUNCHER = ("torchrun", "--nnodes", "{nodes}", "--nproc-per-node", "{per_node}")
+HEAD_NODE = "HEAD_NODE"
+"""Stands for the address of the first node, where the others meet: no plan knows it."""
+
+AT_HEAD = f"{HEAD_NODE} (the address of the first node)"
+IN_HOSTFILE = "/job/hostfile (the nodes; --hostfile names another file)"
+"""Where DeepSpeed's launcher looks for them (deepspeedai/DeepSpeed launcher/runner.py, DLTS_HOSTFILE)."""
+
+RENDEZVOUS_PORT = 29500
+"""torchrun's and accelerate's own default."""
 
 
 def quote(word: str) -> str:
@@ -64,12 +73,18 @@ def _wrapped(groups: Sequence[str]) -> list[str]:
 
 
 def torchrun_words(target: Target) -> list[str]:
-    """The launcher's words, one process per GPU."""
-    return [word.format(nodes=target.nodes, per_node=target.gpus_per_node) for word in LAUNCHER]
+    """The launcher's words, one process per GPU, and where nodes meet if there are several."""
+    words = [word.format(nodes=target.nodes, per_node=target.gpus_per_node) for word in LAUNCHER]
+    if target.nodes > 1:
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{HEAD_NODE}:{RENDEZVOUS_PORT}"]
+    return words
 
 
-def header(target: Target, software: str, *, comment: str = "#") -> str:
-    """Comment lines on top of a file: what for, which release, and the product of the degrees."""
+def header(target: Target, software: str, *, comment: str = "#", meeting: str = AT_HEAD) -> str:
+    """Comment lines on top of a file: what for, which release, the product of the degrees, what to replace.
+
+    ``meeting`` is what says where several nodes meet.
+    """
     layout = target.layout
     product = f"tp{layout.tp} x cp{layout.cp} x pp{layout.pp} x dp{layout.dp}"
     lines = [
@@ -80,6 +95,8 @@ def header(target: Target, software: str, *, comment: str = "#") -> str:
     lines.append(
         "placeholders, to replace with your own: learning rate and its schedule, data, tokenizer, where to save"
     )
+    if target.nodes > 1:
+        lines.append(f"placeholder: {meeting}")
     if target.model.is_moe:
         edp = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
         lines.append(f"experts: etp{layout.etp} x ep{layout.ep} x pp{layout.pp} x expert-dp{edp}")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.deepspeed.write import NO_CHECK, deepspeed_config
-from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header
+from layoutopt.optimizer.interop.launch.text import IN_HOSTFILE, command_text, flag_words, header
 from layoutopt.optimizer.interop.megatron.write_model import dense_width, unstated_facts
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.specs.model import Norm
@@ -35,7 +35,7 @@ def export(target: Target) -> ExportedJob:
         str(target.gpus_per_node),
         "pretrain_gpt.py",
     ]
-    script = "#!/bin/bash\n" + header(target, f"Megatron-DeepSpeed {target.version}")
+    script = "#!/bin/bash\n" + header(target, f"Megatron-DeepSpeed {target.version}", meeting=IN_HOSTFILE)
     script += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     script += command_text(start, [flag_words(section) for section in sections])
     if target.checkpoint is not None and target.checkpoint.asynchronous:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C, PLAIN_CONFIGURATIONS
-from layoutopt.optimizer.interop.launch.text import WIDTH, header, python_text, toml_text
+from layoutopt.optimizer.interop.launch.text import WIDTH, header, python_text, toml_text, torchrun_words
 from layoutopt.optimizer.interop.records import ExportedJob
 from layoutopt.optimizer.interop.stages import stage_counts
 from layoutopt.optimizer.interop.torchtitan.read import FLAVORS
@@ -207,7 +207,7 @@ def _toml(target: Target, family: str, flavor: str, notes: list[str]) -> Exporte
 
 
 def _launch(target: Target) -> str:
-    return f"torchrun --nnodes {target.nodes} --nproc-per-node {target.gpus_per_node} --rdzv_backend c10d"
+    return " ".join(torchrun_words(target))
 
 
 def _memory_check(target: Target, config: str) -> str:

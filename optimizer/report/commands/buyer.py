@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutopt.optimizer.ask.records import MAX_COUNT
 from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, SpaceCommand, output_options
 from layoutopt.optimizer.report.commands.values import Number, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
+from layoutopt.optimizer.specs.workload import MAX_COUNT
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _precisions(text: str | None, workload: Workload) -> list[Precision]:
 
 def _batches(text: str | None, workload: Workload) -> tuple[int, int]:
     """Read ``512``, ``512:1024`` or ``within 1.5x`` of the model file's batch."""
-    from layoutopt.optimizer.specs.units import COUNT, parse_quantity
+    from layoutopt.optimizer.sweep.ranges import parse_counts
 
     own = workload.training.global_batch
     if text is None:
@@ -205,7 +205,7 @@ def _batches(text: str | None, workload: Workload) -> tuple[int, int]:
     if factor is not None:
         low, high = float(own), max(own * float(factor[1]), float(own))
     else:
-        low, high = (parse_quantity(part, COUNT, key="--batch") for part in (first, last if colon else first))
+        low, high = (parse_counts(part, key="--batch")[0] for part in (first, last if colon else first))
     if high > MAX_COUNT:
         raise input_error(f"{text[:60]!r} is out of range", f"up to {MAX_COUNT:,}", key="--batch")
     return int(low), int(high)

@@ -11,6 +11,7 @@ import click
 from layoutopt.optimizer.ask.records import JobRequest, Names
 from layoutopt.optimizer.report.terminal import notes
 from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -219,11 +220,12 @@ def _axis_limits(option: str, texts: tuple[str, ...]) -> dict[str, int]:
     """Read ``pp=16``."""
     found: dict[str, int] = {}
     for axis, value in _pairs(option, texts):
-        if not value.isdecimal():
+        limit = whole_number(value)
+        if limit is None or limit < 0:
             raise input_error(f"{axis}={value} is no limit", "a whole number, e.g. pp=16", key=option)
         if axis in found:
             raise input_error(f"{axis} is given twice", "one limit per axis", key=option)
-        found[axis] = int(value)
+        found[axis] = limit
     return found
 
 
@@ -250,5 +252,5 @@ def _value(axis: str, text: str) -> Value:
     word = text.lower()
     if axis == "sp" and word in _SWITCH:
         return _SWITCH[word]
-    digits = word.removeprefix("-")
-    return int(word) if digits.isdecimal() and len(digits) <= 12 else word
+    number = whole_number(text)
+    return word if number is None else number

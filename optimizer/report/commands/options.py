@@ -18,6 +18,8 @@ from layoutopt.optimizer.report.commands.values import (
     GOAL,
     PRECISIONS,
     SAVER,
+    SEQUENCES,
+    TOKEN_COUNT,
     Argument,
     Number,
     QuantityText,
@@ -189,12 +191,12 @@ workload_options = grouped(
     RunChoices,
     *_READING,
     click.option(
-        "--batch", "global_batch", type=COUNT, metavar="SEQUENCES", help="Global batch in sequences."
+        "--batch", "global_batch", type=SEQUENCES, metavar="SEQUENCES", help="Global batch in sequences."
     ),
     click.option(
         "--batch-tokens", type=QuantityText("TOKENS", "TOKENS"), help='Global batch in tokens, e.g. "16M".'
     ),
-    click.option("--seq", "sequence_length", type=COUNT, metavar="TOKENS", help="Sequence length."),
+    click.option("--seq", "sequence_length", type=TOKEN_COUNT, metavar="TOKENS", help="Sequence length."),
     click.option(
         "--precision",
         type=PRECISIONS,

@@ -8,7 +8,7 @@ import click
 
 from layoutopt.optimizer.report.commands.options import OutputOptions, cluster_argument, output_options
 from layoutopt.optimizer.report.commands.paths import WRITTEN
-from layoutopt.optimizer.report.commands.values import COUNT, QuantityText
+from layoutopt.optimizer.report.commands.values import COUNT, QuantityText, Spelled
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
+
+
+COLLECTIVE = Spelled(("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv"))
 
 
 @click.group()
@@ -78,7 +81,7 @@ def show(
 @cluster_argument
 @click.option(
     "--collective",
-    type=click.Choice(("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv")),
+    type=COLLECTIVE,
     required=True,
     help="What the ranks do.",
 )

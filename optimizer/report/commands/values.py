@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layoutopt.optimizer.ask.records import MAX_COUNT
 from layoutopt.optimizer.cost.objectives import NAMES as OBJECTIVES
 from layoutopt.optimizer.cost.objectives import parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
+from layoutopt.optimizer.specs.workload import MAX_COUNT
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
@@ -76,6 +76,19 @@ class Word(Value):
 
 
 FRAMEWORK = Word(Framework, FRAMEWORK_ALIASES, metavar="NAME")
+
+
+class Spelled(Word):
+    """A collective as NCCL, its tests and torch spell it: ``all_reduce``, ``AllReduce``, ``all_gather_into_tensor``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the word; raises ``InputError`` with the nearest one."""
+        letters = re.sub(r"[^a-z0-9]|^nccl", "", str(value).lower())
+        for ending in ("perf", "intotensor", "tensor", "single", "base", "coalesced"):
+            letters = letters.removesuffix(ending)
+        known = {word.replace("-", ""): word for word in self.words}
+        known |= {word.replace("to", "2"): known[word] for word in known if "to" in word}
+        return super().convert(known.get(letters, value), param, ctx)
 
 
 class Words(Word):
@@ -151,41 +164,34 @@ class Whole(Value):
 
     name = "integer"
 
-    def __init__(self, least: int, most: int) -> None:
+    def __init__(self, least: int, most: int, *, of_tokens: bool = False, tokens_option: str = "") -> None:
         self.least = least
         self.most = most
+        self.of_tokens = of_tokens
+        self.tokens_option = tokens_option
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """Show that it counts."""
         return "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number (``8192``, ``8Ki``, ``2k``); raises ``InputError`` with the limits.
+        """Return the number (``8192``, ``8,192``, ``8Ki``, ``2k``); raises ``InputError`` with the limits."""
+        from layoutopt.optimizer.specs import units
 
-        Thousands may be separated by _ or commas.
-        """
-        text = str(value).strip().replace(",", "").replace("_", "")
-        number = int(text) if text.removeprefix("-").isdecimal() and len(text) <= 20 else _with_unit(text)
+        tokens = units.whole_number(value, units.TOKENS)
+        number = tokens if self.of_tokens else units.whole_number(value)
+        if number is None and tokens is not None and self.tokens_option:
+            hint = f"{self.tokens_option} {units.format_count(tokens)}"
+            raise option_problem(param, f"{str(value)[:60]!r} counts tokens", hint)
         if number is None or not self.least <= number <= self.most:
             allowed = f"whole numbers from {self.least} to {self.most:,}"
             raise option_problem(param, f"{str(value)[:60]!r} is not valid", allowed)
         return number
 
 
-def _with_unit(text: str) -> int | None:
-    """Read ``16Ki`` or ``1.5k``; None for what is no whole number."""
-    from layoutopt.optimizer.specs import units
-
-    try:
-        number = (
-            units.parse_quantity(text, units.COUNT) if text[:1].isdecimal() and not text.isdecimal() else 0.5
-        )
-    except InputError:
-        return None
-    return int(number) if number == int(number) and "e" not in text.lower() else None
-
-
 COUNT = Whole(1, MAX_COUNT)
+TOKEN_COUNT = Whole(1, MAX_COUNT, of_tokens=True)
+SEQUENCES = Whole(1, MAX_COUNT, tokens_option="--batch-tokens")
 
 
 class Number(Value):

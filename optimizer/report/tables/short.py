@@ -12,6 +12,7 @@ from layoutopt.optimizer.evidence.ties import INDISTINCT
 from layoutopt.optimizer.report.tables.console import facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_pairs
 from layoutopt.optimizer.report.tables.layout import layout_text, stage_rows
+from layoutopt.optimizer.report.tables.step_time import run_length_words
 from layoutopt.optimizer.specs.units import format_count, format_seconds, format_span, rough
 
 if TYPE_CHECKING:
@@ -126,17 +127,8 @@ def memory_words(memory: MemoryEstimate) -> str:
 
 
 def run_pair(estimate: Estimate, training: TrainingSpec) -> list[tuple[str, str]]:
-    """Say how long the whole run takes, for the tokens that the model's file states."""
-    if not training.total_tokens:
-        return []
-    run_s = training.total_tokens / training.tokens_per_step * estimate.step_time_s
-    tokens = format_count(training.total_tokens)
-    return [
-        (
-            "run",
-            f"{format_seconds(run_s)} for {tokens} tokens without interruption (--tokens or --samples set yours)",
-        )
-    ]
+    """Say how long the whole run takes, for the tokens that were stated."""
+    return [("run", words) for words in run_length_words(estimate, training)]
 
 
 def ties_section(plan: Plan, honesty: Honesty | None) -> RenderableType:

@@ -8,9 +8,11 @@ from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import facts, grid, section
-from layoutopt.optimizer.specs.units import format_seconds
+from layoutopt.optimizer.specs.units import format_count, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -56,15 +58,16 @@ def rates_pairs(estimate: Estimate, training: TrainingSpec) -> list[tuple[str, s
         ("", f"{estimate.mfu_full:.1%} counting full attention (PaLM's count)"),
         ("HFU", f"{estimate.hfu:.1%} with recomputation (causal)"),
     ]
-    if training.total_tokens:
-        run_s = training.total_tokens / training.tokens_per_step * estimate.step_time_s
-        pairs.append(
-            (
-                "whole run",
-                f"{format_seconds(run_s)} for {training.total_tokens / 1e12:.3g}T tokens without interruption",
-            )
-        )
+    pairs += [("whole run", words) for words in run_length_words(estimate, training)]
     return pairs
+
+
+def run_length_words(estimate: Estimate, training: TrainingSpec) -> Iterator[str]:
+    """Say how long the stated tokens take; nothing where the count is only a built-in model's."""
+    if training.stated_tokens:
+        run_s = training.stated_tokens / training.tokens_per_step * estimate.step_time_s
+        tokens = format_count(training.stated_tokens)
+        yield f"{format_seconds(run_s)} for {tokens} tokens without interruption"
 
 
 BARS = " ▁▂▃▄▅▆▇█"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.plan.monte_carlo import RunQuantiles
     from layoutopt.optimizer.plan.training_plan import PhasePlan, TrainingPlan
     from layoutopt.optimizer.plan.watch import WatchList
+    from layoutopt.optimizer.specs.model import TrainingSpec
     from layoutopt.optimizer.specs.workload import Workload
     from layoutopt.optimizer.sweep.purchase import Offer
 
@@ -49,16 +50,18 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
     for phase in plan.phases:
         parts.extend(_phase(phase, alone=len(plan.phases) == 1))
     if len(plan.phases) > 1:
-        parts.append(section("All phases", _budget(plan.budget, plan.relative_error)))
+        parts.append(section("All phases", _budget(plan.budget, plan.relative_error, plan.phases[0].training)))
     parts.extend(_faults(plan.faults, replaced=replaced(plan)))
     return Group(*parts)
 
 
 def _headline(plan: TrainingPlan) -> Text:
     line = Text()
-    line.append(f"{plan.expected_days:,.3g} days", style="bold")
+    line.append(f"{rough(plan.expected_days):,g} days", style="bold")
     runs = None if replaced(plan) else plan.faults.simulated_with_error
-    line.append(f" (80% interval {runs.p10_s / DAY_S:,.3g} to {runs.p90_s / DAY_S:,.3g})" if runs else "")
+    if runs:
+        low, high = (rough(seconds / DAY_S) for seconds in (runs.p10_s, runs.p90_s))
+        line.append(f" (80% interval {low:,g} to {high:,g})")
     line.append(
         f" expected with failures for {format_count(plan.budget.tokens)} tokens of {plan.model} on {plan.cluster}"
     )
@@ -82,23 +85,25 @@ def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
             title,
             facts(head),
             Text(""),
-            _budget(phase.budget, phase.watch.step_time_s[2] / estimate.step_time_s - 1),
+            _budget(phase.budget, phase.watch.step_time_s[2] / estimate.step_time_s - 1, training),
         ),
         section("Rule of thumb", *_recipe(phase)),
         section("Watch", *_watch(phase.watch)),
     ]
 
 
-def _budget(budget: Budget, relative_error: float) -> RenderableType:
-    return facts(budget_pairs(budget, relative_error))
+def _budget(budget: Budget, relative_error: float, training: TrainingSpec) -> RenderableType:
+    return facts(budget_pairs(budget, relative_error, training))
 
 
-def budget_pairs(budget: Budget, relative_error: float) -> list[tuple[str, str]]:
-    """Return names and values of a budget."""
+def budget_pairs(budget: Budget, relative_error: float, training: TrainingSpec) -> list[tuple[str, str]]:
+    """Return names and values of a budget, and whose number of tokens it is where nobody who asks stated it."""
+    whose = "" if training.stated_tokens else " (the built-in model's; --tokens or --samples set yours)"
     rows = [
         (
             "tokens",
-            f"{format_count(budget.tokens)} in {budget.steps:,.0f} steps, {budget.total_flops:.3g} FLOP (full attention)",
+            f"{format_count(budget.tokens)}{whose} in {budget.steps:,.0f} steps, {budget.total_flops:.3g} FLOP "
+            "(full attention)",
         ),
         (
             "days",

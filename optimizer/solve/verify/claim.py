@@ -32,6 +32,8 @@ from layoutopt.optimizer.solve.verify.statements import (
     not_rebuilt,
     told,
 )
+from layoutopt.optimizer.specs.units import format_seconds
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +145,7 @@ def _right(stated: StatedPlan, rebuilt: Rebuilt, priced: Sequence[PricedLayout])
     words["counts"] = f"{record.tuples:,} tuples"
     if priced:
         best = priced[0]
-        words["step time"] = f"{best.step_time_s:.6g} s"
+        words["step time"] = format_seconds(best.step_time_s)
         words["memory"] = f"{float(best.costs.peak_bytes[0]) / 1e9:.2f} of {best.capacity_bytes / 1e9:.2f} GB"
         words["alternatives"] = f"{len(priced) - 1} priced again, none faster"
     return words
@@ -231,7 +233,7 @@ def _claim(stated: StatedPlan) -> str:
         return "no layout fits"
     if stated.bound_s is None:
         return f"{stated.status}, no bound"
-    return f"{stated.status}, no layout below {stated.bound_s:.9g} s"
+    return f"{stated.status}, no layout below {format_seconds(stated.bound_s)}"
 
 
 def _wrong_sum(stated: StatedPlan) -> str:
@@ -404,4 +406,4 @@ def check_freer(stated: StatedPlan, rebuilt: Rebuilt, *, max_tuples: int, audit_
             )
             yield Check(name=name, passed=False, reason=f"{gain:.4%} stated, the fastest takes {time}")
             return
-    yield Check(name=name, passed=True, reason=f"{best_s:.6g} s, {gain:.4%} less")
+    yield Check(name=name, passed=True, reason=f"{format_seconds(best_s)}, {100 * gain:.3g}% less")

@@ -191,6 +191,11 @@ _REASONS = {
 def not_checked(stated: Tree, rebuilt: Tree) -> tuple[str, ...]:
     """Name what is stated and was not rebuilt, each with its value and the reason."""
     return tuple(
-        f"{path} {short(value)}: {next((why for key, why in _REASONS.items() if path.startswith(key)), _UNKNOWN)}"
+        f"{path} {_rounded(value)}: {next((why for key, why in _REASONS.items() if path.startswith(key)), _UNKNOWN)}"
         for path, value in not_rebuilt(stated, rebuilt)
     )
+
+
+def _rounded(value: object) -> str:
+    """Write a value that nothing is compared with: three digits of a fraction say enough."""
+    return f"{value:.3g}" if isinstance(value, float) else short(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +11,14 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.space.repairs import regrouped
 from layoutopt.optimizer.space.rule import MEGATRONS, Rule, everywhere, mask, varying
+from layoutopt.optimizer.space.rules.stage_lists import nearest_totals
 from layoutopt.optimizer.space.stage_splits import boxes
+from layoutopt.optimizer.space.stages import chunk_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import BoolArray, Detail, Factors
     from layoutopt.optimizer.specs.layout import Layout
@@ -73,11 +76,23 @@ def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     if (ctx.model.layers + 2) % (pp * layout.vp) == 0:
         text += f"; with embedding and loss counted as layers {ctx.model.layers + 2} divides"
     uneven = uneven_ends(ctx.model.layers, pp, layout.vp)
-    # --layout reads one number for each virtual stage
-    key = "stages=" if layout.vp == 1 else ""
-    text += f"; uneven ends that work: {key}{'/'.join(map(str, uneven))}" if uneven else ""
-    text += "; without them" if uneven else ""
+    words, totals = "uneven ends", np.array(uneven, dtype=np.int64)
+    if not uneven or not _launchable(totals, layout, ctx):
+        words, level = "a split", nearest_totals(layout, [], ctx)
+        totals = totals[:0] if level is None else level
+    if len(totals):
+        # --layout reads one number for each virtual stage
+        stages = "/".join(map(str, chunk_layers(totals, pp, layout.vp).tolist()))
+        text += f"; {words} that work{'s' * (words == 'a split')}: stages={stages}; without"
+        text += " them" if words == "uneven ends" else " it"
     return text, {"layers": layers, "pp": pp, "remainder": layers % pp}
+
+
+def _launchable(totals: IntArray, layout: Layout, ctx: Context) -> bool:
+    """Tell whether the trainer has a split with these layers per rank (pp,)."""
+    rule = replace(ctx.launch_rule, split=ctx.launch_rule.launchable)
+    ranges = boxes(rule, layout.pp, layout.vp, ctx.model.layers)
+    return any(bool(((low <= totals) & (totals <= high)).all()) for low, high in ranges)
 
 
 def uneven_ends(layers: int, pp: int, vp: int) -> tuple[int, ...]:

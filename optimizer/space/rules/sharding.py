@@ -259,10 +259,10 @@ RULES: tuple[Rule, ...] = (
     ),
     *_savers_need_zero(
         2,
-        TORCH_PIPELINES,
+        TORCH_PIPELINES | {Framework.ACCELERATE},
         formula="a host optimizer, and several replicas => zero >= 2",
         reason="only FSDP keeps its shards in host memory",
-        source="pytorch/torchtitan training.enable_cpu_offload",
+        source="pytorch/torchtitan training.enable_cpu_offload; huggingface/accelerate fsdp_offload_params",
     ),
     Rule(
         name="zero3_experts_alone",

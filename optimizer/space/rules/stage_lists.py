@@ -58,7 +58,7 @@ def _split_anew(layout: Layout, ctx: Context) -> Layout | None:
         changed = layout if (pp, vp) == (layout.pp, layout.vp) else regroup(layout, pp=pp, vp=vp)
         if changed is None:
             continue
-        totals = _nearest_totals(changed, [stage.layers for stage in layout.stages], ctx)
+        totals = nearest_totals(changed, [stage.layers for stage in layout.stages], ctx)
         if totals is None:
             continue
         counts = chunk_layers(totals, pp, vp, folded=vp == 2 and layout.schedule.v_shape).tolist()
@@ -76,8 +76,11 @@ def _shapes(layout: Layout) -> Iterator[tuple[int, int]]:
             yield pp, 1
 
 
-def _nearest_totals(layout: Layout, wanted: list[int], ctx: Context) -> IntArray | None:
-    """Return layers per rank of the split that moves the fewest layers, as far as boxes are searched."""
+def nearest_totals(layout: Layout, wanted: list[int], ctx: Context) -> IntArray | None:
+    """Return layers per rank (pp,) of the launchable split that moves the fewest layers, None where there is none.
+
+    ``wanted`` are layers of every virtual stage; of another length than the layout has, the split is as level as can be.
+    """
     pp, vp, layers = layout.pp, layout.vp, ctx.model.layers
     rule = replace(ctx.launch_rule, split=ctx.launch_rule.launchable)
     same = len(wanted) == pp * vp
