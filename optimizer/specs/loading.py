@@ -271,7 +271,7 @@ def _open(source: str | Path, package: str, what: str) -> tuple[Document, str]:
 
 def _unknown(text: str, package: str, what: str) -> Problem:
     """Build the problem for what is neither a built-in nor a file, with the nearest of both."""
-    from layoutopt.optimizer.specs.units import shown, whole_number
+    from layoutopt.optimizer.specs.units import shown
 
     names = _builtin_names(package)
     if not text.endswith(SUFFIXES) and "/" not in text:
@@ -367,9 +367,7 @@ def _count(stated: Mapping[str, Any]) -> Callable[[int], int | None]:
 
     def gpus(base_node: int) -> int | None:
         """Return the GPUs that the file states, over nodes of the base's size unless stated."""
-        gpus, nodes, node = (
-            whole_number(stated.get(key)) for key in ("gpus", "nodes", "gpus_per_node")
-        )
+        gpus, nodes, node = (whole_number(stated.get(key)) for key in ("gpus", "nodes", "gpus_per_node"))
         found = gpus or (nodes * (node or base_node) if nodes else 0)
         return found if 1 <= found <= MAX_GPUS else None
 

@@ -90,9 +90,7 @@ class BatchFile(FileModel):
     def rounding_notes(self, key: str) -> Iterator[str]:
         """Say that the tokens of the batch under ``key`` were rounded, where they were."""
         if self.global_batch_tokens is not None:
-            yield from rounding(
-                f"{key}.global_batch_tokens", self.global_batch_tokens, self.sequence_length
-            )
+            yield from rounding(f"{key}.global_batch_tokens", self.global_batch_tokens, self.sequence_length)
 
 
 class PhaseFile(BatchFile):

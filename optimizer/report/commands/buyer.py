@@ -12,8 +12,8 @@ from layoutopt.optimizer.report.commands.exit_code import ExitCode
 from layoutopt.optimizer.report.commands.options import OutputOptions, SpaceCommand, output_options
 from layoutopt.optimizer.report.commands.values import Number, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
-from layoutopt.optimizer.specs.workload import MAX_COUNT
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.workload import MAX_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

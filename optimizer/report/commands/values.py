@@ -12,9 +12,9 @@ from layoutopt.optimizer.cost.objectives import NAMES as OBJECTIVES
 from layoutopt.optimizer.cost.objectives import parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
-from layoutopt.optimizer.specs.workload import MAX_COUNT
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.vocabulary import Precision, Saver
+from layoutopt.optimizer.specs.workload import MAX_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

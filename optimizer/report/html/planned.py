@@ -76,7 +76,10 @@ def _sections(
 ) -> Iterator[Section]:
     faults = plan.faults
     blocks = [render(wall_chart(plan)), facts(fault_pairs(faults)), render(goodput_chart(faults, plan.gpus))]
-    yield Section(title="The run", blocks=[facts(budget_pairs(plan.budget, plan.relative_error, plan.phases[0].training)), *blocks])
+    yield Section(
+        title="The run",
+        blocks=[facts(budget_pairs(plan.budget, plan.relative_error, plan.phases[0].training)), *blocks],
+    )
     fitting = [answer for answer in sizes if answer.expected_days is not None]
     others = [*([render(marginal_chart(marginal))] if marginal else [])]
     others += [render(sizes_chart(fitting))] if fitting else []

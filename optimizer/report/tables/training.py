@@ -50,7 +50,9 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
     for phase in plan.phases:
         parts.extend(_phase(phase, alone=len(plan.phases) == 1))
     if len(plan.phases) > 1:
-        parts.append(section("All phases", _budget(plan.budget, plan.relative_error, plan.phases[0].training)))
+        parts.append(
+            section("All phases", _budget(plan.budget, plan.relative_error, plan.phases[0].training))
+        )
     parts.extend(_faults(plan.faults, replaced=replaced(plan)))
     return Group(*parts)
 

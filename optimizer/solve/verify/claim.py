@@ -34,7 +34,6 @@ from layoutopt.optimizer.solve.verify.statements import (
 )
 from layoutopt.optimizer.specs.units import format_seconds
 
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
