@@ -14,6 +14,7 @@ import numpy as np
 from layoutopt.optimizer.cost.compute import imbalance
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
 from layoutopt.optimizer.cost.formats import NARROW_BYTES
+from layoutopt.optimizer.cost.routing import reached_parts
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import Dispatcher, Fp8Recipe, Precision
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.work import ComputeContext, Keys, Work
-    from layoutopt.optimizer.specs.model import LayerShape
+    from layoutopt.optimizer.specs.model import LayerShape, MoeSpec
+    from layoutopt.optimizer.topology.groups import GroupBatch
     from layoutopt.optimizer.topology.mesh import MeshGroups
     from layoutopt.optimizer.topology.prices import Topology
 
@@ -237,21 +239,29 @@ def _deduplicated_s(comm: CommContext, sent: FloatArray) -> FloatArray:
 
     deepseek-ai/DeepEP csrc/kernels, is_token_in_rank.
     """
-    keys, group = comm.keys, comm.groups.ep
-    moe = comm.compute.model.moe
+    group, moe = comm.groups.ep, comm.compute.model.moe
     assert moe is not None
-    # Under an explicit placement the fewest members in a domain: it has the fewest links for what it
-    # exchanges.
-    near = group.members_within(comm.topology.nvlink_domain)
-    domains = np.maximum(keys.ep / near, 1.0)
-    # Expected number of distinct domains among top_k choices, all experts equally likely.
-    reached = domains * (1 - (1 - 1 / domains) ** moe.top_k)
-    if moe.node_limit is not None:
-        reached = np.minimum(reached, moe.node_limit)
-    remote = sent / moe.top_k * reached * (1 - 1 / domains)
-    # The same over ranks: inside a domain a token is sent once to each rank that has some of its experts.
-    ranks = keys.ep * (1 - (1 - 1 / keys.ep) ** moe.top_k)
-    return comm.topology.all_to_all_split_s(sent / moe.top_k * ranks * (1 - 1 / near), remote, group)
+    near, remote = _copies(group, comm.topology.nvlink_domain, moe)
+    tokens = sent / moe.top_k
+    return comm.topology.all_to_all_split_s(tokens * near, tokens * remote, group)
+
+
+def _copies(group: GroupBatch, domain: int, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
+    """Copies of a token that leave a rank inside its NVLink domain, and for other domains, (n,) each."""
+    few, index = group.distinct()
+    key = (domain, moe)
+    if key not in few.memo:
+        # Under an explicit placement the fewest members in a domain: it has the fewest links for what it
+        # exchanges.
+        within = few.members_within(domain)
+        ranks = few.size.astype(np.float64)
+        domains = np.maximum(ranks / within, 1.0)
+        far = reached_parts(domains, moe, least=few.closest) * (1 - 1 / domains)
+        # Inside a domain a token is sent once to each rank that has some of its experts.
+        near = reached_parts(ranks, moe, least=few.closest) * (1 - 1 / within)
+        few.memo[key] = near, far
+    near, far = few.memo[key]
+    return (near, far) if index is None else (near[index], far[index])
 
 
 def counts_awaited_s(comm: CommContext, shape: LayerShape) -> FloatArray:

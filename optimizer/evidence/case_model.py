@@ -99,24 +99,31 @@ def _moe(run: MeasuredRun, facts: NoteFacts) -> MoeSpec | None:
         raise SkipRow(f"{run.moe_topk} experts per token of {run.moe_experts} experts")
     dropped = run.routing == "dropped"
     capacity = facts.capacity_factor or (DROPPED_CAPACITY if dropped else None)
+    groups, limit = _router_groups().get(
+        (run.hidden, run.moe_experts, run.moe_topk, run.moe_ffn), (None, None)
+    )
     return MoeSpec(
         experts=run.moe_experts,
         top_k=run.moe_topk,
         ffn=run.moe_ffn,
         shared_ffn=run.moe_shared_ffn or 0,
-        node_limit=_node_limits().get((run.hidden, run.moe_experts, run.moe_topk, run.moe_ffn)),
+        router_groups=groups,
+        router_group_limit=limit,
         capacity_factor=capacity,
     )
 
 
 @cache
-def _node_limits() -> dict[tuple[int | None, ...], int]:
-    """Node-limited routing, which has no column, of the built-in models by hidden size and experts."""
+def _router_groups() -> dict[tuple[int | None, ...], tuple[int | None, int | None]]:
+    """The router's groups and their limit, which have no column, of the built-in models by hidden size and experts."""
     models = [load_workload(name).model for name in model_names()]
     return {
-        (model.hidden, model.moe.experts, model.moe.top_k, model.moe.ffn): model.moe.node_limit
+        (model.hidden, model.moe.experts, model.moe.top_k, model.moe.ffn): (
+            model.moe.router_groups,
+            model.moe.router_group_limit,
+        )
         for model in models
-        if model.moe is not None and model.moe.node_limit is not None
+        if model.moe is not None
     }
 
 

@@ -187,7 +187,7 @@ def _block(shape: LayerShape, count: int) -> Plain:
 def _moe(moe: MoeSpec) -> Plain:
     plain = {"experts": moe.experts, "top_k": moe.top_k, "ffn": moe.ffn}
     optional = (
-        *("shared_ffn", "node_limit", "capacity_factor", "router_bias", "shared_gate", "expert_bias"),
+        *("shared_ffn", "capacity_factor", "router_bias", "shared_gate", "expert_bias"),
         *("router_scaling", "router_groups", "router_group_limit"),
     )
     return plain | {name: getattr(moe, name) for name in optional if getattr(moe, name)}

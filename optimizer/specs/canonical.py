@@ -17,7 +17,7 @@ from layoutopt.optimizer.specs.document import dotted
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Layout, Switches
-from layoutopt.optimizer.specs.model import ModelSpec, TrainingSpec
+from layoutopt.optimizer.specs.model import ModelSpec, MoeSpec, TrainingSpec, groups_of_node_limit
 from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS
 from layoutopt.optimizer.specs.units import shown
 from layoutopt.optimizer.specs.vocabulary import Fp8Recipe, Precision
@@ -235,6 +235,7 @@ class _Reader:
     def _dataclass(self, kind: Any, value: Any, path: KeyPath) -> Any:
         if not isinstance(value, dict):
             return self._note(path, value, "an object")
+        value = _today(value) if kind is MoeSpec else value
         known = {field.name: field for field in fields(kind)}
         for name in () if self.unknown_allowed else sorted(map(str, value.keys() - known.keys())):
             self._problem((*path, name), "unknown key", ", ".join(known))
@@ -289,6 +290,15 @@ class _Reader:
 
     def _problem(self, path: KeyPath, what: str, allowed: str) -> None:
         self.problems.append(Problem(what=what, allowed=allowed, file=self.file, key=dotted(path)))
+
+
+def _today(moe: dict[str, Any]) -> dict[str, Any]:
+    """Return experts of a plan whose ``node_limit`` stood for, or beside, the router's groups with these alone."""
+    experts, limit = moe.get("experts"), moe.get("node_limit")
+    kept = {name: value for name, value in moe.items() if name != "node_limit"}
+    if "router_groups" in moe or not isinstance(experts, int) or not isinstance(limit, int):
+        return kept
+    return kept | groups_of_node_limit(experts, limit)
 
 
 MOST_WHOLE = 10**12

@@ -14,6 +14,7 @@ from layoutopt.optimizer.specs.layer_runs import (
 from layoutopt.optimizer.specs.model import (
     LinearSpec,
     MoeSpec,
+    groups_of_node_limit,
 )
 from layoutopt.optimizer.specs.units import NUMBER
 
@@ -48,7 +49,8 @@ class MoeFile(FileModel):
         description="after the leading dense layers, each n-th layer is MoE and the others are dense",
     )
     node_limit: Annotated[int | None, whole(most=1_000_000)] = Field(
-        default=None, description="nodes that one token may reach (node-limited routing)"
+        default=None,
+        description="older spelling of router_group_limit, of 8 groups where router_groups is left out",
     )
     capacity_factor: Annotated[float | None, quantity(NUMBER)] = Field(
         default=None, description="expert capacity over the mean load; left out: dropless"
@@ -60,10 +62,10 @@ class MoeFile(FileModel):
         default=None, description="factor on the router's probabilities; for launch files"
     )
     router_groups: Annotated[int | None, whole(most=1_000_000)] = Field(
-        default=None, description="groups of experts that the router chooses among; for launch files"
+        default=None, description="equal groups of neighbouring experts that the router chooses among"
     )
     router_group_limit: Annotated[int | None, whole(most=1_000_000)] = Field(
-        default=None, description="groups that one token's experts may be in; for launch files"
+        default=None, description="groups that one token's experts may be in"
     )
 
     @classmethod
@@ -79,7 +81,11 @@ class MoeFile(FileModel):
 
     def spec(self) -> MoeSpec:
         """Convert to the form that the other rooms use."""
-        return MoeSpec(**{name: value for name, value in self if name not in ("dense_layers", "every")})
+        placing = ("dense_layers", "every", "node_limit")
+        stated = {name: value for name, value in self if name not in placing}
+        if self.node_limit is not None and self.router_groups is None:
+            stated |= groups_of_node_limit(self.experts, self.node_limit)
+        return MoeSpec(**stated)
 
 
 def _check_groups(given: PartialFields) -> Iterator[Finding]:
@@ -92,6 +98,12 @@ def _check_groups(given: PartialFields) -> Iterator[Finding]:
         yield ("router_group_limit",), f"{limit} of only {groups} groups", f"at most router_groups, {groups}"
     if groups and given.experts and given.experts % groups:
         yield ("router_groups",), f"experts {given.experts} is not a multiple", divisors_text(given.experts)
+    if limit and given.node_limit and given.node_limit != limit:
+        yield (
+            ("node_limit",),
+            f"{given.node_limit}, and router_group_limit says {limit}",
+            "router_group_limit alone",
+        )
 
 
 class MlaFile(FileModel):

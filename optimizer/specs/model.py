@@ -95,25 +95,48 @@ class Run:
 class MoeSpec:
     """Routed and shared experts of the layers whose MLP is ``moe``.
 
-    ``shared_ffn`` is the total width of the shared experts (0: none). ``node_limit`` is the number of
-    nodes a token may reach (DeepSeek's node-limited routing), None for no limit. ``capacity_factor``
-    None means dropless. ``router_bias`` adds one bias per expert, ``shared_gate`` one gate vector. The router multiplies
-    probabilities by ``router_scaling`` and chooses within ``router_group_limit`` of its ``router_groups`` groups of experts,
-    which decide no price, so that models which differ in them alone are equal.
+    ``shared_ffn`` is the total width of the shared experts (0: none). ``capacity_factor`` None means dropless.
+    ``router_bias`` adds one bias per expert, ``shared_gate`` one gate vector. The router chooses within
+    ``router_group_limit`` of its ``router_groups`` groups of neighbouring experts (None: among all), and multiplies
+    probabilities by ``router_scaling``, which decides no price, so that models which differ in it alone are equal.
     """
 
     experts: int
     top_k: int
     ffn: int
     shared_ffn: int = 0
-    node_limit: int | None = None
     capacity_factor: float | None = None
     router_bias: bool = False
     shared_gate: bool = False
     expert_bias: bool = False
     router_scaling: float | None = field(default=None, compare=False)
-    router_groups: int | None = field(default=None, compare=False)
-    router_group_limit: int | None = field(default=None, compare=False)
+    router_groups: int | None = None
+    router_group_limit: int | None = None
+
+    @property
+    def binding_groups(self) -> tuple[int, int] | None:
+        """Groups of the router and how many of them a token may use, where that leaves any out."""
+        groups, limit = self.router_groups, self.router_group_limit
+        return (groups, limit) if groups and limit and limit < groups else None
+
+
+PUBLISHED_GROUPS = 8
+"""Groups of every published model whose tokens are limited to nodes or devices.
+
+DeepSeek-V2 (arXiv:2405.04434, 2.2.2: experts on 8 devices, a token reaches 3), DeepSeek-V3 (arXiv:2412.19437, 2.1.2 and
+3.2.1: 4 nodes of the 8 that experts are on), both ``n_group`` 8 of Hugging Face's config.json.
+"""
+
+
+def groups_of_node_limit(experts: int, node_limit: int) -> dict[str, int]:
+    """Return the router's groups that ``node_limit``, an older spelling of their limit, stands for; none if all are allowed.
+
+    A node holds one group: the fewest equal groups, 8 at least, of which the limit leaves some out.
+    """
+    for groups in range(max(PUBLISHED_GROUPS, node_limit + 1), experts + 1):
+        if experts % groups == 0:
+            return {"router_groups": groups, "router_group_limit": node_limit}
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,15 +170,9 @@ def exported(
 
 def same_model(mine: ModelSpec, theirs: ModelSpec) -> bool:
     """Equal but for the name, and for what an export's notes say that it leaves out."""
-    moe = (
-        None
-        if theirs.moe is None or mine.moe is None
-        else replace(theirs.moe, node_limit=mine.moe.node_limit)
-    )
     other = replace(
         theirs,
         name=mine.name,
-        moe=moe,
         embedding_norm=mine.embedding_norm,
         published_parameters=mine.published_parameters,
     )

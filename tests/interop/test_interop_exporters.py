@@ -85,7 +85,15 @@ DEEPSEEK = ModelSpec(
     mla=MlaSpec(
         q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
     ),
-    moe=MoeSpec(experts=256, top_k=8, ffn=2048, shared_ffn=2048, node_limit=4, router_bias=True),
+    moe=MoeSpec(
+        experts=256,
+        top_k=8,
+        ffn=2048,
+        shared_ffn=2048,
+        router_groups=8,
+        router_group_limit=4,
+        router_bias=True,
+    ),
 )
 INTERLEAVED = Layout(
     tp=8,

@@ -164,10 +164,10 @@ def test_mtp_layers_are_beside_the_decoder_layers() -> None:
 
 
 def test_node_limited_routing() -> None:
-    """Four of eight groups limit a token to four nodes; one group is no limit."""
+    """Four of eight groups limit a token; one group is no limit."""
     limited, free = (read("deepseek_v3", **LATENT, n_group=n, topk_group=k).moe for n, k in ((8, 4), (1, 1)))
     assert limited is not None and free is not None
-    assert (limited.node_limit, free.node_limit) == (4, None)
+    assert (limited.binding_groups, free.binding_groups) == ((8, 4), None)
 
 
 def test_llama4_interleaving_and_widths() -> None:

@@ -75,7 +75,8 @@ def test_mixture_of_experts_with_latent_attention_and_mtp() -> None:
     assert (got.training.precision, got.training.fp8_recipe) == (Precision.FP8, Fp8Recipe.CURRENT)
     assert (got.training.grad_bytes, got.training.moment_bytes) == (4, 2)
     assert (got.options.ep_overlap, got.options.moe_dispatcher) == ("batch", "deepep")
-    assert got.model is not None and got.model.moe is not None and got.model.moe.node_limit == 4
+    assert got.model is not None and got.model.moe is not None
+    assert got.model.moe.binding_groups == (8, 4)
 
 
 def test_argument_dump() -> None:

@@ -36,7 +36,7 @@ def written(
 
 
 def facts(model: ModelSpec | None) -> tuple[float | int | None, ...]:
-    """What is compared here and, since it decides no price, by no equality."""
+    """What is compared here and, where it decides no price, by no equality."""
     assert model is not None
     moe = model.moe
     router = (moe.router_scaling, moe.router_groups, moe.router_group_limit) if moe else ()
@@ -158,11 +158,29 @@ def test_groups_come_with_their_limit() -> None:
         ({"router_group_limit": None}, "router_group_limit"),
         ({"router_groups": 7}, "is not a multiple"),
         ({"router_group_limit": 9}, "9 of only 8 groups"),
+        ({"node_limit": 5}, "5, and router_group_limit says 4"),
     ):
         architecture = plain["architecture"]
         moe = {key: value for key, value in (architecture["moe"] | changes).items() if value is not None}
         with pytest.raises(InputError, match=word):
             parse_workload(json.dumps(plain | {"architecture": architecture | {"moe": moe}}), "")
+
+
+@pytest.mark.parametrize(
+    ("experts", "limit", "groups"),
+    [(256, 4, (8, 4)), (160, 3, (8, 3)), (256, 8, (16, 8)), (36, 4, (9, 4)), (8, 8, None), (7, 2, None)],
+)
+def test_limited_nodes_are_an_older_spelling(
+    experts: int, limit: int, groups: tuple[int, int] | None
+) -> None:
+    """Of eight groups, as every published model has, or the next number that divides the experts and leaves some out."""
+    plain = model_file(DEEPSEEK, {"sequence_length": 4096, "global_batch": 8, "precision": "bf16"})
+    moe = {key: value for key, value in plain["architecture"]["moe"].items() if "router_group" not in key}
+    moe |= {"experts": experts, "top_k": 2, "node_limit": limit}
+    for stated in (moe, moe | dict(zip(("router_groups", "router_group_limit"), groups or (), strict=False))):
+        text = json.dumps(plain | {"architecture": plain["architecture"] | {"moe": stated}})
+        read = parse_workload(text, "").model.moe
+        assert read is not None and read.binding_groups == groups
 
 
 @pytest.mark.parametrize("name", BUILTIN_MODELS)

@@ -114,6 +114,25 @@ def test_plans_of_before_a_fact_was_recorded_are_read() -> None:
     assert read.workload == question().workload and not read.cluster.gpu.generation.deepep
 
 
+def test_plans_that_limit_nodes_are_read() -> None:
+    """``node_limit`` stood beside the router's groups, alone for DeepSeek's eight, and empty for all other experts."""
+    for name, old, groups in (
+        ("deepseek-v3", {"node_limit": 4}, (8, 4)),
+        ("deepseek-v3", {"node_limit": 4, "router_groups": None, "router_group_limit": None}, (8, 4)),
+        ("deepseek-v2", {"node_limit": None}, (8, 3)),
+        ("mixtral-8x7b", {"node_limit": None}, None),
+        ("mixtral-8x7b", {"node_limit": 8}, None),
+    ):
+        plain = replace(question(), workload=load_workload(name)).to_plain()
+        moe = plain["workload"]["model"]["moe"]
+        moe.update(old)
+        if "router_groups" in old:
+            del moe["router_groups"], moe["router_group_limit"]
+        read = question_from_plain(plain).workload.model
+        assert read == load_workload(name).model
+        assert read.moe is not None and read.moe.binding_groups == groups
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("gap", 2), ("gap", "a"), ("gap", True), ("top", 1.5), ("top", -1), ("near", 10**400), ("near", "x"), ("seed", -1),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.solve.search.source import Refinement
 
-MODELS = ("llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "kimi-k2")
+MODELS = ("llama3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2", "gpt-oss-120b", "kimi-k2")
 FRAMEWORKS = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.ANY, Framework.DEEPSEEK_INTERNAL)
 PRECISIONS = {
     "h100": (Precision.BF16, Precision.FP8),
@@ -111,6 +111,17 @@ def test_optimistic_over_every_modifier(
         finer, owner = expand_by(steps[depth + 1 :], rows)
         some = rng.permutation(len(finer))[:MOST_TUPLES]
         assert_optimistic(step.terms(rows).take(owner[some]), source.terms(finer.take(some)))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_optimistic_where_nodes_cut_groups(framework: Framework) -> None:
+    """Five nodes share the eight groups of DeepSeek-V2's router unevenly: a token reaches more of them than of four."""
+    source = question("deepseek-v2", framework, "h100", 40, 4096).costed_space()
+    rows = source.degrees.take(np.flatnonzero(source.degrees.ep % 5 == 0)[::97])
+    batch, owner = source.expand(rows)
+    some = np.random.default_rng(5).permutation(len(batch))[: 4 * MOST_TUPLES]
+    assert len(some)
+    assert_optimistic(source.relaxed(rows).take(owner[some]), source.terms(batch.take(some)))
 
 
 def expand_by(steps: tuple[Refinement, ...], rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:

@@ -173,14 +173,14 @@ def test_published_training_setups(name: str, sequence_length: int, batch: int, 
 
 
 def test_deepseek_v3_training() -> None:
-    """DeepSeek-V3 trains in block-scaled FP8 with bf16 moments, one MTP layer and node-limited routing."""
+    """DeepSeek-V3 trains in block-scaled FP8 with bf16 moments, one MTP layer and routing to 4 of 8 groups of experts."""
     workload = load_workload("deepseek-v3")
     assert workload.training.precision is Precision.FP8
     assert workload.training.fp8_recipe is Fp8Recipe.BLOCKWISE
     assert workload.training.moment_bytes == 2
     moe = workload.model.moe
     assert moe is not None
-    assert (workload.model.mtp_layers, moe.node_limit, moe.router_bias) == (1, 4, True)
+    assert (workload.model.mtp_layers, moe.binding_groups, moe.router_bias) == (1, (8, 4), True)
     assert [(run.name, run.layers) for run in workload.model.runs] == [("dense", 3), ("moe", 58)]
 
 

@@ -76,7 +76,7 @@ def test_everything_stated(load: object) -> None:
     assert (model.learned_positions, model.embedding_norm, model.mtp_layers) == (4096, True, 1)
     moe = model.moe
     assert moe is not None
-    assert (moe.shared_ffn, moe.node_limit, moe.capacity_factor) == (512, 4, 1.25)
+    assert (moe.shared_ffn, moe.binding_groups, moe.capacity_factor) == (512, (8, 4), 1.25)
     assert (moe.router_bias, moe.shared_gate, moe.expert_bias) == (True,) * 3
     assert (training.global_batch, training.total_tokens) == (64, 1.4e12)
     assert (training.precision, training.fp8_recipe) == (Precision.FP8, Fp8Recipe.CURRENT)

@@ -304,7 +304,6 @@ def _moe(reader: ConfigReader) -> MoeSpec:
         top_k=reader.size(*TOP_K_KEYS),
         ffn=width,
         shared_ffn=_shared_width(reader, width),
-        node_limit=_node_limit(reader),
         router_bias=reader.switch(family.router_bias),
         shared_gate=family.shared_gate,
         expert_bias=family.expert_bias,
@@ -314,15 +313,6 @@ def _moe(reader: ConfigReader) -> MoeSpec:
     if fields.integer("moe_latent_size"):
         raise fields.fail("moe_latent_size", "experts on a latent of another width are not supported")
     return moe
-
-
-def _node_limit(reader: ConfigReader) -> int | None:
-    # groups of experts are placed one per node, so a limit on groups is a limit on nodes (DeepSeek-V3
-    # report, 2.1.2)
-    groups, limit = reader.optional("n_group"), reader.optional("topk_group")
-    if groups is None or limit is None or not 0 < limit < groups:
-        return None
-    return limit
 
 
 def _groups(reader: ConfigReader) -> dict[str, int]:

@@ -181,7 +181,6 @@ def _moe(fields: Fields, ffn: int, *, biased: bool) -> MoeSpec:
         top_k=fields.integer("moe_router_topk", "topk", least=1) or 2,
         ffn=fields.integer("moe_ffn_hidden_size", least=1) or ffn,
         shared_ffn=fields.integer("moe_shared_expert_intermediate_size") or 0,
-        node_limit=limit if groups and limit and limit < groups else None,
         capacity_factor=fields.number("moe_expert_capacity_factor"),
         router_bias=fields.on("moe_router_enable_expert_bias") or biased,
         shared_gate=fields.on("moe_shared_expert_gate"),

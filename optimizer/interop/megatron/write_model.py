@@ -176,20 +176,12 @@ def router_scaling(target: Target) -> float | None:
 
 
 def expert_groups(target: Target) -> tuple[int, int] | None:
-    """Groups of the router and how many of them a token may use: the model's own, else the nodes of an expert group.
-
-    None where no limit can bind, and for releases whose router has no groups.
-    """
-    moe, layout = target.model.moe, target.layout
-    if moe is None or target.release < ROUTER_GROUPS:
+    """Groups of the router and how many of them a token may use; None where there is one, or the release has none."""
+    moe = target.model.moe
+    if moe is None or moe.router_groups is None or moe.router_group_limit is None:
         return None
-    if moe.router_groups is not None and moe.router_group_limit is not None:
-        return (moe.router_groups, moe.router_group_limit) if moe.router_groups > 1 else None
-    if moe.node_limit is None:
-        return None
-    # ranks of an expert group are neighbours, so it fills its nodes
-    nodes = layout.ep * layout.etp // target.cluster.gpus_per_node
-    return (nodes, moe.node_limit) if nodes > moe.node_limit and moe.experts % nodes == 0 else None
+    several = moe.router_groups > 1 and target.release >= ROUTER_GROUPS
+    return (moe.router_groups, moe.router_group_limit) if several else None
 
 
 def unstated_facts(target: Target, words: dict[str, str]) -> list[str]:
@@ -232,19 +224,12 @@ def unwritten(target: Target) -> list[str]:
 
 
 def routing_notes(target: Target) -> list[str]:
-    """Say that a router's groups are left out where no limit of nodes can bind, or the release has none."""
+    """Say that a router's groups are left out where the release has none."""
     moe = target.model.moe
-    if moe is None or expert_groups(target) is not None:
-        return []
-    if (moe.router_groups or 1) > 1 and target.release < ROUTER_GROUPS:
-        return [
-            f"{moe.router_groups} groups of experts are left out: --moe-router-num-groups came with core 0.11"
-        ]
-    if moe.node_limit is None or moe.router_groups is not None:
+    if moe is None or (moe.router_groups or 1) == 1 or target.release >= ROUTER_GROUPS:
         return []
     return [
-        f"routing limited to {moe.node_limit} groups of experts is left out at ep {target.layout.ep}, where it saves no "
-        "traffic: add the model's own number of groups to train the same router"
+        f"{moe.router_groups} groups of experts are left out: --moe-router-num-groups came with core 0.11"
     ]
 
 
