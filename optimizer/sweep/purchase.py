@@ -19,7 +19,7 @@ from layoutopt.optimizer.sweep.families import network_gbit_per_s, with_network
 from layoutopt.optimizer.sweep.inverse import LARGEST, SizeAnswer, least_for_deadline, size_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 ODD_PARTS = (1, 3, 5, 9, 15)
 """Nodes are tried in these multiples of powers of two, at most a quarter apart: others divide into few layouts."""
+
+APART = 1.2
+"""GPU-days of one machine's sizes differ by less where they divide well: smaller ones are worth a try up to here."""
 
 FIRST_SHARE = 0.35
 """Share of the GPUs' peak at which the first size tried would just do."""
@@ -67,7 +70,8 @@ class Offer:
     """The smallest size of one machine that trains in time, in one precision.
 
     ``days`` are expected ones, ``days_80`` the interval of four fifths of such runs, ``cost`` the sum of ``gpu_cost`` and
-    ``energy_cost``, None without prices. ``cluster`` is None, and so are all figures, where no size up to the largest does.
+    ``energy_cost``, None without prices. ``cluster`` is None, and so are all figures, where no size up to the largest does;
+    ``reason`` says why.
     """
 
     gpu: str
@@ -84,6 +88,7 @@ class Offer:
     energy_cost: float | None = None
     layout: Layout | None = None
     cluster: ClusterSpec | None = None
+    reason: str = ""
     tried: tuple[SizeAnswer, ...] = ()
 
     @property
@@ -156,7 +161,8 @@ def _offer(
             solved[gpus] = _best_batch(workload, machine.at(gpus), options, batches, solve)
         return solved[gpus].answer.expected_days
 
-    found = _smallest(list(_sizes(first)), least_for_deadline(workload, first, days), days, days_at)
+    at_least = least_for_deadline(workload, first, days)
+    found = _smallest(list(_sizes(first)), at_least, days, days_at)
     tried = tuple(solved[gpus].answer for gpus in sorted(solved))
     network = network_gbit_per_s(with_network(first, machine.network_gbit_per_s))
     nothing = Offer(
@@ -165,7 +171,22 @@ def _offer(
         precision=workload.training.precision,
         tried=tried,
     )
-    return nothing if found is None else _filled(nothing, solved[found], machine, options)
+    if found is None:
+        return replace(nothing, reason=_reason(solved, at_least))
+    return _filled(nothing, solved[found], machine, options)
+
+
+def _reason(solved: Mapping[int, _Solved], at_least: int) -> str:
+    """Say why no size is done in time: the fastest that was tried, what no layout meets, or more GPUs than are tried."""
+    if not solved:
+        return f"{at_least:,} GPUs at their peak would take as long, at most {LARGEST:,} are tried"
+    timed = [one for one in solved.values() if one.answer.expected_days is not None]
+    if timed:
+        best = min(timed, key=lambda one: one.answer.expected_days or 0.0)
+        took = f"take {best.answer.expected_days:.3g} days"
+        return f"{best.answer.gpus:,} GPUs, the fastest of {len(solved)} sizes tried, {took}"
+    why = solved[max(solved)].plan.infeasibility
+    return why.message if why is not None else "no size tried has a layout"
 
 
 def _sizes(cluster: ClusterSpec) -> Iterator[int]:
@@ -180,21 +201,48 @@ def _smallest(
 ) -> int | None:
     """Return the smallest of the sizes that is done in time, none below ``at_least`` tried; None where none is found.
 
-    A size never counts as slower than a smaller one: its other GPUs may stand idle. So sizes up to one that misses the
-    deadline all miss it, and the search narrows from what each size took.
+    Days fall as GPUs grow, but for sizes that divide badly: the search narrows from what each size took, and smaller ones
+    than it found are tried that would be in time with hardly fewer GPU-days than the best so far.
     """
+    took: dict[int, float] = {}
+
+    def in_time(gpus: int) -> bool:
+        """Tell whether a size is done in time; endless without a layout."""
+        taken = days_at(gpus)
+        took[gpus] = float("inf") if taken is None else taken
+        return took[gpus] <= days
+
+    found = _narrowed(sizes, at_least, days, in_time, took)
+    least_gpu_days = min((gpus * taken for gpus, taken in took.items()), default=float("inf"))
+    for gpus in sizes:
+        if found is not None and gpus >= found:
+            break
+        worth = gpus >= at_least and gpus not in took and APART * gpus * days >= least_gpu_days
+        if worth and in_time(gpus):
+            return gpus
+    return found
+
+
+def _narrowed(
+    sizes: Sequence[int],
+    at_least: int,
+    days: float,
+    in_time: Callable[[int], bool],
+    took: Mapping[int, float],
+) -> int | None:
+    """Return the smallest size in time if none is slower than a smaller one; ``took`` holds what tried ones took."""
     low, high = next((i for i, gpus in enumerate(sizes) if gpus >= at_least), len(sizes)), len(sizes)
     # Runs reach a share of the peak; the bound assumes all of it.
     wanted = at_least / FIRST_SHARE
     while low < high:
         place = next((i for i in range(low, high) if sizes[i] >= wanted), high - 1)
-        took = days_at(sizes[place])
-        if took is not None and took <= days:
+        if in_time(sizes[place]):
             high = place
         else:
             low = place + 1
         # Days fall about as GPUs grow, which points near the size sought.
-        wanted = sizes[place] * 2.0 if took is None else sizes[place] * took / days
+        taken = took[sizes[place]]
+        wanted = sizes[place] * (2.0 if taken == float("inf") else taken / days)
     return sizes[high] if high < len(sizes) else None
 
 

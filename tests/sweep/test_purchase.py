@@ -98,6 +98,30 @@ def test_the_search_finds_the_smallest(needed: int) -> None:
     assert _smallest(sizes, 1, 10, lambda gpus: None) is None
 
 
+@pytest.mark.parametrize("odd", [40, 72, 80, 144])
+def test_a_size_that_divides_badly_hides_no_smaller_one(odd: int) -> None:
+    """One that takes half as long again misses the deadline, the smaller one beside it is found all the same."""
+    sizes = [8 * count for count in range(1, 129)]
+    for days in (5.0, 7.0, 10.0, 14.0, 20.0):
+
+        def days_at(gpus: int) -> float:
+            return 1000 / gpus * (1.5 if gpus % odd == 0 else 1.0)
+
+        right = next(gpus for gpus in sizes if days_at(gpus) <= days)
+        assert _smallest(sizes, 8, days, days_at) == right
+
+
+def test_why_no_size_is_in_time() -> None:
+    """More GPUs than are tried, a machine that lacks the format, and sizes that all take longer: each row says it."""
+    told = run("plan", "llama3-8b", "h100,v100-32g", "--days", "0.001", "--tokens", "1T")
+    assert told.exit_code == 3 and "GPUs at their peak would take as long" in " ".join(told.stdout.split())
+    told = run(*SMALL[:2], "v100-32g,h100", "--days", "60", "--tokens", "100B", "--precision", "fp8")
+    assert told.exit_code == 0 and "no v100-32g in fp8: " in " ".join(told.stdout.split())
+    told = run(*SMALL[:2], "h100,a100", "--days", "45", "--tokens", "1T", "--gpu-hour-cost", "h100=2.5")
+    words = " ".join(told.stdout.split())
+    assert "no price of a100 is stated" in words and "the fewest GPU-days of those done" in words
+
+
 def test_batches_divide_over_the_gpus() -> None:
     """3,072 GPUs take 768 sequences of up to 1,024, a power of two the largest power, and nothing outside the range."""
     assert _batches(3072, (512, 1024)) == [512, 768]
@@ -181,7 +205,9 @@ def test_the_command() -> None:
         ("--batch", "1:1e30"): "out of range",
         ("--pue", "1e308"): "up to 10",
         ("--precision", "bf17"): "no number format",
-        ("--batch", "9:3"): "first <= last",
+        ("--batch", "9:3"): "--batch",
+        ("--batch", "0:3"): "first <= last",
+        ("--batch", "within 0.5x"): "a factor of 1 or more",
         ("--network", "0"): "network",
     }
     for words, said in wrong.items():

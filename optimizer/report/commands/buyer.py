@@ -202,10 +202,16 @@ def _batches(text: str | None, workload: Workload) -> tuple[int, int]:
         return own, own
     factor = WITHIN.fullmatch(text.strip())
     first, colon, last = text.partition(":")
+    if factor is not None and float(factor[1]) < 1:
+        raise input_error(
+            f"{text[:60]!r} allows no batch", 'a factor of 1 or more: "within 1.5x"', key="--batch"
+        )
     if factor is not None:
         low, high = float(own), max(own * float(factor[1]), float(own))
     else:
         low, high = (parse_counts(part, key="--batch")[0] for part in (first, last if colon else first))
+    if not 0 < low <= high:
+        raise input_error(f"{text[:60]!r} is no range", "FIRST:LAST, first <= last, above 0", key="--batch")
     if high > MAX_COUNT:
         raise input_error(f"{text[:60]!r} is out of range", f"up to {MAX_COUNT:,}", key="--batch")
     return int(low), int(high)

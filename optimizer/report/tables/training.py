@@ -276,7 +276,8 @@ def purchase_tables(
     """Show the offers, the cheapest marked, the networks that they rest on, and how sure their kinds are."""
     model = describe_model(workload)
     tokens = format_count(workload.training.total_tokens or 0.0)
-    head = Text(_purchase_headline(best, days), style="bold")
+    all_priced = all(one.cost is not None for one in found if one.gpus)
+    head = Text(_purchase_headline(best, days, priced=all_priced), style="bold")
     asked = f"{model.name}: {size_words(model)}; {tokens} tokens"
     priced = any(one.cost is not None for one in found)
     columns = ["GPU", "network", "format", "GPUs", "batch", "days", "80%", "MFU", "MWh", "cost", "layout"]
@@ -286,13 +287,15 @@ def purchase_tables(
         for one in found
         if one.cluster
     ]
-    notes = [*dict.fromkeys(lines), *([DEFINITION] if priced else [])]
+    none = [f"no {one.gpu} in {one.precision}: {one.reason}" for one in found if one.reason]
+    notes = [*dict.fromkeys(lines + none), *([DEFINITION] if priced else [])]
+    open_ = dict.fromkeys(one.gpu for one in found if one.gpus and one.cost is None)
+    if priced and open_:
+        notes.append(f"no price of {', '.join(open_)} is stated: offers are compared by GPU-days")
     sure = sure_lines(
         [(workload, one.cluster, one.precision) for one in found if one.cluster is not None], framework
     )
-    notes.append(
-        "sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried; a larger one may leave GPUs idle"
-    )
+    notes.append("sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried")
     return Group(
         head,
         Text(asked),
@@ -302,13 +305,14 @@ def purchase_tables(
     )
 
 
-def _purchase_headline(best: Offer | None, days: float) -> str:
+def _purchase_headline(best: Offer | None, days: float, *, priced: bool) -> str:
     if best is None:
         return f"no size of these machines is done in {days:g} days"
     cost = "" if best.cost is None else f", cost {format_count(rough(best.cost))}"
+    least = "the cheapest" if priced else "the fewest GPU-days"
     return (
         f"{best.gpus:,} {best.gpu} with {best.network_gbit_per_s:g} Gbit/s in {best.precision}: {best.days:.3g} days"
-        f"{cost}, the {'cheapest' if cost else 'fewest GPU-days'} that is done in {days:g} days"
+        f"{cost}, {least} of those done in {days:g} days"
     )
 
 
