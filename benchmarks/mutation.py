@@ -4,8 +4,8 @@
 each folder run once, and which lines each one runs is kept (``--lines FILE`` keeps it for more runs). Of each mutant
 those run that passed and run the changed line, tests that name its module first, then the fastest, until ``BUDGET_S``
 of what they took is spent; a mutant under which all of them pass has survived. Rooms have equal shares of the sample,
-which follows from the seed; ``--part 2/8`` tries every eighth of it, and ``--found FILE`` keeps what was found and goes
-on from there. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would notice.
+which follows from the seed; ``--part 2/8`` tries every eighth of it, ``--found FILE`` keeps what was found and goes on
+from there, ``--minutes`` ends a run early. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would notice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import ast
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -269,8 +270,11 @@ def drawn(sample: int, seed: int, rooms: list[str]) -> list[Mutant]:
     return chosen
 
 
-def try_all(chosen: list[Mutant], recorded: dict[str, dict[str, Any]], found: Path | None) -> dict[str, bool]:
-    """Try every mutant that ``found`` does not know; return which of them survived."""
+def try_all(
+    chosen: list[Mutant], recorded: dict[str, dict[str, Any]], found: Path | None, minutes: float
+) -> dict[str, bool]:
+    """Try every mutant that ``found`` does not know, as far as the time goes; return which of them survived."""
+    end = time.monotonic() + 60 * minutes
     known: dict[str, bool] = json.loads(found.read_text("utf-8")) if found and found.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
@@ -279,6 +283,8 @@ def try_all(chosen: list[Mutant], recorded: dict[str, dict[str, Any]], found: Pa
         for number, mutant in enumerate(chosen, 1):
             if mutant.name in known:
                 continue
+            if time.monotonic() > end:
+                break
             tests = tests_of(mutant, recorded)
             limit_s = START_S + SLOWER * sum(recorded[test]["s"] for test in tests)
             known[mutant.name] = survives(mutant, copy, tests, limit_s)
@@ -298,6 +304,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", default=list(ROOMS), help="folders of tests that may notice")
     parser.add_argument("--lines", type=Path, help="file that keeps which test runs which lines")
     parser.add_argument("--found", type=Path, help="file that keeps which mutants survived")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after this time")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="try every Nth mutant, from the Ith on")
     parser.add_argument("--record", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -312,7 +319,7 @@ def main() -> int:
     preload()
     first, every = map(int, given.part.split("/"))
     chosen = drawn(given.sample, given.seed, given.rooms)
-    tried = try_all(chosen[first - 1 :: every], known, given.found)
+    tried = try_all(chosen[first - 1 :: every], known, given.found, given.minutes)
     left = [mutant.name for mutant in chosen if mutant.name not in tried]
     if left:
         print(f"{len(left)} of {len(chosen)} mutants are left for other parts")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.solve.judge import judge_layout
-from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.solve.judge import judge_if_runs
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.reference_fabric import resized
-from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import SolveOptions
@@ -49,10 +48,8 @@ def proxy_of(
         phase_names=(),
     )
     machine = resized(cluster, gpus)
-    small = _completed(layout, ranks, own, machine)
-    if small is None or not _runs(small, own, machine, options):
-        return None
-    return own, machine, small
+    judged = judge_if_runs(_with_ranks(layout, ranks), own, machine, options)
+    return None if judged is None else (own, machine, judged.layout)
 
 
 def _shallow(model: ModelSpec, layout: Layout) -> ModelSpec | None:
@@ -76,9 +73,10 @@ def _possible(layout: Layout, cluster: ClusterSpec, dp: int) -> bool:
     )
 
 
-def _completed(layout: Layout, dp: int, workload: Workload, cluster: ClusterSpec) -> Layout | None:
+def _with_ranks(layout: Layout, dp: int) -> PartialLayout:
+    """Return the layout with other data parallelism, its stages left open."""
     full = layout.recompute.granularity is Granularity.FULL
-    given = PartialLayout(
+    return PartialLayout(
         tp=layout.tp,
         sp=layout.sp,
         cp=layout.cp,
@@ -97,22 +95,3 @@ def _completed(layout: Layout, dp: int, workload: Workload, cluster: ClusterSpec
         precision=layout.precision,
         savers=layout.savers,
     )
-    try:
-        found = given.complete(workload, cluster)
-    except InputError:
-        return None
-    return found if found.stages else None
-
-
-def _runs(layout: Layout, workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> bool:
-    """Tell whether the trainer launches it and it fits."""
-    judged = judge_layout(
-        workload,
-        cluster,
-        layout,
-        framework=options.framework,
-        software=options.space.software,
-        run_options=options.space.run,
-        cost=options.cost,
-    )
-    return judged.verdict in (Verdict.FITS, Verdict.BORDERLINE)

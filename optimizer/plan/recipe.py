@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.cost.parameters import block_parameters, model_parameters
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP, Abilities
 from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
-from layoutopt.optimizer.solve.judge import judge_layout
+from layoutopt.optimizer.solve.judge import judge_if_runs
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.specs.document import plain_yaml
-from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import Granularity, Verdict
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +48,6 @@ MICRO_BATCHES = (1, 2)
 LEAST_STEPS = (4, 1)
 """Micro-batches that every stage should see, and what must do: with fewer than 4, and fewer than stages, bubble and exposed
 data-parallel traffic eat the step (the recipe's own check, m >= p and enough work per GPU to hide the traffic)."""
-
-FITTING = (Verdict.FITS, Verdict.BORDERLINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +94,7 @@ class _Rules:
 
     def fitting(self, layout: PartialLayout) -> Judgement | None:
         """Judge a layout with its most even stages and return the verdict if it can be launched and fits."""
-        options = self._options
-        try:
-            whole = layout.complete(self._workload, self._cluster)
-            if not whole.stages:
-                return None
-            judged = judge_layout(
-                self._workload,
-                self._cluster,
-                whole,
-                framework=options.framework,
-                software=options.space.software,
-                run_options=options.space.run,
-                cost=options.cost,
-            )
-        except InputError:
-            return None
-        return judged if judged.verdict in FITTING and judged.estimate is not None else None
+        return judge_if_runs(layout, self._workload, self._cluster, self._options)
 
     def steps(self, judgement: Judgement | None) -> tuple[str, ...]:
         """Say what each rule led to."""
@@ -275,32 +256,10 @@ def vendor_layout(workload: Workload, cluster: ClusterSpec, options: SolveOption
     wanted = (workload.model.name, cluster.gpu.name, workload.training.precision.value)
     known = [one for one in published_layouts() if (one.model, one.gpu, one.precision) == wanted]
     for one in sorted(known, key=lambda entry: abs(log(entry.gpus / cluster.gpu_count))):
-        judged = _judge(one, workload, cluster, options)
+        judged = judge_if_runs(one.partial(), workload, cluster, options)
         if judged is not None:
             return VendorLayout(name=f"{SOURCE} {one.name}", gpus=one.gpus, judgement=judged)
     return None
-
-
-def _judge(
-    one: PublishedLayout, workload: Workload, cluster: ClusterSpec, options: SolveOptions
-) -> Judgement | None:
-    try:
-        whole = one.partial().complete(workload, cluster)
-    except InputError:
-        return None
-    if not whole.stages:
-        return None
-    judged = judge_layout(
-        workload,
-        cluster,
-        whole,
-        framework=options.framework,
-        software=options.space.software,
-        run_options=options.space.run,
-        cost=options.cost,
-    )
-    runs = judged.verdict in (Verdict.FITS, Verdict.BORDERLINE) and judged.estimate is not None
-    return judged if runs else None
 
 
 @cache

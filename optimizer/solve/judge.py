@@ -16,12 +16,14 @@ from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout, with_own_split
 from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.space.requirement import broken_requirements, parse_requirement
+from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.estimate import MemoryEstimate
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.workload import Workload
@@ -101,6 +103,34 @@ def judge_layout(
             *(str(rule) for rule in advice),
         ),
     )
+
+
+def judge_if_runs(
+    layout: PartialLayout | Layout,
+    workload: Workload,
+    cluster: ClusterSpec,
+    options: SolveOptions,
+    *,
+    demanded: bool = False,
+) -> Judgement | None:
+    """Judge a layout as the options of a search have it launched and priced; None where it can't run or doesn't fit.
+
+    What is left open is completed with the most even stages. What the space requires counts if ``demanded``.
+    """
+    space = options.space
+    try:
+        whole = layout.complete(workload, cluster) if isinstance(layout, PartialLayout) else layout
+        if not whole.stages:
+            return None
+        judged = judge_layout(
+            workload, cluster, whole,
+            framework=options.framework, software=space.software, run_options=space.run, cost=options.cost,
+            require=space.require if demanded else (), gpu_hour_cost=space.gpu_hour_cost,
+        )  # fmt: skip
+    except InputError:
+        return None
+    runs = judged.verdict in (Verdict.FITS, Verdict.BORDERLINE) and judged.estimate is not None
+    return judged if runs else None
 
 
 def _whole(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import cost_model_digest
-from layoutopt.optimizer.solve.judge import judge_layout
+from layoutopt.optimizer.solve.judge import judge_if_runs
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.vocabulary import Verdict
 from layoutopt.optimizer.sweep.rows import Outcome, answer_columns, failed_outcome, pack_plan
 
 if TYPE_CHECKING:
@@ -124,18 +123,5 @@ def _allowed(question: Question, layout: Layout) -> bool:
 
 
 def _priced_s(question: Question, layout: Layout) -> float:
-    options = question.options
-    judged = judge_layout(
-        question.workload,
-        question.cluster,
-        layout,
-        framework=options.framework,
-        software=options.space.software,
-        run_options=options.space.run,
-        cost=options.cost,
-        require=options.space.require,
-        gpu_hour_cost=options.space.gpu_hour_cost,
-    )
-    if judged.estimate is None or judged.verdict not in (Verdict.FITS, Verdict.BORDERLINE):
-        return inf
-    return judged.estimate.step_time_s
+    judged = judge_if_runs(layout, question.workload, question.cluster, question.options, demanded=True)
+    return inf if judged is None or judged.estimate is None else judged.estimate.step_time_s
