@@ -91,9 +91,9 @@ def mutant_at(file: Path, index: int) -> Mutant:
     tree = ast.parse(file.read_text("utf-8"))
     node, field, position = list(_places(tree))[index]
     before = ast.unparse(node)
+    around = node.test if isinstance(node, ast.If | ast.IfExp) else node
     _change(node, field, position)
     what = f"{before} -> {ast.unparse(node)}"[:120]
-    around = node.test if isinstance(node, ast.If | ast.IfExp) else node
     line, last_line = getattr(around, "lineno", 0), getattr(around, "end_lineno", 0)
     return Mutant(file, line, last_line, what, ast.unparse(tree))
 

@@ -162,3 +162,17 @@ def test_options_out_of_range(bad: dict[str, Any]) -> None:
     """Every option says what it takes."""
     with pytest.raises(InputError, match=next(iter(bad))):
         PlanOptions(**bad)
+
+
+def test_without_stated_storage_checkpoints_take_what_llama_3s_cluster_gave() -> None:
+    """2 TB/s for 16,384 GPUs (Grattafiori et al. 2024, section 3.3.1): 988 GB on 256 GPUs take half a minute, not half a
+    second, and twice the GPUs write twice as fast."""
+    parameters, cluster = 70.6e9, replace(load_cluster("h100x256"), storage=None)
+    cost = checkpoint_cost(parameters, 256, cluster)
+    assert checkpoint_cost(parameters, 256, load_cluster("h100x256")).write_s == pytest.approx(cost.write_s)
+    assert cost.total_bytes == pytest.approx(988e9, rel=0.01)
+    assert cost.write_s == pytest.approx(cost.total_bytes / (2e12 * 256 / 16_384), rel=0.01)
+    assert 30 < cost.write_s < 33
+    assert checkpoint_cost(parameters, 512, load_cluster("h100x512")).write_s == pytest.approx(
+        cost.write_s / 2
+    )

@@ -15,6 +15,7 @@ from layoutopt.optimizer.report.html.wall import (
     sizes_chart,
     wall_chart,
 )
+from layoutopt.optimizer.report.tables.short import memory_words
 from layoutopt.optimizer.report.tables.sweep import fewest_words
 from layoutopt.optimizer.report.tables.training import (
     bandwidth_rows,
@@ -97,7 +98,12 @@ def _phase_sections(phase: PhasePlan, name: str, key: str) -> Iterator[Section]:
     batch = f"batch {training.global_batch:,} x {training.sequence_length:,} tokens"
     yield Section(
         title=f"{name}Phase" if name else "Training",
-        blocks=[element("p", batch), status_line(phase.plan), *_baseline(phase, key)],
+        blocks=[
+            element("p", batch),
+            status_line(phase.plan),
+            facts([("memory", memory_words(phase.estimate.memory))]),
+            *_baseline(phase, key),
+        ],
     )
     yield Section(title=f"{name}What to watch", blocks=_watch(phase))
     question = question_from_plain(phase.plan.inputs)
