@@ -191,20 +191,25 @@ def run_recorded(folder: str, file: Path) -> None:
 
 
 def tests_of(mutant: Mutant, known: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the tests to run: they run the changed line, or any of the module where it is in no function."""
+    """Return the tests to run: they run the changed line, or any of the module where it is in no function.
+
+    What fixtures and caches of a file run was noted for the test that came first, so that its other tests follow.
+    """
     own = str(mutant.file.relative_to(ROOT / "optimizer"))
     inside = _function_line(mutant.file, mutant.line) is not None
     lines = sum(1 << line for line in range(mutant.line, mutant.last_line + 1)) if inside else -1
-    found = [test for test, one in known.items() if int(one["lines"].get(own, "0"), 16) & lines]
+    direct = {test for test, one in known.items() if int(one["lines"].get(own, "0"), 16) & lines}
     module = ".".join(mutant.file.relative_to(ROOT).with_suffix("").parts)
-    naming = {
-        name
-        for name in {test.partition("::")[0] for test in found}
-        if module in (ROOT / name).read_text("utf-8")
-    }
-    found.sort(key=lambda test: (test.partition("::")[0] not in naming, known[test]["s"]))
+    texts = {name: (ROOT / name).read_text("utf-8") for name in {test.partition("::")[0] for test in direct}}
+    shared = {name for name, text in texts.items() if "scope=" in text or "cache" in text}
+    found = [test for test in known if test in direct or test.partition("::")[0] in shared]
+
+    def order(test: str) -> tuple[bool, bool, float]:
+        """Tests that name the module first, then those that run the line, then the fastest."""
+        return module not in texts[test.partition("::")[0]], test not in direct, known[test]["s"]
+
     spent, chosen = 0.0, list[str]()
-    for test in found:
+    for test in sorted(found, key=order):
         spent += known[test]["s"]
         if spent <= BUDGET_S or not chosen:
             chosen.append(test)

@@ -92,6 +92,7 @@ class Axes:
 
     def sp_of(self, tp: int) -> tuple[int, ...]:
         """Return the sequence-parallel settings at a tensor degree: on whenever tp > 1 unless restricted."""
+        # One rank has the whole sequence: there is nothing to shard along it.
         if tp == 1:
             return (0,)
         if "sp" in self.options.fix:
@@ -106,6 +107,7 @@ class Axes:
 
     def vp_of(self, pp: int) -> tuple[int, ...]:
         """Return the chunks per rank, up to one block each, as far as a schedule runs them."""
+        # Two more than blocks: the first chunk may hold the embedding alone, the last one the head.
         top = max((self.ctx.blocks + 2) // pp, 1) if pp > 1 else 1
         top = 1 if "vp" in self.abilities.fixed_axes else top
         return tuple(vp for vp in _ints(self.options, "vp", range(1, top + 1)) if self.schedules_of(pp, vp))
@@ -131,6 +133,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
             return _ints(options, axis, (1,))
         return _ints(options, axis, idle_range if idle is not None else divisors(most, limit))
 
+    # Tensor parallelism exchanges every layer twice: beyond the fast links it has no use.
     domain, slots = min(ctx.cluster.tensor_domain, most), ctx.blocks + 2
     micro_batches = options.micro_batches or MICRO_BATCHES
     dividing = tuple(b for b in micro_batches if training.global_batch % b == 0)
@@ -140,6 +143,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
         options=options,
         gpus=(most if idle is None else max(1, _least_gpus(most, idle)), most),
         tp=degrees("tp", range(1, domain + 1), domain),
+        # A rank takes an early and a late slice, so that causal masks leave all ranks the same work.
         cp=degrees("cp", divisors(sequence, max(sequence // 2, 1)), max(sequence // 2, 1)),
         pp=degrees("pp", range(1, slots + 1), slots),
         ep=_ints(options, "ep", expert_degrees),
@@ -158,6 +162,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
 
 def _least_gpus(most: int, idle: float) -> int:
     """Return the fewest GPUs a layout may use: at least (1 - idle) of all, rounded up."""
+    # 0.29 * 100 is 28.999999999999996 in floats.
     return most - int(idle * most + 1e-9)
 
 
@@ -200,6 +205,7 @@ def shard_levels(ctx: Context) -> dict[str, int]:
     }
     levels: dict[str, int] = {}
     for name, gpus in sizes.items():
+        # A node that is one NVLink domain is one level, and the whole cluster is no level inside of it.
         if 1 < gpus < cluster.gpu_count and gpus not in levels.values():
             levels[name] = gpus
     return levels
@@ -228,6 +234,7 @@ def parse_recompute(text: str) -> Recompute:
     head, _, group = text.partition(":")
     if head == "uniform" and group.isascii() and group.isdecimal() and 1 <= int(group[:6]) <= MAX_LAYERS:
         return Recompute(granularity=Granularity.FULL, group=int(group) if int(group) > 1 else 0)
+    # Sorted, so that one set has one spelling whatever the order in which it was typed.
     modules = tuple(sorted(text.split("+")))
     known = (*RECOMPUTE_MODULES, OP_MODULE)
     unknown = [name for name in modules if name not in known]

@@ -53,6 +53,7 @@ class SpaceBuilder:
         base = self._declare(self._base_columns())
         base = self._apply(0, base)
         folds = self._apply(1, self._expand_experts(base))
+        # ZeRO and mesh order depend on nothing that comes later: they are judged once per fold, not per row.
         folds["fold"] = np.arange(len(folds["tp"]), dtype=np.int64)
         batches = self._apply(2, self._expand_batches(folds))
         rows = self._chunked(batches)
@@ -86,6 +87,7 @@ class SpaceBuilder:
             keep, dp = keep[allowed], dp[allowed]
         else:
             degrees = _array(axes.dp)
+            # Rounded up: fewer data-parallel ranks would leave more GPUs idle than allowed.
             low = np.searchsorted(degrees, -(-fewest // model))
             high = np.searchsorted(degrees, most // model, side="right")
             keep, place = _ranges(np.maximum(high - low, 0))
@@ -104,6 +106,7 @@ class SpaceBuilder:
         if level == 2 and self.axes.options.limits("micro_batches"):
             rules.append((LIMITS, self._micro_batches_allowed))
         for name, holds in rules:
+            # A row stands for all that later levels would have made of it: the certificate counts those.
             bad = ~holds(columns)
             if bad.any():
                 degrees, tuples = self._weights(level, columns)
@@ -171,6 +174,7 @@ class SpaceBuilder:
         for value, listed in choices.items():
             offsets[value] = len(flat)
             flat.extend(listed)
+        # All choices in one table, so that rows are repeated by array arithmetic and not in Python.
         table = np.array(flat, dtype=np.int64).reshape(-1, len(names))
         repeats = _look_up(columns[key], {value: len(listed) for value, listed in choices.items()})
         row, place = _ranges(repeats)

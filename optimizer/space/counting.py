@@ -117,6 +117,7 @@ def count_modifiers(
     precision, table, paired = _pairs(m, tally, rows, schedules * others)
     per_row = schedules * paired
     per_fold = np.bincount(fold, weights=per_row, minlength=len(folds)).astype(np.int64)
+    # Rows of a fold that are gone already must not be counted again as removed by ZeRO or order.
     alive = np.bincount(fold, weights=per_row > 0, minlength=len(folds)).astype(np.int64)
     zeros, orders = m.masks("zero", folds), m.masks("order", folds)
     zero = _step(tally, _lefts(zeros), np.full(len(folds), len(m.zero)), per_fold * len(m.orders), alive)
@@ -176,6 +177,7 @@ def _step(
     for name, left in steps:
         gone = count - left
         if gone.any():
+            # A degree row is lost with the first modifier that has no choice left, and only once.
             lost = (left == 0) & (gone > 0) & (others > 0)
             rows = int(np.count_nonzero(lost) if degrees is None else degrees[lost].sum())
             tally.remove(name, rows, int((gone * others).sum()))
@@ -191,6 +193,7 @@ def _with_choice(
         return rows
     stages = np.array([choice.stage for choice in m.zero], dtype=np.int64)
     grouped = np.array([bool(choice.level_gpus or choice.shard) for choice in m.zero])
+    # ZeRO-1 stands for the row: it shards the largest state at no more traffic.
     preference = np.lexsort((grouped, np.abs(stages - 1)))
     chosen = preference[final.zero[:, preference].argmax(axis=1)]
     shard = m.shards(folds)[np.arange(len(folds)), chosen]

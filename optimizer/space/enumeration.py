@@ -95,6 +95,7 @@ def _data_degrees(axes: Axes) -> list[int]:
         return list(axes.dp)
     gpus = axes.gpus[1]
     model = {tp * cp * pp for tp in axes.tp for cp in axes.cp for pp in axes.pp}
+    # dp has no range of its own: it takes up what the other degrees leave of the GPUs.
     degrees = (gpus // product for product in model if gpus % product == 0)
     return sorted({dp for dp in degrees if axes.options.allows("dp", dp)})
 
@@ -128,6 +129,7 @@ def log10_assignments(tuples: Mapping[tuple[int, int, bool], int], blocks: int, 
 
 def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
     """Log of the ways to give ranks their totals: at least vp blocks, the ends one fewer."""
+    # Both ends may hold nothing, as if the model had two blocks more and every stage one at least.
     spare = blocks + 2 - pp * vp if pp > 1 else 0
     if pp == 1 or spare <= 0:
         return 0.0
@@ -136,6 +138,7 @@ def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
         return log(max(sum(1 + int((high - low).max()) for low, high in boxes(rule, pp, vp, blocks)), 1))
     if rule.split is Split.FREE:
         return _log_choose(spare + pp - 1, pp - 1)
+    # Near-equal: which ranks get the blocks that are left over.
     return _log_choose(pp, (blocks + 2) % pp)
 
 
@@ -236,6 +239,7 @@ def build_space(
     The space. It may be empty, then ``empty`` says why.
     """
     options = options or SpaceOptions()
+    # Rules that compare ranks with the GPUs of the cluster have to know that fewer may be started.
     run = options.run if options.allow_idle is None else replace(options.run, idle_gpus=True)
     ctx = make_context(model, training, cluster, framework, options.software, run)
     axes = declare_axes(ctx, options)
@@ -250,6 +254,7 @@ def build_space(
         **_codes(axes),
         rules=tuple(rule for rule in rules if rule.reads & MODIFIER_COLUMNS),
     )
+    # Rules on degrees alone cut rows before modifiers multiply them.
     on_degrees = tuple(rule for rule in rules if not rule.reads & MODIFIER_COLUMNS)
     counted = SpaceBuilder(axes, modifiers, on_degrees).run()
     return Space(
@@ -297,6 +302,7 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
 
 def _largest(counts: SpaceCounts) -> str:
     """Name the rules that removed most, with their numbers."""
+    # Dozens of rules remove something; the three largest tell what the question runs into.
     ranked = sorted(counts.removed, key=lambda count: -count.degrees)[:3]
     return ", ".join(f"{count.rule} removed {count.degrees:,}" for count in ranked if count.degrees)
 
@@ -304,6 +310,7 @@ def _largest(counts: SpaceCounts) -> str:
 def _blocking_primes(axes: Axes) -> tuple[int, ...]:
     """Return the prime factors of the GPU count that divide no value of any axis, largest first."""
     batch = axes.ctx.training.global_batch
+    # dp divides the batch; a prime that neither the batch nor any other axis has stays over in every product.
     able = [*axes.tp, *_context_degrees(axes), *axes.pp]
     return tuple(
         prime

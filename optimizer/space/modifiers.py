@@ -136,6 +136,7 @@ class Modifiers:
 
     def _holds(self, rule: Rule, rows: LayoutBatch) -> BoolArray:
         """Apply a rule to rows of one modifier choice; what reads no degree is asked once."""
+        # A rule on modifiers alone says the same of every row: one is asked instead of millions.
         if rule.reads - MODIFIER_COLUMNS or not len(rows):
             return rule.holds(rows, self.ctx)
         return np.broadcast_to(rule.holds(rows.take(np.array([0])), self.ctx), (len(rows),))
@@ -178,6 +179,7 @@ class Modifiers:
     def _shard(rows: LayoutBatch, choice: ZeroChoice) -> IntArray:
         if not choice.level_gpus:
             return np.full(len(rows), choice.shard, dtype=np.int64)
+        # Weights of one tensor rank are sharded among ranks that hold the same slice: every tp-th GPU.
         inside = np.gcd(rows.dp * rows.cp, np.maximum(choice.level_gpus // rows.tp, 1))
         return np.where(choice.level_gpus % rows.tp == 0, inside, 1)
 
@@ -249,6 +251,7 @@ class Modifiers:
 
     def _rules_on(self, modifier: str) -> list[Rule]:
         """Return the rules that read a modifier; those that also read recomputation belong to it."""
+        # Recomputation goes with precision in one table, where rules that read both are applied once.
         mine = [rule for rule in self.rules if rule.reads & _COLUMNS[modifier]]
         return [rule for rule in mine if modifier == "recompute" or "recompute" not in rule.reads]
 
@@ -276,6 +279,7 @@ class Modifiers:
         stages = np.array([choice.stage for choice in self.zero], dtype=np.int64)
         # Stages differ in what replicas share: without replicas they are one layout.
         alone = (group[:, 0] == 1) & (expert_dp(rows, self.ctx) == 1 if self.ctx.experts else True)
+        # Stage and shard in one number: shards are at most the group, so that no two pairs meet.
         keys = np.where(shards == group, 0, shards) + stages * (group + 1)
         keys[alone] = 0
         kept = valid.copy()

@@ -39,6 +39,7 @@ class Openable:
 def openable(axes: Axes) -> tuple[Openable, ...]:
     """List what the framework's release has and the question leaves out, what keeps the numbers first."""
     found = [*_switches(axes), *_between_domains(axes), *_groups(axes), *_savers(axes), *_formats(axes)]
+    # What leaves results as they are can be tried without asking anybody about convergence.
     return tuple(sorted(found, key=lambda one: one.changes_numbers))
 
 

@@ -42,6 +42,7 @@ def regroup(layout: Layout, **degrees: int) -> Layout | None:
         vp=vp,
         micro_batch=sizes[0],
         micro_batches=batch // (dp * sizes[0]),
+        # A shard group of the old data parallelism need not divide the new one.
         hsdp_shard=None,
         schedule=_schedule_for(changed.schedule, changed.pp, vp),
     )
@@ -81,6 +82,7 @@ def lowered(*axes: str) -> Repair:
     def repair(rule: Rule, layout: Layout, ctx: Context) -> Layout | None:
         """Return the layout with the largest smaller value of the first axis that makes it hold."""
         for axis in axes:
+            # Divisors keep GPUs and batch whole; the largest one changes the layout least.
             for value in reversed(divisors(getattr(layout, axis))[:-1]):
                 found = regroup(layout, **{axis: value}) if axis in MESH else _with(layout, axis, value)
                 if found is not None and rule.holds(row_of(found), ctx)[0]:
@@ -120,6 +122,7 @@ def known_schedule(rule: Rule, layout: Layout, ctx: Context) -> Layout:
     """Take interleaving where there are chunks and the framework has it, else 1F1B with one chunk."""
     known = abilities_of(ctx.framework, ctx.release).schedules
     looped = layout.vp > 1 and Schedule.INTERLEAVED in known
+    # Every trainer with pipelines has 1F1B.
     schedule = Schedule.INTERLEAVED if looped else Schedule.ONE_F_ONE_B
     return replace(layout, schedule=schedule, vp=layout.vp if looped else 1, stages=())
 

@@ -50,6 +50,7 @@ def boxes(rule: StageRule, ranks: int, chunks: int, blocks: int, *, folded: bool
 def _fewest(ranks: int, chunks: int, *, folded: bool) -> IntArray:
     """Every chunk holds a block, but the first and the last may be empty."""
     low = np.full(ranks, chunks)
+    # A folded pipeline comes back: its first rank holds the embedding and the head.
     low[[0] if folded else [0, -1]] -= 2 if folded else 1
     return low
 
@@ -84,6 +85,7 @@ def counts_by_cost(blocks: int, ranks: int, block: int, head: int) -> IntArray:
     for _ in range(blocks):
         counts[rank] += 1
         spent += block
+        # Multiplied out: the shares of three or seven ranks are no exact floats.
         if rank < ranks - 1 and spent * ranks > total * (rank + 1):
             rank += 1
     return counts
@@ -136,6 +138,7 @@ def _chunked_middle(ranks: int, chunks: int, blocks: int) -> Iterator[IntArray]:
     most = (units - 2) // (ranks - 2) if ranks > 2 else 1
     for middle in range(1, most + 1):
         ends = units - middle * (ranks - 2)
+        # Either end holds a block of every chunk.
         for first in range(1, ends):
             yield np.array([first, *[middle] * (ranks - 2), ends - first], dtype=np.int64) * chunks
 
@@ -230,6 +233,7 @@ _BIG = np.iinfo(np.int64).max
 
 
 def _most(sizes: IntArray, where: BoolArray) -> IntArray:
+    # What lies outside must not count: 0 is below every stage, _BIG above.
     result: IntArray = np.where(where, sizes, 0).max(axis=(1, 2))
     return result
 
@@ -294,6 +298,7 @@ def balanced(rule: StageRule, sizes: IntArray, pp: IntArray, vp: IntArray, folde
     stage, stages = stage_numbers(pp, folded, depth, ranks), (pp * vp)[:, None, None]
     at_end = real & ((stage == 0) | (stage == stages - 1)) & ((pp > 1) | folded)[:, None, None]
     inner = real & ~at_end
+    # Ends hold embedding or head beside blocks: only the other chunks of a rank have to be alike.
     most = np.where(inner, sizes, 0).max(axis=1, keepdims=True)
     least = np.where(inner, sizes, _BIG).min(axis=1, keepdims=True)
     within = ~inner.any(axis=1, keepdims=True) | (most - np.minimum(least, most) <= 1)

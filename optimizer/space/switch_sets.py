@@ -68,6 +68,7 @@ def switch_sets(ctx: Context, options: SpaceOptions) -> tuple[Switches, ...]:
     where none is declared."""
     declared = declared_switches(ctx, options)
     sets = [Switches(**_typed(declared, chosen)) for chosen in product(*declared.values())]
+    # Where nothing can be launched all stay: the rules then say why.
     launchable = tuple(one for one in sets if not combination_fault(one))
     return launchable or tuple(sets)
 
@@ -80,6 +81,7 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
     has = abilities_of(ctx.framework, ctx.release).switches.get(switch.name, ())
     if switch.name in options.fix:
         return tuple(dict.fromkeys(read_switch(switch.name, text) for text in options.fix[switch.name]))
+    # One value that the preset has anyway is no choice, and would double every name in the answer.
     own = preset_value(preset_of_release(ctx.framework, ctx.release).with_training(ctx.training), switch)
     limited = options.limits(switch.name)
     if not has or ((switch.changes_numbers or switch.on_request) and not limited) or not switch.of(ctx.model):
@@ -95,6 +97,7 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
             else None
         )
         values = tuple(value for value in values if value is not left)
+    # The last value is the one that is on: with no price in time or memory there is nothing to compare.
     if switch.never_slower and not limited:
         values = values[-1:] if _legal_everywhere(switch, ctx, options) else values
     return () if values == (own,) else values
@@ -146,6 +149,7 @@ def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bo
     for place, pattern in enumerate(patterns):
         silent = [switch.name for switch, acts in zip(stated, pattern, strict=True) if not acts]
         alike = [(*entry[:2], *_heard(entry[2], silent)) for entry in book.formats]
+        # Every code acts differently here: all stay.
         if len(set(alike)) == len(alike):
             continue
         where = np.flatnonzero(which.ravel() == place)
