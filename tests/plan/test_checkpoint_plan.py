@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.checkpoints import CheckpointMode, checkpoint_cost, checkpoint_schedules
 from layoutopt.optimizer.cost.faults import daly_interval_s, expected_wall_time_s, goodput
 from layoutopt.optimizer.plan.fault_plan import plan_faults, spare_nodes
-from layoutopt.optimizer.plan.monte_carlo import simulate_runs
+from layoutopt.optimizer.plan.monte_carlo import DRAWN_ONE_BY_ONE, _lost_s, simulate_runs
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.specs.cluster import FailureSpec, StorageSpec
 from layoutopt.optimizer.specs.errors import InputError
@@ -23,6 +23,8 @@ from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from numpy.typing import NDArray
 
 
 def test_checkpoint_costs_come_from_the_storage_spec() -> None:
@@ -99,6 +101,10 @@ def test_runs_that_never_end_are_said_to() -> None:
     assert isinf(faults.best.wall_s)
     assert faults.best.goodput == 0
     assert faults.simulated is None
+    finite = replace(cluster, failures=FailureSpec(gpu_hours_per_failure=1000.0, restart_s=18_000.0))
+    faults = plan_faults(DAY_S, 70e9, 1024, finite, PlanOptions())
+    assert 100 * DAY_S < faults.best.wall_s < inf
+    assert faults.simulated is None and faults.simulated_with_error is None
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,21 @@ def test_sums_of_many_lost_attempts_have_the_right_mean(failures_per_segment: fl
     result = simulate_runs(work_s, interval_s, stall * interval_s, 100.0, mtbf_s, runs=50, seed=1)
     exact = expected_wall_time_s(work_s, interval_s, stall * interval_s, 100.0, mtbf_s)
     assert result.mean_s == pytest.approx(exact, rel=0.02)
+
+
+def test_sums_of_many_lost_attempts_spread_as_single_ones_do() -> None:
+    """The normal distribution that stands for many attempts has the mean and the spread of their sum."""
+    mtbf_s, length_s, attempts = 1000.0, 1500.0, 20 * DRAWN_ONE_BY_ONE
+    single = simulate_lost_s(np.ones(200_000), length_s, mtbf_s)
+    sums = simulate_lost_s(np.full(20_000, float(attempts)), length_s, mtbf_s)
+    assert sums.mean() == pytest.approx(attempts * single.mean(), rel=0.005)
+    assert sums.std() == pytest.approx(attempts**0.5 * single.std(), rel=0.03)
+    assert single.min() > 0 and single.max() < length_s
+
+
+def simulate_lost_s(failed: NDArray[np.float64], length_s: float, mtbf_s: float) -> NDArray[np.float64]:
+    """Time lost in so many failed attempts of each run."""
+    return _lost_s(np.random.default_rng(5), failed, length_s, mtbf_s)
 
 
 def test_the_error_of_the_prediction_widens_the_quantiles() -> None:

@@ -94,6 +94,15 @@ def test_each_phase_has_its_baseline(planned: TrainingPlan) -> None:
         assert baseline.slower >= -1e-9
         assert baseline.days_saved == pytest.approx(phase.budget.days * baseline.slower)
         assert baseline.cost_saved == pytest.approx((phase.budget.cost or 0) * baseline.slower)
+        judged = baseline.recipe.judgement
+        assert judged is not None and judged.estimate is not None
+        assert baseline.slower == pytest.approx(
+            judged.estimate.step_time_s / phase.estimate.step_time_s - 1, abs=1e-9
+        )
+    main = planned.phases[0].baseline
+    assert main.vendor is not None and main.vendor.judgement.estimate is not None
+    vendor_s = main.vendor.judgement.estimate.step_time_s
+    assert main.vendor_slower == pytest.approx(vendor_s / planned.phases[0].estimate.step_time_s - 1)
 
 
 def test_the_watch_list_expects_what_was_predicted(planned: TrainingPlan) -> None:
