@@ -206,7 +206,7 @@ def test_the_command() -> None:
         ("--pue", "1e308"): "up to 10",
         ("--precision", "bf17"): "no number format",
         ("--batch", "9:3"): "--batch",
-        ("--batch", "0:3"): "first <= last",
+        ("--batch", "0:3"): "above 0",
         ("--batch", "within 0.5x"): "a factor of 1 or more",
         ("--network", "0"): "network",
     }
