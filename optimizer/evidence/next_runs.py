@@ -51,6 +51,9 @@ STEPS = 20
 BENCHMARK_S = 60.0
 """A collective at three sizes with 20 repetitions each, start included."""
 
+LARGEST_RATIO = 10.0
+"""Measured over predicted, or the other way round, above which a reading is none of this job in seconds."""
+
 LEAST_GAIN = 0.0005
 """Share of the step below which a measurement is not worth a run: below what repeats of one layout differ by."""
 
@@ -156,7 +159,7 @@ def next_runs(
     Raises
     ------
     InputError
-        For a reading of a place that no layout has.
+        For a reading of a place that no layout has, and for readings ten times off.
     """
     if plan.layout is None or plan.estimate is None:
         return None
@@ -165,11 +168,15 @@ def next_runs(
     jobs = [ProbeJob(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
     probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
     draws = draw_posterior(cluster, samples=samples, seed=options.seed, after_runs=False)
-    observed = (*cluster.observations, *_observed(measured, cluster))
+    runs = _observed(measured, cluster)
+    for one in runs:
+        _require_plausible(f"run {one.name!r}", one.ratio)
+    observed = (*cluster.observations, *runs)
     belief = believed(_items(probes, len(layouts), draws, options), draws, observed)
     for place, read_s in (readings or {}).items():
         if not 0 <= place < len(layouts):
             raise input_error(f"there is no layout {place + 1}", f"1 to {len(layouts)}", key="--measured")
+        _require_plausible(f"layout {place + 1}", read_s / estimates[place].step_time_s)
         belief = belief.observed(place, float(np.log(read_s)))
     hours = np.array([probe.gpu_hours for probe in probes])
     chosen = suggest(belief, hours, runs=budget, least=LEAST_GAIN)
@@ -186,6 +193,16 @@ def next_runs(
         samples=samples,
         seed=options.seed,
     )
+
+
+def _require_plausible(what: str, ratio: float) -> None:
+    """Refuse a reading that is of another unit or another job: no error of the model is as large."""
+    if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
+        raise input_error(
+            f"{what} took {ratio:.3g} times the predicted step time",
+            f"within a factor of {LARGEST_RATIO:g}; check unit, GPU, layout and batch",
+            key="--measured",
+        )
 
 
 def _suggested(belief: Belief, probes: Sequence[Probe], chosen: Sequence[int]) -> Iterator[SuggestedRun]:

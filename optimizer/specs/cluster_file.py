@@ -293,6 +293,10 @@ class ClusterFile(FileModel):
         yield from _check_levels(given)
         if len(given.observations or ()) > MOST_OBSERVATIONS:
             yield ("observations",), f"{len(given.observations)} of them", f"at most {MOST_OBSERVATIONS}"
+        names = [one.name for one in given.observations or ()][:MOST_OBSERVATIONS]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                yield ("observations", place, "name"), f"{shown(name)} is there before", "each reading once"
 
     def cluster(self, default_name: str, document: Document) -> ClusterSpec:
         """Convert to a ``ClusterSpec``; reads the graph if one is named."""

@@ -231,15 +231,19 @@ def test_the_command(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "layout 1 is the choice" in told.stdout and "Measure next" in told.stdout
     assert (tmp_path / "runs" / "README.md").exists()
-    plain = json.loads(run(*asked, "--measured", "1=99", "--json").stdout)
+    plain = json.loads(run(*asked, "--measured", "1=9", "--json").stdout)
     assert plain["chosen"] != 0 and len(plain["layouts"]) == 4
     for wrong, words in (
         ("1=x", "no step time"),
         ("9=1.0", "there is no layout 9"),
+        ("1=1638", "took 1e+03 times the predicted step time"),
+        ("1=1e-9", "check unit"),
         ("nowhere.csv", "nowhere.csv"),
     ):
         refused = run(*asked, "--measured", wrong)
         assert refused.exit_code == 2 and words in refused.stderr, refused.output
+    twice = run(*asked, "--measured", "1=1.7", "--measured", "1=1.8")
+    assert twice.exit_code == 2 and "layout 1 is given twice" in twice.stderr
 
 
 def test_the_page_says_what_the_backtest_found() -> None:

@@ -229,3 +229,15 @@ def test_too_many_readings_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"base": "h100x32", "observations": [entry] * 1000}))
     with pytest.raises(InputError, match="1000 of them"):
         load_cluster(str(path))
+    path.write_text(json.dumps({"base": "h100x32", "observations": [entry] * 2}))
+    with pytest.raises(InputError, match="is there before"):
+        load_cluster(str(path))
+
+
+def test_a_table_in_another_unit_is_no_reading(plan: Plan, cases: list[Case]) -> None:
+    """Milliseconds for seconds are refused wherever they enter: no choice is made of them."""
+    wrong = [
+        replace(one, run=replace(one.run, measured_step_s=1e3 * (one.measured_s or 0.0))) for one in cases
+    ]
+    with pytest.raises(InputError, match="times the predicted step time"):
+        next_runs(plan, WORKLOAD, CLUSTER, OPTIONS, budget=1, samples=2, measured=wrong)

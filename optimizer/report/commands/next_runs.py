@@ -63,9 +63,7 @@ def command(
     workload, machine = question.read()
     options = question.options()
     options = replace(options, top=LAYOUTS if question.search.top is None else options.top, near=None)
-    readings = {
-        place: seconds for one in measured if (reading := _reading(one)) for place, seconds in [reading]
-    }
+    readings = _readings(measured)
     runs = _cases([one for one in measured if _reading(one) is None], machine)
     with named(allow="--allow"):
         plan = solve_watched(workload, machine, options, output)
@@ -103,6 +101,19 @@ def _cases(tables: Sequence[str], cluster: ClusterSpec) -> list[Case]:
         if case.measured_s is None:
             raise input_error(f"run {case.run.id!r} has no step time", key="--measured", file=case.run.file)
     return cases
+
+
+def _readings(given: Sequence[str]) -> dict[int, float]:
+    """Read every ``N=SECONDS``; raises ``InputError`` for a layout that is read twice."""
+    found: dict[int, float] = {}
+    for reading in filter(None, map(_reading, given)):
+        place, seconds = reading
+        if place in found:
+            raise input_error(
+                f"layout {place + 1} is given twice", "the mean of its steps, once", key="--measured"
+            )
+        found[place] = seconds
+    return found
 
 
 def _reading(text: str) -> tuple[int, float] | None:

@@ -240,6 +240,8 @@ def plan_notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None = None)
         notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")
     if plan.outcome is not None:
         notes.insert(0, outcome_words(plan.outcome))
+        if plan.outcome.name == "gpus" and plan.inputs["space"].get("allow_idle") is None:
+            notes.insert(1, "every layout uses all GPUs: --allow-idle 50% lets up to half of them stay idle")
     if plan.then is not None:
         notes.insert(0, second_words(plan.then))
     if plan.freer_gain is not None:
