@@ -115,6 +115,7 @@ def checkpoint_schedules(
         ),
         _schedule(CheckpointMode.SYNCHRONOUS, work_s, cost.synchronous_stall_s, restart_s, mtbf_s, 0.0),
     )
+    # Asynchronous is not always better: with slow storage each failure loses the whole write.
     return tuple(sorted(both, key=lambda schedule: schedule.wall_s))
 
 
@@ -123,7 +124,9 @@ def _schedule(
 ) -> CheckpointSchedule:
     """Plan one mode; ``write_s`` is the background write that a snapshot takes to become usable."""
     daly_s = daly_interval_s(stall_s, mtbf_s)
+    # The next snapshot waits until the last one is on storage: host memory holds one.
     interval_s = max(daly_s, write_s)
+    # A failure during the write falls back to the snapshot before: the write is lost with it.
     lost_s = restart_s + write_s
     wall_s = expected_wall_time_s(work_s, interval_s, stall_s, lost_s, mtbf_s)
     return CheckpointSchedule(

@@ -33,6 +33,7 @@ def state_replicas(batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
         most: FloatArray = groups.astype(np.float64)
         return most
     shards = np.where(batch.hsdp_shard > 0, batch.hsdp_shard, batch.dp)
+    # Without ZeRO every data-parallel rank has all of it.
     shards = np.where(batch.zero > 0, shards, 1)
     left: FloatArray = np.maximum(groups // shards, 1).astype(np.float64)
     return left
@@ -53,11 +54,13 @@ def slowdowns(model: ModelSpec, cluster: ClusterSpec, gpus: FloatArray, replicas
     waiting_s = np.zeros(len(gpus))
     if failures.repair_s is not None:
         spares, load = ready_nodes(cluster, gpus), failures.repair_s / mtbf_s
+        # A job that always waits for a node never ends: NEVER keeps the search in finite numbers.
         stopped = np.minimum(stopped / np.maximum(1 - blocking(spares, load), 1 / NEVER), NEVER)
         waiting_s = waiting_for_nodes_s(spares, load, mtbf_s)
     if failures.hot_restart_s is None:
         return stopped
     hot = hot_slowdown(failures.hot_restart_s + waiting_s, mtbf_s, replicas)
+    # One replica alone has nobody to take its state from.
     result: FloatArray = np.where(replicas > 1, np.minimum(hot, stopped), stopped)
     return result
 
@@ -76,6 +79,7 @@ def blocking(spares: FloatArray, load: FloatArray) -> FloatArray:
     distribution of repair times.
     """
     share, found = np.ones(len(load)), np.ones(len(load))
+    # The recursion of the formula, one node more at a time: factorials would overflow.
     for nodes in range(1, int(spares.max(initial=0.0)) + 2):
         share = load * share / (nodes + load * share)
         found = np.where(spares + 1 >= nodes, share, found)

@@ -125,8 +125,10 @@ def _layer(comm: CommContext, shape: LayerShape) -> StageTimes:
     parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
     works = [(KERNELS_OF_PART.get(name, "other"), work) for name, work in parts.items()]
     if shape.mixer is Mixer.MAMBA or shape.mixer.is_linear:
+        # A state-space mixer has no attention kernel: what stands in its place is a scan.
         works = [("scan" if kind == "attention" else kind, work) for kind, work in works]
     works += [("norm", side["norm"]) for side in (mixer, mlp) if "norm" in side]
+    # What a GPU waits between kernels is in the price of a layer and belongs to none of them.
     works.append(("gap", gaps_work(ctx, keys.tp)))
     widths = _dense_widths(comm, shape)
     activation = [activation_function_work(ctx, keys.tokens * width / keys.tp) for width in widths]
@@ -146,6 +148,7 @@ def _layer(comm: CommContext, shape: LayerShape) -> StageTimes:
         _count(again, kind, work.forward_s)
         _count(backward, kind, work.dgrad_s + work.wgrad_s)
     if not ctx.preset.repeats_last_matrix:
+        # Nothing in the backward pass needs the output of the last matrix: most trainers do not repeat it.
         _count(again, "gemm", -last_matrix_s(ctx, keys, shape))
     host_s = float(np.ravel(host_forward_s(comm, shape))[0])
     for passed, launched in (
@@ -154,6 +157,7 @@ def _layer(comm: CommContext, shape: LayerShape) -> StageTimes:
         (backward, host_s * ctx.constants["host_backward"]),
     ):
         busy = sum(passed.kernels_s.values()) + sum(passed.traffic_s.values())
+        # The host runs ahead: only what it takes longer than the GPU leaves the GPU idle.
         passed.host_s = max(launched - busy, 0.0)
     return StageTimes(forward=forward, backward=backward, again=again)
 

@@ -57,12 +57,14 @@ class OptimizerStep:
         copies, moments = schedule_of(batch).parameter_copies, moment_bytes(self.preset, self.model)
         owned = owned_parameters(batch, fullest, copies)
         local = fullest.dense + fullest.expert
+        # The GPU then zeroes gradients and receives weights; moments and update are the host's.
         if self.preset.offload_optimizer:
             return optimizer_bytes(local, 0.0 * owned, 0.0) / self.rates.optimizer_bytes_per_s + (
                 self.host.optimizer_s(owned)
             )
         moved = optimizer_bytes(local, owned, moments.matrix)
         if moments.other != moments.matrix:
+            # Optimizers of matrices keep other moments of what is in none.
             moved = moved + 2 * (moments.other - moments.matrix) * owned_parameters(batch, other, copies)
         seconds = moved / self.rates.optimizer_bytes_per_s + self._casts_s(fullest, other)
         if not OPTIMIZERS[self.preset.optimizer.kind].orthogonal:
@@ -139,6 +141,7 @@ class Orthogonalizer:
             parts += [(matrix, mtp) for matrix in mtp_matrices(self.model)]
         counts: dict[Matrix, FloatArray] = {}
         for matrix, times in parts:
+            # Equal matrices of several layers are priced once.
             one = replace(matrix, count=1.0)
             among = self.batch.ep if matrix.held is Held.EXPERT else 1
             counts[one] = counts.get(one, np.zeros(len(self.batch))) + matrix.count * times / among
@@ -162,6 +165,7 @@ class Orthogonalizer:
         steps, split = self.optimizer.steps, parts > 1
         m = np.full(len(self.batch), float(matrix.short))
         if self.optimizer.distribution is MuonSharing.DISTRIBUTED:
+            # Each rank multiplies its slice of the long side, and the small Gram matrices are added up.
             inner = matrix.long / parts
             reduce_s = self.topology.all_reduce_s(ELEMENT_BYTES * m * m, group)
             return steps * (self._step_s(m, inner) + np.where(split, reduce_s, 0.0))

@@ -44,6 +44,7 @@ def proven_status(step_time_s: float, bound_s: float, *, rounding_s: float, gap_
     open_s = step_time_s - bound_s
     if open_s <= rounding_s + SAME * step_time_s:
         return Status.OPTIMAL
+    # The same slack as above: a gap of exactly the target is not lost to the last bit.
     within = open_s <= (gap_target + SAME) * step_time_s
     return Status.WITHIN_GAP if within else Status.STOPPED
 
@@ -84,6 +85,7 @@ class Versions:
 
 def _machine() -> str:
     config: Any = np.show_config(mode="dicts")
+    # numpy adds in the order of its widest vectors: two machines may differ in the last bits.
     vectors = config.get("SIMD Extensions", {}).get("found", [])
     return " ".join([platform.machine(), *vectors[-1:]])
 

@@ -95,8 +95,10 @@ def pareto_front(
     first, second = (_quantity(name) for name in goals)
     if first.name == second.name:
         raise input_error("names one goal twice", "two goals, e.g. days,cost", key="of")
+    # A gap would let dominated points in: every end of a search has to be the best.
     asked = replace(options, minimize=TIME, then=None, within=0.0, top=1, gap=0.0)
     source = Question(workload=workload, cluster=cluster, options=asked).costed_space()
+    # Only what is proportional to the step has a fast search: it goes first, and points are turned back.
     turned = not is_rate(source, first) and is_rate(source, second)
     searched = (second, first) if turned else (first, second)
     search = _Search(source, asked, searched, on_progress, should_stop)
@@ -118,6 +120,7 @@ def _quantity(name: str) -> Quantity:
 def _spread(search: _Search, most: int) -> tuple[list[FrontPoint], bool]:
     """Find the ends and then what lies in the widest part between two points, the best in the first goal first."""
     start, after = search.settled(search.below(inf))
+    # A point that may be dominated is no place from which to divide what is left.
     if start is None or not start.proven:
         return [start] if start is not None else [], start is None and search.proven
     if after is None or most == 1:
@@ -130,6 +133,7 @@ def _spread(search: _Search, most: int) -> tuple[list[FrontPoint], bool]:
         gaps = [pair for pair in pairwise(points) if not _same(following[pair[0].values], pair[1])]
         if not gaps:
             return points, True
+        # The widest gap first: wherever the number of points ends, they show all of the front.
         left, right = max(gaps, key=lambda pair: _width(*pair))
         found = search.below(_between(left.values[1], right.values[1]))
         if found is None or _same(found, right):
@@ -150,10 +154,12 @@ def _same(one: FrontPoint, other: FrontPoint) -> bool:
 def _width(left: FrontPoint, right: FrontPoint) -> float:
     """Return how far two points are apart in both goals, in doublings of either."""
     pairs = zip(left.values, right.values, strict=True)
+    # Ratios, since goals have other units; a goal may be zero.
     return sum(abs(log(max(a, 1e-300) / max(b, 1e-300))) for a, b in pairs)
 
 
 def _between(one: float, other: float) -> float:
+    # The geometric mean halves the gap as its width is counted.
     return (one * other) ** 0.5 if min(one, other) > 0 else (one + other) / 2
 
 
@@ -186,11 +192,13 @@ class _Search:
     def least(self) -> FrontPoint | None:
         """Return the other end of the front: the best in the first goal of those that are best in the second."""
         found = self._best(1, inf)
+        # The least of the second goal may be had by many layouts: the best of them in the first goal counts.
         return found and self.settled(self.below(found.values[1] * REACHED) or found)[0]
 
     def settled(self, found: FrontPoint | None) -> tuple[FrontPoint | None, FrontPoint | None]:
         """Return the point of the front that is at least as good as what was found, and the next one below it."""
         while found is not None:
+            # Proven by the search just below it: nothing as good in the first goal takes less of the second.
             limit = found.values[1] * (1 - APART)
             after = self.below(limit) if 0 < limit < found.values[1] else None
             if after is None or after.values[0] > found.values[0] * REACHED:
@@ -202,6 +210,7 @@ class _Search:
         """Return the best in one goal with the other one's value not above a limit, None where nothing is."""
         goal, other = self._goals[which], self._goals[1 - which]
         source = self._under(other, limit)
+        # What an earlier search found meets this limit as well, and bounds the search from the start.
         known = [point for point in self._known if point.values[1 - which] <= limit]
         rate = is_rate(source, goal)
         found = self._by_rate(source, which, known) if rate else self._by_order(source, goal)

@@ -95,6 +95,7 @@ class _Sharing:
         fused = self.cost.preset.fused_loss
         other = replace(self.cost, preset=replace(self.cost.preset, fused_loss=not fused))
         ranks = estimate(other, self.layout).memory.stages
+        # No price splits the head: with the loss fused the other way, what differs is the 32-bit copy.
         copy = abs(size - ranks[self.rank].components_bytes["logits"])
         by = self._product("tp", "cp")
         yield MemoryPart(name="logits, 16-bit", size_bytes=copy / 2, divided_by=by)
@@ -115,6 +116,7 @@ class _Sharing:
         model, batch = self.cost.model, batch_of_one(self.layout)
         blocks, _ = rank_blocks(self.layout, model)
         folded = SCHEDULES[self.layout.schedule].folded
+        # Folded pipelines state half of the ranks: the other half holds the mirrored stages.
         own = self.rank if self.rank < len(blocks) else self.layout.pp - 1 - self.rank
         held = [
             float(on_rank(model, block_parameters(model, run), batch, self.cost.preset).expert[0])

@@ -70,6 +70,7 @@ class Patient:
     ) -> Remedy:
         """Describe what was found beside the given layout."""
         layout, estimate = found
+        # In GPU-time, so that more GPUs are no gain of speed that nobody pays for.
         before = self.estimate.step_time_s * self.layout.gpus if self.estimate else None
         return Remedy(
             axes=axes,
@@ -90,6 +91,7 @@ def find_remedies(patient: Patient) -> tuple[Remedy, ...]:
     """
     found = [*_by_axes(patient, [(STAGES,), *((axis,) for axis in AXES)]), *_by_settings(patient)]
     if not found:
+        # Pairs only where nothing simpler helps: they are many searches, and a longer advice.
         found = [*_by_axes(patient, combinations(AXES, 2))]
     ranked = sorted(_distinct(found), key=lambda remedy: remedy.estimate.step_time_s)
     return (*ranked, *_by_gpus(patient))
@@ -163,6 +165,7 @@ def _by_gpus(patient: Patient) -> Iterator[Remedy]:
     )
     for dp in larger[:LARGER]:
         gpus = group * dp
+        # Nobody adds half a node.
         if gpus % question.cluster.gpus_per_node:
             continue
         found = patient.solve((), replace(question, cluster=resized(question.cluster, gpus)))
@@ -178,6 +181,7 @@ def _distinct(remedies: list[Remedy]) -> list[Remedy]:
     seen: dict[tuple[str, ...], Remedy] = {}
     for remedy in remedies:
         if remedy.changes:
+            # The first is the fastest: the list is sorted.
             seen.setdefault(remedy.changes, remedy)
     return list(seen.values())
 
