@@ -1,7 +1,13 @@
 """The words that every room shares: axes, frameworks, precisions, schedules, verdicts."""
 
+from __future__ import annotations
+
+import re
 from enum import StrEnum
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Axis(StrEnum):
@@ -186,3 +192,18 @@ class Verdict(StrEnum):
 
 DEFAULT_MESH_ORDER = "tp-cp-ep-dp-pp"
 """Innermost axis first, as Megatron-LM builds it by default."""
+
+
+_SPELLED_ENDINGS = ("perf", "intotensor", "tensor", "single", "base", "coalesced")
+"""What nccl-tests and torch.distributed append to the name of a collective."""
+
+
+def collective_spelt(text: str, words: Iterable[str]) -> str | None:
+    """Return which of some collectives is meant, as NCCL, its tests or torch spell it; None: none of them.
+
+    ``AllReduce``, ``all_reduce_perf`` and ``all_gather_into_tensor`` are spellings of ``all-reduce`` and ``all_gather``.
+    """
+    letters = re.sub(r"[^a-z0-9]|^_*nccl", "", text.lower()).replace("2", "to")
+    for ending in _SPELLED_ENDINGS:
+        letters = letters.removesuffix(ending)
+    return {re.sub("[^a-z]", "", word): word for word in words}.get(letters)

@@ -113,6 +113,11 @@ def test_wide_numbers_go_exponential() -> None:
         "1048576 1 float sum -1 123456 0.01 0.01 0 1.23e+05 0.01 0.01 0\n"
     )
     (got,) = import_nccl_tests(text, collective="all_reduce")
+    assert (
+        import_nccl_tests(text, collective="AllReduce")
+        == import_nccl_tests(text, collective="all-reduce")
+        == (got,)
+    )
     assert got.rows[0].time_s == pytest.approx(0.123456)
 
 

@@ -16,6 +16,7 @@ from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.registry import EXPORTED
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.text import AT_HEAD, HEAD_NODE, IN_HOSTFILE
+from layoutopt.optimizer.interop.machines.nccl_log import COLLECTIVES
 from layoutopt.optimizer.report.commands.topology import COLLECTIVE
 from layoutopt.optimizer.report.tables.short import run_pair
 from layoutopt.optimizer.report.tables.step_time import rates_pairs
@@ -25,7 +26,7 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule, collective_spelt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,15 @@ def test_other_collectives_are_refused_with_the_nearest(text: str) -> None:
     """What has no price is not taken for what has one."""
     with pytest.raises(InputError, match=r"is unknown \("):
         COLLECTIVE.convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", [*SPELT["all-reduce"], *SPELT["send-recv"], *SPELT["all-to-all"]])
+def test_a_log_without_the_name_of_its_test_takes_every_spelling(text: str) -> None:
+    """``import --collective`` reads what ``topology cost --collective`` reads, by its own names."""
+    word = collective_spelt(text, COLLECTIVES)
+    assert word is not None and word.replace("_", "") in text.lower().replace("_", "").replace(
+        "-", ""
+    ).replace("2", "to")
 
 
 def test_a_collective_of_torch_is_priced() -> None:

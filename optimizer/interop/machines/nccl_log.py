@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_json
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.vocabulary import collective_spelt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,7 +200,8 @@ def _float(text: str) -> float | None:
 def _table(section: _Section, file: str, given: str | None) -> NcclTable:
     ratio = _ratio(section.rows)
     ranks = len(section.ranks) or None
-    name = given or _known(section.name) or _inferred(section, ratio, ranks) or _from_file_name(file)
+    stated = None if given is None else collective_spelt(given, COLLECTIVES) or given
+    name = stated or _known(section.name) or _inferred(section, ratio, ranks) or _from_file_name(file)
     if name not in COLLECTIVES:
         what = f"{name!r} is not known" if name else "which collective this is can't be told from the log"
         raise input_error(what, "one of " + ", ".join(COLLECTIVES), key="collective", file=file)

@@ -13,7 +13,7 @@ from layoutopt.optimizer.cost.objectives import parse_objective
 from layoutopt.optimizer.cost.quantities import GOALS
 from layoutopt.optimizer.frameworks.registry import FRAMEWORK_ALIASES, Framework
 from layoutopt.optimizer.specs.errors import InputError, Problem
-from layoutopt.optimizer.specs.vocabulary import Precision, Saver
+from layoutopt.optimizer.specs.vocabulary import Precision, Saver, collective_spelt
 from layoutopt.optimizer.specs.workload import MAX_COUNT
 
 if TYPE_CHECKING:
@@ -83,12 +83,7 @@ class Spelled(Word):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the word; raises ``InputError`` with the nearest one."""
-        letters = re.sub(r"[^a-z0-9]|^nccl", "", str(value).lower())
-        for ending in ("perf", "intotensor", "tensor", "single", "base", "coalesced"):
-            letters = letters.removesuffix(ending)
-        known = {word.replace("-", ""): word for word in self.words}
-        known |= {word.replace("to", "2"): known[word] for word in known if "to" in word}
-        return super().convert(known.get(letters, value), param, ctx)
+        return super().convert(collective_spelt(str(value), self.words) or value, param, ctx)
 
 
 class Words(Word):
