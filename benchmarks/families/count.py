@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from importlib import import_module
 from typing import Any
 
 # Two widths of heads: one that is hidden/heads and one that is not, so that a wrong default shows.
@@ -94,7 +95,10 @@ FAMILIES = (
         "sarvam_moe",
         "stablelm",
         "vaultgemma",
+        "glm_ocr_text",
         "olmo_hybrid",
+        "qwen2_5_omni_text",
+        "qwen3_omni_moe_text",
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "youtu",
@@ -108,6 +112,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         + ["compressed_sparse_attention"] * 6,
         "compress_rates": {"compressed_sparse_attention": 8, "heavily_compressed_attention": 64},
     },
+    "qwen3_omni_moe_text": {"moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4},
     "qwen3_5_moe_text": {
         **{"num_experts": 16, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 256},
     },
@@ -167,11 +172,44 @@ def count_published(name: str) -> dict[str, Any]:
     return count(model_type, own)
 
 
+TEXT_PARTS = {
+    "glm_ocr_text": ("glm_ocr", "GlmOcrText"),
+    "qwen2_5_omni_text": ("qwen2_5_omni", "Qwen2_5OmniText"),
+    "qwen3_omni_moe_text": ("qwen3_omni_moe", "Qwen3OmniMoeText"),
+}
+"""Language parts that no class of their own makes a causal model of: folder, and start of their classes' names."""
+
+
+def count_text_part(model_type: str) -> dict[str, Any]:
+    """Build the language part of a multimodal model, and count an output matrix where it has one of its own."""
+    import torch
+
+    folder, name = TEXT_PARTS[model_type]
+    configs = import_module(f"transformers.models.{folder}.configuration_{folder}")
+    models = import_module(f"transformers.models.{folder}.modeling_{folder}")
+    sizes = {**SIZES, **EXTRA.get(model_type, {})}
+    config = getattr(configs, f"{name}Config")(**sizes)
+    kind = getattr(models, f"{name}Model", None) or getattr(
+        models, f"{name.removesuffix('Text')}ThinkerTextModel"
+    )
+    with torch.device("meta"):
+        model = kind(config)
+    tied = getattr(config, "tie_word_embeddings", False)
+    head = 0 if tied else config.vocab_size * config.hidden_size
+    return {
+        "config": json.loads(config.to_json_string(use_diff=False)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()) + head,
+        "corrections": 0,
+    }
+
+
 def count(model_type: str, own: dict[str, Any] | None = None) -> dict[str, Any]:
     """Build one small model, or the one of ``own`` settings, and return its configuration and its parameters."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    if own is None and model_type in TEXT_PARTS:
+        return count_text_part(model_type)
     small = {**SIZES, **EXPERTS, **EXTRA.get(model_type, {})}
     config = CONFIG_MAPPING[model_type](**(small if own is None else own))
     with torch.device("meta"):

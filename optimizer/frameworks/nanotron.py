@@ -31,7 +31,7 @@ RECORD = FrameworkRecord(
         LaunchFormat(
             kind="nanotron-yaml",
             reader="import_nanotron",
-            sign=r"^tokens:|batch_accumulation_per_replica",
+            sign=r"^tokens:|batch_accumulation_per_replica|\brun_train\.py\b",
         ),
     ),
 )

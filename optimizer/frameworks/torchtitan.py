@@ -79,7 +79,11 @@ RECORD = FrameworkRecord(
             reader="import_python",
             sign=r"ParallelismConfig\(|\.parallelism\.|from torchtitan",
         ),
-        LaunchFormat(kind="torchtitan-toml", reader="import_toml", sign=r"^\[parallelism\]|^\[training\]"),
+        LaunchFormat(
+            kind="torchtitan-toml",
+            reader="import_toml",
+            sign=r"^\[parallelism\]|^\[training\]|\btorchtitan\.train\b",
+        ),
     ),
     names={"era a": ERA_A, "era b": ERA_B, "era c": ERA_C},
 )

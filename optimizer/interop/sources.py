@@ -29,7 +29,7 @@ LARGEST_FILE = 64 * 2**20
 LEVELS_UP = 3
 """How far above its folder a script's own files may lie: ``../../models/8B.sh``."""
 
-NAMED_BY_SCRIPTS = (".sh", ".bash", ".env", ".conf", ".cfg", ".json", ".yaml", ".yml", ".txt", "")
+NAMED_BY_SCRIPTS = (".sh", ".bash", ".env", ".conf", ".cfg", ".json", ".yaml", ".yml", ".toml", ".txt", "")
 """Endings of files that scripts source, start or fill in."""
 
 
@@ -222,7 +222,7 @@ class Around:
         from layoutopt.optimizer.interop.shell.record import Outside
 
         outside = Outside(variables=self.variables, arguments=self.arguments, beside=self._beside)
-        named = {"beside": self._beside, "function": self.function, "recipe_file": self.recipe_file}
+        named = {"function": self.function, "recipe_file": self.recipe_file}
         return {"outside": outside} | {name: value for name, value in named.items() if value is not None}
 
     def _beside(self, name: str) -> str | None:
@@ -255,7 +255,7 @@ def import_text(
     chosen = _named(kind) if kind is not None else detect_kind(text, file)
     read, known = _reader(chosen), options_of(chosen)
     for name in options.keys() - known:
-        own = sorted(known - {"outside", "beside"})
+        own = sorted(known - {"outside"})
         allowed = f"only {', '.join(own)}" if own else "nothing beside the file"
         raise input_error(f"does not apply to {chosen}", allowed, key=name, file=file)
     offered = {name: value for name, value in (around or Around()).options().items() if name in known}

@@ -131,6 +131,22 @@ def test_the_vision_part_is_named_as_left_out(kind: str) -> None:
     assert found.model.left_out == ("vision",)
 
 
+def test_the_language_part_of_a_model_that_speaks_is_found_inside_its_thinker() -> None:
+    """Two levels down; what hears, sees and speaks is named, and the thinker says whether its ends are tied."""
+    text = COUNTED["qwen2_5_omni_text"]["config"]
+    thinker = {"text_config": text, "audio_config": {}, "vision_config": {}, "tie_word_embeddings": False}
+    outer = {
+        "model_type": "qwen2_5_omni",
+        "thinker_config": thinker,
+        "talker_config": {},
+        "token2wav_config": {},
+    }
+    model = import_config(json.dumps(outer)).model
+    head = text["vocab_size"] * text["hidden_size"]
+    assert model_parameters(model) == COUNTED["qwen2_5_omni_text"]["parameters"] + head
+    assert set(model.left_out) == {"audio", "vision", "talker", "token2wav"}
+
+
 def test_parts_that_a_family_leaves_out_are_named_where_they_are_on() -> None:
     """Not where the file switches them off, and not for models without towers."""
     config = {**FLAT_VL, "model_type": "stablelm"}

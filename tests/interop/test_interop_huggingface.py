@@ -256,7 +256,7 @@ def test_wrappers_are_descended_into() -> None:
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("qwen3_5", "linear attention"),
+        ("lara_mini", "linear attention"),
         ("jamba", "Mamba-1"),
         ("gemma3n", "per-layer embeddings"),
         ("mamba", "Mamba-1"),

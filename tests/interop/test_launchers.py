@@ -285,8 +285,7 @@ def test_a_named_deepspeed_file_states_the_stage_before_its_name(trainer: str, n
         if trainer == "hf-trainer":
             text = f"torchrun --nproc_per_node=8 train.py {flags.replace('--model', '--model_name_or_path')}"
     near = {"conf/ds_zero3_offload.json": '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'}
-    option = {"outside": Outside(beside=near.get)} if name == "x.sh" else {"beside": near.get}
-    stated = import_text(text, name, trainer, **option).value
+    stated = import_text(text, name, trainer, outside=Outside(beside=near.get)).value
     assert (stated.framework, stated.layout.zero, stated.options.optimizer_offload) == ("deepspeed", 1, None)
     assert stated.training.precision == "bf16"
     assert not any("is called" in note for note in stated.notes)

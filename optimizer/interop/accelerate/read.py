@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.keys import megatron_job
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.specs.layout import Recompute
@@ -18,7 +19,14 @@ SETTINGS = "deepspeed_config_file"
 DEEPSPEED_STAGE = 2
 """ACCELERATE_DEEPSPEED_ZERO_STAGE where it is not set (accelerate/utils/dataclasses.py)."""
 
-SUPPORTED = ("FSDP", "MULTI_GPU", "DEEPSPEED", "NO")
+SUPPORTED = ("FSDP", "MULTI_GPU", "DEEPSPEED", "MEGATRON_LM", "NO")
+MEGATRON = {
+    "tp_degree": "tensor_model_parallel_size",
+    "pp_degree": "pipeline_model_parallel_size",
+    "sequence_parallelism": "sequence_parallel",
+    "use_custom_fsdp": "use_megatron_fsdp",
+}
+"""Keys of ``megatron_lm_config`` that Megatron-LM has other names for (accelerate/utils/launch.py)."""
 
 
 @importer
@@ -32,6 +40,8 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
     if kind is None or kind.upper() not in SUPPORTED:
         what = "missing" if kind is None else f"{shorten(kind)!r} is not supported"
         raise root.fail("distributed_type", what, "one of " + ", ".join(SUPPORTED))
+    if kind.upper() == "MEGATRON_LM":
+        return _megatron(root)
     notes: list[str] = []
     gpus = root.integer("num_processes", least=1)
     parallel, fsdp = root.section("parallelism_config"), root.section("fsdp_config")
@@ -50,6 +60,20 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
     )
     root.name_unread(notes)
     return replace(job, notes=tuple(notes))
+
+
+def _megatron(root: Fields) -> ImportedJob:
+    """Read the Megatron-LM plugin: its degrees and switches; model and batch are in the training script."""
+    stated, prefix = root.section("megatron_lm_config"), "megatron_lm_"
+    names = {key: key.removeprefix(prefix) for key in stated.data}
+    values = {MEGATRON.get(name, name): stated.data[key] for key, name in names.items()}
+    words = root.text("mixed_precision")
+    values |= {"bf16": words == "bf16", "fp16": words == "fp16"}
+    steps = stated.integer(f"{prefix}num_micro_batches", least=1)
+    values.pop("num_micro_batches", None)
+    fields = Fields(values, file=root.file)
+    job = megatron_job(fields, root.integer("num_processes", least=1), ["accelerate starts Megatron-LM"])
+    return replace(job, layout=replace(job.layout, micro_batches=steps))
 
 
 def _zero(kind: str, fsdp: Fields, deepspeed: Fields, notes: list[str]) -> int | None:

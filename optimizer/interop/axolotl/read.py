@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
+from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.launch.config_command import ConfigLaunch
     from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.interop.shell.record import Outside
+
+SIGNS = ("axolotl", "axolotl.cli.train", "train", "scripts/finetune.py")
+"""Words of commands that start it."""
 
 KNOWN = (
     "micro_batch_size", "gradient_accumulation_steps", "dp_shard_size", "dp_replicate_size",
@@ -24,14 +31,30 @@ KNOWN = (
 
 
 @importer
-def import_axolotl(
-    text: str, file: str = "", beside: Callable[[str], str | None] = lambda name: None
-) -> ImportedJob:
-    """Read a training file. The number of GPUs is in it where ``dp_shard_size`` states one.
+def import_axolotl(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+    """Read a training file, or a script that starts one. The file tells the GPUs where it has ``dp_shard_size``.
 
-    Raises ``InputError`` for experts, which axolotl divides among ranks that it takes out of data parallelism.
+    Raises ``InputError`` for experts, which axolotl divides among ranks that it takes out of data parallelism, and where
+    a script names a file that is not there.
     """
-    fields = Fields(parse_yaml(text, file), file=file)
+    if not is_script(text, file):
+        beside = outside.beside if outside else lambda name: None
+        return _job(Fields(parse_yaml(text, file), file=file), beside, None)
+
+    def build(launch: ConfigLaunch) -> ImportedJob:
+        """Read the training file with what the command changes."""
+        data = parse_yaml(launch.text, launch.name) | launch.overrides
+        return _job(Fields(data, file=launch.name), launch.command.text_of, launch.gpus)
+
+    return read_config_launch(text, SIGNS, _named, build, file, outside)
+
+
+def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
+    return after(command.words, "axolotl.cli.train", "train", "scripts/finetune.py")
+
+
+def _job(fields: Fields, beside: Callable[[str], str | None], started: int | None) -> ImportedJob:
+    """Read the settings; ``started`` are the processes of a launcher."""
     notes: list[str] = [
         "Hugging Face models on PyTorch FSDP or DeepSpeed: judged as accelerate's or DeepSpeed's"
     ]
@@ -42,14 +65,14 @@ def import_axolotl(
     replicas = fields.count("dp_replicate_size")
     micro_batch = fields.integer("micro_batch_size", least=1)
     accumulation = fields.count("gradient_accumulation_steps")
-    gpus = None if shard is None else shard * replicas * tp * cp
+    gpus = started if shard is None else shard * replicas * tp * cp
     named = fields.text("deepspeed")
     stated: dict[str, Any] = (
         {"zero": _zero(fields)} if named is None else named_deepspeed(named, beside, notes, missing)
     )
     if fields.count("expert_parallel_size") > 1:
         raise fields.fail("expert_parallel_size", "axolotl takes it out of the world: not modelled", "1")
-    dp = None if shard is None else shard * replicas
+    dp = shard * replicas if shard else gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
     _note_special(fields, notes)
     name_unread(list(fields.data), KNOWN, notes)
     kind = fields.text("adapter")

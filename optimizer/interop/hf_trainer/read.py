@@ -86,7 +86,7 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
     gpus = gpus or stated.get("gpus")
     tp, cp = stated.get("tp") or 1, stated.get("cp") or 1
     ranks = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
-    return fsdp_job(
+    job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model_name_or_path", "model_name", "model"),
         gpus=gpus,
@@ -95,6 +95,7 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
         sequence_length=fields.integer(*LENGTHS, least=1),
         tp=tp,
         cp=cp,
+        cp_comm=stated.get("cp_comm"),
         zero=stated.get("zero"),
         shard=stated.get("shard"),
         replicas=stated.get("replicas") or 1,
@@ -104,6 +105,13 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
         framework=stated.get("framework", Framework.ACCELERATE),
         optimizer_offload=stated.get("offload"),
         adapter=None if kind == "full" else read_adapter(fields, kind, PEFT, notes),
+    )
+    if not stated.get("unseen"):
+        return job
+    # what the file may state is no default
+    opened = dict.fromkeys(("tp", "cp", "sp", "dp", "hsdp_shard", "micro_batches"))
+    return replace(
+        job, layout=replace(job.layout, **opened), training=replace(job.training, global_batch=None)
     )
 
 
@@ -179,8 +187,8 @@ def _accelerate(
     """Read what an accelerate configuration states."""
     text = beside(name)
     if text is None:
-        missing.append(f"ZeRO stage and shards: {shorten(name)} was not found")
-        return {}
+        missing.append(f"ZeRO stage, shards, tp and cp: {shorten(name)} was not found")
+        return {"unseen": True}
     job = import_accelerate(text, name)
     notes += [note for note in job.notes if note not in notes]
     part = job.layout
@@ -196,5 +204,6 @@ def _accelerate(
         "recompute": recompute or None,
         "precision": job.training.precision,
         "offload": job.options.optimizer_offload,
+        "cp_comm": job.options.cp_comm,
         "framework": Framework.DEEPSPEED if "deepspeed_config" in text else Framework.ACCELERATE,
     }

@@ -28,7 +28,7 @@ from layoutopt.optimizer.specs.vocabulary import Precision
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import LayerShape
 
-TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
+TEXT_CONFIGS = ("text_config", "language_config", "llm_config", "thinker_config")
 NO_TOWERS = (*TEXT_CONFIGS, "quantization_config", "generation_config")
 MODALITIES = {"vision", "visual", "image", "img", "video", "audio", "speech"}
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
@@ -74,20 +74,22 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
 
 def _language_part(outer: Fields) -> Fields:
     key, value = outer.find(*TEXT_CONFIGS)
-    if isinstance(value, dict):
-        return outer.section(key)
-    return outer
+    if not isinstance(value, dict):
+        return outer
+    inner = outer.section(key)
+    return inner.section("text_config") if isinstance(inner.data.get("text_config"), dict) else inner
 
 
 def _towers(outer: Fields, fields: Fields) -> tuple[str, ...]:
     """Name the parts of a multimodal model that are not read, beside a nested language part or beside flat text keys."""
     nested = fields is not outer
+    inner = outer.section("thinker_config").data if isinstance(outer.data.get("thinker_config"), dict) else {}
     towers = [
         as_name(key.removesuffix("_config"))
-        for key, value in outer.data.items()
+        for key, value in (*outer.data.items(), *inner.items())
         if isinstance(value, dict) and (_is_tower(key) or (nested and _is_other_config(key)))
     ]
-    return tuple(towers) or (("everything but the language part",) if nested else ())
+    return tuple(dict.fromkeys(towers)) or (("everything but the language part",) if nested else ())
 
 
 def _is_tower(key: str) -> bool:
@@ -199,8 +201,11 @@ def _checked(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
 
 
 def _tied(reader: ConfigReader, outer: Fields) -> bool:
-    inner = reader.fields.flag("tie_word_embeddings")
-    stated = inner if inner is not None else outer.flag("tie_word_embeddings")
+    key = "tie_word_embeddings"
+    inner = reader.fields.flag(key)
+    stated = inner if inner is not None else outer.flag(key)
+    if isinstance(outer.data.get("thinker_config"), dict):  # its class has the output matrix
+        stated = outer.section("thinker_config").flag(key) is True
     if stated is None:
         reader.defaulted.append(f"tie_word_embeddings={reader.family.tied}")
         return reader.family.tied

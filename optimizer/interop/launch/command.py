@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar, split_flags
+from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
+from layoutopt.optimizer.interop.launch.processes import launched_gpus, slurm_variables
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.shell.scripts import ambiguous, read_commands, too_open
 from layoutopt.optimizer.interop.shell.values import has_hole, hole, holes, show
@@ -20,27 +21,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.scripts import Script
 
-_KEYS = {
-    **dict.fromkeys(("nnodes", "num_nodes", "nodes", "num_machines", "N"), "nodes"),
-    **dict.fromkeys(
-        ("nproc_per_node", "num_gpus", "ntasks_per_node", "gpus_per_node", "npernode"), "per_node"
-    ),
-    **dict.fromkeys(("num_processes", "np", "n", "ntasks"), "processes"),
-}
-"""Launchers' options (torchrun, deepspeed, accelerate, srun, mpirun, SBATCH lines) and what they count."""
-
-_SBATCH = re.compile(r"^#SBATCH\s+(?:--([a-z-]+)[= ]\s*|-(N|n)\s*)(\S+)", re.MULTILINE)
-_OF_SLURM = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "per_node": ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "processes": ("SLURM_NTASKS", "SLURM_NPROCS"),
-}
-_ONE_NODE = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "deepspeed")
-"""Launchers that start one node unless told otherwise."""
-
 _BAGS = re.compile(r"(ARGS?|OPTS?|OPTIONS?|FLAGS?|PARAMS?|CONFIG)$", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
-MAX_GPUS = 10**7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +30,7 @@ class LaunchCommand:
     """A trainer's command.
 
     ``open_words`` names variables that may hold any further flags; ``gpus`` are the processes started, None where the
-    script does not say.
+    script does not say; ``environment`` are those of the asked variables that the command sees.
     """
 
     words: tuple[str, ...]
@@ -56,6 +38,7 @@ class LaunchCommand:
     gpus: int | None
     open_words: tuple[str, ...]
     beside: Callable[[str], str | None] = lambda name: None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def text_of(self, name: str) -> str | None:
         """Return the text of a file that the script writes or that lies beside it; what is open in it stays a hole."""
@@ -93,14 +76,15 @@ def read_launch(
     build: Callable[[LaunchCommand], ImportedJob],
     file: str = "",
     outside: Outside | None = None,
+    environment: Sequence[str] = (),
 ) -> ImportedJob:
     """Build the job of the script's command that has most of the given flags.
 
+    ``environment`` names the variables that the trainer's launcher reads.
     Raises ``InputError`` where no command has any, or where the outside decides between commands that ``build`` makes
     different jobs of: it names the condition and how to decide it.
     """
     outside = outside or Outside()
-    slurm = _batch_lines(text)
     given, texts, beside = outside.variables, [text], outside.beside
 
     def noticed(name: str) -> str | None:
@@ -109,9 +93,8 @@ def read_launch(
         texts.append(found or "")
         return found
 
-    known = {name: str(slurm[key]) for key, names in _OF_SLURM.items() if key in slurm for name in names}
-    outside = replace(outside, variables={**known, **given}, beside=noticed)
-    found, complete = read_commands(text, lambda script: _best(script, flags), file, outside)
+    outside = replace(outside, variables={**slurm_variables(text), **given}, beside=noticed)
+    found, complete = read_commands(text, lambda script: _best(script, flags, environment), file, outside)
     if not found:
         raise input_error(
             "no training command found", f"one with {', '.join(flags[:2])} or the like", file=file
@@ -123,10 +106,11 @@ def read_launch(
             gpus=launched_gpus(words, text),
             open_words=_open_words(words),
             beside=outside.beside,
+            environment={**dict(seen), **{name: given[name] for name in environment if name in given}},
         )
-        for script, words in found
+        for script, (words, seen) in found
     ]
-    _require_read(given, texts, file)
+    _require_read({name: value for name, value in given.items() if name not in environment}, texts, file)
     first = _built(build, commands[0])
     for command in commands[1:]:
         if _essence(_built(build, command)) != _essence(first):
@@ -160,13 +144,20 @@ def _essence(job: ImportedJob | InputError) -> ImportedJob | str:
     return str(job) if isinstance(job, InputError) else replace(job, notes=(), missing=())
 
 
-def _best(script: Script, flags: Sequence[str]) -> tuple[str, ...] | None:
-    best = max(script.commands, key=lambda words: _hits(words, flags), default=())
-    return best if _hits(best, flags) else None
+def _best(
+    script: Script, flags: Sequence[str], environment: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]] | None:
+    """Return the command that has most of the flags, with the variables that count."""
+    pairs = list(zip(script.commands, script.environments, strict=True))
+    best, seen = max(pairs, key=lambda pair: _hits(pair[0], flags), default=((), {}))
+    if not _hits(best, flags):
+        return None
+    return best, tuple((name, seen[name]) for name in environment if name in seen)
 
 
 def _hits(words: Sequence[str], flags: Sequence[str]) -> int:
     names = {word.partition("=")[0] for word in words}
+    names |= {PurePosixPath(word).name for word in words if "/" in word}
     return sum(flag in names for flag in flags)
 
 
@@ -185,52 +176,3 @@ def _open_words(words: Sequence[str]) -> tuple[str, ...]:
         if array or _BAGS.search(name) or not before.startswith("-"):
             found.append(name)
     return tuple(dict.fromkeys(found))
-
-
-def _batch_lines(text: str) -> dict[str, int]:
-    """Return what ``#SBATCH`` lines ask for."""
-    found: dict[str, int] = {}
-    for name, short, value in _SBATCH.findall(text):
-        key = _KEYS.get(short or name.replace("-", "_"))
-        number = scalar(value.split(":")[-1])  # --gpus-per-node=h100:8 names the type in front
-        if key and type(number) is int and 0 < number <= MAX_GPUS:
-            found[key] = number
-    return found
-
-
-def launched_gpus(words: Sequence[str], text: str = "") -> int | None:
-    """Processes that torchrun, deepspeed, accelerate, srun, mpirun or ``#SBATCH`` lines start, None if not stated."""
-    found = _batch_lines(text)
-    launcher = list(_launcher_words(words))
-    # the command line comes after the batch system's lines and wins
-    for flag, value in {**_short_flags(launcher), **split_flags(launcher)}.items():
-        number = value[0] if isinstance(value, list) else value
-        if isinstance(number, str):
-            number = scalar(number.split(":")[-1])
-        key = _KEYS.get(flag)
-        if key and type(number) is int and 0 < number <= MAX_GPUS:
-            found[key] = number
-    if any(PurePosixPath(word).name in _ONE_NODE for word in launcher) and "per_node" in found:
-        stated = any("nnodes" in word or "num_nodes" in word or "num-nodes" in word for word in launcher)
-        if not stated:
-            found.setdefault("nodes", 1)
-    if "nodes" in found and "per_node" in found:
-        return found["nodes"] * found["per_node"]
-    return found.get("processes")
-
-
-def _launcher_words(words: Sequence[str]) -> Sequence[str]:
-    """Return the words in front of the trainer's own script."""
-    for place, word in enumerate(words):
-        if word.endswith((".py", ".pyz")):
-            return words[:place]
-    return words
-
-
-def _short_flags(words: Sequence[str]) -> dict[str, object]:
-    """Read ``-N 4``, ``-n8`` and ``-np 64``."""
-    found: dict[str, object] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if match := re.fullmatch(r"-(N|np|n|npernode)(\d{1,7})?", word):
-            found[match[1]] = scalar(match[2] or following)
-    return found

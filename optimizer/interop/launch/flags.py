@@ -27,6 +27,8 @@ def split_flags(words: Iterable[str]) -> dict[str, Any]:
             current = [value] if equals else []
             flags[name.replace("-", "_")] = current
             current = None if equals else current
+        elif current and word.endswith(".py"):
+            current = None  # the script that a launcher starts; its own flags follow
         elif current is not None:
             current.append(word)
     return {name: _value(values) for name, values in flags.items()}

@@ -12,7 +12,7 @@ from layoutopt.optimizer.interop.launch.flags import scalar
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
 from layoutopt.optimizer.interop.reading import LAYOUT_WORDS, UNREAD, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
-from layoutopt.optimizer.interop.shell.values import has_hole
+from layoutopt.optimizer.interop.shell.values import has_hole, show
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Schedule
@@ -20,6 +20,7 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.reading import Fields
     from layoutopt.optimizer.specs.model import AdapterSpec
     from layoutopt.optimizer.specs.vocabulary import CpComm
@@ -56,20 +57,23 @@ def name_unread(keys: Sequence[str], known: Sequence[str], notes: list[str]) -> 
         notes.append(f"{UNREAD}: {', '.join(shorten(key) for key in unread)}")
 
 
-def assigned(text: str, name: str) -> int | None:
-    """Return the number that a script gives a variable of the environment, None where it says none."""
-    match = re.search(rf"\b{name}=[\"']?(?:\$\{{\w+:-)?(\d{{1,7}})\b", text)
-    return int(match[1]) if match else None
+def gpus_of_environment(command: LaunchCommand, per_node: str, nodes: str, notes: list[str]) -> int | None:
+    """Return GPUs per node times nodes as the command's environment states them; one node unless it says otherwise.
 
-
-def gpus_of_environment(text: str, per_node: str, nodes: str, notes: list[str]) -> int | None:
-    """Return GPUs per node times nodes as a script's environment states them; one node unless it says otherwise."""
-    each, count = assigned(text, per_node), assigned(text, nodes)
-    if each is None:
+    A number that only the outside knows leaves them open.
+    """
+    numbers = {name: command.environment.get(name) for name in (per_node, nodes)}
+    for name, value in numbers.items():
+        if value is not None and has_hole(value):
+            notes.append(f"{name} comes from {shorten(show(value))}, which the script does not set")
+            return None
+    found = {name: scalar(value) for name, value in numbers.items() if value is not None}
+    if type(found.get(per_node)) is not int:
         return None
-    if count is None:
+    if nodes not in found:
         notes.append(f"assumed: one node, {nodes} is not set")
-    return each * (count or 1)
+    count = found.get(nodes, 1)
+    return int(found[per_node]) * count if type(count) is int else None
 
 
 def model_path(fields: Fields, *keys: str) -> str | None:

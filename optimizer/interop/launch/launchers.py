@@ -26,12 +26,21 @@ LAUNCHERS = {
             r"|megatron_gpt_(pretraining|finetuning|sft)\w*\.py\b|\.(pretrain|finetune)_recipe\b"
             r"|\bnemo llm (pretrain|finetune)\b",
         ),
-        LaunchFormat(kind="primus", reader="import_primus", sign=r"^[ \t]+pre_trainer:"),
-        LaunchFormat(kind="axolotl", reader="import_axolotl", sign=r"^base_model:|^sequence_len:"),
+        LaunchFormat(
+            kind="primus",
+            reader="import_primus",
+            sign=r"^[ \t]+pre_trainer:|\bprimus-cli\b|\btrain pretrain\b|\bEXP=\S+\.ya?ml\b",
+        ),
+        LaunchFormat(
+            kind="axolotl",
+            reader="import_axolotl",
+            sign=r"^base_model:|^sequence_len:|\baxolotl train\b|\baxolotl\.cli\.train\b",
+        ),
         LaunchFormat(
             kind="llama-factory",
             reader="import_llama_factory",
-            sign=r"^finetuning_type:|^cutoff_len:|^stage: *(pt|sft|dpo|rm|kto|ppo)\b",
+            sign=r"^finetuning_type:|^cutoff_len:|^stage: *(pt|sft|dpo|rm|kto|ppo)\b"
+            r"|\bllamafactory-cli train\b|\bllamafactory\.launcher\b",
         ),
         LaunchFormat(
             kind="hf-trainer",

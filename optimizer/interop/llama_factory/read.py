@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
+from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.launch.config_command import ConfigLaunch
     from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.interop.shell.record import Outside
     from layoutopt.optimizer.specs.model import AdapterSpec
+
+SIGNS = ("llamafactory-cli", "llamafactory.launcher", "src/train.py", "train")
+"""Words of commands that start it."""
 
 MEGATRON_KEYS = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
@@ -34,11 +42,28 @@ KNOWN = (
 
 
 @importer
-def import_llama_factory(
-    text: str, file: str = "", beside: Callable[[str], str | None] = lambda name: None
-) -> ImportedJob:
-    """Read a training file; the number of GPUs is in the launcher's environment, and so is the global batch."""
-    fields = Fields(parse_yaml(text, file), file=file)
+def import_llama_factory(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+    """Read a training file, or a script that starts one: the number of GPUs is in the launcher's environment.
+
+    Raises ``InputError`` where the script names a file that is not there.
+    """
+    if not is_script(text, file):
+        beside = outside.beside if outside else lambda name: None
+        return _job(Fields(parse_yaml(text, file), file=file), beside, None)
+
+    def build(launch: ConfigLaunch) -> ImportedJob:
+        """Read the training file with what the command changes."""
+        data = parse_yaml(launch.text, launch.name) | launch.overrides
+        return _job(Fields(data, file=launch.name), launch.command.text_of, launch.gpus)
+
+    return read_config_launch(text, SIGNS, _named, build, file, outside)
+
+
+def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
+    return after(command.words, "train", "llamafactory.launcher", "src/train.py")
+
+
+def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) -> ImportedJob:
     notes: list[str] = []
     kind = fields.text("finetuning_type") or _assumed(notes)
     adapter = None if kind == "full" else read_adapter(fields, kind, LLAMA_FACTORY, notes)
@@ -49,7 +74,7 @@ def import_llama_factory(
         f"the global batch is {micro_batch or '?'} * {accumulation} sequences per data-parallel rank"
     )
     if any(fields.data.get(key) is not None for key in MEGATRON_KEYS):
-        return _megatron(fields, micro_batch, adapter, notes)
+        return _megatron(fields, micro_batch, accumulation, adapter, notes, gpus)
     missing: list[str] = []
     named = fields.text("deepspeed")
     stated: dict[str, Any] = (
@@ -58,9 +83,9 @@ def import_llama_factory(
     return fsdp_job(
         notes=notes,
         path=fields.text("model_name_or_path"),
-        gpus=None,
+        gpus=gpus,
         micro_batch=micro_batch,
-        global_batch=None,
+        global_batch=micro_batch * accumulation * gpus if micro_batch and gpus else None,
         sequence_length=fields.integer("cutoff_len", least=1),
         zero=stated.get("zero"),
         recompute=not fields.on("disable_gradient_checkpointing"),
@@ -92,10 +117,19 @@ def _precision(fields: Fields) -> Precision | None:
 
 
 def _megatron(
-    fields: Fields, micro_batch: int | None, adapter: AdapterSpec | None, notes: list[str]
+    fields: Fields,
+    micro_batch: int | None,
+    accumulation: int,
+    adapter: AdapterSpec | None,
+    notes: list[str],
+    gpus: int | None,
 ) -> ImportedJob:
     values = with_truths({key: fields.data[key] for key in MEGATRON_KEYS if key in fields})
     values |= {"micro_batch_size": micro_batch, "seq_length": fields.integer("cutoff_len", least=1)}
     values |= {"bf16": fields.on("bf16"), "fp16": fields.on("fp16")}
     path = fields.text("model_name_or_path")
-    return megatron_job(Fields(values, file=fields.file), None, notes, path=path, adapter=adapter)
+    degrees = ("tensor", "pipeline", "context")
+    ranks = prod(fields.count(f"{axis}_model_parallel_size", f"{axis}_parallel_size") for axis in degrees)
+    if gpus and micro_batch and gpus % ranks == 0:
+        values["global_batch_size"] = micro_batch * accumulation * (gpus // ranks)
+    return megatron_job(Fields(values, file=fields.file), gpus, notes, path=path, adapter=adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -19,7 +20,7 @@ from layoutopt.optimizer.interop.launch.keys import (
     with_defaults,
 )
 from layoutopt.optimizer.interop.reading import importer
-from layoutopt.optimizer.specs.vocabulary import Precision
+from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
     from layoutopt.optimizer.specs.model import AdapterSpec
+
+ENVIRONMENT = ("NPROC_PER_NODE", "NNODES")
+"""Variables by which its command line starts torchrun (swift/cli/main.py)."""
 
 OWN_FLAGS = ("--model", "--micro_batch_size", "--tensor_model_parallel_size", "--max_length", "--train_type")
 NAMES = {"max_length": "seq_length", "overlap_p2p_comm": "overlap_p2p_communication"}
@@ -50,7 +54,12 @@ TRAINER_FLAGS = (
 )
 """Flags of ``swift sft``: those of the Hugging Face trainer."""
 
-TRAINER_KNOWN = ("per_device_train_batch_size", "gradient_checkpointing", "deepspeed")
+TRAINER_KNOWN = (
+    "per_device_train_batch_size",
+    "sequence_parallel_size",
+    "gradient_checkpointing",
+    "deepspeed",
+)
 PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 KNOWN = (
     *SWITCHES, *DEFAULTS, "tensor_model_parallel_size", "pipeline_model_parallel_size",
@@ -67,12 +76,12 @@ def import_swift(text: str, file: str = "", outside: Outside | None = None) -> I
 
     def build(command: LaunchCommand) -> ImportedJob:
         """Read the command with the names of the trainer that it drives."""
-        return (_job if "megatron" in command.words else _trainer_job)(command, text, file)
+        return (_job if "megatron" in command.words else _trainer_job)(command, file)
 
-    return read_launch(text, (*OWN_FLAGS, *TRAINER_FLAGS), build, file, outside)
+    return read_launch(text, (*OWN_FLAGS, *TRAINER_FLAGS), build, file, outside, ENVIRONMENT)
 
 
-def _job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
+def _job(command: LaunchCommand, file: str) -> ImportedJob:
     stated = command.flags
     notes: list[str] = []
     values = with_defaults({NAMES.get(key, key): value for key, value in stated.items()}, DEFAULTS, notes)
@@ -84,7 +93,7 @@ def _job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
         values.pop("recompute_granularity", None)
         notes[:] = [note for note in notes if "recompute_granularity" not in note]
     name_unread(list(stated), KNOWN, notes)
-    gpus = command.gpus or gpus_of_environment(text, "NPROC_PER_NODE", "NNODES", notes)
+    gpus = command.gpus or gpus_of_environment(command, *ENVIRONMENT, notes)
     path = values.get("model") or values.get("load")
     fields = command.fields(file=file, data=values)
     return megatron_job(
@@ -102,22 +111,29 @@ def _adapter(fields: ArgFields, default: str, notes: list[str]) -> AdapterSpec |
     return None if kind == "full" else read_adapter(fields, kind, SWIFT, notes)
 
 
-def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
+def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
     """Read ``swift sft``: the Hugging Face trainer on DeepSpeed's stages, on FSDP, or with whole copies."""
     fields = command.fields(file=file)
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
     name_unread(list(fields.data), TRAINER_KNOWN, notes)
     missing: list[str] = []
     stated = _stage(fields, command.text_of, notes, missing)
-    gpus = command.gpus or gpus_of_environment(text, "NPROC_PER_NODE", "NNODES", notes)
+    gpus = command.gpus or gpus_of_environment(command, *ENVIRONMENT, notes)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)
-    steps = fields.integer("gradient_accumulation_steps", least=1)
+    steps, cp = _accumulation(fields, gpus, micro_batch, notes), fields.count("sequence_parallel_size")
+    ranks = gpus // cp if gpus and gpus % cp == 0 else None
+    if cp > 1:
+        notes.append(
+            "sequence_parallel_size: heads are exchanged; where they do not divide, the rest is a ring"
+        )
     job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model"),
         gpus=gpus,
         micro_batch=micro_batch,
-        global_batch=gpus * micro_batch * steps if gpus and micro_batch and steps else None,
+        global_batch=ranks * micro_batch * steps if ranks and micro_batch and steps else None,
+        cp=cp,
+        cp_comm=CpComm.A2A if cp > 1 else None,
         sequence_length=fields.integer("max_length", least=1),
         zero=stated.get("zero"),
         recompute=fields.raw("gradient_checkpointing") is not False,
@@ -129,6 +145,19 @@ def _trainer_job(command: LaunchCommand, text: str, file: str) -> ImportedJob:
     )
     asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
     return replace(job, missing=(*job.missing, *asked))
+
+
+def _accumulation(
+    fields: ArgFields, gpus: int | None, micro_batch: int | None, notes: list[str]
+) -> int | None:
+    """Return the steps that are stated, else the trainer's default, some sixteen sequences in all."""
+    key = "gradient_accumulation_steps"
+    steps = fields.integer(key, least=1)
+    if steps is not None or fields.is_open(key) or not gpus or not micro_batch:
+        return steps
+    steps = max(1, ceil(16 / micro_batch / gpus))
+    notes.append(f"assumed: {key} {steps}, the trainer's default")
+    return steps
 
 
 def _stage(

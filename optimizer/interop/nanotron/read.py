@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.reading import MAX_LAYERS, Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.stages import stage_items
@@ -16,16 +18,34 @@ from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, Norm
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity, Precision, Schedule
 
+if TYPE_CHECKING:
+    from layoutopt.optimizer.interop.shell.record import Outside
+
+CONFIG_FILE = "--config-file"
 ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 
 
 @importer
-def import_nanotron(text: str, file: str = "") -> ImportedJob:
-    """Read a nanotron configuration: model, layout and batch are all in it.
+def import_nanotron(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+    """Read a nanotron configuration, or a script that starts one: model, layout and batch are all in it.
 
-    Raises ``InputError`` without these sections, and for unknown dtypes.
+    Raises ``InputError`` without these sections, for unknown dtypes, and where a script names a file that is not there.
     """
+    if is_script(text, file):
+        signs = ("run_train.py", CONFIG_FILE)
+        return read_config_launch(
+            text,
+            signs,
+            lambda command: after(command.words, CONFIG_FILE, "--config_file"),
+            lambda launch: _job(launch.text, launch.name),
+            file,
+            outside,
+        )
+    return _job(text, file)
+
+
+def _job(text: str, file: str) -> ImportedJob:
     root = Fields(parse_yaml(text, file), file=file)
     if "parallelism" not in root or "tokens" not in root:
         raise input_error("no nanotron settings", "sections parallelism, tokens and model", file=file)

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.interop.launch.config_command import TORCHRUN, after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import (
     megatron_job,
     name_unread,
@@ -14,10 +15,16 @@ from layoutopt.optimizer.interop.launch.keys import (
     with_truths,
 )
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
+from layoutopt.optimizer.interop.shell.values import has_hole
 from layoutopt.optimizer.interop.torchtitan.read import job_of_sections
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.launch.config_command import ConfigLaunch
     from layoutopt.optimizer.interop.records import ImportedJob
+    from layoutopt.optimizer.interop.shell.record import Outside
 
 FRAMEWORKS = ("megatron", "torchtitan")
 DEFAULTS = {"micro_batch_size": 2, "global_batch_size": 128, "seq_length": 4096, "bf16": True}
@@ -32,17 +39,49 @@ KNOWN = (
     "decoder_last_pipeline_num_layers", "recompute_granularity", "recompute_method", "recompute_num_layers",
     "recompute_modules", "data_parallel_sharding_strategy", "optimizer_offload_fraction", "optimizer_cpu_offload",
 )  # fmt: skip
+SIGNS = ("--config", "--exp", "primus-cli", "./primus-cli", "run_pretrain.sh", "pretrain")
+"""Words of commands that start an experiment; ``run_pretrain.sh`` takes its name from the variable EXP."""
+
+ENVIRONMENT = (*TORCHRUN, "EXP")
+_VARIABLE_NAME = re.compile(r"\b(PRIMUS_\w+)=")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
 
 @importer
-def import_primus(text: str, file: str = "") -> ImportedJob:
-    """Read an experiment file; ``${NAME:default}`` counts as its default, and files that it extends are named."""
+def import_primus(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+    """Read an experiment file, or a script that starts one, whose variables fill it in.
+
+    ``${NAME:default}`` counts as its default where nothing sets it, and files that it extends are named. Raises
+    ``InputError`` where a script names a file that is not there.
+    """
+    if not is_script(text, file):
+        return _job(parse_yaml(text, file), file, outside.variables if outside else {}, {}, None)
+
+    def build(launch: ConfigLaunch) -> ImportedJob:
+        """Read the experiment with what the command and its environment change."""
+        data = parse_yaml(launch.text, launch.name)
+        return _job(data, launch.name, launch.command.environment, launch.overrides, launch.gpus)
+
+    names = tuple(dict.fromkeys((*ENVIRONMENT, *_VARIABLE_NAME.findall(text))))
+    return read_config_launch(text, SIGNS, _named, build, file, outside, names)
+
+
+def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
+    """Return the experiment that an option names, or the variable EXP."""
+    found = after(command.words, "--config", "--exp")
+    stated = command.environment.get("EXP")
+    return found if found or stated is None else (stated, [*command.words[1:]])
+
+
+def _job(
+    data: Any, file: str, variables: Mapping[str, str], changes: Mapping[str, Any], gpus: int | None
+) -> ImportedJob:
     notes: list[str] = []
-    root = Fields(_resolved(parse_yaml(text, file), notes), file=file)
+    root = Fields(_resolved(data, notes, variables), file=file)
     trainer = root.section("modules").section("pre_trainer")
     kind = trainer.choice("framework", FRAMEWORKS) or "megatron"
-    overrides = trainer.section("overrides")
+    stated = trainer.section("overrides")
+    overrides = Fields({**stated.data, **changes}, file=file, prefix=stated.path(""))
     path = (trainer.text("model") or "").removesuffix(".yaml").replace("llama", "llama-").replace("--", "-")
     if trainer.text("config"):
         notes.append(f"{shorten(trainer.text('config'))} is not read: its settings count as Primus' defaults")
@@ -56,22 +95,25 @@ def import_primus(text: str, file: str = "") -> ImportedJob:
     if values.get("recompute_layer_ids"):
         notes.append("not read: recompute_layer_ids, recomputation layer by layer")
     name_unread(list(overrides.data), (*KNOWN, *SCHEDULES, "recompute_layer_ids"), notes)
-    return megatron_job(Fields(values, file=file), None, notes, path=path)
+    return megatron_job(Fields(values, file=file), gpus, notes, path=path)
 
 
-def _resolved(value: Any, notes: list[str]) -> Any:
-    """Put defaults in place of ``${NAME:default}``; a variable without one stays open."""
+def _resolved(value: Any, notes: list[str], variables: Mapping[str, str]) -> Any:
+    """Put values, or defaults, in place of ``${NAME:default}``; a variable without either stays open."""
     if isinstance(value, dict):
-        return {key: _resolved(item, notes) for key, item in value.items()}
+        return {key: _resolved(item, notes, variables) for key, item in value.items()}
     if isinstance(value, list):
-        return [_resolved(item, notes) for item in value]
+        return [_resolved(item, notes, variables) for item in value]
     if not isinstance(value, str) or not (found := _VARIABLE.findall(value)):
         return value
-    for name, default in found:
+    given = {
+        name: variables[name] for name, _ in found if name in variables and not has_hole(variables[name])
+    }
+    for name, default in (pair for pair in found if pair[0] not in given):
         notes.append(
             f"assumed: {name} is not set outside: {default!r}" if default else f"{name} is not set: left open"
         )
-    text = _VARIABLE.sub(lambda match: match[2] or "", value)
+    text = _VARIABLE.sub(lambda match: given.get(match[1], match[2] or ""), value)
     if re.fullmatch(r"-?\d{1,15}", text):
         return int(text)
     return {"true": True, "false": False, "null": None, "": None}.get(text.lower(), text)

@@ -81,11 +81,19 @@ def program(shell: Shell, words: list[str], line: int) -> Status:
     """Keep a program, or read the script that it would start."""
     inner = _inner_script(shell, words) or _from_input(shell, words)
     if inner is None:
-        shell.record.commands.append(Command(words=(*shell.prefix, *words), line=line))
+        seen = {name: value for name in shell.exported if isinstance(value := shell.value(name), str)}
+        command = Command(words=(*shell.prefix, *words), line=line, environment=seen | _set_by(words))
+        shell.record.commands.append(command)
         shell.opaque |= words[0] not in HARMLESS or words[0] in PRINTING
         return True if words[0] in HARMLESS else None
     start_shell(shell, words, inner)
     return True
+
+
+def _set_by(words: list[str]) -> dict[str, str]:
+    """Return what ``env A=1 B=2`` sets for the command behind it."""
+    pairs = (word.partition("=") for word in words[1:]) if words[0] == "env" else ()
+    return {name: value for name, equals, value in pairs if equals and re.fullmatch(r"[A-Za-z_]\w*", name)}
 
 
 def _inner_script(shell: Shell, words: list[str]) -> Inner | None:

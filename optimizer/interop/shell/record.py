@@ -45,10 +45,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command that the script would start: its words behind those of its launchers, and its line."""
+    """A command that the script would start: its words behind those of its launchers, its line, what it sees exported."""
 
     words: tuple[str, ...]
     line: int
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from layoutopt.optimizer.interop.shell.record import MAX_SPENT, Choice, Outside, Record
 from layoutopt.optimizer.interop.shell.run import Shell
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_READINGS = 200
 """Ways through open conditions that are tried."""
 
+Picked = TypeVar("Picked")
 _Decisions = dict[tuple[int, tuple[str, ...]], int]
 
 
@@ -27,12 +28,14 @@ _Decisions = dict[tuple[int, tuple[str, ...]], int]
 class Script:
     """One way through a script.
 
-    ``commands`` are word tuples in order, holes shown as private characters (``shell.values``); ``files`` what it writes;
+    ``commands`` are word tuples in order, holes shown as private characters (``shell.values``), ``environments`` the
+    exported variables that each sees; ``files`` what it writes;
     ``missing`` the variables that only the outside sets, by line; ``unread`` the files that it sources and that were not
     found; ``assumptions`` in words; ``choices`` the open conditions on the way.
     """
 
     commands: tuple[tuple[str, ...], ...]
+    environments: tuple[Mapping[str, str], ...]
     files: Mapping[str, str]
     missing: Mapping[str, int]
     unread: Mapping[str, int]
@@ -42,18 +45,18 @@ class Script:
 
 def read_commands(
     text: str,
-    pick: Callable[[Script], tuple[str, ...] | None],
+    pick: Callable[[Script], Picked | None],
     file: str = "",
     outside: Outside | None = None,
-) -> tuple[list[tuple[Script, tuple[str, ...]]], bool]:
-    """Return every command that ``pick`` finds in a script, with the way through the script that leads to it.
+) -> tuple[list[tuple[Script, Picked]], bool]:
+    """Return every command, or whatever else, that ``pick`` finds in a script, with the way that leads to it.
 
     Every open condition is tried both ways. Empty if no way leads to a command; the flag tells whether all ways were
     tried.
     """
     text, outside = without_private(text.replace("\r\n", "\n")), outside or Outside()
     root = parse(text, file)
-    found: list[tuple[Script, tuple[str, ...]]] = []
+    found: list[tuple[Script, Picked]] = []
     budget = [MAX_SPENT]
     waiting: list[_Decisions] = [{}]
     seen: set[tuple[tuple[tuple[int, tuple[str, ...]], int], ...]] = set()
@@ -142,6 +145,7 @@ def _read(root: Node, record: Record) -> Script:
         _require_sense(wrong, record)
     return Script(
         commands=tuple(command.words for command in record.commands),
+        environments=tuple(command.environment for command in record.commands),
         files=record.files,
         missing=record.missing,
         unread=record.unread,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.config_command import after, read_config_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
@@ -33,8 +35,16 @@ from layoutopt.optimizer.specs.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
+    from layoutopt.optimizer.interop.launch.config_command import ConfigLaunch
+    from layoutopt.optimizer.interop.shell.record import Outside
+
+STARTED = r"--job\.config[_-]file\b|\btorchtitan\.train\b"
+"""What a script has that starts torchtitan."""
+
+SIGNS = ("--job.config_file", "--job.config-file", "torchtitan.train")
 FLAVORS = {
     ("llama3", "8b"): ("llama3-8b", 32),
     ("llama3", "70b"): ("llama3-70b", 80),
@@ -53,9 +63,36 @@ FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b",
 
 
 @importer
-def import_toml(text: str, file: str = "") -> ImportedJob:
-    """Read a TOML configuration (torchtitan up to v0.2.2)."""
-    return job_of_sections(parse_toml(text, file), "A", file)
+def import_toml(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
+    """Read a TOML configuration (torchtitan up to v0.2.2), or a script that starts one and may change it.
+
+    Raises ``InputError`` where the script names a file that is not there.
+    """
+    if not re.search(STARTED, text):
+        return job_of_sections(parse_toml(text, file), "A", file)
+
+    def build(launch: ConfigLaunch) -> ImportedJob:
+        """Read the configuration with the settings behind it, over the GPUs of the launcher."""
+        data = parse_toml(launch.text, launch.name)
+        for key, value in launch.overrides.items():
+            section, dot, name = key.partition(".")
+            if dot and isinstance(data.setdefault(section, {}), dict):
+                data[section][name] = value
+        return job_of_sections(data, "A", launch.name, gpus=launch.gpus)
+
+    return read_config_launch(text, SIGNS, _named, build, file, outside)
+
+
+def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
+    """Return the configuration that a command names; a function of a registry is in a file that it does not name."""
+    function, module = command.flags.get("config"), command.flags.get("module")
+    found = after(command.words, "--job.config_file", "--job.config-file")
+    if found is None and function is not None:
+        raise input_error(
+            f"starts {shorten(function)} of the registry {shorten(module)}, which is not beside the script",
+            f"its config_registry.py with --function {shorten(function)}",
+        )
+    return found
 
 
 @importer
@@ -108,8 +145,8 @@ def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
     return _Section({str(key): value for key, value in section.items()}, file=file, prefix=name)
 
 
-def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
-    """Build the job of a configuration's sections under the names of an era.
+def job_of_sections(data: dict[str, Any], era: str, file: str, *, gpus: int | None = None) -> ImportedJob:
+    """Build the job of a configuration's sections under the names of an era, ``gpus`` being those that a launcher starts.
 
     Raises ``InputError`` where none is torchtitan's.
     """
@@ -118,7 +155,9 @@ def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
         raise input_error("no torchtitan settings", "sections parallelism and training", file=file)
     notes: list[str] = []
     name, layers = _model(data, notes, file)
-    layout, gpus = _layout(parallelism, era, layers, notes)
+    parallelism = _over(parallelism, gpus)
+    layout, stated = _layout(parallelism, era, layers, notes)
+    gpus = stated or gpus
     batch = read_batch(training, parallelism, era, layout, notes, inherited="base" in data)
     recompute = _recompute(data, era, notes, file)
     job = ImportedJob(
@@ -142,6 +181,17 @@ def job_of_sections(data: dict[str, Any], era: str, file: str) -> ImportedJob:
     for section in (parallelism, training):
         section.name_unread(notes)
     return replace(job, notes=tuple(notes))
+
+
+def _over(parallelism: _Section, gpus: int | None) -> _Section:
+    """Put the number that a launcher's GPUs leave in place of a shard degree of -1."""
+    key = "data_parallel_shard_degree"
+    axes = ("tensor_parallel", "context_parallel", "pipeline_parallel", "data_parallel_replicate")
+    others = prod(parallelism.count(f"{axis}_degree") for axis in axes)
+    if not gpus or gpus % others or parallelism.data.get(key, -1) != -1:
+        return parallelism
+    data = {**parallelism.data, key: gpus // others}
+    return _Section(data, file=parallelism.file, prefix=parallelism.prefix)
 
 
 def _model(data: Mapping[str, Any], notes: list[str], file: str) -> tuple[str | None, int | None]:
