@@ -162,6 +162,21 @@ def test_books_balance(
     assert sum(space.tuples_by_shape().values()) == counts.remaining_tuples
 
 
+@pytest.mark.parametrize("framework", [Framework.ANY, Framework.MEGATRON, Framework.TORCHTITAN])
+def test_counts_of_choices_are_those_of_the_expansion(
+    ask: Callable[..., Question], framework: Framework
+) -> None:
+    """Every row counts its valid modifier choices, and those that recompute whole layers."""
+    space = build_space(*ask(4, 8, layers=4, experts=4), framework)
+    rows, owner = space.expand(space.degrees)
+    whole = [choice.granularity is Granularity.FULL for choice in rows.codebook.recomputes]
+    full = np.array(whole, dtype=bool)[rows.recompute]
+    count = len(space.degrees)
+    assert np.bincount(owner, minlength=count).tolist() == space.tuples.tolist()
+    assert np.bincount(owner, weights=full, minlength=count).tolist() == space.whole_layer_tuples.tolist()
+    assert full.any() and not full.all()
+
+
 def layouts_of(space: Space, limit: int = 100) -> Iterator[Layout]:
     """Write rows of the expanded space as complete layouts with even stages, or the framework's own."""
     model = space.ctx.model
