@@ -67,6 +67,7 @@ def split_ranges(terms: StageTerms, blocks: int, rule: StageRule) -> SplitRange:
     row = np.arange(len(terms))
     if rule.split is Split.FREE:
         others = fewest.sum(axis=1, keepdims=True) - fewest
+        # A rank may hold whatever the others leave at their fewest.
         found = SplitRange(row=row, fewest=fewest, most=(blocks - others) * _real(terms.pp, ranks))
     elif rule.split is Split.NEAR_EQUAL:
         found = _near_equal_ranges(terms, ranks, blocks, fewest)
@@ -132,6 +133,7 @@ def _few(found: list[Box], mean: int, vp: int) -> list[Box]:
     """Group boxes by their second rank: near the mean each number alone, else smaller ones and larger ones together."""
     groups: dict[int, list[Box]] = {}
     for low, high in found:
+        # With two ranks there is no middle one, and all splits are near.
         away = int(low[min(1, len(low) - 1)]) - mean if len(low) > 2 else 0
         groups.setdefault(int(np.clip(away, -(NEAR_MIDDLE + 1) * vp, (NEAR_MIDDLE + 1) * vp)), []).append(
             (low, high)
@@ -150,6 +152,7 @@ def _near_equal_ranges(terms: StageTerms, ranks: int, blocks: int, fewest: IntAr
     """Enumerate the smallest inner stage ``a``: inner stages hold a or a+1 blocks, the first and the last a-1, a or a+1."""
     pp, vp, ends = terms.pp, terms.vp, end_stages(terms, ranks)
     stages = pp * vp
+    # Rounded up, less one: the even split, or the one just below it.
     lowest = -(-blocks // stages) - 1
     parts = []
     for step in range(2):  # stages*a - 2 <= blocks <= stages*(a+1) has at most two solutions

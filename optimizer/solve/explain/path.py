@@ -54,6 +54,7 @@ def explain_gap(source: CostedSpace, given: Priced, best: Priced) -> Gap:
 
     ``source`` gives rules and prices. The given layout need not keep the rules of the search, the best one does.
     """
+    # What does nothing in one of them must not count as a change.
     first, second = with_silent(given[0], best[0]), with_silent(best[0], given[0])
     lattice = Lattice(source, first, second, differing(first, second)[:MOST_CHOICES])
     return Gap(
@@ -185,7 +186,9 @@ class Lattice:
         columns["order"] = self._pick("mesh_order", 0, 1)
         columns["precision"] = self._pick("precision", 0, 1) + self._pick("switches", 0, 2)
         own = [(x if x.tp > 1 else y).sp for x, y in ((a, b), (b, a))]
+        # Without tensor ranks there is nothing to say about sequence parallelism: the other layout says it.
         columns["sp"] = np.where(columns["tp"] > 1, self._pick("sp", *map(int, own)), 0)
+        # Where this does not divide, the subset is not valid and has no price.
         columns["dp"] = b.gpus // (columns["tp"] * columns["cp"] * columns["pp"])
         replicas = np.maximum(columns["dp"] * columns["micro_batch"], 1)
         columns["micro_batches"] = self.source.space.ctx.training.global_batch // replicas
@@ -248,6 +251,7 @@ def cheapest_path(cost_s: FloatArray, choices: int) -> tuple[int, ...]:
     Steps change one choice; only where no such path exists, up to two, three, and so on. ``cost_s`` is indexed by subset,
     inf where there is no layout; the first and the last subset always exist.
     """
+    # One change at a time reads best, but some only work together.
     for width in range(1, choices + 1):
         path = _path(cost_s, choices, width)
         if path:

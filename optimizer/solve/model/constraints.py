@@ -84,6 +84,7 @@ class Constraints:
         rows = zip(*(getattr(self._data.batch, name).tolist() for name in names), strict=True)
         table = [(i, *row) for i, row in enumerate(rows)]
         model.add_allowed_assignments([variables.row, *(variables.columns[name] for name in names)], table)
+        # One tuple is a constant of the model, without a literal that chooses it.
         if len(self._data) == 1:
             return
         model.add_exactly_one(variables.chosen)
@@ -125,6 +126,7 @@ class Constraints:
             fewest = fewest_blocks(terms.take(np.array([member])), ranks)[0]
             for s, blocks in enumerate(self._variables.blocks):
                 held = sum(blocks)
+                # Ranks are those of the deepest shape: shallower ones leave the last of them empty.
                 constraint = self._model.add(held >= int(fewest[s]) if s < shape[0] else held == 0)
                 self._when(constraint, f"fewest_blocks_{shape[0]}_{shape[1]}_{s}", literal)
 
@@ -165,6 +167,7 @@ class Constraints:
             first_two = list(islice(listed, 2))
             totals = [sum(blocks) for blocks in self._variables.blocks[: shape.pp]]
             if not first_two:
+                # A shape that no split fits must not be chosen: a constraint that nothing meets says so.
                 self._when(self._model.add(totals[0] <= -1), f"no_split_{shape}", literal)
             elif len(first_two) == 1 and (first_two[0][0] == first_two[0][1]).all():
                 for s, number in enumerate(first_two[0][0].tolist()):
@@ -180,6 +183,7 @@ class Constraints:
         for s, total in enumerate(totals):
             chunk = model.new_int_var(1, blocks, f"chunk_{shape}_{s}")
             self._when(model.add(total == vp * chunk), f"equal_chunks_{shape}_{s}", literal, regular)
+            # The first middle rank sets the size of the others; both ends are free.
             if 1 < s < shape.pp - 1:
                 self._when(model.add(total == totals[1]), f"equal_middle_{shape}_{s}", literal, regular)
         if regular is True:
@@ -266,6 +270,7 @@ class Constraints:
         larger = [model.new_bool_var(f"larger_{name}_{i}") for i in range(len(inner))]
         for j, more in zip(inner, larger, strict=True):
             self._when(model.add(sum(stages.blocks[j]) == small + more), f"chunk_balance_{name}_{j}", literal)
+        # The larger chunks come last: orders that differ in nothing else are one layout.
         for one, other in pairwise(larger):
             model.add_implication(one, other)
         edges = [sum(stages.blocks[j]) for j in inner[:: max(len(inner) - 1, 1)]]
@@ -284,6 +289,7 @@ class Constraints:
         for s, (blocks, recomputed) in enumerate(pairs):
             for k in kinds:
                 self._model.add(recomputed[k] <= blocks[k]).with_name(f"recompute_own_{s}_{k}")
+        # Nothing may ever be recomputed here: no literal has to switch it off.
         if not self._data.terms.may_recompute.any():
             self._nothing_recomputed()
             return
@@ -406,6 +412,7 @@ class Constraints:
         for i, literal in enumerate(self._variables.chosen):
             for s in range(int(self._data.terms.pp[i])):
                 ends = int(capacity[i] - self._data.numbers.room_kib[i, s])
+                # Room leaves out what a rank holds without blocks; the peak counts it.
                 constraint = self._model.add(self._variables.peak_kib >= self._memory(i, s) + ends)
                 self._when(constraint, f"peak_memory_{i}_{s}", literal)
 
@@ -427,7 +434,9 @@ class Constraints:
         variables, terms = self._variables, self._data.terms.take(np.array([i]))
         shape = self._data.shape_of(i)
         block, again = (
-            np.floor(values[0] * PER_SECOND) for values in (form.block_s(terms), form.again_s(terms))
+            # Rounded down, so that the path stays a floor under the true step.
+            np.floor(values[0] * PER_SECOND)
+            for values in (form.block_s(terms), form.again_s(terms))
         )
         line = cp_model.LinearExpr.affine(
             variables.row, 0, int(np.floor(form.constant_s(terms)[0] * PER_SECOND))
@@ -442,6 +451,7 @@ class Constraints:
     def _cuts(self) -> None:
         """The slice's lower bound holds, and the incumbent must be beaten."""
         if self._data.lower_s > 0:
+            # Coefficients are rounded: both limits give way by as much, or they would cut layouts off.
             bound = int(self._data.lower_s * PER_SECOND - self._data.rounding_ns)
             self._model.add(self._variables.step_ns >= bound).with_name("bound")
         if self._data.upper_s < float("inf"):

@@ -103,6 +103,7 @@ def stack_terms(parts: Sequence[StageTerms]) -> StageTerms:
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         if field.name == "in_flight":
+            # Only what is kept per rank differs in width among slices.
             values = [np.pad(value, ((0, 0), (0, ranks - value.shape[1]))) for value in values]
         columns[field.name] = np.concatenate(values)
     return replace(parts[0], **columns)

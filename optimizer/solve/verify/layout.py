@@ -65,6 +65,7 @@ def price_stated(space: PricedSpace, layout: Layout, runs: Sequence[Run]) -> Pri
     padded = np.zeros((2, 1, depth, len(runs)), dtype=np.int64)
     padded[:, 0, : blocks.shape[1]] = blocks.sum(axis=0), recomputed.sum(axis=0)
     costs = price_stages(terms, padded[0], padded[1])
+    # The closed form orders searches; what a plan states is the step of the order that really runs.
     costs = replace(costs, step_time_s=step_s(terms, 0, blocks[None], recomputed[None]))
     finished = Finished(
         batch=batch, ranks=blocks.shape[1], blocks=padded[0], recomputed=padded[1],
@@ -93,6 +94,7 @@ def find_tuple(space: PricedSpace, layout: Layout) -> LayoutBatch:
         same &= getattr(rows, name) == value
         if not same.any():
             raise Refuted(f"{name} {value} with the degrees before it is not in the space")
+    # Rows of the table have one choice of modifiers each: the stated one is among all of theirs.
     batch, _ = space.expand(rows.take(np.flatnonzero(same)))
     same = np.ones(len(batch), dtype=bool)
     for name, meanings, preferred in _modifiers(batch, layout, space.model):
@@ -104,6 +106,7 @@ def find_tuple(space: PricedSpace, layout: Layout) -> LayoutBatch:
                 f"{name} {short(str(preferred[0]))} with these degrees and modifiers is not in the space"
             )
         same = found
+    # A proof is about one tuple: which one must not depend on who reads the plan.
     if same.sum() > 1:
         raise Refuted("the layout leaves open which of several tuples it means")
     return batch.take(np.flatnonzero(same))
@@ -144,6 +147,7 @@ def read_stages(
     ranks, chunks, schedule = layout.pp, layout.vp, layout.schedule
     if len(layout.stages) != ranks * chunks:
         raise Refuted(f"{len(layout.stages)} stages stated, pp * vp is {ranks * chunks}")
+    # The model says the kind of every block in turn: a plan moves no layer from where it is.
     kinds = list(rule.order) or [kind for kind, run in enumerate(runs) for _ in range(run.count)]
     blocks = np.zeros((ranks * chunks, len(runs)), dtype=np.int64)
     recomputed = np.zeros_like(blocks)
