@@ -34,6 +34,12 @@ def test_groups_cover_the_step() -> None:
     assert all(in_group(group) for group in Group)
 
 
+def test_traffic_is_what_crosses_the_network() -> None:
+    """Each belongs to the axis whose group it is of; what GPU and host do themselves is none of it."""
+    axes = {part.key: part.record.axis for part in TRAFFIC}
+    assert axes == {"tp": "tp", "cp": "cp", "ep": "ep", "fsdp": "dp", "pp": "pp", "dp": "dp"}
+
+
 def test_ablations_come_from_the_records() -> None:
     """A component with an ablation is left out by exactly one term; no ablation is empty."""
     for part in Component:
