@@ -85,6 +85,7 @@ class _Ledger:
         self, axis: str, kind: str, ranks: FloatArray | IntArray | int, size: FloatArray, count: float
     ) -> None:
         """Count calls; a group of one, and nothing, are no traffic."""
+        # Prices are arrays over layouts; a ledger is of one.
         members, bytes_ = int(np.ravel(ranks)[0]), round(float(np.ravel(size)[0]))
         if members > 1 and bytes_ > 0 and count > 0:
             self.calls[(axis, kind, members, bytes_)] += round(count)
@@ -157,6 +158,7 @@ def _layer(ledger: _Ledger, step: _Step, shape: LayerShape, times: float, again:
         kept = (
             0 if step.cost.preset.tp_async_backward else 1
         )  # a gathered input that is at hand is not gathered again
+        # A recomputed MLP needs its gathered input once more.
         selective = times * (shape.mlp is Mlp.DENSE and "mlp" in step.again)
         operand, gradient = gathered_operand_bytes(comm)
         ledger.add("tp", "all_gather", layout.tp, operand, pairs * ((2 - kept) * times + again) + selective)
@@ -208,6 +210,7 @@ def _tensor_parallel_ends(ledger: _Ledger, step: _Step, *, first: bool, last: bo
     """Count the vocabulary's collectives: the embedding's output and its gradient, the head's input, the loss."""
     layout, size = step.layout, activation_bytes(step.comm)
     heads = last * (1 + step.cost.model.mtp_layers) * step.micro_batches
+    # The embedding is passed once a micro-batch, the head as often as tokens are predicted ahead.
     ends = first * step.micro_batches + heads
     for kind in ("all_gather", "reduce_scatter") if layout.sp else ("all_reduce",):
         ledger.add("tp", kind, layout.tp, size, ends)
@@ -276,6 +279,7 @@ def _parameters(
     dp, layout = step.dp, step.layout
     moved, each = volumes(dp, held, end), passes(dp)
     streams = layout.zero == 3 and not bool(keeps_gathered(step.cost.preset, step.batch)[0])
+    # Passes count a gather for forward and one for backward: the last unit needs one of the two.
     gathered = float(each.all_gather[0]) * (gathers / 2 if streams else 1.0)
     shard, edp = dp.shard_group().size, dp.groups.edp.size
     for axis, ranks, grad, weight, whole in (
@@ -294,6 +298,7 @@ def _sends(layout: Layout) -> list[int]:
     ranks = [entry % layout.pp for entry in model_order(layout.pp, layout.vp, layout.schedule)]
     sends = [0] * layout.pp
     for one, other in itertools.pairwise(ranks):
+        # Stages on one rank hand over without a transfer.
         if one != other:
             sends[one] += layout.micro_batches
             sends[other] += layout.micro_batches

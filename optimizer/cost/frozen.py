@@ -101,6 +101,7 @@ class TrainedShare:
         found = RankParameters(self.dense * held.dense, self.expert * held.expert)
         if embedding is None:
             return found
+        # The embedding was counted at the share of the blocks: put its own in place.
         return found + RankParameters((self.embedding - self.dense) * embedding.dense, 0.0 * embedding.expert)
 
 
@@ -177,6 +178,7 @@ def trained_parts(
     first, last = end_parameters(model, preset, batch, folded=folded)
     copy, head = table_parameters(model, preset, batch, folded=folded)
     if is_frozen(training, FrozenPart.EMBEDDING):
+        # A tied embedding has a copy beside the head, which is frozen with it.
         first, last = none, last - copy
     ends = (first, last if output else last - head)
     return TrainedParts(

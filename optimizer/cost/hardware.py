@@ -72,6 +72,7 @@ def sustained_rates(
     ``reserved_sm_share`` of the SMs do other work. A precision that the GPU lacks is an error naming the supported
     ones. Raises ``InputError`` for it.
     """
+    # GPUs before Ampere multiply in fp16 alone.
     wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
     if precision not in gpu.dense_flops:
         supported = ", ".join(item.value for item in gpu.dense_flops)
@@ -83,10 +84,12 @@ def sustained_rates(
     if not ideal:
         cap *= preset.hopper_gemm_speed if gpu.generation.name == HOPPER else 1.0
         narrow *= preset.attention_speed
+    # SMs of communication kernels and a power limit both take from every kernel that computes.
     left = (1.0 - reserved_sm_share) * capped_speed(gpu, constants)
     gain = _narrow_gain(precision, gpu, constants)
     generation = gpu.generation.name
     kernels = _attention_kernels(gpu, preset, constants)
+    # Memory has its own clock: a limit slows it only below the knee.
     bandwidth = gpu.hbm_bytes_per_s * min(1.0, _cap(gpu) / constants["power_knee"])
     return Rates(
         linear_flops_per_s=gpu.dense_flops[precision] * cap * gain * left,
@@ -165,6 +168,7 @@ def gemm_s(
     if rates.ideal:
         return np.asarray(flops / peak)
     constants = rates.constants
+    # A tile at the edge takes as long as a full one.
     tiles = groups * np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
     share = occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
     # Prologue and epilogue take as long in any format, so that a faster main loop needs a longer inner dimension.
@@ -196,6 +200,7 @@ def attention_s(
         return np.asarray((2.0 * flops if backward else flops) / rates.wide_flops_per_s)
     constants = rates.constants
     half = constants["attention_head_half"]
+    # Rates are measured at heads of 128: the last factor is 1 there.
     share = length / (length + rates.attention_half) * (head_dim / (head_dim + half)) * (128 + half) / 128
     share = share * occupancy(tiles, rates.sm_count, constants["gemm_occupancy_exponent"])
     speed = constants["attention_backward"] if backward else 1.0

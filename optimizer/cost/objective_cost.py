@@ -84,6 +84,7 @@ class ObjectiveCost(CostModel):
         sampled = np.stack([_packed(terms) for terms in found], axis=1)
         terms = self._scaled(self._mean(found), batch, exact=True)
         if self.factors is not None:
+            # After packing: a factor belongs to the layout, whatever the constants.
             sampled = sampled * self.factors(batch, True)[:, None, None]
         return SampledTerms(
             sampled=sampled, **{field.name: getattr(terms, field.name) for field in fields(StageTerms)}
@@ -94,6 +95,7 @@ class ObjectiveCost(CostModel):
         if not self.samples:
             return self._scaled(CostModel.terms_in(self, batch, view), batch, exact=False)
         found = [
+            # Sets without a weight are not priced: bounds are asked for more often than exact steps.
             one.terms_in(batch, view) if weight else None
             for one, weight in zip(self.samples, self._weights(), strict=True)
         ]
@@ -132,5 +134,6 @@ class ObjectiveCost(CostModel):
 
 def sharing_network(changed: CostModel, cost: CostModel) -> CostModel:
     """Return a cost model with the network prices of another where both have the same links: known groups are shared."""
+    # Prices of groups depend on the links alone, and are the slowest part of a new set of constants.
     same = cost.topology.links == changed.topology.links
     return replace(changed, topology=cost.topology) if same else changed

@@ -129,6 +129,7 @@ def successors(pipeline: Pipeline) -> dict[Position, Position]:
     """Map each position (rank, chunk) to the one that its output goes to; the ends of the model are absent."""
     ranks = range(pipeline.pp)
     if pipeline.schedule is Schedule.DUALPIPE:
+        # Two directions through the same stages: each rank holds two of them, one for either direction.
         paths = [[(r, 0) for r in ranks], [(r, 1) for r in reversed(ranks)]]
     elif pipeline.schedule.v_shape:
         paths = [[(r, 0) for r in ranks] + [(r, 1) for r in reversed(ranks)]]
@@ -187,6 +188,7 @@ def _interleaved(pipeline: Pipeline, rank: int) -> IntArray:
     """
     m, vp, group = pipeline.micro_batches, pipeline.vp, pipeline.group_size
     chunk, i = (axis.ravel() for axis in np.indices((vp, m)))
+    # Stable: within a group chunk after chunk, in each the micro-batches in turn.
     order = np.argsort(i // group, kind="stable")
     chunk, i = chunk[order], i[order]
     table = _table(Kind.FORWARD, chunk, i), _table(Kind.BACKWARD, vp - 1 - chunk, i)
@@ -206,12 +208,14 @@ def waiting(pipeline: Pipeline, overlap: HopOverlap) -> list[NDArray[np.bool_]]:
     if overlap is HopOverlap.STEADY and pipeline.schedule is Schedule.INTERLEAVED:
         for rank, ends in enumerate(waits):
             warm_up = interleaved_warm_up(pipeline, rank)
+            # Only there does nothing stand between two transfers of a rank.
             ends[:warm_up] = ends[len(ends) - warm_up :] = True
     return waits
 
 
 def _alternate(forward: IntArray, backward: IntArray, warm_up: int) -> IntArray:
     """Run some forwards, then a forward and a backward in turn, then the backwards that are left."""
+    # As many backwards are left at the end as forwards ran ahead.
     steady = len(forward) - warm_up
     pairs = np.stack([forward[warm_up:], backward[:steady]], axis=1).reshape(-1, forward.shape[1])
     return np.concatenate([forward[:warm_up], pairs, backward[steady:]])
@@ -298,6 +302,7 @@ def _zb_v_cool_down(tape: _Tape, pp: int, rank: int) -> None:
     for _ in range(rank):
         tape.backward(0, late_wgrad=True)
         tape.backward(1, late_wgrad=True)
+    # Weight gradients of chunk 0 fill the gaps between its last backwards; those of chunk 1 come last.
     late = {chunk: deque(item for item in tape.late_wgrads if item[0] == chunk) for chunk in (0, 1)}
     tape.late_wgrads = late[0]
     for _ in range(pp - rank):
@@ -313,6 +318,7 @@ def _dualpipe(pipeline: Pipeline, rank: int) -> IntArray:
     half_rank, second_half = min(rank, pipeline.pp - 1 - rank), rank >= pipeline.pp // 2
     table = _dual_steps(pipeline.pp // 2, half_rank, pipeline.micro_batches // 2)
     if second_half:
+        # Columns 1 and 3: the chunk of the operation and that of a pair's backward.
         chunks = table[:, 1::2]
         table[:, 1::2] = np.where(chunks >= 0, 1 - chunks, chunks)
     return table

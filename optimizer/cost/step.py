@@ -48,6 +48,7 @@ def durations(terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArra
     how many of them are fully recomputed.
     """
     model = SCHEDULES[NAMES[int(terms.schedule[row])]]
+    # The last chunk is on the last rank, in a folded pipeline back on the first.
     head = (-1, 0) if terms.folded[row] else (-1, -1)
     again = recomputed @ terms.recompute_s[row] * model.parameter_copies
     forward, backward, wgrad, hidden_forward, hidden_backward = (
@@ -132,6 +133,7 @@ def form_of(path: Path, terms: StageTerms, row: int) -> PathForm:
     forward, backward, dgrad, wgrad, pair = (path.counts[kind] for kind in Kind)
     paired = pair[:, ::-1]
     ranks, chunks = int(terms.pp[row]), int(terms.vp[row])
+    # A pair hides its traffic, and a DGRAD is a backward without its weight gradient: hence wgrad - dgrad.
     weights = np.stack([forward + pair, backward + dgrad + paired, wgrad - dgrad, forward, backward + dgrad])
     if SCHEDULES[NAMES[int(terms.schedule[row])]].parameter_copies > 1:
         through = weights[..., 0] + weights[..., 1][:, ::-1]
