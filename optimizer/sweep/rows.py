@@ -8,10 +8,12 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.evidence.honesty import assess_layout
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import MAX_PLAN_BYTES
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.layout import Layout
 
@@ -32,6 +34,9 @@ COLUMNS: dict[str, str] = {
     "status": "TEXT NOT NULL",
     "verdict": "TEXT",
     "step_time_s": "REAL",
+    "step_low_s": "REAL",
+    "step_high_s": "REAL",
+    "measured_runs": "INTEGER",
     "bound_s": "REAL",
     "gap": "REAL",
     "tokens_per_s_per_gpu": "REAL",
@@ -69,7 +74,8 @@ COLUMNS: dict[str, str] = {
 """Columns of the store with their SQL types, in order.
 
 ``tiers`` is JSON, ``plan`` compressed JSON with a checksum of its own, ``checksum`` that of all other columns.
-``time_limit_s`` is the limit under which an answer was searched, NULL for none.
+``time_limit_s`` is the limit under which an answer was searched, NULL for none. Between ``step_low_s`` and ``step_high_s``
+four of five such runs are expected, by so many ``measured_runs`` of its kind (0: none, NULL: not recorded).
 """
 
 HIDDEN = ("chain", "tiers", "plan", "checksum")
@@ -146,6 +152,20 @@ def answer_columns(plan: Plan) -> dict[str, Any]:
         memory = plan.estimate.memory
         columns |= {"peak_bytes": memory.peak_bytes, "capacity_bytes": memory.capacity_bytes}
     return columns
+
+
+def sure_columns(plan: Plan, question: Question) -> dict[str, Any]:
+    """Return how sure an answer's step time is; nothing without a layout, and of the simple cost model."""
+    if plan.layout is None or plan.estimate is None:
+        return {}
+    options = question.options
+    judged = assess_layout(
+        plan.layout, question.workload, question.cluster, framework=options.framework, cost=options.cost
+    )
+    if judged is None:
+        return {}
+    low, high = judged.intervals_s(plan.estimate.step_time_s)["80"]
+    return {"step_low_s": low, "step_high_s": high, "measured_runs": judged.band.rows}
 
 
 def _layout_columns(layout: Layout) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x4C4F5054
 """``LOPT``: marks the file as a store of sweeps (PRAGMA application_id)."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_S = 60.0
 """Wait for another process's transaction; each takes milliseconds."""
 

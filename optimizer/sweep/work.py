@@ -11,7 +11,7 @@ from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import cost_model_digest
 from layoutopt.optimizer.solve.judge import judge_if_runs
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.sweep.rows import Outcome, answer_columns, failed_outcome, pack_plan
+from layoutopt.optimizer.sweep.rows import Outcome, answer_columns, failed_outcome, pack_plan, sure_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ class SolveWork:
             if cost_model_digest() != task.cost_model:
                 return failed_outcome(task.key, "the worker has another version of the cost model")
             plan, warm = solve_point(task.question, task.neighbour, should_stop)
-            columns = answer_columns(plan) | {"warm_started": int(warm)}
+            columns = answer_columns(plan) | sure_columns(plan, task.question) | {"warm_started": int(warm)}
             return Outcome(key=task.key, columns=columns, plan=pack_plan(self.write_plan(plan)))
         except InputError as error:
             return failed_outcome(task.key, "; ".join(str(problem) for problem in error.problems))

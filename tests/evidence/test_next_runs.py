@@ -231,7 +231,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "layout 1 is the choice" in told.stdout and "Measure next" in told.stdout
     assert (tmp_path / "runs" / "README.md").exists()
+    assert "measured runs of this kind" in " ".join(told.stdout.split())
     plain = json.loads(run(*asked, "--measured", "1=9", "--json").stdout)
+    spans = zip(plain["step_time_s"], plain["step_80_s"], strict=True)
+    assert all(low < step_s < high for step_s, (low, high) in spans) and plain["error_band"]["rows"] > 20
     assert plain["chosen"] != 0 and len(plain["layouts"]) == 4
     for wrong, words in (
         ("1=x", "no step time"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from checks.small_questions import enumerate_question, small_question
+from click.testing import CliRunner
 
+from layoutopt.cli import main
 from layoutopt.optimizer.solve.pareto import pareto_front
 from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from checks.small_questions import Enumerated
 
     from layoutopt.optimizer.solve.pareto import Front
@@ -80,6 +85,22 @@ def test_a_price_of_nothing_leaves_one_point() -> None:
     options = replace(question.options, space=replace(question.options.space, gpu_hour_cost=0.0))
     front = pareto_front(question.workload, question.cluster, options, ("days", "cost"))
     assert front.complete and len(front.points) == 1 and front.points[0].values[1] == 0.0
+
+
+def test_a_front_says_how_sure_it_is(tmp_path: Path) -> None:
+    """Table, page and JSON: the interval of each step and the runs behind it; none of this kind is said."""
+    asked = ("pareto", "llama3-8b", "h100x8", "--batch", "16", "--of", "time,memory", "--points", "2")
+    page = tmp_path / "front.html"
+    told = CliRunner().invoke(main, [*asked, "--report", str(page)])
+    assert told.exit_code == 0 and "measured runs of this kind" in " ".join(told.stdout.split())
+    assert "measured runs of this kind" in page.read_text()
+    plain = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    for point in plain["points"]:
+        low, high = point["step_80_s"]
+        assert low < point["estimate"]["step_time_s"] < high
+    assert plain["error_band"]["rows"] > 20
+    other = CliRunner().invoke(main, [*asked[:2], "h200x8", *asked[3:]])
+    assert "no measured run of this kind" in " ".join(other.stdout.split()), other.output
 
 
 def test_goals_are_two_quantities() -> None:

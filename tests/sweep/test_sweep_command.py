@@ -37,6 +37,9 @@ def test_a_sweep_resumes_and_exports(tmp_path: Path) -> None:
     plain = json.loads(first.stdout)
     assert (plain["total"], plain["solved"], plain["failed"], plain["interrupted"]) == (3, 3, 0, False)
     assert [row["gpus"] for row in plain["rows"]] == [8, 16, 32]
+    # every row says how sure its step is: four of five such runs lie between, by so many measured ones
+    assert all(row["step_low_s"] < row["step_time_s"] < row["step_high_s"] for row in plain["rows"])
+    assert all(row["measured_runs"] > 20 for row in plain["rows"])
     assert [row["nested_step_time_s"] for row in plain["rows"]] == [
         row["step_time_s"] for row in plain["rows"]
     ]

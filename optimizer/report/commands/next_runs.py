@@ -56,6 +56,7 @@ def command(
     Named is what takes most off the expected step time of the choice, of equals the cheapest; with --measured the choice is
     made again, and nothing is named once nothing would change it.
     """
+    from layoutopt.optimizer.evidence.honesty import assess_layout
     from layoutopt.optimizer.evidence.next_runs import next_runs
 
     require_folder(folder)
@@ -72,14 +73,24 @@ def command(
         return _print_none(plan, output)
     if folder is not None:
         _write(found, options, folder, output)
+    judged = assess_layout(
+        found.layouts[0], workload, machine, framework=options.framework, cost=options.cost
+    )
     if output.json:
         from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
 
-        print_json(with_remarks(to_plain(found), workload.model))
+        spans = [judged.intervals_s(step_s)["80"] for step_s in found.step_time_s] if judged else None
+        plain = to_plain(found) | {
+            "step_80_s": spans,
+            "error_band": to_plain(judged.band) if judged else None,
+        }
+        print_json(with_remarks(plain, workload.model))
     else:
+        from layoutopt.optimizer.report.tables.honesty import brief_lines
         from layoutopt.optimizer.report.tables.next_runs import next_runs_tables
 
-        print_tables(next_runs_tables(found, len(runs) + len(readings)))
+        sure = brief_lines(judged.band) if judged else []
+        print_tables(next_runs_tables(found, len(runs) + len(readings), sure))
     return ExitCode.OK
 
 

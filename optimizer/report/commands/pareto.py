@@ -25,6 +25,8 @@ from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from layoutopt.optimizer.report.commands.options import OutputOptions
     from layoutopt.optimizer.solve.pareto import Front
 
@@ -55,8 +57,10 @@ def command(
     Each point is proven. Both ends of the front are found, then the points that part its widest gaps. With --allow-idle
     layouts of fewer GPUs are among them. The first Ctrl-C prints the points that were found (exit code 4).
     """
+    from layoutopt.optimizer.evidence.honesty import assess_layout
     from layoutopt.optimizer.report.json_forms import to_plain, with_remarks
     from layoutopt.optimizer.report.tables.header import without
+    from layoutopt.optimizer.report.tables.honesty import brief_lines
     from layoutopt.optimizer.report.tables.next_runs import front_table
     from layoutopt.optimizer.solve.pareto import pareto_front
 
@@ -81,17 +85,29 @@ def command(
             should_stop=watch.should_stop,
         )
     title = f"{workload.model.name}{without(workload.model.left_out)} on {machine.gpu_count:,} x {machine.gpu.name}"
+    judged = [
+        assess_layout(one.layout, workload, machine, framework=options.framework, cost=options.cost)
+        for one in front.points
+    ]
+    bands = [one.band for one in judged if one is not None]
+    sure = list(dict.fromkeys(line for band in bands for line in brief_lines(band)))
     if output.json:
-        print_json(with_remarks(to_plain(front), workload.model))
+        plain = to_plain(front)
+        for point, one, shown in zip(front.points, judged, plain["points"], strict=True):
+            shown["step_80_s"] = None if one is None else one.intervals_s(point.estimate.step_time_s)["80"]
+        plain["error_band"] = to_plain(bands[0]) if bands else None
+        print_json(with_remarks(plain, workload.model))
     else:
-        print_tables(front_table(front))
-    _draw(front, title, drawing, output)
+        print_tables(front_table(front, sure))
+    _draw(front, title, sure, drawing, output)
     if not front.points:
         return ExitCode.REJECTED if front.complete else ExitCode.STOPPED
     return ExitCode.OK if front.proven else ExitCode.STOPPED
 
 
-def _draw(front: Front, title: str, drawing: DrawingOptions, output: OutputOptions) -> None:
+def _draw(
+    front: Front, title: str, sure: Sequence[str], drawing: DrawingOptions, output: OutputOptions
+) -> None:
     if not drawing.wanted:
         return
     if not front.points:
@@ -102,6 +118,6 @@ def _draw(front: Front, title: str, drawing: DrawingOptions, output: OutputOptio
     write_drawing(
         drawing,
         output,
-        page=lambda: front_page(front, title),
+        page=lambda: front_page(front, title, sure),
         picture=lambda: front_picture(front, title),
     )

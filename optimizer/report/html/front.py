@@ -43,8 +43,8 @@ LABEL_GAP_PX = 16.0
 """Least distance of two points whose layouts are both named."""
 
 
-def front_page(front: Front, title: str) -> str:
-    """Write the page of a front of at least one point; ``title`` says of what."""
+def front_page(front: Front, title: str, sure: Sequence[str] = ()) -> str:
+    """Write the page of a front of at least one point; ``title`` says of what, ``sure`` how far such steps were off."""
     goals = " against ".join(front.goals)
     picture = element(
         "div", Markup(front_picture(front, title)), class_="drawing", role="img", aria_label=_said(front)
@@ -54,7 +54,7 @@ def front_page(front: Front, title: str) -> str:
     )
     sections = [
         Section(title=goals.capitalize(), blocks=[picture]),
-        Section(title="Layouts", blocks=[table(points)]),
+        Section(title="Layouts", blocks=[table(points), *(element("p", line) for line in sure)]),
     ]
     lead = tiles([("points", f"{len(front.points)}"), ("all of them", "yes" if front.complete else "no")])
     return page(f"{title}: {goals}", front_words(front), [lead], sections)

@@ -13,15 +13,22 @@ from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.specs.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from layoutopt.optimizer.evidence.next_runs import NextRuns, Probe, SuggestedRun
     from layoutopt.optimizer.solve.pareto import Front, FrontPoint
 
 
-def next_runs_tables(found: NextRuns, runs: int) -> RenderableType:
-    """Show the layouts with their chances, what to measure, and what it would tell."""
-    return Group(Text(_headline(found, runs), style="bold"), _layouts(found), _measurements(found))
+def next_runs_tables(found: NextRuns, runs: int, sure: Sequence[str] = ()) -> RenderableType:
+    """Show the layouts with their chances, what to measure, what it would tell, and how far such runs were off."""
+    return Group(
+        Text(_headline(found, runs), style="bold"),
+        _layouts(found),
+        _measurements(found),
+        *([section("How sure", bullets(sure))] if sure else []),
+    )
 
 
 def _headline(found: NextRuns, runs: int) -> str:
@@ -88,15 +95,16 @@ def stop_words(found: NextRuns) -> str:
     return f"{left}, {more}{again}"
 
 
-def front_table(front: Front) -> RenderableType:
-    """Show every point with its values, the best in the first goal first."""
+def front_table(front: Front, sure: Sequence[str] = ()) -> RenderableType:
+    """Show every point with its values, the best in the first goal first, and how sure its steps are."""
     if not front.points:
         return Text(front_words(front))
-    return section(
+    points = section(
         f"{front.goals[0]} against {front.goals[1]}",
         grid(front_columns(front), [front_row(front, point) for point in front.points], left=(4,)),
         note=front_words(front),
     )
+    return Group(points, *([section("How sure", bullets(sure))] if sure else []))
 
 
 def front_words(front: Front) -> str:
