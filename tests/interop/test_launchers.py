@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.cost.parameters import model_parameters
+from layoutopt.optimizer.interop.huggingface.hub import hub_model
 from layoutopt.optimizer.interop.huggingface.names import BUILT_IN, built_in_model
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.sources import import_text
@@ -46,6 +48,54 @@ def test_every_name_of_a_hub_is_a_built_in_model() -> None:
         assert built_in_model(other) is None, other
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "left_out"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 7.616, ()),
+        ("/models/Qwen2.5-0.5B", 0.494, ()),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4.022, ()),
+        ("Qwen/Qwen3-14B-FP8", 14.768, ()),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1.236, ()),
+        ("openai-community/gpt2-xl", 1.558, ()),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 7.616, ("vision",)),
+        ("Qwen/Qwen3.5-35B-A3B", 34.661, ("vision",)),
+    ],
+)
+def test_models_that_launch_files_name_most_have_their_published_sizes(
+    name: str, billions: float, left_out: tuple[str, ...]
+) -> None:
+    """Totals of the model cards; a name with further words is another model and stays open."""
+    model = hub_model(name)
+    assert model is not None and model.left_out == left_out
+    assert round(model_parameters(model) / 1e9, 3) == billions
+    assert hub_model(f"{name}-reranker-v") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "vocab"),
+    [
+        ("--vocab-file /d/gpt2-vocab.json --merge-file /d/gpt2-merges.txt", 50257),
+        ("--vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt", 50257),
+        ("--tokenizer-type Llama3Tokenizer --tokenizer-model /m/tokenizer.model", 128256),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B", 128256),
+        ("--tokenizer-type PretrainedFromHF --tokenizer-name-or-path mistralai/Mixtral-8x7B-v0.1", 32000),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model Qwen/Qwen2.5-7B", None),
+        ("--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model /m/llama-3.model", None),
+        ("--vocab-file /d/own-vocab.json --merge-file /d/own-merges.txt", None),
+    ],
+)
+def test_a_tokenizer_that_is_known_by_name_says_its_words(words: str, vocab: int | None) -> None:
+    """Any other leaves the vocabulary open."""
+    base = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --bf16 --micro-batch-size 1"
+    )
+    job = import_text(
+        f"torchrun --nproc-per-node 8 pretrain_gpt.py {base} {words}", "a.sh", "megatron-args"
+    ).value
+    assert (job.model.vocab if job.model else None) == vocab
+    assert any("--vocab-size" in text for text in job.missing) == (vocab is None)
+
+
 def test_verl_megatron_with_overrides() -> None:
     """The actor's layout, not the inference engine's; the step is a mini-batch times samples."""
     job = read(
@@ -62,7 +112,8 @@ def test_verl_megatron_with_overrides() -> None:
     assert (job.training.global_batch, job.training.sequence_length) == (512, 4096)
     assert job.layout.recompute is not None
     assert job.layout.recompute.granularity == "full"
-    assert any("Qwen/Qwen3-8B is no built-in model" in text for text in job.missing)
+    assert job.model is not None and job.model.name == "qwen3-8b"
+    assert "the model is qwen3-8b with its published sizes" in job.notes
 
 
 def test_verl_stages_follow_from_the_named_model() -> None:

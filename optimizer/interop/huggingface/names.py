@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_REST = r"(-(base|instruct|chat|thinking|hf|it|fp8|bf16|\d{4}|v\d(\.\d)?|hf))*"
+CHECKPOINT = r"(-(base|instruct|chat|thinking|hf|it|fp8|bf16|\d{4}|v\d(\.\d)?|hf))*"
+"""Words behind a model's name that say which of its checkpoints it is."""
+
 BUILT_IN = (
     (r"(meta-)?llama-3(\.1)?-8b", "llama3-8b"),
     (r"(meta-)?llama-3(\.[13])?-70b", "llama3-70b"),
@@ -29,5 +31,10 @@ BUILT_IN = (
 
 def built_in_model(name: str) -> str | None:
     """Return the built-in model of a hub name or of the folder that it was loaded to; None where there is none."""
-    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    return next((model for pattern, model in BUILT_IN if re.fullmatch(pattern + _REST, last)), None)
+    last = last_part(name)
+    return next((model for pattern, model in BUILT_IN if re.fullmatch(pattern + CHECKPOINT, last)), None)
+
+
+def last_part(name: str) -> str:
+    """Return what of a hub name or folder says which model it is."""
+    return name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")

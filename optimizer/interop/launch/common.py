@@ -89,7 +89,7 @@ def megatron_precision(
 
     Raises ``InputError`` for both, and for unknown recipes.
     """
-    fp8, fp4 = fields.text(fp8_key), fields.text(fp4_key)
+    fp8, fp4 = (None if fields.raw(key) is False else fields.text(key) for key in (fp8_key, fp4_key))
     if {fp8_key, fp4_key} & fields.left_open.keys():
         return None, None
     if fields.on("bf16") and fields.on("fp16"):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$", re.IGNORECASE)
 _KEY = re.compile(r"^[a-z_]+:", re.MULTILINE)
+INLINE = "<flags>"
+"""In place of a configuration's name: its settings are the command's own flags."""
+
 _SETTING = re.compile(r"[\s-]*[\"']?([\w.]+)[\"']?\s*[:=]")
 CONCERNS = re.compile(
     r"parallel|shard|micro|batch|degree|_(tp|pp|cp|ep|dp)$|^(tp|pp|cp|ep|dp)|_len$|length|accum|checkpointing|recompute"
@@ -69,9 +72,17 @@ def read_config_launch(
     def started(command: LaunchCommand) -> ImportedJob:
         """Read the configuration that one command names."""
         found = place(command)
-        if found is None:
+        if found is None or not found[0]:
             raise input_error("starts no configuration file", "the file that holds the training", file=file)
         name, words = found
+        if name == INLINE:
+            notes: list[str] = []
+            gpus = command.gpus or gpus_of_environment(command, environment[0], environment[1], notes)
+            return build(
+                ConfigLaunch(
+                    text="{}", name=file, overrides=overrides_in(words), gpus=gpus, command=command, notes=()
+                )
+            )
         if has_hole(name):
             raise input_error(
                 f"the configuration comes from {shorten(show(name))}, which the script does not set",
@@ -83,7 +94,7 @@ def read_config_launch(
             what = f"the configuration {shorten(name)} was not found beside the script"
             raise input_error(what, "the configuration itself, or the script with it beside", file=file)
         config = _closed(config, name, file)
-        notes: list[str] = []
+        notes = []
         gpus = command.gpus or gpus_of_environment(command, environment[0], environment[1], notes)
         launch = ConfigLaunch(
             text=config,

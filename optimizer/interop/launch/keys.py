@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.huggingface.hub import hub_model
 from layoutopt.optimizer.interop.huggingface.names import built_in_model
 from layoutopt.optimizer.interop.launch.flags import scalar
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
@@ -91,6 +92,10 @@ def with_model(job: ImportedJob, path: str | None) -> ImportedJob:
         return job
     rest = tuple(text for text in job.missing if text.removeprefix("--").replace("-", "_") not in _SIZES)
     name = built_in_model(path or "")
+    own = None if name else hub_model(path or "")
+    if own is not None:
+        said = f"the model is {own.name} with its published sizes"
+        return replace(job, model=own, missing=rest, notes=(*job.notes, said))
     if name is None:
         said = f"{shorten(path)} is no built-in model; " if path else ""
         rest = (*rest, f"the model: {said}give its config.json or a model beside")
@@ -116,11 +121,11 @@ def megatron_job(
 
 
 def _layers_of(path: str | None) -> int | None:
-    """Return the layers of a built-in model by its hub name: stages follow from them."""
+    """Return the layers of a model by its hub name: stages follow from them."""
     from layoutopt.optimizer.specs.loading import load_workload
 
-    name = built_in_model(path or "")
-    return load_workload(name).model.layers if name else None
+    name, own = built_in_model(path or ""), hub_model(path or "")
+    return load_workload(name).model.layers if name else own.layers if own else None
 
 
 def fsdp_job(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
-from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
+from layoutopt.optimizer.interop.launch.config_command import INLINE, after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
+from layoutopt.optimizer.interop.shell.values import has_hole
 from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ def import_llama_factory(text: str, file: str = "", outside: Outside | None = No
 
 
 def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
-    return after(command.words, "train", "llamafactory.launcher", "src/train.py")
+    found = after(command.words, "train", "llamafactory.launcher", "src/train.py")
+    if found is None or found[0].lower().endswith((".yaml", ".yml", ".json")) or has_hole(found[0]):
+        return found
+    flags = next((place for place, word in enumerate(command.words) if word.startswith("--")), None)
+    return found if flags is None else (INLINE, command.words[flags:])
 
 
 def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) -> ImportedJob:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.interop.huggingface.names import last_part
 from layoutopt.optimizer.interop.launch.common import per_layer_pattern
 from layoutopt.optimizer.interop.launch.flags import LeftOpen
 from layoutopt.optimizer.interop.megatron.variants import read_variant
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 
 GPT2_VOCAB = 50257
 """Entries of the GPT-2 vocabulary file, the only one that ``GPT2BPETokenizer`` is used with."""
+
+TOKENIZERS = {
+    "Llama2Tokenizer": 32_000,
+    "Llama3Tokenizer": 128_256,
+    r"(meta-)?llama-2-.*|mistral-7b(-instruct)?-v0\.[12]|mixtral-.*": 32_000,
+    r"(meta-)?llama-3.*": 128_256,
+    "gpt2.*": GPT2_VOCAB,
+}
+"""Words of tokenizers, by their kind or by the model's name on the hub: those of the models' configurations."""
+
+OF_HUB = ("HuggingFaceTokenizer", "HFTokenizer", "PretrainedFromHF")
+TOKENIZER_NAMES = ("tokenizer_model", "tokenizer_name_or_path", "hf_tokenizer_path")
 
 HYBRID = (
     "hybrid_override_pattern",
@@ -93,10 +107,20 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
 def vocabulary(fields: Fields, notes: list[str]) -> int | None:
     """Vocabulary size before padding, where the arguments fix it."""
     vocab = fields.integer("vocab_size", "padded_vocab_size", least=1)
-    if vocab is None and fields.raw("tokenizer_type") == "GPT2BPETokenizer":
+    if vocab is not None:
+        return vocab
+    kind = fields.raw("tokenizer_type")
+    # pretrain_gpt.py's own default, which reads both files
+    bare = kind is None and "merge_file" in fields and "gpt2" in str(fields.data.get("vocab_file"))
+    if kind == "GPT2BPETokenizer" or bare:
         notes.append(f"vocabulary {GPT2_VOCAB}: the GPT-2 vocabulary file of GPT2BPETokenizer")
         return GPT2_VOCAB
-    return vocab
+    named = next((fields.data[key] for key in TOKENIZER_NAMES if isinstance(fields.data.get(key), str)), "")
+    said = str(kind) if kind in TOKENIZERS else last_part(named) if kind in OF_HUB else ""
+    size = next((size for pattern, size in TOKENIZERS.items() if re.fullmatch(pattern, said)), None)
+    if size is not None:
+        notes.append(f"assumed: vocabulary {size}, that of {shorten(said)}")
+    return size
 
 
 def _tied(fields: Fields) -> bool:

@@ -21,7 +21,7 @@ _TERM = re.compile(r'\s*(\$\(?NF-\d\)?|\$NF|\$\d{1,3}|NF|NR|"[^"\\]*"|\d{1,15}|[
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AwkLine:
     """One line: its text, its fields, and its number."""
 
     text: str
@@ -45,7 +45,7 @@ def awk(arguments: list[str], given: str | None, shell: Shell) -> str | None:
     if program is None:
         return None
     if program["rule"] == "BEGIN":
-        lines: list[Line] | None = [Line("", [], 0)]
+        lines: list[AwkLine] | None = [AwkLine("", [], 0)]
     else:
         lines = _lines(arguments[1:], given, mark, shell)
     printed = [_printed(program, line, shell) for line in lines or ()]
@@ -53,14 +53,14 @@ def awk(arguments: list[str], given: str | None, shell: Shell) -> str | None:
     return "".join(texts) if lines is not None and len(texts) == len(printed) else None
 
 
-def _lines(names: list[str], given: str | None, mark: str | None, shell: Shell) -> list[Line] | None:
+def _lines(names: list[str], given: str | None, mark: str | None, shell: Shell) -> list[AwkLine] | None:
     text = file_text(shell, names[0]) if len(names) == 1 else given if not names else None
     if text is None or has_hole(text):
         return None
-    return [Line(line, line.split(mark), place) for place, line in enumerate(text.splitlines(), 1)]
+    return [AwkLine(line, line.split(mark), place) for place, line in enumerate(text.splitlines(), 1)]
 
 
-def _printed(program: re.Match[str], line: Line, shell: Shell) -> str | None:
+def _printed(program: re.Match[str], line: AwkLine, shell: Shell) -> str | None:
     """Return what one line prints: nothing where the rule is not for it, None where that is not known."""
     chosen = _chosen(program["rule"] or "", line)
     if not chosen:
@@ -78,7 +78,7 @@ def _printed(program: re.Match[str], line: Line, shell: Shell) -> str | None:
     return " ".join(known) + end if len(known) == len(parts) else None
 
 
-def _chosen(rule: str, line: Line) -> bool | None:
+def _chosen(rule: str, line: AwkLine) -> bool | None:
     if rule in ("", "BEGIN"):
         return True
     if rule.startswith("NR"):
@@ -95,7 +95,7 @@ def _arguments(terms: str) -> list[str]:
     return re.findall(r'(?:"[^"]*"|[^",])+', terms) or [""]
 
 
-def _value(source: str, line: Line, shell: Shell) -> str | None:
+def _value(source: str, line: AwkLine, shell: Shell) -> str | None:
     """Return terms that touch as one text, or the number of a product; None for what is neither."""
     words, at = list[str](), 0
     source = source.strip()
@@ -110,7 +110,7 @@ def _value(source: str, line: Line, shell: Shell) -> str | None:
     return "".join(_text(word, line) for word in words)
 
 
-def _text(word: str, line: Line) -> str:
+def _text(word: str, line: AwkLine) -> str:
     if word.startswith('"'):
         return word[1:-1]
     if word.isdecimal():
@@ -123,7 +123,7 @@ def _text(word: str, line: Line) -> str:
     return line.field(int(inner))
 
 
-def _number(words: list[str], line: Line, shell: Shell) -> str | None:
+def _number(words: list[str], line: AwkLine, shell: Shell) -> str | None:
     """Return a whole number; awk divides with a rest, which the shell's arithmetic does not."""
     texts = [word if re.fullmatch(r"[-+*/%()]", word) else _text(word, line) for word in words]
     if any(not re.fullmatch(r"\d{1,15}|[-+*/%()]", text) for text in texts):
