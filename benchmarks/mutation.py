@@ -5,7 +5,7 @@ each folder run once, and which lines each one runs is kept (``--lines FILE`` ke
 those run that passed and run the changed line, tests that name its module first, then the fastest, until ``BUDGET_S``
 of what they took is spent; a mutant under which all of them pass has survived. Rooms have equal shares of the sample,
 which follows from the seed; ``--part 2/8`` tries every eighth of it, ``--found FILE`` keeps what was found and goes on
-from there, ``--minutes`` ends a run early. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would notice.
+from there, ``--minutes`` ends a run early. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would notice. A reason written behind one stays.
 """
 
 from __future__ import annotations
@@ -300,6 +300,17 @@ def try_all(
     return known
 
 
+REASON = "  # "
+"""Between a survivor and why nobody has to notice it: such a mutant computes the same, or ends at another limit."""
+
+
+def _with_reasons(survivors: list[str]) -> list[str]:
+    """Return the survivors in order, each with the reason that the committed list gives."""
+    given = SURVIVORS.read_text("utf-8").splitlines() if SURVIVORS.exists() else []
+    reasons = {line.partition(REASON)[0]: line for line in given}
+    return [reasons.get(name, name) for name in sorted(survivors)]
+
+
 def main() -> int:
     """Draw a sample, try every mutant, print the share that survives, write the survivors."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -333,7 +344,7 @@ def main() -> int:
     share = len(survivors) / max(len(chosen), 1)
     what = f"seed {given.seed}, rooms {' '.join(given.rooms)}"
     head = f"# {len(survivors)} of {len(chosen)} mutants survive ({share:.0%}); {what}"
-    SURVIVORS.write_text("\n".join([head, *sorted(survivors)]) + "\n", encoding="utf-8")
+    SURVIVORS.write_text("\n".join([head, *_with_reasons(survivors)]) + "\n", encoding="utf-8")
     print(head)
     return 0
 
