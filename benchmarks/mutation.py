@@ -5,7 +5,8 @@ each folder run once, and which lines each one runs is kept (``--lines FILE`` ke
 those run that passed and run the changed line, tests that name its module first, then the fastest, until ``BUDGET_S``
 of what they took is spent; a mutant under which all of them pass has survived. Rooms have equal shares of the sample,
 which follows from the seed; ``--part 2/8`` tries every eighth of it, ``--found FILE`` keeps what was found and goes on
-from there, ``--minutes`` ends a run early. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would notice. A reason written behind one stays.
+from there, ``--minutes`` ends a run early. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would
+notice; a reason that is written behind one stays.
 """
 
 from __future__ import annotations
