@@ -100,8 +100,10 @@ def read_tiers(graph: nx.Graph) -> tuple[Tier, ...]:
     for name in sorted(joins, key=lambda join: int(graph.nodes[join]["gpus"])):
         way = _way_up(graph, GPU, name)
         part = way[way.index(below) :] if below in way else way
+        # The narrowest link decides, be it the port of the NIC or the way up to the level.
         rate = min(_bytes_per_s(graph, one, other) for one, other in pairwise(part))
         is_host, outside = graph.nodes[name]["kind"] == HOST, int(graph.nodes[name]["gpus"])
+        # Up and down again.
         latency_s = 2 * sum(graph.edges[edge]["latency_s"] for edge in pairwise(way))
         tiers.append(
             Tier(
@@ -131,6 +133,7 @@ def route_between(graph: nx.Graph, one: int, other: int) -> tuple[str, ...]:
     nvlink = read_nvlink(graph)
     if one // nvlink.domain == other // nvlink.domain:
         return (GPU, GPU) if graph.has_edge(GPU, GPU) else (GPU, NVSWITCH, GPU)
+    # From the node outward: the first block that holds both.
     joining = next(tier for tier in read_tiers(graph) if one // tier.outside == other // tier.outside)
     up = _way_up(graph, GPU, joining.name)
     return (*up, *up[-2::-1])
@@ -164,6 +167,7 @@ def _nic_share(graph: nx.Graph) -> float:
 def _node(
     graph: nx.Graph, cluster: ClusterSpec, name: str, kind: str, *, gpus: int, count: int = 1, **data: Any
 ) -> None:
+    # The last node may be partly used, and has all of its links.
     copies = -(-cluster.gpu_count // gpus) * count
     graph.add_node(name, kind=kind, gpus=gpus, count=count, copies=copies, **data)
 
@@ -178,6 +182,7 @@ def _add_nvlink(graph: nx.Graph, cluster: ClusterSpec, *, mesh: bool) -> None:
     """A switch per domain, or a link between every two GPUs of it over which each GPU's bandwidth divides."""
     domain, rate = cluster.nvlink_domain, cluster.gpu.nvlink_bytes_per_s
     if mesh:
+        # Every pair has a link of its own: a GPU's bandwidth divides among them.
         _link(graph, GPU, GPU, "nvlink", rate / (domain - 1), count=domain - 1)
         return
     _node(graph, cluster, NVSWITCH, NVSWITCH, gpus=domain)
@@ -197,10 +202,12 @@ def _add_network(graph: nx.Graph, cluster: ClusterSpec, levels: list[tuple[Netwo
     _link(graph, HOST if HOST in graph else GPU, NIC, "port", port, count=ports)
     below, switches, block, below_s = NIC, nics, node_gpus, 0.0
     for number, (level, outside) in enumerate(levels):
+        # NICs of one index share a leaf; above the leaves all rails meet.
         rails = nics if cluster.rail_optimized and number == 0 else 1
         name = level.name if level.name not in (*graph, *_NAMES) else f"{level.name} {number + 1}"
         _node(graph, cluster, name, "switch", gpus=outside, count=rails)
         rate, links = nic_rate / level.oversubscription, block // node_gpus * nics // switches
+        # A hop passes half of either switch: the whole way then counts each switch once.
         delay_s = (below_s + level.latency_s) / 2
         _link(graph, below, name, "network", rate, count=links, s=delay_s)
         below, switches, block, below_s = name, rails, outside, level.latency_s
@@ -219,6 +226,7 @@ def _levels(cluster: ClusterSpec, inside: int) -> list[tuple[NetworkLevel, int]]
         kept.append((level, level.gpus))
         inside = level.gpus
     top = levels[len(kept)]
+    # The outermost level joins whatever there is, so that no GPU is out of reach.
     return [*kept, (top, max(top.gpus, cluster.gpu_count))]
 
 

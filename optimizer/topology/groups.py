@@ -47,6 +47,7 @@ class GroupBatch:
     @property
     def size(self) -> IntArray:
         """Members of the group, (n,)."""
+        # Asked for by every price: rows are many, and the product is the same each time.
         if "size" not in self.memo:
             size = self.digits[0].size
             for digit in self.digits[1:]:
@@ -76,6 +77,7 @@ class GroupBatch:
         """Return an upper bound (n,) of the members in one block, ``members_within`` where blocks cut evenly."""
         product = np.ones_like(self.size)
         for digit in self.digits:
+            # Rounded up: a block that cuts a stride may still hold one more member.
             product = product * np.minimum(digit.size, -(-block_gpus // digit.stride))
         return product
 
@@ -86,6 +88,7 @@ class GroupBatch:
             reach = size * stride
             even = (block_gpus % stride == 0) & (reach % block_gpus == 0)
             same &= even | (stride % block_gpus == 0) | (block_gpus % reach == 0) | (size == 1)
+        # All ranks in one block: there is no other block to stand differently in.
         return same | (self.ranks <= block_gpus)
 
     def distinct(self) -> tuple[GroupBatch, IntArray | None]:
@@ -95,6 +98,7 @@ class GroupBatch:
         return self.memo["distinct"]  # type: ignore[no-any-return]
 
     def _distinct(self) -> tuple[GroupBatch, IntArray | None]:
+        # Finding equal rows takes longer than counting so few of them.
         if len(self) <= _FEW:
             return self, None
         columns = [column for digit in self.digits for column in digit]

@@ -48,6 +48,7 @@ class MeshGroups:
         for digit in self.dp_cp.digits:
             taken = np.minimum(digit.size, inner_size)
             digits.append(Digit(taken, digit.stride))
+            # Neighbours first: a shard takes whole inner digits before it takes of the next one.
             inner_size = np.maximum(inner_size // taken, 1)
         return replace(self.dp_cp, digits=tuple(digits), memo={})
 
@@ -104,6 +105,7 @@ def closest_groups(
     *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayLike, ep: ArrayLike, etp: ArrayLike
 ) -> MeshGroups:
     """Return groups that stand for every mesh order of degrees (n,): no order's groups have lower prices."""
+    # Any order will do: only sizes are read from it.
     mesh = _mesh("tp-cp-dp-pp", tp=tp, cp=cp, pp=pp, dp=dp)
     grid = _expert_grid(mesh, np.asarray(ep, dtype=np.int64), np.asarray(etp, dtype=np.int64))
     sizes = {axis.value: mesh.degree[axis] for axis in DENSE_AXES}
@@ -123,6 +125,7 @@ def mesh_valid(
     """Tell where (n,) the expert grid can be laid out: it divides a stage and nests with the pipeline's stride."""
     mesh = _mesh(order, tp=tp, cp=cp, pp=pp, dp=dp)
     experts, tensor = np.asarray(ep, dtype=np.int64), np.asarray(etp, dtype=np.int64)
+    # Experts lie inside a stage: their grid divides its ranks.
     valid = mesh.ranks // mesh.degree[Axis.PP] % (experts * tensor) == 0
     if not mesh.pp_outermost:
         for size, stride in _expert_grid(mesh, experts, tensor).values():
@@ -158,6 +161,7 @@ def _mesh(order: str, *, tp: ArrayLike, cp: ArrayLike, pp: ArrayLike, dp: ArrayL
     for axis in axes:
         stride[axis] = ranks
         ranks = ranks * degree[axis]
+    # Where ep is not named, expert-parallel ranks are neighbours, as in Megatron-LM's default order.
     outside = Axis.EP in names and names.index(Axis.EP) > names.index(Axis.DP)
     return _Mesh(axes, degree, stride, ranks, outside)
 
@@ -179,6 +183,7 @@ def _data_and_context(mesh: _Mesh) -> GroupBatch:
 def _expert_grid(mesh: _Mesh, ep: IntArray, etp: IntArray) -> dict[str, tuple[IntArray, IntArray]]:
     """Size and stride of the expert axes in the list of ranks of one stage."""
     stage = mesh.degree[Axis.TP] * mesh.degree[Axis.CP] * mesh.degree[Axis.DP]
+    # Rows that break this are dropped by a rule later; until then no size may be 0.
     edp = np.maximum(stage // (ep * etp), 1)
     one = np.ones_like(mesh.ranks)
     ep, etp = ep * one, etp * one
