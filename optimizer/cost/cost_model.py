@@ -18,7 +18,7 @@ from layoutopt.optimizer.cost.frozen import is_frozen, trained_parts, trained_sh
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import row_switches
 from layoutopt.optimizer.cost.layer_units import (
-    layer_unit,
+    layer_units,
     least_kept_bytes,
     recompute_members,
     with_least_kept,
@@ -285,15 +285,18 @@ class CostModel:
         rows = batch.take(first)
         comm = self.comm_context(rows, order, view)
         members = recompute_members(batch.codebook.recomputes)
-        blocks = [layer_unit(comm, run.block[0], rows.recompute, members) for run in self.model.runs]
+        shapes, shape = [run.block[0] for run in self.model.runs], self.model.last_shape
+        layers = layer_units(
+            comm, [*shapes, shape] if self.model.mtp_layers else shapes, rows.recompute, members
+        )
         mtp = None
         if self.model.mtp_layers:
-            shape = self.model.last_shape
-            layer = layer_unit(comm, shape, rows.recompute, members)
+            layer = layers[shape]
             if view.any_set:
                 layer = with_least_kept(comm, shape, layer, members)
             mtp = mtp_unit(comm, layer)
         head = head_unit(comm, passes=1 + self.model.mtp_layers)
+        blocks = [layers[block] for block in shapes]
         return Units(blocks=blocks, embedding=embedding_unit(comm), head=head, mtp=mtp, inverse=inverse)
 
     def comm_context(self, rows: LayoutBatch, order: str, view: View = EXACT) -> CommContext:

@@ -24,6 +24,8 @@ from layoutopt.optimizer.specs.model import Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import OP_MODULE, RECOMPUTE_MODULES, CudaGraph, Granularity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.communication import CommContext
@@ -67,12 +69,37 @@ def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np
     }
 
 
+def layer_units(
+    comm: CommContext,
+    shapes: Sequence[LayerShape],
+    recompute: IntArray,
+    members: dict[str, NDArray[np.bool_]],
+) -> dict[LayerShape, BlockUnit]:
+    """Price every distinct shape of layers as ``layer_unit`` does; shapes that differ in their MLP share their mixer."""
+    mixers: dict[LayerShape, dict[str, Work]] = {}
+    units = {}
+    for shape in dict.fromkeys(shapes):
+        alike = replace(shape, mlp=Mlp.NONE, ffn=0)
+        if alike not in mixers:
+            mixers[alike] = mixer_work(comm.compute, comm.keys, alike)
+        units[shape] = layer_unit(comm, shape, recompute, members, mixers[alike])
+    return units
+
+
 def layer_unit(
-    comm: CommContext, shape: LayerShape, recompute: IntArray, members: dict[str, NDArray[np.bool_]]
+    comm: CommContext,
+    shape: LayerShape,
+    recompute: IntArray,
+    members: dict[str, NDArray[np.bool_]],
+    mixer: dict[str, Work] | None = None,
 ) -> BlockUnit:
-    """Price one layer of a micro-batch; ``recompute`` (n,) are the rows' entries in ``members`` (r,)."""
+    """Price one layer of a micro-batch; ``recompute`` (n,) are the rows' entries in ``members`` (r,).
+
+    ``mixer`` is the work of the layer's mixer where that is known.
+    """
     ctx, keys = comm.compute, comm.keys
-    mixer, mlp = mixer_work(ctx, keys, shape), mlp_work(ctx, keys, shape)
+    mixer = mixer_work(ctx, keys, shape) if mixer is None else mixer
+    mlp = mlp_work(ctx, keys, shape)
     parts = {name: work for name, work in {**mixer, **mlp}.items() if name != "norm"}
     parts = trained_work(ctx, keys, shape, mixer, parts)
     norms = [side["norm"] for side in (mixer, mlp) if "norm" in side]

@@ -175,9 +175,9 @@ class StepGraph:
 
     def _path(self, back: _Arcs, column: int) -> Path:
         """Count what lies on a way back."""
-        nodes, hops = back.walk(column)
+        nodes, times, hops = back.walk(column)
         size = KINDS * self.pipeline.pp * self.pipeline.chunks
-        counts = np.bincount(self.cell[nodes], minlength=size)
+        counts = np.bincount(self.cell[nodes], weights=times, minlength=size).astype(np.int64)
         return Path(counts=counts.reshape(KINDS, self.pipeline.pp, self.pipeline.chunks), hops=hops)
 
 
@@ -210,47 +210,66 @@ class _Arcs:
             times = np.concatenate([earlier, period.end_s, np.zeros((1, earlier.shape[1]))])
             self._periods.append(_chosen(times, np.where(local < 2 * length, local, 2 * length), lag[zone]))
 
-    def walk(self, column: int) -> tuple[list[int], int]:
-        """Return the operations on the path of a step, and how many transfers lie between them."""
+    def walk(self, column: int) -> tuple[list[int], list[int], int]:
+        """Return the operations on the path of a step, how many times each, and how many transfers lie between them."""
         graph, none = self._graph, len(self._graph.cell)
-        tail, head = self._tail[:, column].tolist(), self._head[:, column].tolist()
-        before, hops = graph.before, graph.hops
-        nodes, arcs, node = [], [], int(self._last[column])
+        tail, head = self._tail[:, column], self._head[:, column]
+        behind = graph.before[np.arange(self._stop, none), tail].tolist()
+        nodes, node = list[int](), int(self._last[column])
         while self._stop <= node < none:
             # Backwards from the last operation: drain, repeated periods, fill.
-            choice = tail[node - self._stop]
             nodes.append(node)
-            arcs.append(choice)
-            node = int(before[node, choice])
+            node = behind[node - self._stop]
+        arcs, times = tail[np.array(nodes, dtype=np.int64) - self._stop].tolist(), [1] * len(nodes)
         if graph.first + graph.length <= node < none:
-            node = self._through_periods(node, column, nodes, arcs)
+            node = self._through_periods(node, column, nodes, arcs, times)
+        front, earlier = len(nodes), graph.before[np.arange(len(head)), head].tolist()
         while node < none:
-            choice = head[node]
             nodes.append(node)
-            arcs.append(choice)
-            node = int(before[node, choice])
-        return nodes, int(hops[nodes, arcs].sum())
+            node = earlier[node]
+        arcs += head[np.array(nodes[front:], dtype=np.int64)].tolist()
+        times += [1] * (len(nodes) - front)
+        return nodes, times, int((graph.hops[nodes, arcs] * times).sum())
 
-    def _through_periods(self, node: int, column: int, nodes: list[int], arcs: list[int]) -> int:
-        """Walk from the last period to the first one; return the operation reached there."""
+    def _through_periods(
+        self, node: int, column: int, nodes: list[int], arcs: list[int], times: list[int]
+    ) -> int:
+        """Walk from the last period to the first one; return the operation reached there.
+
+        Among periods that grew alike, a way that comes back to where it was in an earlier one goes on so: it is counted as
+        often as it fits.
+        """
         length, base = self._graph.length, self._stop - self._graph.length
         rows = self._graph.before[base : self._stop] - base
         local, index = node - base, len(self._periods) - 1
         number = self._numbers[-1]
         if local < 0:
             local, number = local + length, number - 1
-        ways, loaded = [], -1
+        ways, loaded = list[int](), -1
+        seen: dict[int, tuple[int, int]] = {}
         while number > 0:
             while self._numbers[index] >= number:
                 index -= 1
             if index != loaded:
                 ways, loaded = self._periods[index][:, column].tolist(), index
                 steps = rows[np.arange(length), ways].tolist()
+                seen = {}
             nodes.append(base + local)
             arcs.append(ways[local])
+            times.append(1)
             local = steps[local]
-            if local < 0:
-                local, number = local + length, number - 1
+            if local >= 0:
+                continue
+            local, number = local + length, number - 1
+            left = number - self._numbers[index] - 1
+            if left > 0 and local in seen:
+                since, start = seen[local]
+                again = left // (since - number)
+                number -= again * (since - number)
+                times[start:] = [1 + again] * (len(times) - start)
+                seen = {}
+            else:
+                seen[local] = number, len(nodes)
         return self._graph.first + local
 
 

@@ -144,15 +144,23 @@ def undominated(terms: StageTerms, owner: IntArray) -> IntArray:
         if field.name not in _LARGER
     ]
     table = np.concatenate([*lower, *(-1.0 * getattr(terms, name)[:, None] for name in _LARGER)], axis=1)
+    order = np.argsort(owner, kind="stable")
+    _, first, sizes = np.unique(owner[order], return_index=True, return_counts=True)
     kept = np.ones(len(terms), dtype=bool)
-    for one in np.unique(owner):
-        rows = np.flatnonzero(owner == one)
-        # All pairs of one owner's rows: they are the few choices of switches.
-        as_good = (table[rows][:, None] <= table[rows][None]).all(axis=2)
-        earlier = np.arange(len(rows))[:, None] < np.arange(len(rows))
-        kept[rows] = ~(as_good & (~as_good.T | earlier)).any(axis=0)
+    # Owners with equally many rows at once.
+    for size in np.unique(sizes[sizes > 1]).tolist():
+        starts, earlier = first[sizes == size], np.arange(size)[:, None] < np.arange(size)
+        at_once = max(PAIR_CELLS // (size * size * table.shape[1]), 1)
+        for low in range(0, len(starts), at_once):
+            rows = order[starts[low : low + at_once, None] + np.arange(size)]
+            # All pairs of one owner's rows: they are the few choices of switches.
+            as_good = (table[rows][:, :, None] <= table[rows][:, None]).all(axis=3)
+            kept[rows] = ~(as_good & (~as_good.transpose(0, 2, 1) | earlier)).any(axis=1)
     return np.flatnonzero(kept)
 
+
+PAIR_CELLS = 1 << 20
+"""Terms of pairs compared at once, so that memory stays flat."""
 
 _LARGER = ("capacity_bytes", "may_recompute")
 """Terms of which more is better."""

@@ -150,8 +150,9 @@ def _pairs(
 
 
 def _left(mask: BoolArray) -> IntArray:
-    """Count the choices of each row; column by column, since masks are tall and narrow."""
-    return _weighted(mask, np.ones(mask.shape[1], dtype=np.int64))
+    """Count the choices of each row."""
+    left: IntArray = mask.sum(axis=1, dtype=np.int32).astype(np.int64)
+    return left
 
 
 def _lefts(masks: Masks) -> Counts:
@@ -159,10 +160,10 @@ def _lefts(masks: Masks) -> Counts:
 
 
 def _weighted(mask: BoolArray, weights: IntArray) -> IntArray:
-    """Add up the weights of each row's choices."""
+    """Add up the weights of each row's choices; choices of one weight are counted first."""
     total = np.zeros(len(mask), dtype=np.int64)
-    for column, weight in enumerate(weights.tolist()):
-        total += weight * mask[:, column]
+    for weight in np.unique(weights[weights != 0]).tolist():
+        total += weight * _left(mask[:, weights == weight])
     return total
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
+from layoutopt.optimizer.cost.batch import CODES, DEGREES, FEW_ROWS, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.space.orders import first_orders
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.space.rules.switches import OnlyWhere
 from layoutopt.optimizer.space.switch_sets import first_switches
 from layoutopt.optimizer.specs.vocabulary import Schedule
+from layoutopt.optimizer.topology.counting import distinct_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,7 +136,11 @@ class Modifiers:
         return _by_column([asked[entry] for entry in formats])
 
     def _holds(self, rule: Rule, rows: LayoutBatch) -> BoolArray:
-        """Apply a rule to rows of one modifier choice; what reads no degree is asked once."""
+        """Apply a rule to rows of one modifier choice; those that are equal in what it reads are asked once."""
+        if rule.reads - MODIFIER_COLUMNS and len(rows) > FEW_ROWS:
+            read = [getattr(rows, name) for name in DEGREES + CODES if name in rule.reads]
+            first, which = distinct_rows(read)
+            return np.broadcast_to(rule.holds(rows.take(first), self.ctx), len(first))[which]
         # A rule on modifiers alone says the same of every row: one is asked instead of millions.
         if rule.reads - MODIFIER_COLUMNS or not len(rows):
             return rule.holds(rows, self.ctx)

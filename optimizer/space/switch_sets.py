@@ -144,15 +144,18 @@ def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bo
     stated = [
         switch for switch in SWITCHES if any(getattr(one, switch.name) is not None for one in book.switches)
     ]
-    acting = np.stack([np.broadcast_to(switch.traffic(rows), len(rows)) for switch in stated], axis=1)
-    patterns, which = np.unique(acting, axis=0, return_inverse=True)
-    for place, pattern in enumerate(patterns):
-        silent = [switch.name for switch, acts in zip(stated, pattern, strict=True) if not acts]
+    acting = [np.broadcast_to(switch.traffic(rows), len(rows)) for switch in stated]
+    # A row's pattern as the bits of one number.
+    pattern = np.zeros(len(rows), dtype=np.int64)
+    for place, acts in enumerate(acting):
+        pattern |= acts.astype(np.int64) << place
+    for bits in np.unique(pattern).tolist():
+        silent = [switch.name for place, switch in enumerate(stated) if not bits >> place & 1]
         alike = [(*entry[:2], *_heard(entry[2], silent)) for entry in book.formats]
         # Every code acts differently here: all stay.
         if len(set(alike)) == len(alike):
             continue
-        where = np.flatnonzero(which.ravel() == place)
+        where = np.flatnonzero(pattern == bits)
         for later in range(1, len(alike)):
             for first in (earlier for earlier in range(later) if alike[earlier] == alike[later]):
                 kept[where, later] &= ~kept[where, first]

@@ -22,17 +22,17 @@ from layoutopt.optimizer.solve.search.dominance import AlikeTuples, Settled
 from layoutopt.optimizer.solve.search.first import FirstTuples
 from layoutopt.optimizer.solve.search.one_tuple import TupleSolver, Waiting
 from layoutopt.optimizer.solve.search.result import BestLayouts, Found, Progress, SearchResult
-from layoutopt.optimizer.solve.search.rows import Partial, RowBounds, expanded, pieces
+from layoutopt.optimizer.solve.search.rows import Partial, RowBounds, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
-    from layoutopt.optimizer.cost.terms import FloatArray
+    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.solve.model.cp_model import SliceResult
     from layoutopt.optimizer.solve.model.paths import Paths
     from layoutopt.optimizer.solve.search.result import SearchOptions
-    from layoutopt.optimizer.solve.search.source import Refinement, TermsSource
+    from layoutopt.optimizer.solve.search.source import TermsSource
 
 FIRST_ROWS, GROWTH, ROWS = 64, 8, 8_192
 """Degree rows bounded tightly at once: few first, for a layout to compare with; then more, which is cheaper per row."""
@@ -237,16 +237,16 @@ class BestFirst:
             partial = self._rows.refined(partial, step, self._wanted_s())
         if not len(partial):
             return
-        batch, weight = expanded(partial, last)
+        batch, owner, terms = last.choices(partial.batch)
+        weight = last.weights(partial.weight, batch, owner)
         for piece in pieces(batch.pp):
             if self._out_of_time():  # what is not looked at is bounded as it was
                 self._left_open_s = min(self._left_open_s, float(partial.bound.min()))
                 return
-            self._push(batch.take(piece), weight[piece], last)
+            self._push(batch.take(piece), weight[piece], terms.take(piece))
 
-    def _push(self, batch: LayoutBatch, weight: IntArray, last: Refinement) -> None:
+    def _push(self, batch: LayoutBatch, weight: IntArray, terms: StageTerms) -> None:
         """Put tuples into the heap as far as they are wanted."""
-        terms = last.terms(batch)
         bound = self._rows.tuples(batch, weight, terms, self._wanted_s())
         for index in np.flatnonzero(bound < self._wanted_s()).tolist():
             self._serial += 1

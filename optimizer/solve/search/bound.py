@@ -9,6 +9,7 @@ recomputation with a bottleneck of T, for the best T. A bound is infinite only w
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
 
 CELLS = 1 << 16  # rank states handled at once: they should stay in a core's cache
-HALVINGS = 12  # of the bracket around the bottleneck; the last step to the next whole block is exact
+SPARE_CELLS = 1_000  # ranks that layouts don't have, which arrays may hold: as much work as another call
+HALVINGS = 8  # of the bracket around the bottleneck; the last step to the next whole block is exact
 FIRST_BRACKET = 1.05
 BREAKPOINTS = 3
-SHARPENINGS = 2  # rounds in which what ranks must hold below the cutoff lengthens the paths that pass them
+SHARPENINGS = 4  # rounds in which what ranks must hold below the cutoff lengthens the paths that pass them
 TRADE_OFFS = (1.01, 1.04, 1.2)  # slower bottlenecks at which the least recomputation is evaluated
 FLOAT_ERROR = 1e-12  # relative, of a step time summed in another order
 
@@ -205,11 +207,20 @@ def may_fit(terms: StageTerms, counts: IntArray, rule: StageRule) -> NDArray[np.
 
 
 def by_depth(terms: StageTerms) -> Iterator[tuple[NDArray[np.int64], StageTerms]]:
-    """Yield the layouts of every pp, as positions (k,) and terms: no array spends cells on ranks that they don't have."""
-    for pp in np.unique(terms.pp):
-        index = np.flatnonzero(terms.pp == pp)
+    """Yield the layouts of about one pp, as positions (k,) and terms: arrays spend few cells on ranks that they don't have.
+
+    Shallow ones join the next deeper ones while they are few, since arrays of few cells take as long as smaller ones.
+    """
+    depths, sizes = np.unique(terms.pp, return_counts=True)
+    least, joined = 0, 0
+    for place, (pp, size) in enumerate(zip(depths.tolist(), sizes.tolist(), strict=True)):
+        joined += size
+        if place + 1 < len(depths) and joined * (int(depths[place + 1]) - pp) <= SPARE_CELLS:
+            continue
+        index = np.flatnonzero((terms.pp > least) & (terms.pp <= pp))
         part = terms.take(index)
         yield index, replace(part, in_flight=np.ascontiguousarray(part.in_flight[:, :pp]))
+        least, joined = pp, 0
 
 
 def _over_cases(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float) -> FloatArray:
@@ -241,22 +252,25 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
     bound, slowest = np.full(len(cases), np.inf), np.full(len(cases), np.inf)
     problem = _Bottleneck(terms, counts, cases)
     # Without a limit of time memory alone decides; what fails here fits nowhere.
-    alive = np.flatnonzero(problem.enough(np.full(len(cases), np.inf)))
-    if np.isfinite(cutoff_s) and len(alive):
-        bound[alive] = cutoff_s
+    enough = problem.enough(np.full(len(cases), np.inf))
+    alive = np.arange(len(cases))
+    if np.isfinite(cutoff_s):
+        bound[enough] = cutoff_s
         # A bottleneck this slow already costs the cutoff.
-        alive = alive[problem.enough(problem.limit_s(cutoff_s))[alive]]
-    if len(alive) < len(cases):
-        problem = _Bottleneck(terms, counts, cases.take(alive))
-    for _ in range(SHARPENINGS if np.isfinite(cutoff_s) and (terms.vp > 1).any() else 0):
+        enough &= problem.enough(problem.limit_s(cutoff_s))
+    problem, alive = problem.take(enough), alive[enough]
+    fewest = None
+    for _ in range(SHARPENINGS if np.isfinite(cutoff_s) and not problem.capacity.fixed else 0):
         if not len(alive):
             break
         # Blocks that the others have no room for lie on a rank in any such step, and lengthen paths that pass
         # it.
-        sharper = _Bottleneck(terms, counts, problem.cases, problem.fewest(cutoff_s))
-        kept = sharper.enough(sharper.limit_s(cutoff_s))
-        alive, fewest = alive[kept], sharper.fewest(cutoff_s)[kept]
-        problem = _Bottleneck(terms, counts, problem.cases.take(kept), fewest)
+        before, fewest = fewest, problem.fewest(cutoff_s)
+        if before is not None and (fewest == before).all():
+            break
+        problem = problem.sharpened(fewest)
+        enough = problem.enough(problem.limit_s(cutoff_s))
+        problem, alive, fewest = problem.take(enough), alive[enough], fewest[enough]
     if len(alive):
         least, slowest[alive] = problem.bracket()
         bound[alive] = np.minimum(problem.step_s(least) * (1 - FLOAT_ERROR), cutoff_s)
@@ -285,10 +299,8 @@ def stage_units(
 class _Bottleneck:
     """The search for the least bottleneck time of each case."""
 
-    def __init__(
-        self, terms: StageTerms, counts: IntArray, cases: Cases, fewest: FloatArray | None = None
-    ) -> None:
-        self.capacity = RankCapacity(terms, counts, cases, fewest)
+    def __init__(self, terms: StageTerms, counts: IntArray, cases: Cases) -> None:
+        self.capacity = RankCapacity(terms, counts, cases)
         self.terms = own = self.capacity.terms
         self.cases, self._counts = cases, counts
         self.kinds = _weights(self.capacity)
@@ -298,8 +310,25 @@ class _Bottleneck:
         self.weight = own.micro_batches.astype(np.float64)
         self.all_again = self.capacity.floors.all_again
         self.constant_s = self.all_again * all_again
-        self.least_s = self.capacity.floors.base_s.sum(axis=1) + counts @ self.capacity.least_s
-        self._mix_units = np.einsum("qk,cyk->yqc", self.capacity.mixes.high, self.kinds)[..., None]
+        self.mix_units = np.einsum("qk,cyk->yqc", self.capacity.mixes.high, self.kinds)[..., None]
+
+    def take(self, mask: NDArray[np.bool_]) -> _Bottleneck:
+        """Return the search for some of the cases, given by a mask (c,)."""
+        if mask.all():
+            return self
+        new, index = copy(self), np.flatnonzero(mask)
+        new.capacity = self.capacity.take(index)
+        new.terms, new.cases = new.capacity.terms, new.capacity.cases
+        for name in ("kinds", "need", "weight", "all_again", "constant_s"):
+            setattr(new, name, getattr(self, name)[index])
+        new.mix_units = self.mix_units[:, :, index]
+        return new
+
+    def sharpened(self, fewest: FloatArray) -> _Bottleneck:
+        """Return the search for cases whose ranks hold at least ``fewest`` (c, P) blocks."""
+        new = copy(self)
+        new.capacity = self.capacity.sharpened(fewest)
+        return new
 
     def limit_s(self, cutoff_s: float) -> FloatArray:
         """Return the bottleneck (c,) that every step below a cutoff keeps to."""
@@ -320,7 +349,9 @@ class _Bottleneck:
         """Weigh what each rank can hold: (Y, c, P), one row per choice of weights."""
         if len(held) == 1:
             return held
-        return np.stack([(held + mix_units).max(axis=0) for mix_units in self._mix_units])
+        units = np.stack([(held + mix_units).max(axis=0) for mix_units in self.mix_units])
+        # A mix that stands for several holds none of them on ranks that a layout doesn't have.
+        return units if self.capacity.real.all() else np.where(self.capacity.real, units, 0.0)
 
     def enough(self, slowest_s: FloatArray) -> NDArray[np.bool_]:
         """Tell whether the ranks can together hold all blocks, each within ``slowest_s`` (c,)."""
@@ -334,7 +365,8 @@ class _Bottleneck:
     def bracket(self) -> tuple[FloatArray, FloatArray]:
         """Return a time below which the blocks can't be held, and one at which they can (cases that fit only)."""
         # All work shared out evenly: no bottleneck is below the mean.
-        low = self.least_s / self.terms.pp * (1 - SLACK)
+        least_s = self.capacity.floors.base_s.sum(axis=1) + self._counts @ self.capacity.least_s
+        low = least_s / self.terms.pp * (1 - SLACK)
         high = low * FIRST_BRACKET
         factor = FIRST_BRACKET
         while (short := ~self.enough(high)).any():

@@ -7,12 +7,13 @@ Arrays are (Q, c, P): mixes, cases, ranks, or broadcast to it. With one kind Q i
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.solve.search.floors import rank_floors
+from layoutopt.optimizer.solve.search.floors import FloorForms
 from layoutopt.optimizer.solve.splits import end_stages
 from layoutopt.optimizer.space.stage_splits import stage_numbers
 from layoutopt.optimizer.space.stages import kinds_before
@@ -111,9 +112,7 @@ class RankCapacity:
     fits; ``NOT_HELD`` where the mix, or the rank's fewest blocks, do not. ``time_s(n)`` is the least time of n blocks.
     """
 
-    def __init__(
-        self, terms: StageTerms, counts: IntArray, cases: Cases, fewest: FloatArray | None = None
-    ) -> None:
+    def __init__(self, terms: StageTerms, counts: IntArray, cases: Cases) -> None:
         self.cases = cases
         self.terms = terms = terms.take(cases.row)
         self.mixes = mix = mixes(counts)
@@ -124,7 +123,8 @@ class RankCapacity:
         self.saved_bytes = flight * (activation - terms.recomputed_activation_bytes.T[:, :, None])
         ranks = np.arange(flight.shape[1])
         self.real = ranks < terms.pp[:, None]
-        self.floors = rank_floors(terms, counts, fewest)
+        self.forms = FloorForms(terms, counts)
+        self.floors = self.forms.at()
         left = terms.capacity_bytes - terms.common_bytes
         self.room_bytes = _at_ends(terms, left, -terms.first_bytes, -terms.last_bytes) * self.real
         self._every = (np.isinf(cases.high) | cases.free)[:, None]
@@ -132,8 +132,35 @@ class RankCapacity:
         self._any_free = bool(cases.free.any())
         self._all_free = self._any_free and bool(cases.free.all())
         self._limits(counts)
-        self._pace()
+        self._recomputation()
+        self.pace()
         self._memory()
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the fewest blocks of ranks lengthen no path."""
+        return self.forms.fixed
+
+    def sharpened(self, fewest: FloatArray) -> RankCapacity:
+        """Return the same cases with ranks that hold at least ``fewest`` (c, P) blocks, which lengthens paths past them."""
+        new = copy(self)
+        new.floors = self.forms.at(fewest)
+        new.pace()
+        return new
+
+    def take(self, index: NDArray[np.int64]) -> RankCapacity:
+        """Return the cases at some positions (k,)."""
+        new = copy(self)
+        new.cases, new.terms = self.cases.take(index), self.terms.take(index)
+        new.forms, new.floors = self.forms.take(index), self.floors.take(index)
+        arrays = [(name, 1) for name in _BY_MIX] + [(name, 0) for name in _BY_CASE]
+        arrays += [(name, 1) for name in _BY_MIX_FREE] if self._any_free else []
+        for name, axis in arrays:
+            value = getattr(self, name)
+            # What is the same for all cases is stored once.
+            if value.shape[axis] == len(self.cases):
+                setattr(new, name, value.take(index, axis=axis))
+        return new
 
     def _limits(self, counts: IntArray) -> None:
         """Blocks allowed by the split, by the model and by contiguity."""
@@ -149,15 +176,12 @@ class RankCapacity:
                 strange = ~meets[low > 0].all(axis=0)
                 self.most[position][strange] = NOT_HELD
 
-    def _pace(self) -> None:
-        """Seconds per counted block and per recomputed block, and the seconds a rank starts with."""
+    def _recomputation(self) -> None:
+        """Seconds per recomputed block, and the fewest that a rank recomputes."""
         again_s = self.floors.again_s.transpose(1, 0, 2)
         # Where every block is recomputed, recomputation is part of a block's time.
         every = np.isinf(self.cases.low)[:, None]
-        layer_s = self.floors.layer_s.transpose(1, 0, 2) + np.where(every, again_s, 0.0)
-        self.layer_s = np.maximum(layer_s[self._kind], TINY)
-        self.base_s = self.floors.base_s + self._of_mix(layer_s)
-        self.least_s = layer_s.min(axis=2)
+        self._with_block_s = np.where(every, again_s, 0.0)
         self.again_s = self._over_mix(again_s, np.minimum)
         # Stages at the ends of the model may hold fewer blocks than are recomputed: the others recompute at least so many.
         vp = self.terms.vp[:, None]
@@ -165,9 +189,16 @@ class RankCapacity:
         self.low = np.where(every | self._free, 0.0, np.where(every, 0.0, self.cases.low[:, None]) * share)
         self._counted = bool((self.low > 0).any())
 
+    def pace(self) -> None:
+        """Seconds per counted block, and the seconds a rank starts with."""
+        layer_s = self.floors.layer_s.transpose(1, 0, 2) + self._with_block_s
+        self.layer_s = np.maximum(layer_s[self._kind], TINY)
+        self.base_s = self.floors.base_s + self._of_mix(layer_s)
+        self.least_s = layer_s.min(axis=2)
+
     def _memory(self) -> None:
         """The largest number of counted blocks that fits, whatever time it takes."""
-        plain = np.maximum(self.held_bytes[self._kind], TINY)
+        self._plain = plain = np.maximum(self.held_bytes[self._kind], TINY)
         room = self.room_bytes - self._of_mix(self.held_bytes)
         # Recomputation holds one block's activations beside what is kept.
         buffer = (self.cases.free | (self.cases.high > 0)) * self.terms.recompute_transient_bytes
@@ -205,7 +236,7 @@ class RankCapacity:
         ratio = self._over_mix(ratio, np.minimum)
         self._useful = np.isfinite(ratio)
         self._per_byte_s = np.where(self._useful, ratio, 0.0)
-        self._plain, self._room = plain, room
+        self._room = room
         # With one kind alone on a rank, whole blocks are recomputed: round up.
         self._whole = (self.mixes.high.sum(axis=1)[:, None, None] == 0) & self._useful
         self._block_bytes = np.maximum(best, TINY)
@@ -263,7 +294,8 @@ class RankCapacity:
         """Least recomputation of ``count`` blocks where it is free; whole blocks where only one kind is there."""
         missing = np.maximum(count * self._plain - self._room, 0.0)
         whole = np.ceil(missing / self._block_bytes * (1 - SLACK) - SLACK) * self.again_s
-        return np.where(self._whole, whole, missing * self._per_byte_s)
+        again_s: FloatArray = np.where(self._whole, whole, missing * self._per_byte_s)
+        return again_s
 
     def time_s(self, count: FloatArray) -> FloatArray:
         """Return the least seconds of ``count`` counted blocks beside each mix, (mix, case, rank)."""
@@ -280,6 +312,14 @@ class RankCapacity:
         more = np.where(held < 0, self.fewest, held + 1)
         time_s: FloatArray = np.where(more <= self.ceiling, self.time_s(more), np.inf).min(axis=(0, 2))
         return time_s
+
+
+_BY_CASE = ("real", "room_bytes", "_every", "_free", "layer_s", "low", "_plain")
+_BY_MIX = (
+    "held_bytes", "saved_bytes", "fewest", "most", "base_s", "least_s", "again_s", "_with_block_s", "unaided", "ceiling",
+)  # fmt: skip
+_BY_MIX_FREE = ("_useful", "_per_byte_s", "_room", "_whole", "_block_bytes")
+"""Arrays with the cases on their first axis, on their second one, and of these what only free cases have."""
 
 
 def _at_ends(terms: StageTerms, everywhere: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:

@@ -16,6 +16,7 @@ from layoutopt.optimizer.solve.search.places import ways_from
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from layoutopt.optimizer.cost.step import PathForm
     from layoutopt.optimizer.cost.terms import FloatArray, IntArray, StageTerms
     from layoutopt.optimizer.solve.model.paths import Paths
     from layoutopt.optimizer.solve.search.rank_options import Options, Ranks
@@ -26,6 +27,9 @@ WIDEST = 64
 FEW_STATES = 256
 """Partial choices that are not compared with each other: less work than it takes to thin them out."""
 
+WORTH_REPEATING = 0.7
+"""Share of the steps that another look at all of them leaves at most for one more to be worth it."""
+
 LEADERS = 64
 """Choices with equally many blocks that the others are compared with: enough to thin them out."""
 
@@ -33,6 +37,31 @@ LEADERS = 64
 def never() -> bool:
     """Stop nothing."""
     return False
+
+
+class PathWeights:
+    """What a block takes on every known path of a tuple, each path asked once.
+
+    The first path is none: it takes no time and is always short enough, so that its least time says what can be completed.
+    """
+
+    def __init__(self, terms: StageTerms, paths: Paths) -> None:
+        self.paths, self._terms = paths, terms
+        self._known: dict[int, tuple[PathForm, FloatArray, FloatArray, FloatArray]] = {}
+        self._nothing = np.zeros((1, int(terms.vp[0]), int(terms.pp[0]), terms.layer_s.shape[1]))
+
+    def now(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return of every path the seconds of a block and of recomputing one, (Q, V, P, K), and the constant (Q,)."""
+        forms, terms = self.paths.of(self._terms, 0), self._terms
+        for form in forms:
+            if id(form) not in self._known:
+                self._known[id(form)] = (
+                    form, form.block_s(terms), form.again_s(terms), form.constant_s(terms)[:1]
+                )  # fmt: skip
+        parts = [self._known[id(form)][1:] for form in forms]
+        nothing = self._nothing, self._nothing, np.array([-np.inf])
+        block, again, constant = (np.concatenate(each) for each in zip(nothing, *parts, strict=True))
+        return block, again, constant
 
 
 class Choices:
@@ -46,12 +75,12 @@ class Choices:
         self,
         ranks: Ranks,
         options: list[Options],
-        paths: Paths,
+        weights: PathWeights,
         below_s: float,
         steps: list[_Steps] | None = None,
     ) -> None:
-        self.ranks, self.options, self._met = ranks, options, paths.met
-        block, again, constant = _weights(ranks.terms, paths)
+        self.ranks, self.options, self._met = ranks, options, weights.paths.met
+        block, again, constant = weights.now()
         self._room = np.concatenate([below_s - constant, [demand.room for demand in ranks.demands]])
         self._paths = len(constant)
         self._costs = [
@@ -61,9 +90,9 @@ class Choices:
             for rank, option in enumerate(options)
         ]
         self.steps = self._reachable() if steps is None else steps
-        # A step that goes takes others with it: repeat until nothing changes.
-        left, before = sum(len(step) for step in self.steps), 0
-        while self.steps and left != before:
+        # A step that goes takes others with it: repeat until little changes.
+        left, before = sum(len(step) for step in self.steps), np.inf
+        while self.steps and left < WORTH_REPEATING * before:
             self.steps = self._useful()
             left, before = sum(len(step) for step in self.steps), left
 
@@ -72,14 +101,14 @@ class Choices:
         """Whether it is open in which chunks blocks are recomputed, so that paths take the least that any chunk adds."""
         return any(option.free and option.recomputed.any() for option in self.options)
 
-    def named(self, paths: Paths, below_s: float) -> Choices:
+    def named(self, weights: PathWeights, below_s: float) -> Choices:
         """Return the same choices with the chunks in which they recompute. Raises ``Unlisted``."""
-        _, again, _ = _weights(self.ranks.terms, paths)
+        _, again, _ = weights.now()
         options = [
             self.ranks.named(option.take(np.unique(step.choice)), again[:, :, rank])
             for rank, (option, step) in enumerate(zip(self.options, self.steps, strict=True))
         ]
-        return Choices(self.ranks, options, paths, below_s)
+        return Choices(self.ranks, options, weights, below_s)
 
     def _reachable(self) -> list[_Steps]:
         """List the steps from every state that may be reached; none where the last rank does not complete the model."""
@@ -122,7 +151,7 @@ class Choices:
         after = [np.zeros((1, len(self._room)))]
         for step, cost in zip(self.steps[::-1], self._costs[::-1], strict=True):
             spent = cost[step.choice] + after[-1][step.target]
-            after.append(_least(spent, step.source, step.states))
+            after.append(_least_of_sorted(spent, step.source, step.states))
         return after[::-1]
 
     def largest(self) -> int:
@@ -202,28 +231,19 @@ class _Steps:
 
 def _least(spent: FloatArray, state: IntArray, states: int) -> FloatArray:
     """Return the least seconds (states, Q) among those that belong to each state; inf where none do."""
-    least = np.full((states, spent.shape[1]), np.inf)
     order = np.argsort(state, kind="stable")
-    state = state[order]
-    # reduceat takes runs: sort by state, and start one where the state changes.
+    return _least_of_sorted(spent[order], state[order], states)
+
+
+def _least_of_sorted(spent: FloatArray, state: IntArray, states: int) -> FloatArray:
+    """Return ``_least`` of what is sorted by its state."""
+    least = np.full((states, spent.shape[1]), np.inf)
+    # reduceat takes runs: one starts where the state changes.
     new = np.ones(len(state), dtype=bool)
     np.not_equal(state[1:], state[:-1], out=new[1:])
     first = new.nonzero()[0]
-    least[state[first]] = np.minimum.reduceat(spent[order], first, axis=0)
+    least[state[first]] = np.minimum.reduceat(spent, first, axis=0)
     return least
-
-
-def _weights(terms: StageTerms, paths: Paths) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return of every known path the seconds of a block and of recomputing one, (Q, V, P, K), and the constant (Q,).
-
-    The first path is none: it takes no time and is always short enough, so that its least time says what can be completed.
-    """
-    forms = paths.of(terms, 0)
-    nothing = np.zeros((1, int(terms.vp[0]), int(terms.pp[0]), terms.layer_s.shape[1]))
-    block = [nothing, *(form.block_s(terms) for form in forms)]
-    again = [nothing, *(form.again_s(terms) for form in forms)]
-    constant = [-np.inf, *(form.constant_s(terms)[0] for form in forms)]
-    return np.concatenate(block), np.concatenate(again), np.array(constant)
 
 
 def _costs(option: Options, block: FloatArray, again: FloatArray) -> FloatArray:

@@ -134,7 +134,7 @@ class CostedSpace:
             others = ["order"]
         steps.append(Refinement(expand=self._expander(*others, *several), terms=priced, weigh=weigh))
         if several:
-            steps.append(Refinement(expand=self._switched, terms=self.terms))
+            steps.append(Refinement(expand=self._switched, terms=self.terms, priced=self._priced_switches))
         return tuple(steps)
 
     def _terms_of_any_switches(self, rows: LayoutBatch) -> StageTerms:
@@ -143,11 +143,16 @@ class CostedSpace:
 
     def _switched(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
         """Return the choices of switches of each row that no other beats in every term, and the row of each."""
+        batch, owner, _ = self._priced_switches(rows)
+        return batch, owner
+
+    def _priced_switches(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray, StageTerms]:
+        """Return the choices of ``_switched`` with their terms."""
         batch, owner = self.space.modifiers.expand(rows, over=(SWITCHES,))
-        if not len(batch):
-            return batch, owner
-        kept = undominated(self.cost.terms(batch), owner)
-        return batch.take(kept), owner[kept]
+        terms = self.cost.terms(batch)
+        kept = undominated(terms, owner)
+        batch = batch.take(kept)
+        return batch, owner[kept], self._within_memory(batch, terms.take(kept), exact=True)
 
     def _expander(self, *over: str) -> Callable[[LayoutBatch], tuple[LayoutBatch, IntArray]]:
         return lambda rows: self.space.modifiers.expand(rows, over=over)

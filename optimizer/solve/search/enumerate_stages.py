@@ -17,7 +17,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import Split
-from layoutopt.optimizer.solve.search.choices import Choices, never
+from layoutopt.optimizer.solve.search.choices import Choices, PathWeights, never
 from layoutopt.optimizer.solve.search.chunk_sizes import Unlisted
 from layoutopt.optimizer.solve.search.rank_options import Ranks
 
@@ -128,6 +128,7 @@ class _Search:
     ) -> None:
         self.stopped = stopped
         self.ranks, self.terms, self.paths = ranks, ranks.terms, paths
+        self.weights = PathWeights(ranks.terms, paths)
         self.rounding_s, self.best_s, self.reached = rounding_s, below_s, reached
         self.accept, self.most_states = accept, most_states
         self.blocks: IntArray | None = None
@@ -160,7 +161,7 @@ class _Search:
                     continue
                 # Only a number with options was a try.
                 tried += 1
-                left = Choices(self.ranks, options, self.paths, self._wanted_s)
+                left = Choices(self.ranks, options, self.weights, self._wanted_s)
                 listed = left.survivors(self.most_states, beam=True)
                 if listed is not None and len(listed):
                     self._learned(left, listed)
@@ -198,7 +199,7 @@ class _Search:
             undemanding = self.ranks
             if all(self.ranks.fits(option, rank).all() for rank, option in enumerate(left)):
                 return True
-        return Choices(undemanding, left, self.paths, self._wanted_s).largest() <= number
+        return Choices(undemanding, left, self.weights, self._wanted_s).largest() <= number
 
     def _decided(self, number: int | None) -> bool:
         every, wanted_s = None, np.inf
@@ -210,12 +211,12 @@ class _Search:
                 options = self.ranks.options(number, wanted_s)
                 if options is None:
                     return True
-                every = Choices(self.ranks, options, self.paths, wanted_s)
+                every = Choices(self.ranks, options, self.weights, wanted_s)
             else:  # what older paths rule out stays out
-                every = Choices(self.ranks, every.options, self.paths, wanted_s, every.steps)
+                every = Choices(self.ranks, every.options, self.weights, wanted_s, every.steps)
             left, listed = every, self._listed(every)
             if listed is not None and len(listed) and left.free:
-                left = left.named(self.paths, self._wanted_s)
+                left = left.named(self.weights, self._wanted_s)
                 listed = self._listed(left)
             if listed is None:
                 return False

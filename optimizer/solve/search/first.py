@@ -63,19 +63,17 @@ class FirstTuples:
         """Return tuples of rows that fit, the fastest by their constructed stages first."""
         self._seen[rows] = True
         source, batch, guess = self._source, self._source.degrees.take(rows), self._likely[rows]
-        *_, last = source.refinements
         for step in source.refinements:
             if not len(batch):
                 return []
-            batch, owner = step.expand(batch)
-            guess = _likely(source, batch, step.terms)
+            batch, owner, terms = step.choices(batch)
+            guess = likely_s(terms, source.counts)
             chosen = _best_of(guess, owner, PER_ROW)
+            chosen = chosen[guess[chosen] < below_s]
             guess, batch = guess[chosen], batch.take(chosen)
-        wanted = np.flatnonzero(guess < below_s)
-        if not len(wanted):
+        if not len(batch):
             return []
-        guess, batch = guess[wanted], batch.take(wanted)
-        terms = last.terms(batch)
+        terms = terms.take(chosen)
         step_s = np.full(len(batch), np.inf)
         at_once = int(np.clip(BLOCKS // source.counts.sum(), FEWEST, AT_ONCE))
         for start in range(0, len(batch), at_once):

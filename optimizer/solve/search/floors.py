@@ -17,6 +17,7 @@ takes what is likely to be the longer of its two paths.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,42 +53,137 @@ class RankFloors:
     base_s: FloatArray
     all_again: FloatArray
 
+    def take(self, index: IntArray) -> RankFloors:
+        """Return the floors of some layouts, by their positions (k,)."""
+        return RankFloors(
+            layer_s=self.layer_s[index],
+            again_s=self.again_s[index],
+            base_s=self.base_s[index],
+            all_again=self.all_again[index],
+        )
+
 
 def rank_floors(terms: StageTerms, counts: IntArray, fewest: FloatArray | None = None) -> RankFloors:
     """Return the floors of every layout; ``fewest`` (n, P) are the fewest blocks of every rank."""
-    rank = np.arange(terms.in_flight.shape[1])
-    m, plain = terms.micro_batches[:, None], runs(terms, PLAIN)[:, None]
-    missed = missed_forwards(terms, rank)
-    # Once with all others, so once less here; what runs together may be shorter than its parts.
-    share = np.where(plain, (m - 1) / m, 1.0)
-    both = terms.forward_s + terms.backward_s
-    whole = np.where(plain, both, terms.layer_s)
-    layer = whole[:, :, None] * share[:, None, :] - terms.forward_s[:, :, None] * (missed / m)[:, None, :]
-    again = terms.recompute_s[:, :, None] * share[:, None, :] * np.ones(len(rank))
-    first, last = rank == 0, rank == terms.pp[:, None] - 1
-    ends = first * terms.first_s[:, None] + last * terms.last_s[:, None]
-    forward = first * terms.embedding_s[:, :1] + last * terms.head_s[:, :1]
-    sure = (
-        first * terms.embedding_s[:, :2].sum(axis=1)[:, None]
-        + last * terms.head_s[:, :2].sum(axis=1)[:, None]
-    )
-    base = np.where(plain, sure * share - forward * missed / m, ends)
-    work = (terms.embedding_s + terms.head_s)[:, :2].sum(axis=1) + both @ counts.astype(np.float64)
-    held = np.ones((len(terms), len(rank))) if fewest is None else fewest
-    others = np.where(plain, work[:, None], _first_chunks_s(terms, rank, held))
-    hop_s = np.where(terms.pp > 1, terms.hop_s, 0.0)[:, None]
-    others = others + certain_hops(terms, rank) * hop_s
-    if terms.vp.max(initial=1) > 1 and runs(terms, (Schedule.INTERLEAVED,)).any():
-        gained, per_block = _detours(terms, rank, held, hop_s)
-        longer = gained > per_block * (counts.sum() / terms.pp)[:, None]
-        others = others + np.where(longer, gained, 0.0)
-        layer = layer - (np.where(longer, per_block, 0.0) / m)[:, None, :]
-    return RankFloors(
-        layer_s=np.maximum(layer, 0.0),
-        again_s=again,
-        base_s=base + (others + terms.outside_s[:, None]) / m,
-        all_again=plain[:, 0].astype(np.float64),
-    )
+    return FloorForms(terms, counts).at(fewest)
+
+
+class FloorForms:
+    """The floors of every layout of some terms as functions of the fewest blocks of every rank.
+
+    ``fixed`` tells that these change nothing: no layout is interleaved.
+    """
+
+    def __init__(self, terms: StageTerms, counts: IntArray) -> None:
+        rank = np.arange(terms.in_flight.shape[1])
+        self.terms, self._rank, self._mean = terms, rank, counts.sum() / terms.pp
+        self._m = m = terms.micro_batches[:, None]
+        plain, both = runs(terms, PLAIN)[:, None], terms.forward_s + terms.backward_s
+        missed = missed_forwards(terms, rank)
+        # Once with all others, so once less here; what runs together may be shorter than its parts.
+        share = np.where(plain, (m - 1) / m, 1.0)
+        whole = np.where(plain, both, terms.layer_s)
+        self._layer = (
+            whole[:, :, None] * share[:, None, :] - terms.forward_s[:, :, None] * (missed / m)[:, None, :]
+        )
+        self._again = terms.recompute_s[:, :, None] * share[:, None, :] * np.ones(len(rank))
+        first, last = rank == 0, rank == terms.pp[:, None] - 1
+        ends = first * terms.first_s[:, None] + last * terms.last_s[:, None]
+        forward = first * terms.embedding_s[:, :1] + last * terms.head_s[:, :1]
+        at_ends = (terms.embedding_s + terms.head_s)[:, :2].sum(axis=1)
+        sure = (
+            first * terms.embedding_s[:, :2].sum(axis=1)[:, None]
+            + last * terms.head_s[:, :2].sum(axis=1)[:, None]
+        )
+        self._base = np.where(plain, sure * share - forward * missed / m, ends)
+        self._passing = np.where(plain, (at_ends + both @ counts.astype(np.float64))[:, None], 0.0)
+        self._hop_s = np.where(terms.pp > 1, terms.hop_s, 0.0)[:, None]
+        self._hops = certain_hops(terms, rank) * self._hop_s
+        self._interleaved = runs(terms, (Schedule.INTERLEAVED,))[:, None]
+        self.fixed = not self._interleaved.any()
+        self._several = not self.fixed and int(terms.vp.max(initial=1)) > 1
+        self._each = both.min(axis=1)[:, None]
+        self._all_again = plain[:, 0].astype(np.float64)
+        # Ranks that a layout doesn't have take no time.
+        self._real = rank < terms.pp[:, None]
+        if self._several:
+            self._prepare_detours()
+
+    def take(self, index: IntArray) -> FloorForms:
+        """Return the functions of some layouts, by their positions (k,)."""
+        new = copy(self)
+        new.terms = self.terms.take(index)
+        for name in _ROWS + (_DETOUR_ROWS if self._several else ()):
+            setattr(new, name, getattr(self, name)[index])
+        return new
+
+    def at(self, fewest: FloatArray | None = None) -> RankFloors:
+        """Return the floors where ranks hold at least ``fewest`` (n, P) blocks."""
+        terms, m, layer, others = self.terms, self._m, self._layer, self._passing
+        held = np.ones((len(terms), len(self._rank))) if fewest is None else fewest
+        if not self.fixed:
+            others = others + self._first_chunks_s(held)
+        others = others + self._hops
+        if self._several:
+            gained = self._gained_s(held)
+            longer = gained > self._per_block_s * self._mean[:, None]
+            others = others + np.where(longer, gained, 0.0)
+            layer = layer - (np.where(longer, self._per_block_s, 0.0) / m)[:, None, :]
+        return RankFloors(
+            layer_s=np.maximum(layer, 0.0),
+            again_s=self._again,
+            base_s=np.where(self._real, self._base + (others + terms.outside_s[:, None]) / m, 0.0),
+            all_again=self._all_again,
+        )
+
+    def _first_chunks_s(self, fewest: FloatArray) -> FloatArray:
+        """Forward and backward of the first chunks before a rank; the first of all may hold the embedding alone."""
+        terms, rank = self.terms, self._rank
+        held = np.where(rank > 0, np.maximum(fewest // terms.vp[:, None], 1.0), 0.0)
+        before = np.where(rank > 0, terms.embedding_s[:, :2].sum(axis=1)[:, None], 0.0)
+        return np.where(self._interleaved, before + (np.cumsum(held, axis=1) - held) * self._each, 0.0)
+
+    def _gained_s(self, fewest: FloatArray) -> FloatArray:
+        """Return what interleaved paths gain on the way to the last rank and back, (n, P) seconds."""
+        vp = self.terms.vp[:, None]
+        held = np.where(self._inner, np.maximum(-(-fewest // vp), 1.0), 0.0)
+        behind = held[:, ::-1].cumsum(axis=1)[:, ::-1] - held
+        way_s = behind * self._each + self.terms.head_s[:, :2].sum(axis=1)[:, None]
+        return np.where(self._detour, way_s + self._detour_hops * self._hop_s - self._lost_s, 0.0)
+
+    def _prepare_detours(self) -> None:
+        """Find what interleaved paths lose by a way to the last rank and back, and lose per own block, (n, P) seconds.
+
+        The first micro-batch is followed through the last chunks; the forwards that are skipped are of the same group's
+        other micro-batches there, then of the next group's first chunk. Chunks are balanced, larger ones last; the first
+        chunk of the first rank may hold less, the others then more.
+        """
+        terms, rank = self.terms, self._rank
+        m, pp, vp = (column[:, None] for column in (terms.micro_batches, terms.pp, terms.vp))
+        group = default_group(terms.pp, terms.micro_batches)[:, None]
+        skipped = np.clip(2 * (pp - 1 - rank), 0, m * vp - (vp - 1) * group - 1)
+        at_last = np.minimum(skipped, group - 1)
+        at_first = skipped - at_last
+        self._inner = rank < pp - 1
+        overlap = terms.hops_overlap[:, None]
+        self._detour_hops = 2 * (pp - 1 - rank) - np.where(overlap == HopOverlap.ALL, 0, skipped + 1)
+        forward = (terms.forward_s + terms.hidden_forward_s).max(axis=1)[:, None]
+        # of n blocks the last chunk holds at most (n + vp - 1) / vp, of the first rank (n + vp - 2) / (vp - 1)
+        parts = np.maximum(vp - (rank == 0), 1)
+        lost_s = forward * (
+            at_last * (parts - 1) / parts + np.where(rank == 0, at_first * (vp - 1) / vp, 0.0)
+        )
+        self._lost_s = lost_s + np.where(rank == 0, at_first * terms.embedding_s[:, :1], 0.0)
+        self._detour = self._interleaved & (vp > 1) & self._inner
+        self._per_block_s = np.where(self._detour, forward * (at_last / parts + at_first / vp), 0.0)
+
+
+_ROWS = (
+    "_mean", "_m", "_layer", "_again", "_base", "_passing", "_hop_s", "_hops", "_interleaved", "_each", "_all_again",
+    "_real",
+)  # fmt: skip
+_DETOUR_ROWS = ("_inner", "_detour_hops", "_lost_s", "_detour", "_per_block_s")
+"""Arrays with the layouts on their first axis, and those of detours."""
 
 
 def runs(terms: StageTerms, schedules: tuple[Schedule, ...]) -> Mask:
@@ -101,44 +197,6 @@ def missed_forwards(terms: StageTerms, rank: IntArray) -> FloatArray:
     """Return how many forwards of a rank the path misses while it goes down to the last rank and back, (n, P)."""
     behind = np.clip(terms.pp[:, None] - 1 - rank, 0, terms.micro_batches[:, None] - 1)
     return np.where(runs(terms, (Schedule.ONE_F_ONE_B,))[:, None], behind, 0).astype(np.float64)
-
-
-def _first_chunks_s(terms: StageTerms, rank: IntArray, fewest: FloatArray) -> FloatArray:
-    """Forward and backward of the first chunks that come before a rank; the first of all may hold the embedding alone."""
-    each = (terms.forward_s + terms.backward_s).min(axis=1)[:, None]
-    held = np.where(rank > 0, np.maximum(fewest // terms.vp[:, None], 1.0), 0.0)
-    before = np.where(rank > 0, terms.embedding_s[:, :2].sum(axis=1)[:, None], 0.0)
-    interleaved = runs(terms, (Schedule.INTERLEAVED,))[:, None]
-    return np.where(interleaved, before + (np.cumsum(held, axis=1) - held) * each, 0.0)
-
-
-def _detours(
-    terms: StageTerms, rank: IntArray, fewest: FloatArray, hop_s: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return what interleaved paths gain on the way to the last rank and back, (n, P) seconds, and lose per own block.
-
-    The first micro-batch is followed through the last chunks; the forwards that are skipped are of the same group's other
-    micro-batches there, then of the next group's first chunk. Chunks are balanced, larger ones last; the first chunk of
-    the first rank may hold less, the others then more.
-    """
-    m, pp, vp = (column[:, None] for column in (terms.micro_batches, terms.pp, terms.vp))
-    group = default_group(terms.pp, terms.micro_batches)[:, None]
-    skipped = np.clip(2 * (pp - 1 - rank), 0, m * vp - (vp - 1) * group - 1)
-    at_last = np.minimum(skipped, group - 1)
-    at_first = skipped - at_last
-    each = (terms.forward_s + terms.backward_s).min(axis=1)[:, None]
-    held = np.where(rank < pp - 1, np.maximum(-(-fewest // vp), 1.0), 0.0)
-    behind = held[:, ::-1].cumsum(axis=1)[:, ::-1] - held
-    way_s = behind * each + terms.head_s[:, :2].sum(axis=1)[:, None]
-    hops = 2 * (pp - 1 - rank) - np.where(terms.hops_overlap[:, None] == HopOverlap.ALL, 0, skipped + 1)
-    forward = (terms.forward_s + terms.hidden_forward_s).max(axis=1)[:, None]
-    # of n blocks the last chunk holds at most (n + vp - 1) / vp, of the first rank (n + vp - 2) / (vp - 1)
-    parts = np.maximum(vp - (rank == 0), 1)
-    lost_s = forward * (at_last * (parts - 1) / parts + np.where(rank == 0, at_first * (vp - 1) / vp, 0.0))
-    lost_s = lost_s + np.where(rank == 0, at_first * terms.embedding_s[:, :1], 0.0)
-    real = runs(terms, (Schedule.INTERLEAVED,))[:, None] & (vp > 1) & (rank < pp - 1)
-    gained = np.where(real, way_s + hops * hop_s - lost_s, 0.0)
-    return gained, np.where(real, forward * (at_last / parts + at_first / vp), 0.0)
 
 
 def certain_hops(terms: StageTerms, rank: IntArray) -> FloatArray:

@@ -23,12 +23,20 @@ class Refinement:
 
     ``expand`` returns every choice of the step for the rows and the row each came from, ``terms`` prices them. All choices
     of a row stand for equally many tuples, unless ``weigh`` returns how many each stands for. The terms of the last step
-    are exact.
+    are exact. ``priced`` does both at once, where choosing needs the terms.
     """
 
     expand: Callable[[LayoutBatch], tuple[LayoutBatch, IntArray]]
     terms: Callable[[LayoutBatch], StageTerms]
     weigh: Callable[[LayoutBatch], IntArray] | None = None
+    priced: Callable[[LayoutBatch], tuple[LayoutBatch, IntArray, StageTerms]] | None = None
+
+    def choices(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray, StageTerms]:
+        """Return every choice of the step, the row (k,) each came from, and its terms."""
+        if self.priced is not None:
+            return self.priced(rows)
+        batch, owner = self.expand(rows)
+        return batch, owner, self.terms(batch)
 
     def weights(self, whole: IntArray, batch: LayoutBatch, owner: IntArray) -> IntArray:
         """Return how many tuples each choice (k,) stands for, of the ``whole`` (n,) of its row, ``owner`` (k,)."""
