@@ -191,6 +191,16 @@ def test_recomputed_experts_are_not_offloaded() -> None:
         assert ("expert_fc1" in words, "moe_act" in words) == (names, names)
 
 
+def test_recomputed_experts_have_no_captured_router() -> None:
+    """Core 0.16 to 0.19 refuse graphs of the router, which partial graphs of expert layers hold, beside it."""
+    layout = replace(PLAIN, ep=4, switches=Switches(cuda_graph=CudaGraph.PARTIAL))
+    for modules, refused in ((("moe",), True), (("moe_act",), False)):
+        recompute = Recompute(granularity=Granularity.SELECTIVE, modules=modules)
+        for release in ("0.16", "0.19"):
+            rules = broken(replace(layout, recompute=recompute), SPARSE, release)
+            assert ("partial_graph_recompute" in rules) == refused
+
+
 def test_rope_is_not_fused_beside_an_indexer() -> None:
     """Core 0.18 and 0.19 refuse chosen keys with fused rotary positions, which are on by default."""
     model = CHOSEN_KEYS

@@ -340,11 +340,12 @@ RULES: tuple[Rule, ...] = (
         "partial_graph_recompute",
         {"recompute"},
         _recomputes(
-            lambda s, ctx: s.cuda_graph is CudaGraph.PARTIAL, lambda r: r.granularity is not Granularity.FULL
+            lambda s, ctx: s.cuda_graph is CudaGraph.PARTIAL,
+            lambda r: r.granularity is not Granularity.FULL and "moe" not in r.modules,
         ),
-        says("graphs of parts of a layer with recomputation of whole layers"),
-        formula="cuda_graph = partial => no full recomputation",
-        reason="full recomputation is captured with the whole iteration only",
+        says("graphs of parts of a layer with recomputation of whole layers, or of moe"),
+        formula="cuda_graph = partial => no full recomputation, no recomputation of moe",
+        reason="what is recomputed lies inside a graph or outside of it, and the router is captured",
         repair=_switched_off("cuda_graph"),
         axis="",
     ),
