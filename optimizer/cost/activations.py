@@ -33,13 +33,15 @@ RULE_OF_THUMB_BYTES = 34.0
 class LayerActivations:
     """Bytes kept by one layer: all of them, what each recomputable module saves, and the largest transient.
 
-    ``checkpoint_bytes`` is what remains when the whole layer is recomputed: its input.
+    ``checkpoint_bytes`` is what remains when the whole layer is recomputed: its input. ``delayed_bytes`` are gradients that
+    wait for the layer's weight gradients where those run apart: of its matrices' outputs, or of a compiled layer's own.
     """
 
     kept_bytes: FloatArray
     saved_bytes: dict[str, FloatArray]
     checkpoint_bytes: FloatArray
     transient_bytes: FloatArray
+    delayed_bytes: FloatArray
 
 
 def gemm_input_bytes(ctx: ComputeContext) -> float:
@@ -57,6 +59,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
             saved_bytes={},
             checkpoint_bytes=2.0 * elements,
             transient_bytes=zero,
+            delayed_bytes=zero,
         )
     parts, saved = _mixer_bytes(ctx, keys, shape)
     mlp_parts, mlp_saved = _mlp_bytes(ctx, keys, shape)
@@ -78,6 +81,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
         transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape))
         + meanwhile
         + _index_bytes(ctx, keys, shape),
+        delayed_bytes=2.0 * (elements if ctx.preset.compiled else _outputs(ctx, keys, shape)),
     )
 
 
@@ -113,13 +117,19 @@ def _attention_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tup
 
 def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
     """Bytes kept by selective-op checkpointing: the input, attention's output, half of all multiplications' outputs."""
-    model = ctx.model
-    query, key, value, attention = _attention_widths(ctx, keys, shape)
-    outputs = query + key + value + 2.0 * keys.local_tokens * model.hidden
-    if shape.mlp is Mlp.DENSE:
-        outputs = outputs + keys.tokens * shape.ffn * (2 if model.gated else 1) / keys.tp
+    attention = _attention_widths(ctx, keys, shape)[-1]
     # Outputs count once: 2 bytes each, half of them kept.
-    return np.asarray(2.0 * keys.local_tokens * model.hidden + 2.0 * attention + outputs)
+    kept = 2.0 * keys.local_tokens * ctx.model.hidden + 2.0 * attention
+    return np.asarray(kept + _outputs(ctx, keys, shape))
+
+
+def _outputs(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Elements of the outputs of a layer's matrices, but for experts'."""
+    query, key, value, _ = _attention_widths(ctx, keys, shape)
+    outputs = query + key + value + 2.0 * keys.local_tokens * ctx.model.hidden
+    if shape.mlp is Mlp.DENSE:
+        outputs = outputs + keys.tokens * shape.ffn * (2 if ctx.model.gated else 1) / keys.tp
+    return np.asarray(outputs)
 
 
 def _widest(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:

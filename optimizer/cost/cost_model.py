@@ -44,7 +44,7 @@ from layoutopt.optimizer.cost.pipeline import (
 from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
 from layoutopt.optimizer.cost.stage_parameters import mean_parameters, shared_out
-from layoutopt.optimizer.cost.states import RankParameters, on_rank, owned_parameters
+from layoutopt.optimizer.cost.states import RankParameters, in_torch_pipeline, on_rank, owned_parameters
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
 from layoutopt.optimizer.cost.units import MicroBatchUnits, Units, fsdp_s
@@ -444,6 +444,7 @@ class CostModel:
         # Two micro-batches side by side need one chunk's forward more in hand before the first backward.
         extra = np.asarray(switches.overlap[EpOverlap.BATCH] & ahead, dtype=np.int64)
         flight = in_flight(name, batch.pp, batch.vp, batch.micro_batches, extra_chunks=extra)
+        torch = in_torch_pipeline(self.preset, batch)[:, None]
         # Ranks with the same stages are one distinct rank.
         ranks = -(-flight.shape[1] // copies)
         mtp = np.zeros(len(batch))
@@ -462,7 +463,11 @@ class CostModel:
             left=left,
             checkpoint=units.blocks_of("checkpoint_bytes"),
             transient=units.blocks_of("transient_bytes").max(axis=1),
+            # A chunk's weight gradients run when its whole backward pass for inputs has.
+            delayed=units.blocks_of("delayed_bytes") * (schedule.splits_backward & torch),
             head_activation=units.head.activation_bytes[units.inverse],
+            head_waiting=units.head.waiting_bytes[units.inverse],
+            head_in_flight=head_in_flight(name, batch.pp, batch.micro_batches),
             mtp_activation=mtp,
             in_flight=np.where(
                 np.arange(ranks) < batch.pp[:, None] // copies, flight[:, :ranks] / copies, 0.0

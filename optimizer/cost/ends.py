@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 
+SOFTMAX_BYTES = 4.0
+"""Of each logit's (log-)softmax, which a loss that is not fused keeps for its backward pass."""
 LOSS_SUMS, LOSS_BYTES = 3, 4.0
 """All-reduces of a cross-entropy over a split vocabulary (maximum, the target's logit, sum of exponentials), in 32 bits."""
 
@@ -33,6 +35,7 @@ LOSS_SUMS, LOSS_BYTES = 3, 4.0
 class EndUnit:
     """One end for one micro-batch, arrays (n,): seconds by breakdown part and activation bytes.
 
+    ``waiting_bytes`` are those of the activations that are kept between forward and backward.
     ``forward_s`` and ``wgrad_s`` are the shares of all parts that run forward and for weight gradients.
     """
 
@@ -40,6 +43,7 @@ class EndUnit:
     forward_s: FloatArray
     wgrad_s: FloatArray
     activation_bytes: FloatArray
+    waiting_bytes: FloatArray
 
     @property
     def total_s(self) -> FloatArray:
@@ -79,7 +83,9 @@ def embedding_unit(comm: CommContext) -> EndUnit:
             parts[part] = flops * times / ctx.rates.wide_flops_per_s
     zero = np.zeros_like(keys.tp)
     forward = parts[Component.FORWARD] + parts[Component.TP] / 2
-    return EndUnit(parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero)
+    return EndUnit(
+        parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero, waiting_bytes=zero
+    )
 
 
 def _boundary_s(comm: CommContext) -> FloatArray:
@@ -114,18 +120,24 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     if not ctx.preset.splits_loss:  # what was gathered, beside its parts in the vocabulary's order
         per_logit_kept = per_logit_kept + np.where(keys.tp > 1, BF16_BYTES, 0.0)
     # With several chunks the head runs its backward at once: what waits is the gradient of its input, in 16 bits.
-    waiting = BF16_BYTES * keys.tokens * ctx.model.hidden
+    gradient = BF16_BYTES * keys.tokens * ctx.model.hidden
     kept = ctx.switches.least_kept(
-        lambda parts: per_logit_kept * keys.tokens * lost / parts + np.where(parts > 1, waiting, 0.0)
+        lambda parts: per_logit_kept * keys.tokens * lost / parts + np.where(parts > 1, gradient, 0.0)
     )
-    kept = (
-        kept + (norm_bytes(ctx) * keys.local_tokens + BF16_BYTES * input_tokens(ctx, keys)) * ctx.model.hidden
+    # Between the passes: the logits that a fused loss computes from, or its (log-)softmax, beside a stage's output.
+    outputs = BF16_BYTES * (ctx.preset.keep_gathered_with_pp or ctx.preset.fused_loss)
+    between = outputs + (0.0 if ctx.preset.fused_loss else SOFTMAX_BYTES)
+    waiting = ctx.switches.least_kept(
+        lambda parts: np.where(parts > 1, gradient, between * keys.tokens * lost)
     )
+    inputs = (norm_bytes(ctx) * keys.local_tokens + BF16_BYTES * input_tokens(ctx, keys)) * ctx.model.hidden
+    used = 0.0 if ctx.rates.ideal else 1.0
     return EndUnit(
         parts_s=parts,
         forward_s=parts[Component.FORWARD] + parts[Component.TP] / 2,
         wgrad_s=passes * work.wgrad_s,
-        activation_bytes=0.0 * kept if ctx.rates.ideal else kept,
+        activation_bytes=used * (kept + inputs),
+        waiting_bytes=used * (waiting + inputs),
     )
 
 
@@ -148,9 +160,11 @@ def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:
     parts = dict(block.parts_s)
     parts[Component.FORWARD] = parts[Component.FORWARD] + work.forward_s
     parts[Component.BACKWARD] = parts[Component.BACKWARD] + work.dgrad_s + work.wgrad_s
+    kept = block.kept_bytes + 8.0 * keys.local_tokens * h
     return EndUnit(
         parts_s=parts,
         forward_s=block.forward_s + work.forward_s,
         wgrad_s=block.wgrad_s + work.wgrad_s,
-        activation_bytes=block.kept_bytes + 8.0 * keys.local_tokens * h,
+        activation_bytes=kept,
+        waiting_bytes=kept,
     )

@@ -169,17 +169,20 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
     stages = []
     for place, rank in enumerate(distinct_ranks(len(blocks), int(parts.batch.pp[0]))):
         components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
+        components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
+        flight = float(parts.in_flight[0, rank])
         components["logits"] = 0.0
+        if parts.flight_bytes[0]:
+            components["outputs"] += float(parts.flight_bytes[0]) * flight
         for at, ends in ((0, parts.first_states), (last, parts.last_states)):
             for name, value in ends.items() if rank == at else ():
                 components[name] += float(value[0])
         saved = parts.layer_activation_bytes[0] - parts.recomputed_activation_bytes[0]
         held = float(blocks[rank] @ parts.layer_activation_bytes[0] - recomputed[rank] @ saved)
-        components["activations"] = held * float(parts.in_flight[0, rank])
+        components["activations"] = held * flight
         components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(
             recomputed[rank].any()
         )
-        components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
         stages.append(
             RankMemory(rank=place, components_bytes=components, total_bytes=fsum(components.values()))
         )

@@ -59,6 +59,7 @@ class BlockUnit:
     kept_bytes: FloatArray
     checkpoint_bytes: FloatArray
     transient_bytes: FloatArray
+    delayed_bytes: FloatArray
 
 
 def recompute_members(recomputes: tuple[Recompute, ...]) -> dict[str, NDArray[np.bool_]]:
@@ -315,4 +316,5 @@ def _assemble(
         kept_bytes=activations.kept_bytes - _saved(activations, recompute, members),
         checkpoint_bytes=activations.checkpoint_bytes,
         transient_bytes=activations.transient_bytes,
+        delayed_bytes=activations.delayed_bytes,
     )

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryContext:
     """Inputs of the memory terms: parameters held per block kind, activation units (n, K), and counts in flight.
-
     ``others`` are those of the held parameters in no matrix, ``weight_bytes`` those of a parameter in a block, ``copies`` of
     every stage are held by as many ranks; ``left`` is what offloading leaves on the GPU;
     ``trained`` parameters alone have gradients and optimizer state; None: all of them.
+    ``head_waiting`` is what a micro-batch keeps between its loss and its backward pass, of which ``head_in_flight`` wait,
+    ``delayed`` (n, K) what a block keeps between its backward pass for inputs and its weight gradients.
     ``mtp_activation`` is of all micro-batches in flight, ``graphs`` what CUDA graphs take. ``any_set``: rows stand for every
     entry of recomputation.
     """
@@ -50,7 +51,10 @@ class MemoryContext:
     left: FloatArray
     checkpoint: FloatArray
     transient: FloatArray
+    delayed: FloatArray
     head_activation: FloatArray
+    head_waiting: FloatArray
+    head_in_flight: FloatArray
     mtp_activation: FloatArray
     in_flight: FloatArray
     copies: int
@@ -75,12 +79,16 @@ def memory_parts(ctx: MemoryContext, *, working_set: bool = True) -> dict[str, A
     of_ends = [states.of(*end) for end in ends]
     if ctx.trained is not None:
         blocks, of_ends = _partly_trained(ctx, own, states, (first, last))
+    layer_states = {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]}
+    if ctx.delayed.any():
+        layer_states["delayed"] = ctx.delayed / ctx.batch.vp[:, None]
     return {
-        "layer_states": {name: np.stack([b[name] for b in blocks], axis=1) for name in blocks[0]},
+        "layer_states": layer_states,
         **_end_bytes(ctx, *of_ends),
         "layer_activation_bytes": ctx.kept,
         "recomputed_activation_bytes": np.minimum(ctx.checkpoint / _grouped(ctx)[:, None], ctx.kept),
         "common_bytes": _common(ctx, first, last, working_set),
+        "flight_bytes": _outputs(ctx) * ctx.batch.vp,
         "recompute_transient_bytes": np.zeros(len(ctx.batch)) if ctx.ideal else _again_bytes(ctx),
         "capacity_bytes": np.full(len(ctx.batch), usable_bytes(ctx.cluster, ctx.preset, ideal=ctx.ideal)),
         "in_flight": ctx.in_flight,
@@ -134,7 +142,15 @@ def _end_bytes(
     ctx: MemoryContext, first: dict[str, FloatArray], last: dict[str, FloatArray]
 ) -> dict[str, dict[str, FloatArray]]:
     """Bytes of the ends on the ranks that hold them: states, logits, MTP activations, scratch gradient of the head."""
-    last = last | {"logits": ctx.head_activation + ctx.mtp_activation + _head_gradient_bytes(ctx)}
+    waiting = (ctx.head_in_flight - 1.0) * ctx.head_waiting
+    logits = ctx.head_activation + waiting + ctx.mtp_activation + _head_gradient_bytes(ctx)
+    outputs = _outputs(ctx)
+    if outputs.any():
+        # The first stage receives no inputs and sends no gradients, the last one receives none, and puts out logits.
+        unread = ctx.batch.micro_batches * outputs
+        first = first | {"receive": -unread, "outputs": -_sent(ctx)}
+        last = last | {"receive": -unread, "outputs": -ctx.head_in_flight * outputs}
+    last = last | {"logits": logits}
     first, last = placed(first, last, folded=ctx.folded)
     return {"first_states": first, "last_states": last}
 
@@ -153,6 +169,8 @@ def _common(
     if ctx.ideal:
         return {}
     parts = {"transient": ctx.transient, "receive": _receive_buffers(ctx) * ctx.boundary_bytes}
+    if (sent := _sent(ctx)).any() or _outputs(ctx).any():
+        parts["outputs"] = sent
     if ctx.graphs.any():
         parts["graphs"] = ctx.graphs
     if ctx.left.any():
@@ -182,11 +200,25 @@ def _largest_unit(
 def _receive_buffers(ctx: MemoryContext) -> FloatArray:
     """Buffers for what neighbours send: one each way, or under torch's schedules one for every micro-batch and stage."""
     batch = ctx.batch
-    ways = np.where(
-        batch.pp > 2, 2.0 * batch.vp, 2.0 * batch.vp - 1.0
-    )  # an end of the pipeline has one neighbour
     plain = np.where(batch.pp > 1, 2.0, 0.0)
-    return np.where(in_torch_pipeline(ctx.preset, batch), batch.micro_batches * ways, plain)
+    return np.where(in_torch_pipeline(ctx.preset, batch), 2.0 * batch.vp * batch.micro_batches, plain)
+
+
+def _outputs(ctx: MemoryContext) -> FloatArray:
+    """Bytes (n,) of a virtual stage's output that torch's schedules keep until its backward pass, but for the last one's.
+
+    pytorch/pytorch torch/distributed/pipelining/stage.py: fwd_cache. Megatron-LM frees them (deallocate_output_tensor).
+    """
+    kept = in_torch_pipeline(ctx.preset, ctx.batch) & (not ctx.ideal)
+    return np.where(kept, ctx.boundary_bytes, 0.0)
+
+
+def _sent(ctx: MemoryContext) -> FloatArray:
+    """Bytes (n,) of the gradient that a rank of one stage sent last: its operation is held until the next is there.
+
+    pytorch/pytorch torch/distributed/pipelining/schedules.py: bwd_sends of Schedule1F1B and ScheduleGPipe.
+    """
+    return np.where(ctx.batch.vp == 1, _outputs(ctx), 0.0)
 
 
 def _distinct_weights(ctx: MemoryContext, held: RankParameters) -> FloatArray:

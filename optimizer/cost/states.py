@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.pipeline import schedule_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -139,7 +141,10 @@ def state_bytes(
     copies: int = 1,
     weight_bytes: float | None = None,
 ) -> StateBytes:
-    """Bytes per parameter of every row's ZeRO stage; see ``shard_sizes`` for ``copies``.
+    """Bytes per parameter of every row's ZeRO stage; see ``shard_sizes`` for ``copies``. Rows share a schedule.
+
+    Under torch's schedules gradients of weights that run apart are there in the weights' format, too, until the next
+    backward pass adds them up (torch/distributed/pipelining/_backward.py, stage_backward_weight).
 
     ``moments`` are those of the run's optimizer (``moment_bytes``), ``weight_bytes`` those of whole weights, where they
     differ from the preset's: with copies in 8 or 4 bits.
@@ -157,6 +162,7 @@ def state_bytes(
     grads = preset.grad_bytes
     split_weights = (zero == 3) | ((zero == 2) & (preset.master_bytes == 0))
     late = adds_whole_gradients(preset, batch)
+    apart = np.where(in_torch_pipeline(preset, batch) & schedule_of(batch).splits_backward, whole, 0.0)
     # Without shards wider weights are cast, and the backward pass multiplies with what the forward pass cast.
     unsharded = stored + whole if preset.master_bytes == 0 and stored > whole else stored
     whole_weights = np.where(zero < 2, unsharded, np.where((zero == 2) | gathered, whole, 0.0))
@@ -165,7 +171,7 @@ def state_bytes(
         whole={
             "weights": whole_weights,
             "gradients": np.where(
-                late, preset.grad_comm_bytes, np.where(zero < 2, grads + preset.bucket_bytes, 0.0)
+                late, preset.grad_comm_bytes + apart, np.where(zero < 2, grads + preset.bucket_bytes, 0.0)
             ),
             "optimizer": np.where(zero == 0, optimizer, 0.0),
         },

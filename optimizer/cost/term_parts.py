@@ -94,6 +94,7 @@ class TermParts:
     layer_activation_bytes: FloatArray
     recomputed_activation_bytes: FloatArray
     common_bytes: Named
+    flight_bytes: FloatArray
     recompute_transient_bytes: FloatArray
     capacity_bytes: FloatArray
     in_flight: FloatArray
@@ -160,6 +161,7 @@ class TermParts:
             first_bytes=total(self.first_states, rows),
             last_bytes=total(self.last_states, rows),
             common_bytes=total(self.common_bytes, rows),
+            flight_bytes=self.flight_bytes,
             recompute_transient_bytes=self.recompute_transient_bytes,
             capacity_bytes=self.capacity_bytes,
             in_flight=self.in_flight,

@@ -8,7 +8,7 @@ but for one maximum over ranks:
     mem_s  = sum_k n_sk * layer_state_bytes[k]
              + in_flight[s] * sum_k (n_sk * layer_activation_bytes[k]
                                      - r_sk * (layer_activation_bytes[k] - recomputed_activation_bytes[k]))
-             + first_bytes [s = 0] + last_bytes [s = p - 1] + common_bytes
+             + in_flight[s] * flight_bytes + first_bytes [s = 0] + last_bytes [s = p - 1] + common_bytes
              + recompute_transient_bytes [sum_k r_sk > 0]
     fits   : mem_s <= capacity_bytes
 
@@ -40,6 +40,8 @@ class StageTerms:
     Shapes: (n,) or (n, K); ``in_flight`` is (n, P) with P the largest pp, in micro-batches held at once
     by rank s (a fraction counts chunks), 0 beyond a row's own pp. Seconds and bytes. ``first`` and ``last`` are the ends on
     the first and the last rank; they add up when pp is 1, and ``first`` is both where the stages are folded.
+    ``flight_bytes`` are held for every micro-batch in flight beside what blocks keep; an end may need fewer bytes than other
+    ranks, of what these send and receive.
     ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
     ``bubble_weight`` is at least 0 and below ``micro_batches`` (1 for 1F1B; above 1 where
     paired micro-batches hide much traffic that fill and drain expose).
@@ -67,6 +69,7 @@ class StageTerms:
     first_bytes: FloatArray
     last_bytes: FloatArray
     common_bytes: FloatArray
+    flight_bytes: FloatArray
     recompute_transient_bytes: FloatArray
     capacity_bytes: FloatArray
     in_flight: FloatArray
@@ -99,6 +102,15 @@ def _weighted(blocks: IntArray, values: FloatArray) -> FloatArray:
     return total
 
 
+def own_bytes(terms: StageTerms) -> FloatArray:
+    """Return the bytes (n, P) of ranks without blocks."""
+    ranks = np.arange(terms.in_flight.shape[1])
+    own: FloatArray = terms.common_bytes[:, None] + terms.in_flight * terms.flight_bytes[:, None]
+    own += (ranks == 0) * terms.first_bytes[:, None]
+    own += (ranks == terms.pp[:, None] - 1) * terms.last_bytes[:, None]
+    return own
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
     """Result of ``price_stages``: per rank (n, P) and per layout (n,)."""
@@ -121,15 +133,11 @@ def price_stages(terms: StageTerms, blocks: IntArray, recomputed: IntArray) -> S
     rank_time = _weighted(blocks, terms.layer_s) + _weighted(recomputed, terms.recompute_s)
     saved = terms.layer_activation_bytes - terms.recomputed_activation_bytes
     held = _weighted(blocks, terms.layer_activation_bytes) - _weighted(recomputed, saved)
-    rank_bytes = (
-        _weighted(blocks, terms.layer_state_bytes) + terms.in_flight * held + terms.common_bytes[:, None]
-    )
+    rank_bytes = _weighted(blocks, terms.layer_state_bytes) + terms.in_flight * held + own_bytes(terms)
     rank_bytes += (recomputed.sum(axis=2) > 0) * terms.recompute_transient_bytes[:, None]
     rows, last = np.arange(len(terms)), terms.pp - 1
     rank_time[:, 0] += terms.first_s
-    rank_bytes[:, 0] += terms.first_bytes
     rank_time[rows, last] += terms.last_s
-    rank_bytes[rows, last] += terms.last_bytes
     rank_time, rank_bytes = rank_time * real, rank_bytes * real
     slowest, peak = rank_time.max(axis=1), rank_bytes.max(axis=1)
     waiting = terms.bubble_weight * (rank_time.sum(axis=1) - slowest)

@@ -6,7 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from layoutopt.optimizer.ask.load import load_cluster
+from layoutopt.optimizer.cost.schedules import in_flight
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.judge import judge_layout
@@ -146,7 +149,7 @@ def eager(one: Job) -> FrameworkPreset:
     """
     logit_bytes = 12 + 4 * (one["tp"] > 1) + 2 * (one["pp"] > 1)
     plain = load_preset(Framework.TORCHTITAN)
-    return replace(plain, norm_bytes=8, fused_function=False, logit_bytes=logit_bytes)
+    return replace(plain, norm_bytes=8, fused_function=False, logit_bytes=logit_bytes, compiled=False)
 
 
 def judged(one: Job) -> Judgement:
@@ -168,21 +171,102 @@ def alive(one: Job) -> list[dict[str, float]]:
     """Bytes that are alive at once on every pipeline rank: in the loss's backward pass, and in a block's.
 
     Of the parts that a rank needs at most, each as it is priced: logits are gone when a block runs backward, and what
-    a block takes while it runs isn't there yet when the loss does. ZeRO-3 has the head's weights gathered then, and
-    with one micro-batch no gradient exists.
+    a block takes while it runs isn't there yet when the loss does. With one micro-batch no gradient exists at either, nor in
+    GPipe's first backward pass, which is the fullest.
     """
     priced = judged(one).estimate
     assert priced is not None
-    streams = one["zero"] == 3 and one["pp"] == 1
-    head = 2.0 * one["hidden"] * (one["vocab"] / one["tp"] + 1) * streams
+    first_of_all = one["micro_batches"] == 1 or one["schedule"] == "gpipe"
     found = []
-    for stage in priced.memory.stages:
-        part = stage.components_bytes
-        held = part["weights"] + part["optimizer"] + part["activations"] + part["receive"]
-        first = 0.0 if one["micro_batches"] == 1 else part["gradients"]
-        at = {"block": stage.total_bytes - part["logits"]}
-        found.append(at | ({"loss": held + first + part["logits"] + head} if part["logits"] else {}))
+    for stage, memory in enumerate(priced.memory.stages):
+        part = Counter(memory.components_bytes)
+        held = sum(part[name] for name in ("weights", "optimizer", "activations", "receive", "outputs"))
+        held += beside(one, stage) + (0.0 if first_of_all else part["gradients"])
+        if one["schedule"] == "gpipe" and stage:  # no gradient was sent yet
+            held -= 2.0 * stream(one)
+        at = {"block": held + part["delayed"] + at_work(one)}
+        if one["schedule"] == "zb-v":
+            at["block"] += of_v_shape(one, stage, part["logits"])
+        if part["logits"]:
+            head = 2.0 * one["hidden"] * (one["vocab"] / one["tp"] + 1) * streams(one)
+            at["loss"] = held + part["logits"] + head + statistic(one)
+        found.append(at)
     return found
+
+
+def of_v_shape(one: Job, stage: int, logits_bytes: float) -> float:
+    """What ranks of ZB-V hold more or less in a block's backward pass for inputs than is priced.
+
+    The last stage's loss lies in it, with the 16-bit gradient of the logits for the gradients 32 bits wide, and its norm's;
+    no weight gradients of that head are there in 16 bits yet, nor ever the first stage's, which runs backward whole. At the
+    turn what one stage puts out lies in the buffers that the next one receives in.
+    """
+    if stage:
+        return -2.0 * one["pp"] * stream(one) * (stage == one["pp"] - 1)
+    ends = 2.0 * one["hidden"] * one["vocab"]
+    found = logits_bytes - 6.0 * row_tokens(one) * one["vocab"] + statistic(one) + 6.0 * stream(one)
+    return found - 2.0 * (parameters(one) * one["layers"][0] + ends)
+
+
+def parameters(one: Job) -> float:
+    """Matrices of a dense block on a rank."""
+    hidden = one["hidden"]
+    attention = 2 * hidden * (hidden + one["kv_heads"] * hidden // one["heads"])
+    return (attention + 3 * hidden * one["ffn"]) / one["tp"]
+
+
+def streams(one: Job) -> bool:
+    """Whether a unit's weights are gathered for it alone."""
+    return one["zero"] == 3 and one["pp"] == 1
+
+
+def row_tokens(one: Job) -> float:
+    """Tokens of a micro-batch on a rank of the tensor-parallel group."""
+    return float(one["micro_batch"] * one["sequence"]) / one["cp"]
+
+
+def stream(one: Job) -> float:
+    """Elements between two blocks on a rank."""
+    return row_tokens(one) / one["tp"] * one["hidden"]
+
+
+def statistic(one: Job) -> float:
+    """What a norm keeps of every token, 32 bits."""
+    return 4.0 * row_tokens(one) / one["tp"]
+
+
+def beside(one: Job, stage: int) -> float:
+    """Small tensors that no price holds: norms' statistics, a step's tokens on both ends, positions of routed rows.
+
+    Of a routed row two orders and a token, 64 bits each, of which 4 bytes are priced.
+    """
+    pp, vp, m = one["pp"], one["vp"], one["micro_batches"]
+    sizes = (np.array([size]) for size in (pp, vp, m))
+    flight = float(in_flight(Schedule(one["schedule"]), *sizes)[0, stage])
+    layers = flight * sum(one["layers"][stage::pp])
+    rows = row_tokens(one) * one["top_k"] if one["experts"] else 0.0
+    ends = (stage == 0) + (pp > 1 and stage == (0 if one["schedule"] == "zb-v" else pp - 1))
+    return layers * (2 * statistic(one) + 20.0 * rows) + 8.0 * row_tokens(one) * ends * (m if pp > 1 else 1)
+
+
+def at_work(one: Job) -> float:
+    """What the fullest moment of an eager block's backward pass takes beside what the block kept.
+
+    Of an MLP: gradients of the product and of both its parts, the product itself gone, and the last matrix's gradient;
+    of experts: their output in 32 bits with its gradient and that of the weighted one, which is there in 16 bits too.
+    Where weight gradients run apart the first norm is the fullest, behind all: five 32-bit tensors of the stream's size and
+    two for the norms' weights, a 16-bit one. Streamed weights are there for two units, and the gradients that the
+    unit before, the head's or a block's, is reduced from.
+    """
+    tokens, hidden = row_tokens(one), one["hidden"]
+    if one["schedule"] == "zb-v":
+        return (4.0 * 7 + 2.0) * stream(one)
+    if one["experts"]:
+        working = 14.0 * tokens * one["top_k"] * hidden
+    else:
+        working = (4.0 * tokens + 2.0 * hidden) * one["ffn"] / one["tp"]
+    head = hidden * one["vocab"] / one["tp"]
+    return working + streams(one) * 4.0 * (parameters(one) + head)
 
 
 def states(one: Job) -> list[dict[str, int]]:

@@ -197,6 +197,7 @@ class SyntheticSource:
             first_bytes=head * state,
             last_bytes=head * state + 6 * tokens[:, 0] * model.vocab / batch.tp,
             common_bytes=np.full(len(batch), 3e9),
+            flight_bytes=2.0 * tokens[:, 0],
             recompute_transient_bytes=activation.max(axis=1),
             capacity_bytes=np.full(len(batch), model.memory_bytes),
             in_flight=flight.astype(np.float64),

@@ -118,6 +118,7 @@ class RandomSpace:
             first_bytes=self._random(batch, 0.0, 2.0, 1003),
             last_bytes=self._random(batch, 0.0, 2.0, 1004),
             common_bytes=self._random(batch, 0.0, 1.0, 1005),
+            flight_bytes=self._random(batch, 0.0, 0.2, 1014),
             recompute_transient_bytes=self._random(batch, 0.0, 0.5, 1006),
             capacity_bytes=self._random(batch, 8.0, 24.0, 1007) * self.tight,
             in_flight=flight.astype(float),

@@ -43,6 +43,7 @@ def random_terms(rng: np.random.Generator, pp: int, vp: int, kinds: int) -> Stag
         first_bytes=rng.uniform(0.0, 5.0, 1) * 1e9,
         last_bytes=rng.uniform(0.0, 9.0, 1) * 1e9,
         common_bytes=rng.uniform(0.0, 2.0, 1) * 1e9,
+        flight_bytes=rng.uniform(0.0, 0.5, 1) * 1e9,
         recompute_transient_bytes=rng.uniform(0.0, 8.0, 1) * 1e9,
         capacity_bytes=np.array([np.inf]),
         in_flight=held[None, :],

@@ -59,6 +59,7 @@ def random_terms(
         first_bytes=rng.uniform(0, 2, rows),
         last_bytes=rng.uniform(0, 3, rows),
         common_bytes=rng.uniform(0, 1, rows),
+        flight_bytes=rng.uniform(0, 0.2, rows),
         recompute_transient_bytes=rng.uniform(0, 1, rows) * (rng.random(rows) < 0.5),
         capacity_bytes=full * rng.uniform(0.4, 2, rows),
         in_flight=flight,

@@ -35,7 +35,7 @@ def _terms(rng: np.random.Generator, pp: int, vp: int, m: int, kinds: int) -> St
         fixed_s=rng.uniform(0.0, 1.0, 1), hop_s=rng.uniform(0.0, 0.2, 1),
         hops_overlap=np.array([int(rng.choice(list(HopOverlap)))]), layer_state_bytes=none,
         layer_activation_bytes=none, recomputed_activation_bytes=none, first_bytes=zero, last_bytes=zero,
-        common_bytes=zero, recompute_transient_bytes=zero, capacity_bytes=np.array([np.inf]),
+        common_bytes=zero, flight_bytes=zero, recompute_transient_bytes=zero, capacity_bytes=np.array([np.inf]),
         in_flight=np.ones((1, pp)), may_recompute=np.array([True]), folded=np.array([False]),
     )  # fmt: skip
 

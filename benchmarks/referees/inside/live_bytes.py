@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -32,7 +33,7 @@ class Live(TorchDispatchMode):
         self.storages: dict[int, weakref.ref[Any]] = {}
         self.kinds: dict[int, str] = {}
         self.peak_bytes = 0
-        self.peak: list[tuple[int, int, str]] = []
+        self.peak: list[tuple[weakref.ref[Any], int, str]] = []
         self.waits = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,8 +41,8 @@ class Live(TorchDispatchMode):
         if any(kind is DTensor for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if not self.waits:
-            name = func.name().split(".")[0]
+        name = func.name().split(".")[0]
+        if not self.waits and name != "c10d::send":  # what is sent are copies
             kind = "gathered" if name in GATHERS else "reduced" if name in REDUCES else ""
             self.see((args, kwargs, result), kind)
         return result
@@ -56,7 +57,7 @@ class Live(TorchDispatchMode):
         total = sum(int(one.nbytes()) for one in alive.values())
         if total > self.peak_bytes:
             self.peak_bytes = total
-            self.peak = [(place, int(one.nbytes()), self.kinds[place]) for place, one in alive.items()]
+            self.peak = [(self.storages[place], int(one.nbytes()), self.kinds[place]) for place, one in alive.items()]
 
     def note(self, tensor: torch.Tensor, kind: str) -> None:
         """Remember a tensor's storage; the first kind that is told of it stays."""
@@ -68,14 +69,15 @@ class Live(TorchDispatchMode):
         self.kinds[place] = self.kinds[place] or kind
 
     def saved(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
-        """A tensor that autograd keeps for the backward pass."""
+        """A tensor that autograd keeps for the backward pass; itself it would keep the graph that it came out of."""
         self.note(tensor, kind)
-        return tensor
+        return tensor.detach()
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
-    """The part of a distributed tensor that this rank holds."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    """The part of a distributed tensor that this rank holds, and what a wrapper of a collective's result stands for."""
+    value = value.to_local() if isinstance(value, DTensor) else value
+    return value.elem if isinstance(value, AsyncCollectiveTensor) else value
 
 
 def place_of(tensor: torch.Tensor) -> int:
@@ -83,10 +85,13 @@ def place_of(tensor: torch.Tensor) -> int:
     return local(tensor).untyped_storage()._cdata  # noqa: SLF001  # no other name of a storage
 
 
-def peak_bytes(step: Any, modules: list[Any], optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def peak_bytes(
+    step: Any, modules: list[Any], optimizer: torch.optim.Optimizer, received: list[torch.Tensor]
+) -> dict[str, int]:
     """``all``: the most that is alive in a step, and what it is.
 
-    Of ``weights``, ``gradients`` and moments (``optimizer``) what this rank holds; ``gathered`` and ``reduced``: buffers
+    Of ``weights``, ``gradients`` and moments (``optimizer``) what this rank holds, ``receive``: buffers that a pipeline
+    receives in; ``gathered`` and ``reduced``: buffers
     of FSDP's collectives and the whole weights; ``saved``: what autograd keeps of blocks, ``ends`` of all else;
     ``working``: the rest.
     """
@@ -94,6 +99,8 @@ def peak_bytes(step: Any, modules: list[Any], optimizer: torch.optim.Optimizer) 
     for module in modules:
         live.see(list(module.parameters()), "weights")
     live.see([dict(state) for state in optimizer.state.values()], "optimizer")
+    live.see(received, "receive")
+    received.clear()
 
     def enter(*_: Any) -> None:
         inside[0] += 1
@@ -127,6 +134,7 @@ def peak_bytes(step: Any, modules: list[Any], optimizer: torch.optim.Optimizer) 
         hook.remove()
     held = {place_of(p.grad) for module in modules for p in module.parameters() if p.grad is not None}
     found: Counter[str] = Counter()
-    for place, size, kind in live.peak:
-        found["gradients" if place in held else kind or "working"] += size
+    for ref, size, kind in live.peak:
+        one = ref()
+        found["gradients" if one is not None and one._cdata in held else kind or "working"] += size  # noqa: SLF001
     return {"all": live.peak_bytes, **found}

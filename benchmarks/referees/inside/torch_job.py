@@ -28,7 +28,13 @@ from live_bytes import peak_bytes  # type: ignore[import-not-found]  # beside th
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    schedules,
+)
 from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import (
@@ -44,7 +50,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 KINDS = {
     "all_gather_into_tensor": "all_gather",
@@ -149,11 +155,12 @@ class MoE(nn.Module):
         scores = functional.softmax(self.gate(flat).float(), dim=-1)
         chosen = torch.arange(len(flat) * self.top_k).reshape(-1, self.top_k) % scores.shape[1]
         order = torch.argsort(chosen.flatten(), stable=True)
-        rows, weights = flat[order // self.top_k], scores.gather(1, chosen).flatten()[order]
+        token = order // self.top_k
+        rows, weights = flat[token], scores.gather(1, chosen).flatten()[order]
         done = self.exchange(self.experts(self.sorted(self.exchange(rows))), back=True)
-        out = torch.zeros_like(flat).index_add(
-            0, order // self.top_k, (done * weights[:, None]).to(flat.dtype)
-        )
+        done = (done * weights[:, None]).to(flat.dtype)
+        # as torchtitan's deterministic_scatter_add
+        out = torch.zeros_like(flat).scatter_add(0, token[:, None].expand_as(done), done)
         return out.view_as(x)
 
     def exchange(self, rows: torch.Tensor, *, back: bool = False) -> torch.Tensor:
@@ -336,7 +343,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         else:
             parts[stage].to(torch.bfloat16)
     optimizer = torch.optim.AdamW([p for part in parts.values() for p in part.parameters()], foreach=False)
-    step = pipeline(job, parts, mesh) if job["pp"] > 1 else accumulate(job, parts[0])
+    step, built = pipeline(job, parts, mesh) if job["pp"] > 1 else (accumulate(job, parts[0]), [])
     for counted in (False, True):
         calls = Calls(axes)
         with calls if counted else nullcontext(), loss_parallel():
@@ -347,7 +354,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         optimizer.zero_grad()
     if job["backend"] == "gloo":
         with loss_parallel():
-            state["peak"] = peak_bytes(step, list(parts.values()), optimizer)
+            state["peak"] = peak_bytes(step, list(parts.values()), optimizer, buffers(built))
     listed = [
         dict(zip(("axis", "ranks", "kind", "bytes"), key, strict=True), count=n)
         for key, n in calls.found.items()
@@ -412,8 +419,33 @@ def boundaries(job: dict[str, Any], part: Part) -> dict[str, Any]:
     return {"input_args": inputs, "output_args": outputs}
 
 
-def pipeline(job: dict[str, Any], parts: dict[int, Part], mesh: DeviceMesh) -> Any:
-    """One of torch's own schedules."""
+def sent(ops: list[dist.P2POp], desc: str | None = None, *, batch: Any = schedules._batch_p2p) -> Any:  # noqa: SLF001
+    """Send copies that nobody counts: gloo keeps what it sends until its work is waited for, NCCL until it is sent."""
+    with _disable_current_modes():
+        copies = [
+            dist.P2POp(op.op, op.tensor.clone(), group=op.group, tag=op.tag, group_peer=op.group_peer)
+            if op.op is dist.isend
+            else op
+            for op in ops
+        ]
+    return batch(copies, desc)
+
+
+def buffers(built: list[PipelineStage]) -> list[torch.Tensor]:
+    """What stages receive in: inputs and gradients of every micro-batch."""
+    infos = [
+        info
+        for stage in built
+        for each in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+        for info in each
+    ]
+    return [info.buffer for info in infos if info.buffer is not None]
+
+
+def pipeline(
+    job: dict[str, Any], parts: dict[int, Part], mesh: DeviceMesh
+) -> tuple[Any, list[PipelineStage]]:
+    """One of torch's own schedules, and its stages."""
     count, last = job["pp"] * job["vp"], job["pp"] * job["vp"] - 1
     group = mesh.get_group("pp")
     built = [
@@ -430,7 +462,7 @@ def pipeline(job: dict[str, Any], parts: dict[int, Part], mesh: DeviceMesh) -> A
         target = tokens(job, whole) if last in parts else None
         schedule.step(*inputs, target=target, return_outputs=False)
 
-    return step
+    return step, built
 
 
 def alone(job: dict[str, Any], rank: int, store: str) -> dict[str, Any]:
@@ -450,6 +482,7 @@ def alone(job: dict[str, Any], rank: int, store: str) -> dict[str, Any]:
 def worker(rank: int, job: dict[str, Any], folder: str) -> None:
     """One process of a job."""
     torch.set_num_threads(1)
+    schedules._batch_p2p = sent  # noqa: SLF001
     with open(os.path.join(folder, str(rank)), "w") as out:
         json.dump(alone(job, rank, os.path.join(folder, "store")), out)
 

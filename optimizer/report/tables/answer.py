@@ -80,6 +80,8 @@ WORDS = {
     "logits": "logits, loss, head's scratch",
     "transient": "working memory of one operation",
     "receive": "pipeline receive buffers",
+    "outputs": "outputs that stages keep, and gradients sent",
+    "delayed": "gradients that wait for weight gradients",
     "gathered": "gathered weights and gradients of ZeRO",
     "scratch_gradients": "scratch weight gradients",
     "graphs": "CUDA graphs",
@@ -87,7 +89,7 @@ WORDS = {
 }
 """The components of memory in words."""
 
-_TOKENS = ("activations", "recompute_transient", "logits", "transient", "receive")
+_TOKENS = ("activations", "recompute_transient", "logits", "transient", "receive", "outputs", "delayed")
 
 
 def memory_table(memory: MemoryEstimate) -> Table:

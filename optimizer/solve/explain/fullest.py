@@ -32,6 +32,8 @@ TOKENS = {
     "recompute_transient": "one block while it is recomputed",
     "transient": "working memory of one operation",
     "receive": "pipeline receive buffers",
+    "outputs": "outputs that stages keep, and gradients sent",
+    "delayed": "gradients that wait for weight gradients",
 }
 OTHERS = {
     "logits": "the head's inputs and scratch",

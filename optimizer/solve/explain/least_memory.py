@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.solve.model.coefficients import KIB
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SolverLimits
 from layoutopt.optimizer.solve.model.slices import Goal, tuple_slice
@@ -42,6 +43,7 @@ MEMORY_TERMS = (
     "first_bytes",
     "last_bytes",
     "common_bytes",
+    "flight_bytes",
     "recompute_transient_bytes",
     "in_flight",
     "may_recompute",
@@ -253,9 +255,7 @@ class _Peaks:
         self._activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
         self._again = _leanest(self._state, self._flight, self._activation)
         self._may = terms.may_recompute[:, None]
-        self._ends = np.repeat(terms.common_bytes[:, None], pp, axis=1)
-        self._ends[:, 0] += terms.first_bytes
-        self._ends[:, -1] += terms.last_bytes
+        self._ends = own_bytes(terms)[:, :pp]
 
     def least(self) -> FloatArray:
         """Return the least memory within which the ranks hold all blocks."""

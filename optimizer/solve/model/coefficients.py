@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.solve.search.floors import rank_floors
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ def coefficients(terms: StageTerms, counts: IntArray) -> Coefficients:
     flight = terms.in_flight[..., None]
     activation = terms.layer_activation_bytes
     saved = activation - terms.recomputed_activation_bytes
-    room = (terms.capacity_bytes - terms.common_bytes)[:, None] - _ends(
-        terms, terms.first_bytes, terms.last_bytes
-    )
+    room = terms.capacity_bytes[:, None] - own_bytes(terms)
     return Coefficients(
         floor_layer_ns=_down(m[:, None, None] * floors.layer_s),
         floor_again_ns=_down(m[:, None, None] * floors.again_s),
@@ -91,9 +90,3 @@ def _horizon_ns(terms: StageTerms, counts: IntArray) -> IntArray:
 
 def _down(value: FloatArray) -> IntArray:
     return np.floor(value).astype(np.int64)
-
-
-def _ends(terms: StageTerms, first: FloatArray, last: FloatArray) -> FloatArray:
-    ranks = np.arange(terms.in_flight.shape[1])
-    ends: FloatArray = (ranks == 0) * first[:, None] + (ranks == terms.pp[:, None] - 1) * last[:, None]
-    return ends

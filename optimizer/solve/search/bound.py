@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.capacity import SLACK, TINY, RankCapacity, at_most, mixes
 from layoutopt.optimizer.solve.search.cases import Cases, free_cases, stage_cases
@@ -76,15 +77,13 @@ def _again_s(terms: StageTerms, counts: IntArray) -> FloatArray:
     share = counts / counts.sum()
     saved = (terms.layer_activation_bytes - terms.recomputed_activation_bytes) @ share
     held, state = terms.layer_activation_bytes @ share, terms.layer_state_bytes @ share
-    room = terms.capacity_bytes - terms.common_bytes - terms.recompute_transient_bytes
+    room = (terms.capacity_bytes - terms.recompute_transient_bytes)[:, None] - own_bytes(terms)
     block_s = terms.recompute_s @ share
     may = terms.may_recompute & (saved > 0)
     for pp in np.flatnonzero(np.bincount(terms.pp[may], minlength=1)):
         index = np.flatnonzero(may & (terms.pp == pp))
         flight, mean = terms.in_flight[index, :pp], counts.sum() / pp
-        missing = mean * (state[index, None] + flight * held[index, None]) - room[index, None]
-        missing[:, 0] += terms.first_bytes[index]
-        missing[:, -1] += terms.last_bytes[index]
+        missing = mean * (state[index, None] + flight * held[index, None]) - room[index, :pp]
         again = np.clip(missing / np.maximum(flight * saved[index, None], TINY), 0.0, mean)
         result[index] = again.sum(axis=1) * block_s[index]
     return result
@@ -148,7 +147,7 @@ def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
     """Tell whether the ranks can hold all blocks when each block takes the least memory of any kind and mode."""
     again = np.minimum(terms.layer_activation_bytes, terms.recomputed_activation_bytes)
     activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
-    room = terms.capacity_bytes - terms.common_bytes
+    room = terms.capacity_bytes[:, None] - own_bytes(terms)
     fits = np.zeros(len(terms), dtype=bool)
     for pp in np.flatnonzero(np.bincount(terms.pp)):
         index = np.flatnonzero(terms.pp == pp)
@@ -157,10 +156,7 @@ def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
         for kind in range(activation.shape[1]):
             held = flight * activation[index, kind, None] + terms.layer_state_bytes[index, kind, None]
             np.minimum(per_block, held, out=per_block)
-        left = np.repeat(room[index, None], pp, axis=1)
-        left[:, 0] -= terms.first_bytes[index]
-        left[:, -1] -= terms.last_bytes[index]
-        count = at_most(left / np.maximum(per_block, TINY))
+        count = at_most(room[index, :pp] / np.maximum(per_block, TINY))
         fewest = fewest_in(terms.vp[index], terms.folded[index], int(pp))
         fits[index] = (
             (count >= fewest).all(axis=1) & (count.sum(axis=1) >= blocks) & (fewest.sum(axis=1) <= blocks)

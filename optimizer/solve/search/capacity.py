@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.solve.search.floors import FloorForms
 from layoutopt.optimizer.solve.splits import end_stages
 from layoutopt.optimizer.space.stage_splits import stage_numbers
@@ -125,8 +126,7 @@ class RankCapacity:
         self.real = ranks < terms.pp[:, None]
         self.forms = FloorForms(terms, counts)
         self.floors = self.forms.at()
-        left = terms.capacity_bytes - terms.common_bytes
-        self.room_bytes = _at_ends(terms, left, -terms.first_bytes, -terms.last_bytes) * self.real
+        self.room_bytes = (terms.capacity_bytes[:, None] - own_bytes(terms)) * self.real
         self._every = (np.isinf(cases.high) | cases.free)[:, None]
         self._free = cases.free[:, None]
         self._any_free = bool(cases.free.any())
@@ -320,11 +320,3 @@ _BY_MIX = (
 )  # fmt: skip
 _BY_MIX_FREE = ("_useful", "_per_byte_s", "_room", "_whole", "_block_bytes")
 """Arrays with the cases on their first axis, on their second one, and of these what only free cases have."""
-
-
-def _at_ends(terms: StageTerms, everywhere: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
-    """Return (n, P): a value of every rank, and what is added on the first and on the last."""
-    result = np.repeat(everywhere[:, None], terms.in_flight.shape[1], axis=1)
-    result[:, 0] += first
-    result[np.arange(len(terms)), terms.pp - 1] += last
-    return result

@@ -31,7 +31,7 @@ SHAPE = ("schedule", "pp", "vp", "folded", "micro_batches", "hops_overlap", "may
 GROWING = (
     "forward_s", "backward_s", "wgrad_s", "hidden_forward_s", "hidden_backward_s", "recompute_s", "embedding_s", "head_s",
     "hop_s", "outside_s", "layer_state_bytes", "layer_activation_bytes", "recomputed_activation_bytes", "first_bytes",
-    "last_bytes", "common_bytes", "recompute_transient_bytes",
+    "last_bytes", "common_bytes", "flight_bytes", "recompute_transient_bytes",
 )  # fmt: skip
 """Terms of which more never makes a step shorter or a rank smaller."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.chunk_sizes import Unlisted, balanced, closed, shares, with_end
 from layoutopt.optimizer.solve.search.floors import rank_floors
@@ -459,11 +460,7 @@ class Ranks:
 
     def _fixed_bytes(self, rank: IntArray) -> FloatArray:
         """Return the bytes of ranks without blocks."""
-        terms = self.terms
-        last = rank == self.pp - 1
-        fixed: FloatArray = (
-            terms.common_bytes[0] + (rank == 0) * terms.first_bytes[0] + last * terms.last_bytes[0]
-        )
+        fixed: FloatArray = own_bytes(self.terms)[0, rank]
         return fixed
 
     def _saved_bytes(self) -> FloatArray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from layoutopt.optimizer.cost.run_facts import footprint_of
 from layoutopt.optimizer.cost.step import graph_of
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.solve.model.coefficients import KIB, rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceResult, SliceStatus
 from layoutopt.optimizer.solve.model.slices import Goal, tuple_slice
@@ -184,9 +185,7 @@ def least_peak_bytes(terms: StageTerms, blocks: int) -> FloatArray:
     again = np.minimum(terms.layer_activation_bytes, terms.recomputed_activation_bytes)
     kept = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
     per_block = (terms.layer_state_bytes[:, None] + terms.in_flight[..., None] * kept[:, None]).min(axis=2)
-    own = np.repeat(terms.common_bytes[:, None], real.shape[1], axis=1)
-    own[:, 0] += terms.first_bytes
-    own[np.arange(len(terms)), terms.pp - 1] += terms.last_bytes
+    own = own_bytes(terms)
     room = np.where(real, 1.0 / np.maximum(per_block, 1e-30), 0.0)
     level = (blocks + (own * room).sum(axis=1)) / room.sum(axis=1)
     least: FloatArray = np.maximum(level * (1 - 1e-12), np.where(real, own, 0.0).max(axis=1))

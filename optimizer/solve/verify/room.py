@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ def _room(
     rank = np.arange(int(terms.pp.max()))
     flight = terms.in_flight[:, : len(rank), None]
     at_first, at_last = rank == 0, rank == terms.pp[:, None] - 1
-    end_bytes = at_first * terms.first_bytes[:, None] + at_last * terms.last_bytes[:, None]
     capacity = np.minimum(terms.capacity_bytes, _HUGE_BYTES) * (1 + _ROUNDING)
     activation = terms.layer_activation_bytes[:, None, kinds]
     saved = np.maximum(activation - terms.recomputed_activation_bytes[:, None, kinds], 0.0)
@@ -99,7 +99,7 @@ def _room(
     return _Room(
         real=rank < terms.pp[:, None],
         room_s=room_s,
-        room_bytes=(capacity - terms.common_bytes)[:, None] - end_bytes,
+        room_bytes=capacity[:, None] - own_bytes(terms)[:, : len(rank)],
         layer_s=np.where(passes[..., None], layer, at_once)[:, :, kinds],
         recompute_s=(backwards[..., None] * terms.recompute_s[:, None])[:, :, kinds],
         block_bytes=terms.layer_state_bytes[:, None, kinds] + flight * activation,
