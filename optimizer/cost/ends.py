@@ -83,9 +83,7 @@ def embedding_unit(comm: CommContext) -> EndUnit:
             parts[part] = flops * times / ctx.rates.wide_flops_per_s
     zero = np.zeros_like(keys.tp)
     forward = parts[Component.FORWARD] + parts[Component.TP] / 2
-    return EndUnit(
-        parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero, waiting_bytes=zero
-    )
+    return EndUnit(parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero, waiting_bytes=zero)
 
 
 def _boundary_s(comm: CommContext) -> FloatArray:

@@ -180,9 +180,8 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
         saved = parts.layer_activation_bytes[0] - parts.recomputed_activation_bytes[0]
         held = float(blocks[rank] @ parts.layer_activation_bytes[0] - recomputed[rank] @ saved)
         components["activations"] = held * flight
-        components["recompute_transient"] = float(parts.recompute_transient_bytes[0]) * bool(
-            recomputed[rank].any()
-        )
+        again = float(parts.recompute_transient_bytes[0]) * bool(recomputed[rank].any())
+        components["recompute_transient"] = components.get("recompute_transient", 0.0) + again
         stages.append(
             RankMemory(rank=place, components_bytes=components, total_bytes=fsum(components.values()))
         )

@@ -10,7 +10,13 @@ import numpy as np
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import expert_parameters
 from layoutopt.optimizer.cost.stage_parameters import end_parameters, other_end_parameters
-from layoutopt.optimizer.cost.states import RankParameters, in_torch_pipeline, state_bytes, working_set_bytes
+from layoutopt.optimizer.cost.states import (
+    RankParameters,
+    adds_whole_gradients,
+    in_torch_pipeline,
+    state_bytes,
+    working_set_bytes,
+)
 from layoutopt.optimizer.cost.term_parts import placed
 
 if TYPE_CHECKING:
@@ -146,6 +152,7 @@ def _end_bytes(
     logits = ctx.head_activation + waiting + ctx.mtp_activation + _head_gradient_bytes(ctx)
     outputs = _outputs(ctx)
     if outputs.any():
+        first = first | {"gradients": first["gradients"] * _whole_rows(ctx)}
         # The first stage receives no inputs and sends no gradients, the last one receives none, and puts out logits.
         unread = ctx.batch.micro_batches * outputs
         first = first | {"receive": -unread, "outputs": -_sent(ctx)}
@@ -211,6 +218,15 @@ def _outputs(ctx: MemoryContext) -> FloatArray:
     """
     kept = in_torch_pipeline(ctx.preset, ctx.batch) & (not ctx.ideal)
     return np.where(kept, ctx.boundary_bytes, 0.0)
+
+
+def _whole_rows(ctx: MemoryContext) -> FloatArray:
+    """How many times (n,) its part of the embedding's gradient a rank adds up: DTensor's has all rows before it is reduced.
+
+    pytorch/pytorch torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy.
+    """
+    whole = adds_whole_gradients(ctx.preset, ctx.batch) & ctx.preset.keeps_gathered_inputs
+    return np.where(whole, ctx.batch.tp, 1.0)
 
 
 def _sent(ctx: MemoryContext) -> FloatArray:

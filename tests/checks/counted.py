@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -179,17 +179,20 @@ def alive(one: Job) -> list[dict[str, float]]:
     first_of_all = one["micro_batches"] == 1 or one["schedule"] == "gpipe"
     found = []
     for stage, memory in enumerate(priced.memory.stages):
-        part = Counter(memory.components_bytes)
+        part = defaultdict(float, memory.components_bytes)
         held = sum(part[name] for name in ("weights", "optimizer", "activations", "receive", "outputs"))
         held += beside(one, stage) + (0.0 if first_of_all else part["gradients"])
         if one["schedule"] == "gpipe" and stage:  # no gradient was sent yet
             held -= 2.0 * stream(one)
-        at = {"block": held + part["delayed"] + at_work(one)}
+        at = {"block": held + part["delayed"] + at_work(one, stage)}
         if one["schedule"] == "zb-v":
             at["block"] += of_v_shape(one, stage, part["logits"])
         if part["logits"]:
             head = 2.0 * one["hidden"] * (one["vocab"] / one["tp"] + 1) * streams(one)
-            at["loss"] = held + part["logits"] + head + statistic(one)
+            if one["tp"] > 1:  # positions in the split vocabulary, and the targets
+                head += (32.0 + 8.0 * (one["pp"] == 1)) * row_tokens(one)
+            losses = one["micro_batches"] if one["schedule"] == "gpipe" else 1
+            at["loss"] = held + part["logits"] + head + losses * statistic(one)
         found.append(at)
     return found
 
@@ -202,37 +205,37 @@ def of_v_shape(one: Job, stage: int, logits_bytes: float) -> float:
     turn what one stage puts out lies in the buffers that the next one receives in.
     """
     if stage:
-        return -2.0 * one["pp"] * stream(one) * (stage == one["pp"] - 1)
-    ends = 2.0 * one["hidden"] * one["vocab"]
-    found = logits_bytes - 6.0 * row_tokens(one) * one["vocab"] + statistic(one) + 6.0 * stream(one)
-    return found - 2.0 * (parameters(one) * one["layers"][0] + ends)
+        return -2.0 * float(one["pp"]) * stream(one) * float(stage == one["pp"] - 1)
+    ends = 2.0 * float(one["hidden"] * one["vocab"])
+    found = logits_bytes - 6.0 * row_tokens(one) * float(one["vocab"]) + statistic(one) + 6.0 * stream(one)
+    return found - 2.0 * (parameters(one) * float(one["layers"][0]) + ends)
 
 
 def parameters(one: Job) -> float:
     """Matrices of a dense block on a rank."""
     hidden = one["hidden"]
     attention = 2 * hidden * (hidden + one["kv_heads"] * hidden // one["heads"])
-    return (attention + 3 * hidden * one["ffn"]) / one["tp"]
+    return float(attention + 3 * hidden * one["ffn"]) / float(one["tp"])
 
 
 def streams(one: Job) -> bool:
     """Whether a unit's weights are gathered for it alone."""
-    return one["zero"] == 3 and one["pp"] == 1
+    return bool(one["zero"] == 3 and one["pp"] == 1)
 
 
 def row_tokens(one: Job) -> float:
     """Tokens of a micro-batch on a rank of the tensor-parallel group."""
-    return float(one["micro_batch"] * one["sequence"]) / one["cp"]
+    return float(one["micro_batch"] * one["sequence"]) / float(one["cp"])
 
 
 def stream(one: Job) -> float:
     """Elements between two blocks on a rank."""
-    return row_tokens(one) / one["tp"] * one["hidden"]
+    return row_tokens(one) / float(one["tp"]) * float(one["hidden"])
 
 
 def statistic(one: Job) -> float:
     """What a norm keeps of every token, 32 bits."""
-    return 4.0 * row_tokens(one) / one["tp"]
+    return 4.0 * row_tokens(one) / float(one["tp"])
 
 
 def beside(one: Job, stage: int) -> float:
@@ -243,29 +246,35 @@ def beside(one: Job, stage: int) -> float:
     pp, vp, m = one["pp"], one["vp"], one["micro_batches"]
     sizes = (np.array([size]) for size in (pp, vp, m))
     flight = float(in_flight(Schedule(one["schedule"]), *sizes)[0, stage])
-    layers = flight * sum(one["layers"][stage::pp])
-    rows = row_tokens(one) * one["top_k"] if one["experts"] else 0.0
+    layers = flight * float(sum(one["layers"][stage::pp]))
+    rows = row_tokens(one) * float(one["top_k"]) if one["experts"] else 0.0
     ends = (stage == 0) + (pp > 1 and stage == (0 if one["schedule"] == "zb-v" else pp - 1))
-    return layers * (2 * statistic(one) + 20.0 * rows) + 8.0 * row_tokens(one) * ends * (m if pp > 1 else 1)
+    step = float(ends * (m if pp > 1 else 1)) * row_tokens(one)
+    return layers * (2 * statistic(one) + 20.0 * rows) + 8.0 * step
 
 
-def at_work(one: Job) -> float:
+def at_work(one: Job, stage: int) -> float:
     """What the fullest moment of an eager block's backward pass takes beside what the block kept.
 
     Of an MLP: gradients of the product and of both its parts, the product itself gone, and the last matrix's gradient;
     of experts: their output in 32 bits with its gradient and that of the weighted one, which is there in 16 bits too.
+    Over tensor parallelism a forward pass may be the fullest: an MLP's output, once more as it is scattered, and the parts
+    that are scattered, normed and added up, and the block's input inside of a stage.
     Where weight gradients run apart the first norm is the fullest, behind all: five 32-bit tensors of the stream's size and
     two for the norms' weights, a 16-bit one. Streamed weights are there for two units, and the gradients that the
     unit before, the head's or a block's, is reduced from.
     """
-    tokens, hidden = row_tokens(one), one["hidden"]
+    tokens, hidden, tp = row_tokens(one), float(one["hidden"]), float(one["tp"])
     if one["schedule"] == "zb-v":
         return (4.0 * 7 + 2.0) * stream(one)
     if one["experts"]:
-        working = 14.0 * tokens * one["top_k"] * hidden
+        working = 14.0 * tokens * float(one["top_k"]) * hidden
     else:
-        working = (4.0 * tokens + 2.0 * hidden) * one["ffn"] / one["tp"]
-    head = hidden * one["vocab"] / one["tp"]
+        working = (4.0 * tokens + 2.0 * hidden) * float(one["ffn"]) / tp
+    if tp > 1:
+        inside = max(one["layers"][stage :: one["pp"]]) > 1
+        working = max(working, 4.0 * tokens * hidden + (4.0 + 2.0 * inside) * stream(one))
+    head = hidden * float(one["vocab"]) / tp
     return working + streams(one) * 4.0 * (parameters(one) + head)
 
 

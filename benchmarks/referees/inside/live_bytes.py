@@ -57,7 +57,9 @@ class Live(TorchDispatchMode):
         total = sum(int(one.nbytes()) for one in alive.values())
         if total > self.peak_bytes:
             self.peak_bytes = total
-            self.peak = [(self.storages[place], int(one.nbytes()), self.kinds[place]) for place, one in alive.items()]
+            self.peak = [
+                (self.storages[place], int(one.nbytes()), self.kinds[place]) for place, one in alive.items()
+            ]
 
     def note(self, tensor: torch.Tensor, kind: str) -> None:
         """Remember a tensor's storage; the first kind that is told of it stays."""
