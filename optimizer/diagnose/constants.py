@@ -70,7 +70,7 @@ class TermCalibration:
             Observation(
                 name=f"{self.source}: {fit.term}",
                 ratio=1.0,
-                spread=max(fit.sigma, PRECISION),
+                spread=float(f"{max(fit.sigma, PRECISION):.3g}"),
                 slopes={fit.name: 1.0},
             )
             for fit in self.fits

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec, Observation
 
 
+CALIBRATED = "-calibrated"
+
+
+def calibrated_name(cluster: ClusterSpec) -> str:
+    """Name a calibrated cluster after its own; one that was calibrated before keeps its name."""
+    return f"{cluster.name.removesuffix(CALIBRATED)}{CALIBRATED}"
+
+
 def calibrated_cluster_text(cluster: ClusterSpec, calibration: Calibration, *, name: str) -> str:
     """Write a cluster file with the calibration's constants.
 

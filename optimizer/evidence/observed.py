@@ -130,8 +130,10 @@ def under_new_constants(
         found.append(
             replace(
                 one,
-                ratio=one.ratio / math.exp(grown),
-                predicted_s=None if one.predicted_s is None else one.predicted_s * math.exp(grown),
+                ratio=_rounded(one.ratio / math.exp(grown), 6),
+                predicted_s=None
+                if one.predicted_s is None
+                else _rounded(one.predicted_s * math.exp(grown), 6),
                 slopes={
                     name: slope for name, slope in one.slopes.items() if name not in values or not one.shares
                 },

@@ -12,6 +12,8 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.writing import to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from layoutopt.optimizer.evidence.next_runs import NextRuns, Probe, ProbeJob
     from layoutopt.optimizer.solve.plan import SolveOptions
 
@@ -28,53 +30,49 @@ PROFILER = (
 def experiment_files(found: NextRuns, options: SolveOptions) -> dict[str, str]:
     """Return texts by path below the folder: one folder per measurement, a page, and the numbers to expect."""
     files: dict[str, str] = {}
+    launches: dict[int, str] = {}
     lines = ["# What to measure", ""]
     for place, one in enumerate(found.suggestions, start=1):
         folder = f"{place}-{one.probe.kind.value}"
         written, said = _files(one.probe, options)
         files |= {f"{folder}/{name}": text for name, text in written.items()}
+        if written:
+            launches[place] = f"{folder}/{next(iter(written))}"
         lines += [f"{place}. {probe_words(one.probe)}: {turn_words(one)}.", f"   {said}", ""]
     if not found.suggestions:
         lines += ["Nothing that can be measured would change the choice.", ""]
     lines += [*PROFILER, ""]
-    lines += _again(found)
+    lines += _again(found, launches)
     return {**files, PAGE: "\n".join(lines) + "\n", EXPECTED: to_json(to_plain(found))}
 
 
-def _again(found: NextRuns) -> list[str]:
-    """Say how what was read enters, and that the choice is made again with it."""
-    kinds = {one.probe.kind for one in found.suggestions}
-    jobs = [
-        f"{place}-{one.probe.kind.value}"
-        for place, one in enumerate(found.suggestions, start=1)
-        if one.probe.kind is not ProbeKind.BENCHMARK
-    ]
-    if not kinds:
+def _again(found: NextRuns, launches: Mapping[int, str]) -> list[str]:
+    """Say how what was read enters, and that the choice is made again; ``launches`` are launch files by their place."""
+    if not found.suggestions:
         return []
     lines = [
         "Then make the choice again. What was read enters the cluster, one run after the other:",
         "",
         "```",
     ]
-    lines += [
-        f"layoutopt calibrate --cluster CLUSTER --profile {job}/LOG --plan {job}/LAUNCH-FILE -o own.yaml"
-        for job in jobs
-    ]
-    if ProbeKind.BENCHMARK in kinds:
-        lines += ["layoutopt calibrate --cluster CLUSTER --nccl LOG -o own.yaml"]
-    lines += ["layoutopt next-runs MODEL own.yaml", "```", ""]
+    cluster = "CLUSTER"
+    for place, one in enumerate(found.suggestions, start=1):
+        folder = f"{place}-{one.probe.kind.value}"
+        if one.probe.kind is ProbeKind.BENCHMARK:
+            told = f"--nccl {folder}/LOG"
+        elif place in launches:
+            told = f"--profile {folder}/LOG --plan {launches[place]}"
+        else:
+            continue
+        lines.append(f"layoutopt calibrate --cluster {cluster} {told} -o own-{place}.yaml")
+        cluster = f"own-{place}.yaml"
+    lines += [f"layoutopt next-runs MODEL {cluster}", "```", ""]
     places = [one.probe.layout + 1 for one in found.suggestions if one.probe.kind is ProbeKind.RUN]
     if not places:
         return lines
     measured = " ".join(f"--measured {place}=SECONDS" for place in places)
-    return [
-        *lines,
-        "Or with the seconds per step alone:",
-        "",
-        "```",
-        f"layoutopt next-runs MODEL CLUSTER {measured}",
-        "```",
-    ]
+    again = f"layoutopt next-runs MODEL CLUSTER {measured}"
+    return [*lines, "Or with the seconds per step alone:", "", "```", again, "```"]
 
 
 def _files(probe: Probe, options: SolveOptions) -> tuple[dict[str, str], str]:

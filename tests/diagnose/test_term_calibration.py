@@ -81,7 +81,7 @@ def test_constants_come_back(plan: Path, tmp_path: Path) -> None:
         assert fits[name].present != fits[name].value
     # what was read conditions the posterior: each constant within what it was read, and the step as a whole
     spreads = {name: one.spread for one in found.observations for name in one.slopes if not one.shares}
-    assert spreads == {name: pytest.approx(fit.sigma) for name, fit in fits.items()}
+    assert spreads == {name: pytest.approx(fit.sigma, rel=1e-2) for name, fit in fits.items()}
     assert found.step.ratio == pytest.approx(found.measured_s / found.after_s, rel=1e-3) and found.step.shares
     assert not fits.keys() & found.step.slopes.keys()
     assert abs(found.after_s / found.measured_s - 1) < 0.02 < abs(found.before_s / found.measured_s - 1)

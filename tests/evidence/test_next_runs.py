@@ -220,7 +220,8 @@ def test_the_folder_holds_the_experiment(plan: Plan) -> None:
     assert "expected" in files["README.md"]
     # what is read enters by calibrate, and the choice is made again
     assert "layoutopt calibrate --cluster CLUSTER --profile 1-" in files["README.md"]
-    assert "layoutopt next-runs MODEL own.yaml" in files["README.md"]
+    assert "layoutopt calibrate --cluster own-1.yaml --profile 2-" in files["README.md"]
+    assert f"layoutopt next-runs MODEL own-{len(found.suggestions)}.yaml" in files["README.md"]
     assert json.loads(files["expected.json"])["suggestions"][0]["probe"]["kind"] in set(ProbeKind)
 
 

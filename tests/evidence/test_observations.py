@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.logged_runs import logged_job, megatron_log
 from click.testing import CliRunner
 
 from layoutopt.cli import main
+from layoutopt.optimizer.ask.planned import load_planned
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.evidence.band import calibrated_by_runs
 from layoutopt.optimizer.evidence.calibrate import calibrate
@@ -35,7 +38,6 @@ from layoutopt.optimizer.specs.loading import load_cluster, load_workload, overr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.run import MeasuredRun
@@ -241,3 +243,30 @@ def test_a_table_in_another_unit_is_no_reading(plan: Plan, cases: list[Case]) ->
     ]
     with pytest.raises(InputError, match="times the predicted step time"):
         next_runs(plan, WORKLOAD, CLUSTER, OPTIONS, budget=1, samples=2, measured=wrong)
+
+
+def test_an_experiment_enters_and_the_choice_is_made_again(tmp_path: Path) -> None:
+    """The folder's launches run, the first slower than expected and the second faster: their logs turn the choice."""
+
+    def run(*words: object) -> str:
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    asked = ("--batch", "64", "--top", "3", "--budget", "2")
+    run("next-runs", "llama3-8b", "h100x32", *asked, "-o", tmp_path)
+    page, cluster = (tmp_path / "README.md").read_text(), Path("h100x32")
+    for place, factor in ((1, 1.15), (2, 0.95)):
+        launch, log, own = (
+            tmp_path / name for name in (f"{place}-run/launch.sh", f"{place}.log", f"{place}.yaml")
+        )
+        assert f"--profile {place}-run/LOG --plan {place}-run/launch.sh -o own-{place}.yaml" in page
+        job = logged_job(load_planned(str(launch), cluster="h100x32"))
+        log.write_text(megatron_log(job.scaled(forward=factor, backward=factor)))
+        run("calibrate", "--cluster", cluster, "--profile", log, "--plan", launch, "-o", own)
+        cluster = own
+    again = json.loads(run("next-runs", "llama3-8b", cluster, *asked, "--json"))
+    assert again["chosen"] == 1 and again["chances"][1] > 0.8 > 0.05 > again["chances"][0]
+    steps = [one for one in load_cluster(str(cluster)).observations if one.shares]
+    assert steps[0].ratio / steps[1].ratio == pytest.approx(1.15 / 0.95, rel=0.02)
+    assert load_cluster(str(cluster)).name == "h100x32-calibrated"

@@ -70,7 +70,7 @@ def command(
     --calibrate does; runs then fit what is left.
     """
     from layoutopt.optimizer.evidence.calibrate import calibrate
-    from layoutopt.optimizer.evidence.cluster_text import calibrated_cluster_text
+    from layoutopt.optimizer.evidence.cluster_text import calibrated_cluster_text, calibrated_name
 
     require_writable(file, key=OUTPUT)
     if not tables and not profiles and not nccl:
@@ -79,7 +79,7 @@ def command(
     if not profiles:
         refuse_given(OF_PROFILES, "is used beside profiles alone", "--profile PATH with it")
     runs, machine = read_tables(tables) if tables else [], load_cluster(cluster)
-    name = f"{machine.name}-calibrated"
+    name = calibrated_name(machine)
     given = _measured(nccl, machine, output)
     read: tuple[Observation, ...] = ()
     if profiles:
@@ -130,9 +130,9 @@ def _write_told(
     output: OutputOptions,
 ) -> ExitCode:
     """Write a cluster whose constants come from profiles and benchmarks alone."""
-    from layoutopt.optimizer.evidence.cluster_text import cluster_text
+    from layoutopt.optimizer.evidence.cluster_text import calibrated_name, cluster_text
 
-    name = f"{machine.name}-calibrated"
+    name = calibrated_name(machine)
     text = cluster_text(machine, values, told.lines, told.observations, name=name)
     write_file(file, text.encode(), key=OUTPUT)
     if output.json:
@@ -151,7 +151,7 @@ def _write_benchmarked(
     values: Mapping[str, Sourced], machine: ClusterSpec, file: Path, output: OutputOptions
 ) -> ExitCode:
     """Write a cluster whose constants come from benchmarks of collectives alone."""
-    from layoutopt.optimizer.evidence.cluster_text import cluster_text
+    from layoutopt.optimizer.evidence.cluster_text import calibrated_name, cluster_text
     from layoutopt.optimizer.evidence.parameters import check_values
     from layoutopt.optimizer.report.json_forms import to_plain
 
@@ -162,7 +162,7 @@ def _write_benchmarked(
     check_values({name: entry.value for name, entry in values.items()})
     lines = [f"{name} = {entry.value:.4g}: {entry.source}" for name, entry in sorted(values.items())]
     write_file(
-        file, cluster_text(machine, values, lines, (), name=f"{machine.name}-calibrated").encode(), key=OUTPUT
+        file, cluster_text(machine, values, lines, (), name=calibrated_name(machine)).encode(), key=OUTPUT
     )
     if output.json:
         print_json({"cluster": str(file), "values": to_plain(values)})

@@ -154,10 +154,10 @@ def _calibrated(
 ) -> tuple[TermCalibration, Outlook]:
     """Read constants from the terms, write the cluster with them, and search again."""
     from layoutopt.optimizer.diagnose.outlook import outlook
-    from layoutopt.optimizer.evidence.cluster_text import cluster_text
+    from layoutopt.optimizer.evidence.cluster_text import calibrated_name, cluster_text
 
     question, constants = planned.question, constants_of(found, planned)
-    name = f"{question.cluster.name}-calibrated"
+    name = calibrated_name(question.cluster)
     text = cluster_text(
         question.cluster, constants.values, constants.lines, constants.observations, name=name
     )
