@@ -105,7 +105,10 @@ _TEXT_SIGNS = (
         FileKind.TRAINER_LOG,
         r"'train_steps_per_second'|train_steps_per_second +=|\d/\d+ \[[\d:]+<[\d:?]+, +[\d.]+ ?(s/it|it/s)",
     ),
-    (FileKind.NVIDIA_TOPO, r"^[ \t]*GPU0\s.*\bX\b|^[ \t]+GPU0\b.*(Affinity|NIC0|GPU1)|^LINK TYPE TABLE:"),
+    (
+        FileKind.NVIDIA_TOPO,
+        r"^[ \t]*GPU0\s.*\bX\b|^[ \t]+GPU0\b.*(Affinity|NIC0|GPU1)|^LINK TYPE TABLE:|^=+NVSMI LOG=+|^\| NVIDIA-SMI \d",
+    ),
     (FileKind.SLURM_ENV, r"^[ \t]*(export[ \t]+)?SLURM_(JOB_)?NODELIST="),
     (FileKind.SLURM_CONF, r"^[ \t]*(?i:SwitchName|BlockName|RingName)="),
     (FileKind.SLURM_YAML, r"^[ \t]*-\s+topology:"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,8 +139,10 @@ def test_offloaded_parameters_are_never_dropped() -> None:
     deep = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {zero_stage: 3, offload_param_device: nvme}\n"
     for text in (fsdp, deep):
         assert any("parameters in host memory" in note for note in import_text(text, "a.yaml").value.notes)
-    said = assumptions(import_text(fsdp, "a.yaml").value)
-    assert any("100% of the optimizer in host memory is not modelled" in text for text in said)
+    job = import_text(fsdp, "a.yaml").value
+    assert job.options.optimizer_offload == 1.0 and not any("optimizer" in text for text in assumptions(job))
+    half = replace(job, options=replace(job.options, optimizer_offload=0.5))
+    assert any("50% of the optimizer in host memory is not modelled" in text for text in assumptions(half))
 
 
 @pytest.mark.parametrize(

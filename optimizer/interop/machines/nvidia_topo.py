@@ -12,15 +12,18 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DEVICE = re.compile(
-    r"(?:\b|(?<=\d))(?:GPU\d+|NIC\d+|mlx\d+_[0-9a-z]+|bnxt_re\d+|rdma[0-9a-z_]+)(?=\b|GPU|NIC|mlx|bnxt|rdma)"
-)
+_KNOWN = r"GPU\d+|NIC\d+|mlx\d+_[0-9a-z]+|bnxt_re\d+|rdma[0-9a-z_]+"
+_BETWEEN = r"(?:\b|(?<=\d))(?:{names})(?=\b|GPU|NIC|mlx|bnxt|rdma)"
 """A device; nvidia-smi writes columns as wide as NIC10, so that longer names touch: ``NIC11NIC12``."""
 
 _ROCM = re.compile(r"ROCm System Management|Weight between two GPUs|Link Type between two GPUs|XGMI")
+MOST_DEVICES = 512
 _LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC")
 _NAMES = re.compile(r"^\s*(NIC\d+):\s*(\S+)", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LISTING = r"^=+NVSMI LOG=+|^\| NVIDIA-SMI \d"
+"""What ``nvidia-smi`` and ``nvidia-smi -q`` begin with."""
+
 GPU_DIRECT = ("PIX", "PXB")
 """Paths that stay below the host bridge: at most PCIe switches between GPU and NIC."""
 
@@ -33,6 +36,9 @@ def import_topo(text: str, file: str = "") -> GpuTopology:
     plain = _ANSI.sub("", text)
     if _ROCM.search(plain):
         raise input_error("is rocm-smi's, which is not read", "the output of nvidia-smi topo -m", file=file)
+    if re.search(LISTING, plain, re.MULTILINE):
+        what = "lists GPUs, not how they are joined"
+        raise input_error(what, "the output of nvidia-smi topo -m", file=file)
     devices, links = _matrix(plain, file)
     gpus = [device for device in devices if device.startswith("GPU")]
     nics = [device for device in devices if not device.startswith("GPU")]
@@ -51,14 +57,25 @@ def import_topo(text: str, file: str = "") -> GpuTopology:
     )
 
 
+def _devices(lines: list[str]) -> re.Pattern[str]:
+    """Return what finds devices in the header: the usual names, and those of the matrix's own rows."""
+    rows = [line.split(maxsplit=3) for line in lines]
+    own = {row[0] for row in rows if len(row) > 2 and all(_LINK.fullmatch(cell) for cell in row[1:3])}
+    names = sorted(
+        (name for name in own if re.fullmatch(r"[A-Za-z][\w.-]{1,40}", name)), key=len, reverse=True
+    )
+    return re.compile(_BETWEEN.format(names="|".join((*map(re.escape, names[:MOST_DEVICES]), _KNOWN))))
+
+
 def _matrix(text: str, file: str) -> tuple[list[str], Links]:
     lines = text.splitlines()
+    device = _devices(lines)
     header = next(
-        (index for index, line in enumerate(lines) if len(_DEVICE.findall(line)) > 1 or _only_gpu(line)), None
+        (index for index, line in enumerate(lines) if len(device.findall(line)) > 1 or _only_gpu(line)), None
     )
     if header is None:
         raise input_error("no topology matrix", "the output of nvidia-smi topo -m", file=file)
-    devices = _DEVICE.findall(lines[header])
+    devices = device.findall(lines[header])
     links: Links = {}
     for number, line in enumerate(lines[header + 1 :], start=header + 2):
         # cells hold no blanks up to the affinity columns, so tabs or blanks make no difference
@@ -70,7 +87,7 @@ def _matrix(text: str, file: str) -> tuple[list[str], Links]:
             raise input_error(
                 f"row {cells[0]} does not match the header", "one cell per device", file=file, line=number
             )
-        links |= {(cells[0], device): cell for device, cell in zip(devices, row, strict=True)}
+        links |= {(cells[0], other): cell for other, cell in zip(devices, row, strict=True)}
     gpus = [device for device in devices if device.startswith("GPU")]
     missing = [gpu for gpu in gpus if (gpu, gpu) not in links]
     if not gpus or missing:

@@ -6,6 +6,7 @@ import re
 from statistics import median
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.interop.measured.log_headers import torchtitan_header
 from layoutopt.optimizer.interop.measured.run_columns import job_columns
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.interop.records import LoggedRun
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ANSI = re.compile(r"\x1b?\[(?:\d{1,3}(?:;\d{1,3}){0,5})?m")
+"""Colours, also of a log that was copied without the escapes."""
+
 _TITAN = re.compile(
     r"step:\s*(?P<step>\d{1,9})\b.{0,400}?memory:\s*(?P<gib>[\d.]{1,12})GiB.{0,400}?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})(?![\d,.]*[eE])"
     r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?P<mfu>[\d.]{1,8}%|N/A))?"
@@ -105,14 +108,16 @@ def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = N
         "mfu_pct": mfu,
         "mem_gb": None if memory is None else memory * GIB / 1e9,
     }
-    columns = measured("torchtitan", values, job)
+    columns = measured("torchtitan", values, job, torchtitan_header(text))
     columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
     return _with_step_time(columns, tokens_s, steps, unread(ANSI.sub("", text), _TITAN_SIGN, len(found)))
 
 
-def measured(framework: str, values: dict[str, float | None], job: ImportedJob | None) -> Columns:
-    """Return a job's columns with what was measured."""
-    columns: Columns = {"framework": framework, **(job_columns(job) if job else {})}
+def measured(
+    framework: str, values: dict[str, float | None], job: ImportedJob | None, header: Columns | None = None
+) -> Columns:
+    """Return a job's columns with what was measured; what the log states of itself goes first."""
+    columns: Columns = {"framework": framework, **(job_columns(job) if job else {}), **(header or {})}
     return columns | {name: value for name, value in values.items() if value is not None}
 
 

@@ -21,6 +21,7 @@ _FIELDS = {
     # torch up to 1.3 prints what is cached beside what is allocated
     "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"{_SIZE} cached\)"),
 }
+_PROCESS = re.compile(r"Process \d+ has ")
 _GPU = re.compile(r"GPU (\d{1,4})")
 
 
@@ -49,6 +50,8 @@ def _message(match: re.Match[str], text: str) -> OutOfMemory | None:
     if reserved is None and allocated is not None and unallocated is not None:
         reserved = allocated + unallocated
     gpu = _GPU.search(text)
+    if len(_PROCESS.findall(text)) > 1 and "this process has" not in text:
+        sizes["in_use"] = None  # several processes, and none is said to be this one
     return OutOfMemory(
         tried_bytes=tried,
         capacity_bytes=capacity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.interop.measured.log_headers import deepspeed_header
 from layoutopt.optimizer.interop.measured.logs import (
     ANSI,
     GIB,
@@ -75,7 +76,8 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
     rate = number(found[-1]["rate"]) if found else None
     sizes = [number(match["gib"]) for match in rates if match["gib"]]
     memory = max((size for size in sizes if size is not None), default=None)
-    columns = measured("deepspeed", {"mem_gb": None if memory is None else memory * GIB / 1e9}, job)
+    values = {"mem_gb": None if memory is None else memory * GIB / 1e9}
+    columns = measured("deepspeed", values, job, deepspeed_header(text))
     columns |= {} if memory is None else {"mem_kind": "allocated"}
     steps = [_number_of(match) for match in found]
     notes = [f"{rate:g} samples/s, the last of {len(found)} logged"] if rate else []
