@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.compute import imbalance
+from layoutopt.optimizer.cost.compute import imbalance, routed_share
 from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
 from layoutopt.optimizer.cost.formats import NARROW_BYTES
 from layoutopt.optimizer.cost.routing import reached_parts
@@ -208,11 +208,20 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
 
 
 def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
-    """Bytes that a rank sends in one dispatch and in one combine, each copy of a token counted, (n,) each."""
+    """Bytes that a rank sends in one dispatch and in one combine, each copy of a token counted, (n,) each.
+
+    With a capacity all-to-alls carry that many rows to every expert, empty ones among them (NVIDIA/Megatron-LM
+    token_dispatcher.py, ``drop_and_pad``); HybridEP fills up what it received.
+    """
     ctx, moe = comm.compute, comm.compute.model.moe
     assert moe is not None
     narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
-    copies = ctx.model.hidden * comm.keys.local_tokens * imbalance(ctx) * moe.top_k
+    share = ctx.switches.per_dispatcher(
+        lambda dispatcher: np.asarray(
+            routed_share(ctx) if dispatcher is Dispatcher.ALLTOALL else imbalance(ctx)
+        )
+    )
+    copies = ctx.model.hidden * comm.keys.local_tokens * share * moe.top_k
     return (NARROW_BYTES[Precision.FP8] if narrow else BF16_BYTES) * copies, BF16_BYTES * copies
 
 
@@ -280,7 +289,7 @@ def routed_bytes(comm: CommContext) -> FloatArray:
     """Bytes of the rows that an expert-tensor group gathers before its experts and scatters after them, (n,)."""
     model = comm.compute.model
     assert model.moe is not None
-    copies = 1 if comm.compute.preset.gathers_tokens else model.moe.top_k
+    copies = 1.0 if comm.compute.preset.gathers_tokens else model.moe.top_k * routed_share(comm.compute)
     return BF16_BYTES * comm.keys.local_tokens * copies * comm.keys.etp * model.hidden
 
 

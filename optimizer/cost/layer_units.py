@@ -220,7 +220,8 @@ def with_least_kept(
 def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
     """Host time (n,) to launch one layer's forward kernels.
 
-    A graph replays what it holds in one launch: all of the layer, or all but what follows the router.
+    A graph replays what it holds in one launch: all of the layer, or all but what follows the router. Where experts are
+    padded to a capacity, nothing follows that the router sizes (NVIDIA/Megatron-LM transformer_config.py, scope ``moe``).
     """
     constants, switches = comm.compute.constants, comm.compute.switches
     dense = np.where(comm.keys.tp > 1, constants["host_tp"], 1.0)
@@ -229,7 +230,8 @@ def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
     experts = _host_of_experts(comm, shape)
     # Both kinds of graph hold the dense part of a layer.
     dense = dense * np.where(switches.graph, constants["host_full_graph"], 1.0)
-    partial = np.where(switches.graphs[CudaGraph.PARTIAL], constants["host_partial_graph"], 1.0)
+    left = constants["host_full_graph" if _padded(comm.compute) else "host_partial_graph"]
+    partial = np.where(switches.graphs[CudaGraph.PARTIAL], left, 1.0)
     experts = experts * np.where(switches.graphs[CudaGraph.FULL], constants["host_full_graph"], partial)
     merged: FloatArray | float = 1.0
     if shape.mlp is Mlp.MOE and not switches.cheapest:
@@ -248,13 +250,17 @@ def _host_of_experts(comm: CommContext, shape: LayerShape) -> FloatArray:
     ctx, zero = comm.compute, np.zeros_like(comm.keys.tp)
     if shape.mlp is not Mlp.MOE or ctx.model.moe is None:
         return zero
-    padded = ctx.model.moe.capacity_factor is not None
-    exchange = ctx.constants["host_moe"] * (ctx.constants["host_moe_padded"] if padded else 1.0)
+    exchange = ctx.constants["host_moe"] * (ctx.constants["host_moe_padded"] if _padded(ctx) else 1.0)
     exchange += ctx.constants["host_shared"] if ctx.model.moe.shared_ffn else 0.0
     if ctx.preset.grouped_experts:
         return zero + exchange
     launches = ctx.constants["host_expert"] * (2.0 if ctx.rates.eight_bit else 1.0)
     return exchange + launches * ctx.model.moe.experts / comm.keys.ep
+
+
+def _padded(ctx: ComputeContext) -> bool:
+    """Whether every expert gets as many rows as its capacity."""
+    return ctx.model.moe is not None and ctx.model.moe.capacity_factor is not None
 
 
 def _waiting_s(host_s: FloatArray, device_s: FloatArray) -> FloatArray:

@@ -26,7 +26,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, NetworkFabric, Precision
+from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, NetworkFabric, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,7 +163,7 @@ def switches_of(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dic
         **_dtypes(run, facts, framework),
         **({OFFLOADS[run.offload]: True} if run.offload else {}),
         **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
-        **({} if facts.dispatcher is None else {"dispatcher": facts.dispatcher}),
+        **_dispatcher(run, facts),
     }
 
 
@@ -185,6 +185,13 @@ def _graphs(run: MeasuredRun) -> dict[str, Any]:
     if run.cuda_graph not in _GRAPH_WORDS:
         raise SkipRow(f"CUDA graphs {run.cuda_graph!r} is none of {', '.join(_GRAPH_WORDS)}")
     return {"cuda_graph": CUDA_GRAPHS[run.cuda_graph]} if run.cuda_graph in CUDA_GRAPHS else {}
+
+
+def _dispatcher(run: MeasuredRun, facts: NoteFacts) -> dict[str, Any]:
+    """The stated dispatcher; tokens are dropped with all-to-alls (NVIDIA-NeMo/Megatron-Bridge utils/moe_token_drop.py)."""
+    dropping = Dispatcher.ALLTOALL if run.routing == "dropped" else None
+    chosen = facts.dispatcher or dropping
+    return {} if chosen is None else {"dispatcher": chosen}
 
 
 def _dtypes(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dict[str, Any]:
@@ -380,18 +387,19 @@ _DENSE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRecipe:
-    """Cells by column of the runs whose source, model and precision match; no precision matches any."""
+    """Cells by column of the runs whose source, model, GPU and precision match; what is None matches any."""
 
     phrase: str
     model: str
     cells: dict[str, str]
     source: str
     precision: str | None = None
+    gpu: str | None = None
 
     def concerns(self, run: MeasuredRun) -> bool:
         """Whether a run followed this recipe."""
         named = self.phrase in (run.source or "") and self.model in (run.model or "")
-        return named and self.precision in (None, run.precision)
+        return named and self.precision in (None, run.precision) and self.gpu in (None, run.gpu)
 
 
 def with_recipe(run: MeasuredRun) -> MeasuredRun:

@@ -44,3 +44,29 @@ def test_what_a_row_states_stays(make_run: Callable[..., MeasuredRun]) -> None:
     """A recipe fills empty cells and replaces none."""
     run = with_recipe(make_run(source=SKILLS, model="Moonlight-16B-A3B", moment_dtype="fp32"))
     assert (run.grad_dtype, run.moment_dtype) == ("bf16", "fp32")
+
+
+SUMMARY = (
+    "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary*.md @067f987df (25.09 container; recipes tag {})"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision", "tag", "graphs"),
+    [
+        ("Qwen3-30B-A3B", "B200-180G", "fp8", "v0.1.0rc4", "partial"),
+        ("Qwen3-30B-A3B", "H100-80G-SXM", "fp8", "v0.1.0rc4", "none"),
+        ("Qwen3-235B-A22B", "GB200-NVL72", "mxfp8", "v0.1.0rc4", "partial"),
+        ("Qwen3-235B-A22B", "B200-180G", "mxfp8", "v0.1.0rc4", "none"),
+        ("Llama 3 8B", "GB200-NVL72", "mxfp8", "v0.1.0rc4", "partial"),
+        ("Llama 3 8B", "GB200-NVL72", "fp8", "v0.1.0rc4", "none"),
+        ("Qwen3-30B-A3B", "B200-180G", "fp8", "v0.2.0", None),
+    ],
+)
+def test_graphs_of_a_container(
+    make_run: Callable[..., MeasuredRun], model: str, gpu: str, precision: str, tag: str, graphs: str | None
+) -> None:
+    """CUDA graphs by model, GPU and precision, of the tag that a row names alone; what a row states stays."""
+    cells = {"source": SUMMARY.format(tag), "model": model, "gpu": gpu, "precision": precision}
+    assert with_recipe(make_run(**cells)).cuda_graph == graphs
+    assert with_recipe(make_run(**cells, cuda_graph="full_iteration")).cuda_graph == "full_iteration"

@@ -12,7 +12,14 @@ from layoutopt.optimizer.evidence.run import MeasuredRun, Sharding
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.model import MlaSpec, Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Fp8Recipe, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import (
+    CudaGraph,
+    Dispatcher,
+    Fp8Recipe,
+    Granularity,
+    Precision,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,8 +163,12 @@ def test_experts_and_their_routing(make_moe_run: Callable[..., MeasuredRun]) -> 
     ]
     assert case.layout.stages[0].kinds == {"dense": 2, "moe": 30}
     assert (case.model.head_dim, case.training.moe_imbalance, case.family) == (192, 1.0, RunFamily.MOE)
-    dropped = case_of(make_moe_run(routing="dropped")).model.moe
+    dropping = case_of(make_moe_run(routing="dropped", framework="megatron-bridge"))
+    dropped = dropping.model.moe
     assert dropped is not None and dropped.capacity_factor == 1.0
+    assert (
+        dropping.switches["dispatcher"] is Dispatcher.ALLTOALL
+    )  # DeepEP, the recipes' default, pads nothing
     written = case_of(make_moe_run(notes="token drop with capacity factor 1.25")).model.moe
     assert written is not None and written.capacity_factor == 1.25
 

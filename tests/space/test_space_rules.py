@@ -80,6 +80,7 @@ MOE: dict[str, Any] = {"experts": 8}
 MLA = MlaSpec(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32)
 WINDOW = (Run(name="w", block=(LayerShape(ffn=1024, window=128),), count=8),)
 SHARED = MoeSpec(experts=8, top_k=2, ffn=512, shared_ffn=512)
+DROPPING = MoeSpec(experts=8, top_k=2, ffn=512, capacity_factor=1.25)
 BIASED = MoeSpec(experts=8, top_k=2, ffn=512, expert_bias=True)
 MAMBA = MambaSpec(heads=12, head_dim=64, state=16, groups=4)
 LINEAR = LinearSpec(key_heads=4, value_heads=8, key_head_dim=16, value_head_dim=16)
@@ -298,6 +299,8 @@ FLAGS = [
     Case("full_graph_shapes", F.MEGATRON,
          {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL, dispatcher=Dispatcher.HYBRIDEP)},
          {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL)}, model=MOE),
+    Case("capacity_dispatcher", F.MEGATRON, {"ep": 2, "switches": Switches(dispatcher=Dispatcher.HYBRIDEP)},
+         {"ep": 2, "switches": Switches(dispatcher=Dispatcher.DEEPEP)}, model={"experts": 8, "moe": DROPPING}),
     Case("fp8_gather_needs_zero", F.MEGATRON, {"zero": 1, "switches": Switches(fp8_param_gather=True)},
          {"zero": 0, "switches": Switches(fp8_param_gather=True)}),
     Case("full_graph_recompute", F.MEGATRON, {"switches": Switches(cuda_graph=CudaGraph.FULL)},

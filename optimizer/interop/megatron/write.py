@@ -316,6 +316,8 @@ def graph_modules(target: Target) -> tuple[str, ...]:
         return ("attn", *dense)
     sized = () if target.preset.dispatcher is Dispatcher.ALLTOALL else ("moe_preprocess",)
     batch = target.preset.ep_overlap.value == "batch"
+    if target.model.moe is not None and target.model.moe.capacity_factor is not None and not batch:
+        return ("attn", *dense, "moe")
     return ("attn", *(() if batch else dense), "moe_router", *sized)
 
 

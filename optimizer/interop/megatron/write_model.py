@@ -260,6 +260,7 @@ def moe_flags(target: Target) -> Flags:
         ("--moe-shared-expert-intermediate-size", moe.shared_ffn or None),
         ("--moe-shared-expert-gate", moe.shared_gate),
         ("--moe-expert-capacity-factor", moe.capacity_factor),
+        ("--moe-pad-expert-input-to-capacity", moe.capacity_factor is not None),
     ]
 
 

@@ -266,6 +266,8 @@ def moe_overrides(target: Target) -> Overrides:
         ("moe_router_enable_expert_bias", balances(target)),
         ("moe_shared_expert_intermediate_size", moe.shared_ffn or None),
         ("moe_shared_expert_gate", moe.shared_gate),
+        ("moe_expert_capacity_factor", moe.capacity_factor),
+        ("moe_pad_expert_input_to_capacity", moe.capacity_factor is not None),
         ("moe_grouped_gemm", True),
         ("moe_token_dispatcher_type", dispatcher),
         ("moe_flex_dispatcher_backend", chosen.value if dispatcher == "flex" else None),

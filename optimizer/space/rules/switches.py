@@ -161,6 +161,13 @@ def _unsized(switches: Switches, ctx: Context) -> bool:
     return not (sized and switches.dispatcher is Dispatcher.HYBRIDEP)
 
 
+def _deepep_pads(switches: Switches, ctx: Context) -> bool:
+    """Whether DeepEP would have to exchange rows that hold no token."""
+    chosen = switches.dispatcher or preset_of_release(ctx.framework, ctx.release).dispatcher
+    capacity = None if ctx.model.moe is None else ctx.model.moe.capacity_factor
+    return capacity is not None and chosen is Dispatcher.DEEPEP
+
+
 def cp_kind(switches: Switches, ctx: Context) -> CpComm:
     """Return how context parallelism communicates: as the switches or the launch say, else as the trainer does."""
     return stated(switches, ctx.options).cp_kind or preset_of_release(ctx.framework, ctx.release).cp_comm
@@ -320,6 +327,17 @@ RULES: tuple[Rule, ...] = (
         formula="cuda_graph = full_iteration => no experts, a capacity, or dispatcher = hybridep (core 0.18)",
         reason="a captured kernel can't be sized by what the router decides",
         repair=_switched_off("cuda_graph"),
+    ),
+    _rule(
+        "capacity_dispatcher",
+        {"ep"},
+        OnlyWhere(_deepep_pads, lambda rows, ctx: rows.ep == 1),
+        says("DeepEP with experts padded to a capacity", "ep"),
+        formula="capacity_factor and ep > 1 => dispatcher is not deepep",
+        reason="DeepEP sends tokens that there are, no rows that fill up a capacity",
+        repair=lambda rule, layout, ctx: replace(
+            layout, switches=replace(layout.switches, dispatcher=Dispatcher.ALLTOALL)
+        ),
     ),
     _rule(
         "full_graph_recompute",
