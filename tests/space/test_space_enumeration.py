@@ -167,7 +167,8 @@ def test_counts_of_choices_are_those_of_the_expansion(
     ask: Callable[..., Question], framework: Framework
 ) -> None:
     """Every row counts its valid modifier choices, and those that recompute whole layers."""
-    space = build_space(*ask(4, 8, layers=4, experts=4), framework)
+    several = SpaceOptions(schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.INTERLEAVED))
+    space = build_space(*ask(4, 8, layers=4, experts=4), framework, several)
     rows, owner = space.expand(space.degrees)
     whole = [choice.granularity is Granularity.FULL for choice in rows.codebook.recomputes]
     full = np.array(whole, dtype=bool)[rows.recompute]
