@@ -10,7 +10,7 @@ import pytest
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.parameters import model_parameters
-from layoutopt.optimizer.plan.recipe import Recipe, recipe_layout
+from layoutopt.optimizer.plan.recipe import Recipe, _Rules, recipe_layout
 from layoutopt.optimizer.plan.watch import expected_bandwidths, watch_list
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.layout import Layout, Switches
@@ -103,3 +103,22 @@ def test_the_recipe_counts_sixteen_bytes_for_a_parameter() -> None:
     """Weights, gradients and Adam's state in mixed precision decide the tensor degree, and are said."""
     found = recipe_layout(DENSE, load_cluster("h100x256"), SolveOptions())
     assert f"{16 * model_parameters(DENSE.model) / 1e9:,.0f} GB of states" in _words(found)
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "words"),
+    [
+        (1, 1, "1 pipeline stage,"),
+        (4, 1, "4 pipeline stages,"),
+        (4, 2, "4 pipeline stages,"),
+        (4, 5, "4 pipeline stages,"),
+    ],
+)
+def test_the_recipe_says_stages_and_chunks(pp: int, vp: int, words: str) -> None:
+    """One stage is singular, and chunks are named wherever there are several."""
+    cluster, options = load_cluster("h100x256"), SolveOptions()
+    judged = recipe_layout(DENSE, cluster, options).judgement
+    assert judged is not None
+    changed = replace(judged, layout=replace(judged.layout, pp=pp, vp=vp))
+    said = next(step for step in _Rules(DENSE, cluster, options).steps(changed) if step.startswith(words))
+    assert said.endswith(f", {vp} chunks each") is (vp > 1)
