@@ -333,9 +333,11 @@ _small_graph, _large_graph = lru_cache(maxsize=256)(_built), lru_cache(maxsize=2
 
 
 def _period_size(pipeline: Pipeline) -> int:
-    """Return the micro-batches of a period: a group, or about as many as ranks."""
+    """Return the micro-batches of a period: a group, or about as many as ranks; of 1F1B half as many show it."""
     if pipeline.schedule is Schedule.INTERLEAVED:
         return pipeline.group_size
+    if pipeline.schedule is Schedule.ONE_F_ONE_B:
+        return max(-(-pipeline.pp // 2), 2)
     return max(pipeline.pp, 2)
 
 

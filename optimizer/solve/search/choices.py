@@ -185,8 +185,8 @@ class Choices:
             row, way, spent = row[alive], way[alive], total[alive]
             chosen = np.concatenate([chosen[row], step.choice[way][:, None]], axis=1)
             state = step.target[way]
-            # Comparing few states costs more than carrying them on.
-            if len(state) > FEW_STATES:
+            # Comparing few states, or many of which few are kept, costs more than carrying them on.
+            if len(state) > FEW_STATES and most > FEW_STATES:
                 kept = _undominated(state, spent)
                 state, spent, chosen = state[kept], spent[kept], chosen[kept]
             if len(state) > most:
