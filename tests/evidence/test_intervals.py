@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
+from checks.published import read_runs
 from checks.residuals import FEWEST, Residual, coverage, families, from_csv, ratios
 
 from layoutopt.optimizer.evidence.band import ALL, SHARES, error_band, intervals, memory_ratios
+from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.honesty import assess_layout
+from layoutopt.optimizer.evidence.predict import predict
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -36,6 +41,24 @@ def test_intervals_cover_what_they_say(quantity: str, family: str, percent: str)
     """Of every family with at least 20 rows, 50, 80 and 95% of runs left out of the fit lie in those intervals."""
     found = coverage(QUANTITIES[quantity], family, percent)
     assert abs(found.inside - int(percent) / 100) <= POINTS
+
+
+EVERY = 6
+"""Of the runs that constants were fitted to, every so many is priced again."""
+
+
+def test_the_residuals_are_those_of_todays_prices() -> None:
+    """The committed table belongs to the constants and the cost model as they are; benchmarks/intervals.py renews it."""
+    held = {one.id: one.in_fit for one in QUANTITIES["step"] if one.in_fit is not None}
+    cases = [
+        case for case in build_cases(read_runs())[0] if case.run.id in held and case.measured_s is not None
+    ]
+    off = [
+        abs(math.log((case.measured_s or 0.0) / predict(case).step_time_s) - (held[case.run.id] or 0.0))
+        for case in cases[::EVERY]
+    ]
+    assert len(off) > 100 and median(off) < 5e-4
+    assert sum(one > 0.01 for one in off) <= 0.05 * len(off)
 
 
 def test_the_intervals_are_those_of_the_table() -> None:
