@@ -96,9 +96,10 @@ def read_launch(
     outside = replace(outside, variables={**slurm_variables(text), **given}, beside=noticed)
     found, complete = read_commands(text, lambda script: _best(script, flags, environment), file, outside)
     if not found:
-        raise input_error(
-            "no training command found", f"one with {', '.join(flags[:2])} or the like", file=file
-        )
+        sets = re.search(r"^\s*[A-Z_]*ARGS\+?=", text, re.MULTILINE) is not None
+        more = "; this one sets arguments for a script that sources it" if sets else ""
+        allowed = f"one with {', '.join(flags[:2])} or the like{more}"
+        raise input_error("no training command found", allowed, file=file)
     commands = [
         LaunchCommand(
             words=words,

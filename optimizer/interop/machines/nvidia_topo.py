@@ -17,7 +17,9 @@ _BETWEEN = r"(?:\b|(?<=\d))(?:{names})(?=\b|GPU|NIC|mlx|bnxt|rdma)"
 """A device; nvidia-smi writes columns as wide as NIC10, so that longer names touch: ``NIC11NIC12``."""
 
 _ROCM = re.compile(r"ROCm System Management|Weight between two GPUs|Link Type between two GPUs|XGMI")
-MOST_DEVICES = 512
+MOST_DEVICES, MOST_LINES, LONGEST_LINE = 512, 5_000, 20_000
+"""Devices of a matrix, lines within which it stands, and characters of its header; far above those of any node."""
+
 _LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC")
 _NAMES = re.compile(r"^\s*(NIC\d+):\s*(\S+)", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,7 +61,7 @@ def import_topo(text: str, file: str = "") -> GpuTopology:
 
 def _devices(lines: list[str]) -> re.Pattern[str]:
     """Return what finds devices in the header: the usual names, and those of the matrix's own rows."""
-    rows = [line.split(maxsplit=3) for line in lines]
+    rows = [line.split(maxsplit=3) for line in lines[:MOST_LINES]]
     own = {row[0] for row in rows if len(row) > 2 and all(_LINK.fullmatch(cell) for cell in row[1:3])}
     names = sorted(
         (name for name in own if re.fullmatch(r"[A-Za-z][\w.-]{1,40}", name)), key=len, reverse=True
@@ -71,7 +73,12 @@ def _matrix(text: str, file: str) -> tuple[list[str], Links]:
     lines = text.splitlines()
     device = _devices(lines)
     header = next(
-        (index for index, line in enumerate(lines) if len(device.findall(line)) > 1 or _only_gpu(line)), None
+        (
+            index
+            for index, line in enumerate(lines[:MOST_LINES])
+            if len(line) <= LONGEST_LINE and (len(device.findall(line)) > 1 or _only_gpu(line))
+        ),
+        None,
     )
     if header is None:
         raise input_error("no topology matrix", "the output of nvidia-smi topo -m", file=file)

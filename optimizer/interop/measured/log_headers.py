@@ -23,7 +23,7 @@ _TITAN_TOKENS = re.compile(
 _AXES = ("pp", "cp", "tp")
 _SHARES = ("dp_replicate", "dp_shard")
 _DEEPSPEED = re.compile(
-    r"\b(train_batch_size|train_micro_batch_size_per_gpu|zero_optimization_stage) (?:\.{1,30} )? ?(\d{1,9})\s*$",
+    r"\b(train_batch_size|train_micro_batch_size_per_gpu|zero_optimization_stage) (?:\.{1,30} )? ?(\d{1,9})[ \t\r]*$",
     re.MULTILINE,
 )
 _DEEPSPEED_COLUMNS = {

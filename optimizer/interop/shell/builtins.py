@@ -82,6 +82,7 @@ def program(shell: Shell, words: list[str], line: int) -> Status:
     inner = _inner_script(shell, words) or _from_input(shell, words)
     if inner is None:
         seen = {name: value for name in shell.exported if isinstance(value := shell.value(name), str)}
+        shell.record.spend(len(seen))
         command = Command(words=(*shell.prefix, *words), line=line, environment=seen | _set_by(words))
         shell.record.commands.append(command)
         shell.opaque |= words[0] not in HARMLESS or words[0] in PRINTING

@@ -13,6 +13,9 @@ from layoutopt.optimizer.interop.shell.values import has_hole
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.run import Shell
 
+LONGEST = 300
+"""Characters of the longest program that is looked at; those that print a field have some twenty."""
+
 _PROGRAM = re.compile(
     r"\s*(?P<rule>BEGIN|NR\s*==\s*\d+|/[^/]*/|\$\d+\s*==\s*\"[^\"]*\")?\s*"
     r"\{\s*(?P<what>print|printf)\b\s*(?P<terms>[^{};]*?)\s*;?\s*(?:exit\s*;?\s*)?\}\s*"
@@ -41,7 +44,7 @@ def awk(arguments: list[str], given: str | None, shell: Shell) -> str | None:
         mark, arguments = (joined, arguments[1:]) if joined else ("".join(arguments[1:2]), arguments[2:])
     if mark is not None and not re.fullmatch(r"[^\\.*+?\[\](){}|^$ ]", mark):
         return None
-    program = _PROGRAM.fullmatch(arguments[0]) if arguments else None
+    program = _PROGRAM.fullmatch(arguments[0]) if arguments and len(arguments[0]) <= LONGEST else None
     if program is None:
         return None
     if program["rule"] == "BEGIN":

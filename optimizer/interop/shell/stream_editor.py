@@ -34,6 +34,9 @@ class SedCall:
     files: tuple[str, ...]
 
 
+LONGEST = 5_000
+"""Characters of the longest script that is looked at."""
+
 _COMMAND = re.compile(
     r"\s*(?P<address>\d+|\$|/(?:[^/\\\n]|\\.)*/)?\s*"
     r"(?:(?P<letter>[pd])|s(?P<mark>[^\w\s\\])(?P<rest>.*))?\s*",
@@ -61,7 +64,7 @@ def read_scripts(arguments: list[str]) -> SedCall | None:
         at += 1
     if not scripts and rest:
         scripts, rest = rest[:1], rest[1:]
-    found = [_commands(script) for script in scripts]
+    found = [_commands(script) if len(script) <= LONGEST else None for script in scripts]
     commands = [one for part in found if part is not None for one in part]
     if None in found or not commands:
         return None
