@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,9 @@ from layoutopt.optimizer.evidence.nearest import (
     wide_precisions,
 )
 from layoutopt.optimizer.evidence.notes import read_notes
-from layoutopt.optimizer.evidence.table import read_cells
+from layoutopt.optimizer.evidence.recipes import with_recipe
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, NetworkFabric, Precision
@@ -268,9 +267,9 @@ def build_case(
 def _case(
     run: MeasuredRun, assumptions: Sequence[Assumption], stand_ins: Mapping[str, Framework] | None
 ) -> Case:
-    noted, facts = read_notes(run)
-    read = with_derived_dp(noted)
-    stated, assumed = assume(with_recipe(read), assumptions)
+    noted, noticed = read_notes(run)
+    read, facts = with_recipe(with_derived_dp(noted), noticed)
+    stated, assumed = assume(read, assumptions)
     check_method(stated)
     if stated.step_s is None and stated.mem_gb is None and not stated.oom:
         raise SkipRow("neither step time nor memory nor out of memory reported")
@@ -383,39 +382,3 @@ _DENSE = {
     "volta": RunFamily.DENSE_V100,
     "blackwell": RunFamily.DENSE_BLACKWELL,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRecipe:
-    """Cells by column of the runs whose source, model, GPU and precision match; what is None matches any."""
-
-    phrase: str
-    model: str
-    cells: dict[str, str]
-    source: str
-    precision: str | None = None
-    gpu: str | None = None
-
-    def concerns(self, run: MeasuredRun) -> bool:
-        """Whether a run followed this recipe."""
-        named = self.phrase in (run.source or "") and self.model in (run.model or "")
-        return named and self.precision in (None, run.precision) and self.gpu in (None, run.gpu)
-
-
-def with_recipe(run: MeasuredRun) -> MeasuredRun:
-    """Return the row with the empty cells that its recipe decides filled."""
-    for recipe in _recipes():
-        if recipe.concerns(run):
-            values = read_cells(recipe.cells)[0]
-            run = replace(
-                run, **{name: value for name, value in values.items() if getattr(run, name) is None}
-            )
-    return run
-
-
-@cache
-def _recipes() -> tuple[PublishedRecipe, ...]:
-    text = (
-        resources.files("layoutopt.optimizer.evidence").joinpath("recipes.yaml").read_text(encoding="utf-8")
-    )
-    return tuple(PublishedRecipe(**entry) for entry in plain_yaml(text))

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from layoutopt.optimizer.evidence.cases import with_recipe
+from layoutopt.optimizer.evidence.notes import NoteFacts
+from layoutopt.optimizer.evidence.recipes import with_recipe
+from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 
 SKILLS = "NVIDIA-NeMo/Megatron-Bridge skills/some/card.yaml @067f987df"
 CARD = "NVIDIA-NeMo/Megatron-Bridge examples/model_verification_cards/qwen3-30b-a3b/card.yaml"
+
+
+def filled(run: MeasuredRun) -> MeasuredRun:
+    """The row with what its recipe decides."""
+    return with_recipe(run, NoteFacts())[0]
 
 
 @pytest.mark.parametrize(
@@ -36,13 +43,13 @@ def test_formats_of_a_recipe(
     expected: tuple[str | None, str | None],
 ) -> None:
     """Gradient and moment formats come from the recipe of the same publication and model only."""
-    run = with_recipe(make_run(source=source, model=model, precision=precision))
+    run = filled(make_run(source=source, model=model, precision=precision))
     assert (run.grad_dtype, run.moment_dtype) == expected
 
 
 def test_what_a_row_states_stays(make_run: Callable[..., MeasuredRun]) -> None:
     """A recipe fills empty cells and replaces none."""
-    run = with_recipe(make_run(source=SKILLS, model="Moonlight-16B-A3B", moment_dtype="fp32"))
+    run = filled(make_run(source=SKILLS, model="Moonlight-16B-A3B", moment_dtype="fp32"))
     assert (run.grad_dtype, run.moment_dtype) == ("bf16", "fp32")
 
 
@@ -60,6 +67,8 @@ SUMMARY = (
         ("Qwen3-235B-A22B", "B200-180G", "mxfp8", "v0.1.0rc4", "none"),
         ("Llama 3 8B", "GB200-NVL72", "mxfp8", "v0.1.0rc4", "partial"),
         ("Llama 3 8B", "GB200-NVL72", "fp8", "v0.1.0rc4", "none"),
+        ("Qwen3-30B-A3B", "GB300-NVL72", "mxfp8", "v0.2.0", "partial"),
+        ("Llama 3 8B", "GB300-NVL72", "fp8", "v0.2.0", "full_iteration"),
         ("Qwen3-30B-A3B", "B200-180G", "fp8", "v0.2.0", None),
     ],
 )
@@ -68,5 +77,12 @@ def test_graphs_of_a_container(
 ) -> None:
     """CUDA graphs by model, GPU and precision, of the tag that a row names alone; what a row states stays."""
     cells = {"source": SUMMARY.format(tag), "model": model, "gpu": gpu, "precision": precision}
-    assert with_recipe(make_run(**cells)).cuda_graph == graphs
-    assert with_recipe(make_run(**cells, cuda_graph="full_iteration")).cuda_graph == "full_iteration"
+    assert filled(make_run(**cells)).cuda_graph == graphs
+    assert filled(make_run(**cells, cuda_graph="full_iteration")).cuda_graph == "full_iteration"
+
+
+def test_the_dispatcher_of_a_recipe(make_run: Callable[..., MeasuredRun]) -> None:
+    """It is the recipe's where the notes name none."""
+    run = make_run(source=SUMMARY.format("v0.2.0"), model="Qwen3-235B-A22B", gpu="GB200-NVL72")
+    for noted, expected in ((None, Dispatcher.HYBRIDEP), (Dispatcher.DEEPEP, Dispatcher.DEEPEP)):
+        assert with_recipe(run, NoteFacts(dispatcher=noted))[1].dispatcher is expected
