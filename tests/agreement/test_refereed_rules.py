@@ -168,6 +168,10 @@ def test_weights_in_8_bits_alone_need_a_distributed_optimizer() -> None:
     layout = replace(PLAIN, precision=Precision.FP8, switches=Switches(fp8_param_gather=True))
     for zero, refused in ((0, True), (1, False)):
         assert ("fp8_gather_needs_zero" in broken(replace(layout, zero=zero), DENSE, "0.19")) == refused
+    # the flag is not written where nothing multiplies in 8 bits
+    wide = replace(layout, zero=0, precision=Precision.BF16)
+    assert "fp8_gather_needs_zero" not in broken(wide, DENSE, "0.19")
+    assert "--fp8-param-gather" not in script(wide, DENSE, "0.19")[0]
 
 
 def test_biases_of_experts_are_not_fused_with_dropout() -> None:

@@ -13,7 +13,7 @@ from layoutopt.optimizer.frameworks.switches import BY_NAME, combination_fault, 
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere, says
 from layoutopt.optimizer.space.switch_sets import stated
 from layoutopt.optimizer.specs.model import Mixer
-from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Granularity
+from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Granularity, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +52,13 @@ class OnlyWhere:
     def __call__(self, rows: LayoutBatch, ctx: Context) -> BoolArray:
         used = self.of_codes(rows.codebook, ctx)[rows.precision]
         return ~used | self.legal(rows, ctx) if used.any() else everywhere(rows)
+
+
+def _wide(rows: LayoutBatch) -> BoolArray:
+    """Tell which rows (n,) multiply in 16 bits."""
+    wide = [precision in (Precision.FP16, Precision.BF16) for precision in rows.codebook.precisions]
+    result: BoolArray = np.array(wide)[rows.precision]
+    return result
 
 
 def _never(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -309,10 +316,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "fp8_gather_needs_zero",
-        {"zero"},
-        OnlyWhere(_on("fp8_param_gather"), lambda rows, ctx: rows.zero >= 1),
+        {"zero", "precision"},
+        OnlyWhere(_on("fp8_param_gather"), lambda rows, ctx: (rows.zero >= 1) | _wide(rows)),
         says("weights in 8 bits alone need a distributed optimizer", "zero"),
-        formula="fp8_param_gather => zero >= 1",
+        formula="fp8_param_gather and 8 or 4 bits => zero >= 1",
         reason="the 32-bit weights are the distributed optimizer's, from which the 8-bit ones are gathered",
         source=_ARGUMENTS,
         repair=_switched_off("fp8_param_gather"),
