@@ -241,3 +241,17 @@ def test_a_variable_without_which_the_script_stops_is_open(line: str) -> None:
     assert _HOLE.search(script.commands[0][-1])
     given = parse_script(text, outside=Outside(variables={"TP": "4"}))
     assert given.commands == (("python", "train.py", "--tp", "4"),)
+
+
+def test_the_condition_that_decides_is_named_and_no_other() -> None:
+    """A condition before it that changes nothing of the launch is not what has to be decided."""
+    script = (
+        "#!/bin/bash\n"
+        'if [ "$VERBOSE" = "1" ]; then echo hello; LOG=1; fi\n'
+        'if [ "$BIG" = "1" ]; then TP=8; else TP=4; fi\n'
+        "torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+        "--num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 "
+        "--tensor-model-parallel-size $TP\n"
+    )
+    with pytest.raises(InputError, match=r"^t\.sh:3: TP set in one of several branches .* --set BIG=\.\.\."):
+        import_text(script, "t.sh")
