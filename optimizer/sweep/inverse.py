@@ -6,7 +6,7 @@ Every answer is solved, not interpolated; what was tried is part of the answer.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.budget import training_budget
@@ -49,10 +49,11 @@ DOUBLINGS = 16
 class SizeAnswer:
     """What one size gives: ``days`` without failures, ``expected_days`` with them, ``cost`` of the expected days.
 
-    All None where nothing fits.
+    All None where nothing fits. ``used_gpus`` train where the others had better stand idle, None: all of them.
     """
 
     gpus: int
+    used_gpus: int | None = None
     step_time_s: float | None = None
     mfu_causal: float | None = None
     days: float | None = None
@@ -212,11 +213,11 @@ def fewest_for_deadline(
     while high <= largest and not meets(high):
         low, high = high, high * 2
     if high > largest:
-        return FewestGpus(gpus=None, at_least=at_least, step_gpus=node, tried=tuple(tried))
+        return FewestGpus(gpus=None, at_least=at_least, step_gpus=node, tried=never_slower(tried))
     step = max(ceil((high - low) / REFINEMENTS / node), 1) * node
     between = range((low // step + 1) * step, high, step)
     gpus = next((size for size in between if size >= at_least and meets(size)), high)
-    return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=step, tried=tuple(tried))
+    return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=step, tried=never_slower(tried))
 
 
 def least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float) -> int:
@@ -241,7 +242,32 @@ def cost_by_size(
     solve: Solve = solve_layout,
 ) -> tuple[SizeAnswer, ...]:
     """Answer every size; ``cheapest`` picks the best."""
-    return tuple(size_answer(workload, family.at(count), options, solve=solve) for count in gpus)
+    return never_slower([size_answer(workload, family.at(count), options, solve=solve) for count in gpus])
+
+
+def never_slower(answers: Sequence[SizeAnswer]) -> tuple[SizeAnswer, ...]:
+    """Return answers in their order, each no slower than a smaller size: on more GPUs its job runs, the others idle."""
+    found: dict[int, SizeAnswer] = {}
+    best: SizeAnswer | None = None
+    for answer in sorted(answers, key=lambda one: one.gpus):
+        if best is not None and (answer.expected_days or inf) > (best.expected_days or inf):
+            answer = _with_idle(best, answer.gpus)
+        elif answer.expected_days is not None:
+            best = answer
+        found[answer.gpus] = answer
+    return tuple(found[answer.gpus] for answer in answers)
+
+
+def _with_idle(smaller: SizeAnswer, gpus: int) -> SizeAnswer:
+    """Return a smaller size's job on more GPUs, of which all are paid for."""
+    share = smaller.gpus / gpus
+    return replace(
+        smaller,
+        gpus=gpus,
+        used_gpus=smaller.gpus,
+        mfu_causal=None if smaller.mfu_causal is None else smaller.mfu_causal * share,
+        cost=None if smaller.cost is None else smaller.cost / share,
+    )
 
 
 def cheapest(answers: Sequence[SizeAnswer], *, days: float | None = None) -> SizeAnswer | None:

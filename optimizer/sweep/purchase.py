@@ -16,7 +16,13 @@ from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import override_training
 from layoutopt.optimizer.specs.units import DAY_S, HOUR_S
 from layoutopt.optimizer.sweep.families import network_gbit_per_s, with_network
-from layoutopt.optimizer.sweep.inverse import LARGEST, SizeAnswer, least_for_deadline, size_answer
+from layoutopt.optimizer.sweep.inverse import (
+    LARGEST,
+    SizeAnswer,
+    least_for_deadline,
+    never_slower,
+    size_answer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,7 +169,7 @@ def _offer(
 
     at_least = least_for_deadline(workload, first, days)
     found = _smallest(list(_sizes(first)), at_least, days, days_at)
-    tried = tuple(solved[gpus].answer for gpus in sorted(solved))
+    tried = never_slower([solved[gpus].answer for gpus in sorted(solved)])
     network = network_gbit_per_s(with_network(first, machine.network_gbit_per_s))
     nothing = Offer(
         gpu=machine.family.name,

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from layoutopt.optimizer.plan.options import PlanOptions
+from layoutopt.optimizer.report.tables.sweep import sizes_section
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError
@@ -21,6 +23,7 @@ from layoutopt.optimizer.sweep.inverse import (
     fewest_that_fit,
     largest_useful_batch,
     marginal_values,
+    never_slower,
     size_answer,
 )
 
@@ -132,3 +135,25 @@ def test_graphs_have_no_rates_to_raise(tiny: Workload) -> None:
     cluster = replace(load_cluster("h100x16"), graph={"nodes": []})
     with pytest.raises(InputError, match="explicit graph"):
         marginal_values(tiny, cluster, 1.0, OPTIONS)
+
+
+def test_no_size_is_slower_than_a_smaller_one() -> None:
+    """A size that takes longer, or on which nothing fits, runs the smaller job; idle GPUs are paid for."""
+    days = {8: 4.0, 16: 2.5, 24: 3.0, 32: 1.0, 64: None, 128: 0.5}
+    answers = [
+        SizeAnswer(gpus=gpus, expected_days=one, mfu_causal=one and 0.4, cost=one and one * gpus)
+        for gpus, one in days.items()
+    ]
+    found = {one.gpus: one for one in never_slower([*answers[1:], answers[0]])}
+    assert [found[gpus].expected_days for gpus in days] == [4.0, 2.5, 2.5, 1.0, 1.0, 0.5]
+    assert [found[gpus].used_gpus for gpus in days] == [None, None, 16, None, 32, None]
+    assert (
+        found[24].cost == 2.5 * 24
+        and found[64].cost == 64.0
+        and found[24].mfu_causal == pytest.approx(0.4 * 16 / 24)
+    )
+    assert [one.gpus for one in never_slower([*answers[1:], answers[0]])] == [16, 24, 32, 64, 128, 8]
+    words = Console(width=90)
+    with words.capture() as caught:
+        words.print(sizes_section("Sizes", list(found.values()), 128))
+    assert "24 (8 idle)" in caught.get() and "64 (32 idle)" in caught.get()

@@ -132,7 +132,7 @@ def sizes_section(
     """Show what several sizes give, the chosen one marked."""
     rows = [
         [
-            f"{answer.gpus:,}" + (" <" if answer.gpus == best else "  "),
+            _size_words(answer) + (" <" if answer.gpus == best else "  "),
             _or_dash(answer.step_time_s, ".4g"),
             _or_dash(answer.mfu_causal, ".1%"),
             _or_dash(answer.days, ",.2f"),
@@ -143,6 +143,12 @@ def sizes_section(
     ]
     columns = ["GPUs", "step s", "MFU", "days", "with failures", "cost"]
     return section(title, grid(columns, rows, left=()), note=note)
+
+
+def _size_words(answer: SizeAnswer) -> str:
+    """Write a size, and how many of its GPUs had better stand idle."""
+    idle = 0 if answer.used_gpus is None else answer.gpus - answer.used_gpus
+    return f"{answer.gpus:,}" + (f" ({idle:,} idle)" if idle else "")
 
 
 def fewest_section(title: str, found: FewestGpus, *, priced: bool) -> RenderableType:
