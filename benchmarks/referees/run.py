@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks.referees import bridge, collectives, configs, core, megatron, models, orders, saved, verdicts  # noqa: E402
+from benchmarks.referees import (  # noqa: E402
+    answers,
+    bridge,
+    collectives,
+    configs,
+    core,
+    megatron,
+    models,
+    orders,
+    saved,
+    verdicts,
+)
 from benchmarks.referees.environments import environment, tree_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -107,6 +118,16 @@ def of_configs(asked: argparse.Namespace) -> list[Tally]:
     return tallies
 
 
+def of_answers(asked: argparse.Namespace) -> list[Tally]:
+    """What the search answers, as every trainer reads it that can be had."""
+    names = {"torch", *(one.environment for one in configs.REFEREES)}
+    python = {name: made for name in sorted(names) if (made := had(name, asked.folder))}
+    given = {"megatron", *(one.checkout for one in configs.REFEREES if one.checkout)}
+    checkouts = {name: path for name in given if (path := getattr(asked, name)) is not None}
+    found = answers.referee(python, checkouts, asked.folder)
+    return [judged(lambda tally=tally: tally) for tally in found]  # type: ignore[misc]
+
+
 def of_bridge(asked: argparse.Namespace) -> int:
     """Words of Megatron-Bridge's launches; how many launches hold unknown ones."""
     if asked.bridge is None or asked.megatron is None:
@@ -146,7 +167,7 @@ def main() -> int:
         "--only",
         nargs="+",
         default=[],
-        help="megatron, models, core, bridge, collectives, saved or a reader of configs.py",
+        help="megatron, answers, models, core, bridge, collectives, saved or a reader of configs.py",
     )
     parser.add_argument("--releases", nargs="+", default=[], choices=megatron.ENGINES, help="of Megatron-LM")
     parser.add_argument("--record", action="store_true", help="write tests/data/referees")
@@ -156,9 +177,11 @@ def main() -> int:
     print(HEAD)
     tallies = of_megatron(asked) if not asked.only or "megatron" in asked.only else []
     tallies += of_configs(asked)
+    recorded = list(tallies)
+    tallies += of_answers(asked) if not asked.only or "answers" in asked.only else []
     wrong = sum(len(tally.false_valid) + len(tally.other_sizes) for tally in tallies)
     if asked.record:
-        verdicts.record(tallies)
+        verdicts.record(recorded)
     if not asked.only or "collectives" in asked.only:
         python = had("torch", asked.folder)
         if python is not None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from checks import bridge
-from checks.agreement import TRAINERS, Trainer
+from checks.agreement import TRAINERS, Trainer, dense_model, workload_of
 from checks.launches import BUILTIN_MODELS, Launch, builtin_launches, random_launches
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.launch.export import export
+from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster
 
 FOLDER = Path(__file__).parents[1] / "data" / "referees"
@@ -43,6 +45,18 @@ def test_flags_of_valid_launches_are_known(release: str) -> None:
     valid = [launch for launch in launches if not launch.broken]
     assert len(valid) >= 15
     assert [found for launch in valid if (found := unknown(launch, release))] == []
+
+
+@pytest.mark.parametrize("release", RECORD["releases"])
+def test_flags_of_unusual_runs_are_known(release: str) -> None:
+    """Scores that are kept, dropout, 16-bit gradients and moments."""
+    layout, model = Layout(dp=4, micro_batches=4, zero=1), dense_model(8)
+    workload = workload_of(model, layout, flash=False, dropout=True, grad_bytes=2, moment_bytes=2)
+    cluster = load_cluster(CLUSTER)
+    job = export(layout, workload, cluster, "megatron-lm", version=f"core {release}")
+    launch = Launch(layout=layout, model=model, job=job, broken=(), parameters=())
+    assert unknown(launch, release) == []
+    assert ("--attention-backend" in launch.words) == (release != "0.10")
 
 
 @pytest.mark.parametrize("release", BRIDGE)

@@ -117,12 +117,12 @@ def attention_backend(target: Target, notes: list[str]) -> str | None:
     if target.training.flash:
         return None
     if target.release < BACKENDS:
-        notes.append("attention that keeps its scores is left out: --attention-backend came with core 0.10")
+        notes.append("attention that keeps its scores is left out: --attention-backend came with core 0.11")
         return None
     return "unfused"
 
 
-BACKENDS = (0, 10)
+BACKENDS = (0, 11)
 """megatron-core release with ``--attention-backend``."""
 
 SINKS = (0, 15)
