@@ -434,3 +434,46 @@ def test_torchtitan_branches_are_not_followed() -> None:
     )
     with pytest.raises(InputError, match="parallelism"):
         import_text(text, "x.py")
+
+
+DICTIONARIES = """
+from torchtitan.models.llama3 import model_registry
+SHARED = dict(tensor_parallel_degree=4, pipeline_parallel_degree=2)
+MORE = {"local_batch_size": 2, **{"seq_len": 4096}}
+
+def _base(flavor):
+    return Trainer.Config(model_spec=model_registry(flavor), training=TrainingConfig(steps=100, **MORE))
+
+def llama3_8b():
+    config = _base("8B")
+    config.parallelism = ParallelismConfig(data_parallel_shard_degree=4, **SHARED)
+    return config
+
+def llama3_70b():
+    config = llama3_8b()
+    config.model_spec = model_registry("70B")
+    config.parallelism.tensor_parallel_degree = 8
+    return config
+
+def llama3_405b():
+    return Trainer.Config(model_spec=model_registry("405B"), parallelism=ParallelismConfig(**read_degrees()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "model", "wanted"),
+    [("llama3_8b", "llama3-8b", (4, 2, 4, 1)), ("llama3_70b", "llama3-70b", (8, 2, 4, 1))],
+)
+def test_torchtitan_settings_held_in_dictionaries(function: str, model: str, wanted: tuple[int, ...]) -> None:
+    """``**`` of a dictionary in the file sets what it holds."""
+    job = read(DICTIONARIES, "torchtitan-python", function=function)
+    assert degrees(job, "tp", "pp", "dp", "micro_batch") == wanted
+    assert (job.model_name, job.training.sequence_length) == (model, 4096)
+
+
+def test_torchtitan_settings_of_unknown_dictionaries_are_refused() -> None:
+    """They may set any degree: none is taken for its default."""
+    with pytest.raises(
+        InputError, match=r"parallelism: is computed by ParallelismConfig\(\*\*read_degrees\(\)\)"
+    ):
+        read(DICTIONARIES, "torchtitan-python", function="llama3_405b")

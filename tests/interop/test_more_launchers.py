@@ -288,3 +288,13 @@ def test_nemo_1_values_from_outside_are_asked_for() -> None:
     said = " ".join((*job.missing, *job.notes))
     assert "trainer.num_nodes: comes from $NODES" in said and "--set NODES=" in said
     assert "\ue000" not in said
+
+
+def test_nemo_2_arguments_of_a_dictionary_are_refused() -> None:
+    """They may set any degree."""
+    text = (
+        "from nemo.collections import llm\nimport nemo_run as run\n"
+        "recipe = llm.llama3_8b.pretrain_recipe(num_nodes=2, **overrides)\nrun.run(recipe)\n"
+    )
+    with pytest.raises(InputError, match=r"\*\*overrides may hold any argument of the recipe"):
+        import_text(text, "train.py")

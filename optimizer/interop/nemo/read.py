@@ -374,6 +374,10 @@ def _recipe_call(node: ast.expr) -> tuple[str, str, ast.Call] | None:
 def _arguments(call: ast.Call, constants: dict[str, Any]) -> dict[str, Any]:
     given = call.args if _path(call.func)[-1:] != ["partial"] else call.args[1:]
     named = dict(zip(POSITIONS, (_value(value, constants) for value in given), strict=False))
+    for word in call.keywords:
+        if word.arg is None:  # may set any of them
+            what = f"**{shorten(ast.unparse(word.value))} may hold any argument of the recipe, and nothing is run"
+            raise input_error(what, "arguments by name", line=word.value.lineno)
     return named | {word.arg: _value(word.value, constants) for word in call.keywords if word.arg}
 
 

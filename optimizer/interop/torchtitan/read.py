@@ -12,7 +12,7 @@ from layoutopt.optimizer.interop.launch.config_command import after, read_config
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
-from layoutopt.optimizer.interop.shell.values import hole, show
+from layoutopt.optimizer.interop.shell.values import has_hole, hole, show
 from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.interop.torchtitan.read_batch import (
     TOKENS_KEY,
@@ -140,6 +140,9 @@ def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
     section = data.get(name)
     if section is None:
         section = {}
+    if isinstance(section, str) and has_hole(section):
+        what = f"is computed by {shorten(show(section)[1:])}, and nothing is run"
+        raise input_error(what, "state its settings", key=name, file=file)
     if not isinstance(section, dict):
         raise input_error("not a section", f"settings under {name}", key=name, file=file)
     return _Section({str(key): value for key, value in section.items()}, file=file, prefix=name)

@@ -168,7 +168,17 @@ def _call(call: ast.Call, names: dict[str, Any], module: _Module, depth: int) ->
     A call without arguments of a function from elsewhere may make a whole configuration: its name is the base.
     """
     name = _dotted(call.func)
-    section = {key.arg: _value(key.value, names, module, depth) for key in call.keywords if key.arg}
+    section: dict[str, Any] = {}
+    for key in call.keywords:
+        value = _value(key.value, names, module, depth)
+        if key.arg:
+            section[key.arg] = value
+        elif isinstance(value, dict) and not {"class", "base"} & value.keys():
+            section |= value
+        else:  # what is not known may set anything
+            return hole(f"{name}(**{ast.unparse(key.value)[:60]})")
+    if name == "dict" and not call.args:
+        return section
     if name not in ROOT_CALLS:
         section["arguments"] = [_value(argument, names, module, depth) for argument in call.args]
     if name in module.functions:
@@ -195,6 +205,8 @@ def _value(node: ast.expr, names: dict[str, Any], module: _Module, depth: int) -
     if isinstance(node, ast.Constant):
         known = isinstance(node.value, str | int | float | bool | None)
         return node.value if known else hole(repr(node.value))
+    if isinstance(node, ast.Dict):
+        return _mapping(node, names, module, depth)
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(item, names, module, depth) for item in node.elts]
     if isinstance(node, ast.Name | ast.Attribute):
@@ -208,6 +220,20 @@ def _value(node: ast.expr, names: dict[str, Any], module: _Module, depth: int) -
     if isinstance(node, ast.Call):
         return _call(node, names, module, depth)
     return hole("expression")
+
+
+def _mapping(node: ast.Dict, names: dict[str, Any], module: _Module, depth: int) -> Any:
+    """Read a dictionary of settings; one whose keys are not all known is none."""
+    found: dict[str, Any] = {}
+    for key, item in zip(node.keys, node.values, strict=True):
+        value = _value(item, names, module, depth)
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            found[key.value] = value
+        elif key is None and isinstance(value, dict):
+            found |= value
+        else:
+            return hole("expression")
+    return found
 
 
 def _looked_up(path: str, names: dict[str, Any]) -> Any:
