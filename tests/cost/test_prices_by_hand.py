@@ -9,8 +9,10 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.collectives import collectives
+from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.kernel_times import PassTimes, stage_times
 from layoutopt.optimizer.cost.placement import order_of
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -83,3 +85,33 @@ def test_a_state_space_layer_exchanges_its_streams_for_heads() -> None:
     streams = 3 * 64 * 64 + 2 * 8 * 128 + 64
     assert (found.kind, found.ranks, found.bytes) == ("all_to_all", 4, 2 * (4096 // 4) * streams // 2)
     assert found.count == 2 * 8 * 64
+
+
+def test_passes_add_up_part_by_part() -> None:
+    """A stage's pass is each block's as often as it has blocks: kernels, traffic and idle host apart."""
+    total = PassTimes(kernels_s={"gemm": 1.0}, traffic_s={Component.TP: 2.0}, host_s=0.5)
+    block = PassTimes(
+        kernels_s={"gemm": 3.0, "norm": 0.25}, traffic_s={Component.TP: 4.0, Component.EP: 1.0}, host_s=2.0
+    )
+    total.add(block, 3.0)
+    assert total.kernels_s == {"gemm": 10.0, "norm": 0.75}
+    assert total.traffic_s == {Component.TP: 14.0, Component.EP: 3.0}
+    assert total.host_s == 6.5
+
+
+def test_the_kernels_of_stages_are_those_of_their_layers() -> None:
+    """Twice the layers take twice the time of every kernel beside the ends, which only their stages have."""
+    cost = build_cost_model(WORKLOAD.model, WORKLOAD.training, CLUSTER)
+    stages = build_stages(WORKLOAD.model, [4, 8, 16, 4], 4, Schedule.ONE_F_ONE_B, 0)
+    layout = Layout(
+        tp=2, sp=True, pp=4, micro_batches=64, zero=1, schedule=Schedule.ONE_F_ONE_B, stages=stages
+    )
+    _, small, large, _ = stage_times(cost, layout)
+    for one, other in ((small.forward, large.forward), (small.backward, large.backward)):
+        assert {name: 2 * seconds for name, seconds in one.kernels_s.items()} == pytest.approx(
+            other.kernels_s
+        )
+        assert {name: 2 * seconds for name, seconds in one.traffic_s.items()} == pytest.approx(
+            other.traffic_s
+        )
+        assert all(seconds >= 0 for seconds in other.traffic_s.values())

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from layoutopt.optimizer.interop.deepspeed.write import _preset_model
+from layoutopt.optimizer.interop.launch.command import launched_gpus
+from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.flags import split_flags
 from layoutopt.optimizer.interop.launch.target import make_target
 from layoutopt.optimizer.interop.machines.nccl_log import import_nccl_tests
@@ -73,3 +75,30 @@ def test_only_lines_that_begin_with_a_size_are_rows() -> None:
     )
     (found,) = import_nccl_tests(text, collective="all_reduce")
     assert [row.size_bytes for row in found.rows] == [1048576]
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", 8),
+        ("torchrun --nnodes 4 --nproc-per-node 8 train.py", 32),
+        ("deepspeed --num_gpus 4 train.py", 4),
+        ("srun --ntasks-per-node 8 train.py", None),
+        ("/usr/bin/torchrun --nproc_per_node=2 train.py --nnodes 3", 2),
+    ],
+)
+def test_launchers_of_one_node_start_one_unless_told(words: str, gpus: int | None) -> None:
+    """torchrun and deepspeed mean one node where they name none; a batch system says nothing of its nodes."""
+    assert launched_gpus(words.split()) == gpus
+
+
+@pytest.mark.parametrize(
+    ("release", "data"), [("core 0.16", "--mode pretrain"), ("core 0.17", "--dataset llm-pretrain-mock")]
+)
+def test_recipes_are_told_of_data_as_their_release_reads_it(release: str, data: str) -> None:
+    """Bridge 0.4, of Megatron-core 0.17, knows data sets; the one before knows a mode."""
+    workload = override_training(load_workload("llama3-8b"), global_batch=8)
+    layout = Layout(dp=8, zero=1, micro_batches=1, precision=workload.training.precision)
+    job = export(layout, workload, load_cluster("h100x8"), "megatron-bridge", version=release)
+    text = " ".join(" ".join(job.files.values()).replace("\\\n", " ").split())
+    assert data in text

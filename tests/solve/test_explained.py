@@ -144,3 +144,17 @@ def test_a_single_rank_holds_all_layers_and_recomputes_any(require: str, possibl
     rows = source.space.degrees
     kept = source.demands.kept(np.ones(len(rows)), rows)
     assert len(rows) and set(np.isfinite(kept).tolist()) == {possible}
+
+
+def test_what_does_not_fit_is_said_in_gigabytes() -> None:
+    """The fullest rank's bytes, what is usable, the share, and the three largest parts."""
+    judged = judge_layout(load_workload("llama3-70b"), CLUSTER, parse_layout("tp=8,zero=1,mb=1"))
+    assert judged.estimate is not None
+    memory = judged.estimate.memory
+    fullest = max(memory.stages, key=lambda stage: stage.total_bytes)
+    size, room = memory.peak_bytes / 1e9, memory.capacity_bytes / 1e9
+    parts = sorted(fullest.components_bytes.items(), key=lambda item: -item[1])[:3]
+    assert judged.reasons[-1] == (
+        f"rank {fullest.rank} needs {size:.1f} GB of {room:.1f} GB usable ({size / room:.0%}): "
+        + ", ".join(f"{name} {value / 1e9:.1f} GB" for name, value in parts)
+    )
