@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from layoutopt.optimizer.interop.deepspeed.write import _preset_model
-from layoutopt.optimizer.interop.launch.command import launched_gpus
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.launch.flags import split_flags
+from layoutopt.optimizer.interop.launch.processes import launched_gpus
 from layoutopt.optimizer.interop.launch.target import make_target
 from layoutopt.optimizer.interop.machines.nccl_log import import_nccl_tests
 from layoutopt.optimizer.interop.megatron_bridge.write import overlap_overrides
