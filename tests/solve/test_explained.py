@@ -18,13 +18,13 @@ from layoutopt.optimizer.solve.explain.changes import list_changes
 from layoutopt.optimizer.solve.explain.fullest import fullest_rank
 from layoutopt.optimizer.solve.explain.gap import FULL_SHARE, LARGE_SHARE, what_binds
 from layoutopt.optimizer.solve.inputs import Question
-from layoutopt.optimizer.solve.judge import judge_layout
+from layoutopt.optimizer.solve.judge import judge_layout, memory_verdict
 from layoutopt.optimizer.solve.plan import Plan, SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training, parse_layout
 from layoutopt.optimizer.specs.stage_split import build_stages
-from layoutopt.optimizer.specs.vocabulary import Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule, Verdict
 
 WORKLOAD = override_training(load_workload("llama3-8b"), global_batch=64, sequence_length=2048)
 CLUSTER = load_cluster("h100x8")
@@ -158,3 +158,19 @@ def test_what_does_not_fit_is_said_in_gigabytes() -> None:
         f"rank {fullest.rank} needs {size:.1f} GB of {room:.1f} GB usable ({size / room:.0%}): "
         + ", ".join(f"{name} {value / 1e9:.1f} GB" for name, value in parts)
     )
+
+
+def test_the_last_byte_still_fits() -> None:
+    """A rank that needs exactly what is usable fits, barely; at the border itself there is room."""
+    priced = answer().estimate
+    assert priced is not None
+    memory = priced.memory
+
+    def verdict(peak_bytes: float) -> Verdict:
+        """The verdict on such a peak."""
+        return memory_verdict(replace(memory, peak_bytes=peak_bytes))
+
+    assert verdict(memory.capacity_bytes) is Verdict.BORDERLINE
+    assert verdict(memory.capacity_bytes + 1) is Verdict.DOES_NOT_FIT
+    assert verdict(memory.borderline_bytes) is Verdict.FITS
+    assert verdict(memory.borderline_bytes + 1) is Verdict.BORDERLINE
