@@ -1,5 +1,7 @@
 """Lower bounds never exceed the price of a layout that the stage rule allows and that fits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from checks.operations import exact_price, with_operations
@@ -15,6 +17,7 @@ from layoutopt.optimizer.frameworks.stage_rule import (
     Split,
     StageRule,
 )
+from layoutopt.optimizer.solve.model.slices import stack_terms
 from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 
 NEAR_UNIFORM = StageRule(split=Split.NEAR_EQUAL, recomputation=Recomputation.UNIFORM_COUNT)
@@ -130,3 +133,19 @@ def test_bound_is_infinite_when_nothing_fits() -> None:
     counts = np.array([8])
     assert np.isinf(quick_bound(terms, counts)[0])
     assert np.isinf(lower_bound(terms, counts, FREE)[0])
+
+
+@pytest.mark.parametrize("counts", [(24,), (3, 40), (30, 30, 30)])
+def test_layouts_of_several_depths_are_bounded_as_each_alone(counts: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(counts))
+    shapes = [(1, 1), (2, 1), (2, 3), (4, 2), (8, 1), (8, 2)]
+    rows = [random_terms(rng, pp, vp, len(counts)) for pp, vp in shapes for _ in range(4)]
+    several = stack_terms([replace(row, capacity_bytes=np.array([9e10])) for row in rows])
+    blocks = np.array(counts)
+    cutoff_s = float(np.median(lower_bound(several, blocks, MEGATRON)))
+    together = lower_bound(several, blocks, MEGATRON, cutoff_s)
+    alone = [
+        lower_bound(several.take(np.array([row])), blocks, MEGATRON, cutoff_s)[0] for row in range(len(rows))
+    ]
+    assert len({*alone}) > 2
+    np.testing.assert_allclose(together, alone, rtol=1e-9)
