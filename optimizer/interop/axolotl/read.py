@@ -9,6 +9,7 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
+from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
@@ -76,6 +77,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
     _note_special(fields, notes)
     name_unread(list(fields.data), KNOWN, notes)
     kind = fields.text("adapter")
+    framework = stated.get("framework", Framework.ACCELERATE)
     return fsdp_job(
         notes=notes,
         path=fields.text("base_model"),
@@ -92,7 +94,8 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
         precision=_precision(fields) or stated.get("precision"),
         cp_comm=CpComm.P2P if cp > 1 else None,
         missing=missing,
-        framework=stated.get("framework", Framework.ACCELERATE),
+        framework=framework,
+        optimizer=hf_optimizer(fields, framework, notes, "optimizer") or stated.get("optimizer"),
         optimizer_offload=stated.get("offload"),
         adapter=read_adapter(fields, kind, AXOLOTL, notes) if kind else None,
     )

@@ -43,7 +43,7 @@ def named_deepspeed(
         notes += [note for note in job.notes if note not in notes]
         return found | {
             "zero": job.layout.zero, "offload": job.options.optimizer_offload, "tp": job.layout.tp,
-            "cp": job.layout.cp, "precision": job.training.precision,
+            "cp": job.layout.cp, "precision": job.training.precision, "optimizer": job.training.optimizer,
         }  # fmt: skip
     match = _STAGE.search(name)
     if match is None:

@@ -12,6 +12,7 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import PEFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, model_path, name_unread
+from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -86,6 +87,7 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
     gpus = gpus or stated.get("gpus")
     tp, cp = stated.get("tp") or 1, stated.get("cp") or 1
     ranks = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
+    framework = stated.get("framework", Framework.ACCELERATE)
     job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model_name_or_path", "model_name", "model"),
@@ -102,7 +104,8 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
         recompute=stated.get("recompute") or _recompute(fields),
         precision=_precision(fields) or stated.get("precision"),
         missing=missing,
-        framework=stated.get("framework", Framework.ACCELERATE),
+        framework=framework,
+        optimizer=hf_optimizer(fields, framework, notes) or stated.get("optimizer"),
         optimizer_offload=stated.get("offload"),
         adapter=None if kind == "full" else read_adapter(fields, kind, PEFT, notes),
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.reading import Fields
-    from layoutopt.optimizer.specs.model import AdapterSpec
+    from layoutopt.optimizer.specs.model import AdapterSpec, OptimizerSpec
     from layoutopt.optimizer.specs.vocabulary import CpComm
 
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -146,6 +146,7 @@ def fsdp_job(
     cp_comm: CpComm | None = None,
     optimizer_offload: float | None = None,
     adapter: AdapterSpec | None = None,
+    optimizer: OptimizerSpec | None = None,
     missing: Sequence[str] = (),
     framework: Framework = Framework.ACCELERATE,
 ) -> ImportedJob:
@@ -198,6 +199,7 @@ def fsdp_job(
             precision=precision,
             pad_vocab=False,
             adapter=adapter,
+            optimizer=optimizer,
         ),
         options=JobOptions(cp_comm=cp_comm, optimizer_offload=optimizer_offload),
         gpus=gpus or (dp * tp * cp if dp else None),

@@ -19,6 +19,50 @@ if TYPE_CHECKING:
 LAYER_WISE = "dist_muon"
 """Megatron-LM core 0.16 and 0.17: Muon whose matrices have owners; from 0.18 on the distributed optimizer says so."""
 
+HF_OPTIMIZERS = {
+    **dict.fromkeys(
+        (
+            "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused",
+            "adamw_hf", "adamw_anyprecision", "paged_adamw", "paged_adamw_32bit",
+        ),
+        Optimizer.ADAMW,
+    ),
+    **dict.fromkeys(
+        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), Optimizer.ADAM_8BIT
+    ),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), Optimizer.LION),
+    "sgd": Optimizer.SGD,
+    "adafactor": Optimizer.ADAFACTOR,
+    "muon": Optimizer.MUON,
+}  # fmt: skip
+"""What ``optim`` of Hugging Face's trainer (transformers 5.24.0 ``OptimizerNames``), and axolotl's ``optimizer``, mean."""
+
+HF_SWITCHES = ("use_badam", "use_galore", "use_apollo", "use_muon", "use_adam_mini", "lisa_activated_layers")
+"""Switches of LLaMA-Factory and ms-swift that put another optimizer in place of ``optim``."""
+
+
+def hf_optimizer(
+    fields: Fields, framework: Framework, notes: list[str], key: str = "optim"
+) -> OptimizerSpec | None:
+    """Read the optimizer of a launcher of Hugging Face's trainer; one that is not priced is named.
+
+    ``framework`` is what the job is judged as: an optimizer that it has no word for is priced as AdamW.
+    """
+    notes += [
+        f"{switch} is not modelled: priced without it" for switch in HF_SWITCHES if fields.raw(switch)
+    ]
+    word = fields.raw(key)
+    if not isinstance(word, str):
+        return None
+    kind = HF_OPTIMIZERS.get(word.lower().removeprefix("optimizernames."))
+    if kind is None or kind not in framework.record.optimizers:
+        judged = "" if kind is None else f" where the job is judged as {framework}'s"
+        notes.append(f"{key} {shorten(word)!r} is not modelled{judged}: priced as AdamW")
+        return OptimizerSpec()
+    if word.lower().startswith("paged"):
+        notes.append(f"{key} {word}: pages that move to the host count as memory of the GPU")
+    return OptimizerSpec(kind=kind)
+
 
 def optimizer_word(framework: Framework, spec: OptimizerSpec) -> str:
     """Return the framework's word for an optimizer that its rules allow."""

@@ -10,6 +10,7 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import INLINE, after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
+from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.interop.shell.values import has_hole
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -85,6 +86,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) 
     stated: dict[str, Any] = (
         {"zero": _stage(fields, notes)} if named is None else named_deepspeed(named, beside, notes, missing)
     )
+    framework = stated.get("framework", Framework.ACCELERATE)
     return fsdp_job(
         notes=notes,
         path=fields.text("model_name_or_path"),
@@ -96,7 +98,8 @@ def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) 
         recompute=not fields.on("disable_gradient_checkpointing"),
         precision=_precision(fields) or stated.get("precision"),
         missing=missing,
-        framework=stated.get("framework", Framework.ACCELERATE),
+        framework=framework,
+        optimizer=hf_optimizer(fields, framework, notes) or stated.get("optimizer"),
         adapter=adapter,
         optimizer_offload=stated.get("offload"),
     )

@@ -19,6 +19,7 @@ from layoutopt.optimizer.interop.launch.keys import (
     name_unread,
     with_defaults,
 )
+from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
@@ -126,6 +127,7 @@ def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
         notes.append(
             "sequence_parallel_size: heads are exchanged; where they do not divide, the rest is a ring"
         )
+    framework = stated.get("framework", Framework.ACCELERATE)
     job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model"),
@@ -139,7 +141,8 @@ def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
         recompute=fields.raw("gradient_checkpointing") is not False,
         precision=PRECISIONS.get(str(fields.raw("torch_dtype"))) or stated.get("precision"),
         missing=missing,
-        framework=stated.get("framework", Framework.ACCELERATE),
+        framework=framework,
+        optimizer=hf_optimizer(fields, framework, notes) or stated.get("optimizer"),
         optimizer_offload=stated.get("offload"),
         adapter=_adapter(fields, "lora", notes),
     )
