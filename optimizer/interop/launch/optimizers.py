@@ -48,9 +48,7 @@ def hf_optimizer(
 
     ``framework`` is what the job is judged as: an optimizer that it has no word for is priced as AdamW.
     """
-    notes += [
-        f"{switch} is not modelled: priced without it" for switch in HF_SWITCHES if fields.raw(switch)
-    ]
+    notes += [f"{switch} is not modelled: priced without it" for switch in HF_SWITCHES if fields.raw(switch)]
     word = fields.raw(key)
     if not isinstance(word, str):
         return None
