@@ -19,6 +19,7 @@ from layoutopt.optimizer.interop.launch.keys import (
     with_defaults,
 )
 from layoutopt.optimizer.interop.reading import importer
+from layoutopt.optimizer.interop.verl.sft import sft_job, sft_trainer
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
@@ -75,11 +76,14 @@ OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
 
 @importer
 def import_verl(text: str, file: str = "", outside: Outside | None = None) -> ImportedJob:
-    """Read a script that starts ``verl.trainer.main_ppo``; the optimizer step is one mini-batch of the actor."""
+    """Read a script that starts ``verl.trainer.main_ppo``, whose step is a mini-batch of the actor, or fine-tuning."""
     return read_launch(text, OWN_KEYS, lambda command: _job(command, file), file, outside)
 
 
 def _job(command: LaunchCommand, file: str) -> ImportedJob:
+    trainer = sft_trainer(command.words)
+    if trainer is not None:
+        return sft_job(command, trainer, file)
     stated = hydra_values(command.words)
     notes: list[str] = []
     values = with_defaults(stated, DATA_DEFAULTS, notes)
