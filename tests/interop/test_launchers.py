@@ -264,13 +264,27 @@ def test_primus_variables_count_as_their_defaults() -> None:
         "      recompute_method: block\n      recompute_num_layers: 8\n      zero_bubble_v_schedule: true\n"
     )
     job = read(PRIMUS.format(framework="megatron", overrides=text), "primus")
-    assert degrees(job, "tp", "zero", "micro_batch", "recompute_layers") == (2, 0, 4, 8)
-    assert (job.training.global_batch, job.training.sequence_length) == (128, 4096)
+    assert degrees(job, "tp", "zero", "micro_batch", "recompute_layers") == (2, 1, 4, 8)
+    assert (job.training.global_batch, job.training.sequence_length) == (16, 1024)
+    assert job.layout.sp is True
     said = " ".join(job.notes)
     assert "PRIMUS_TP is not set outside: '2'" in said
     assert "zero_bubble_v_schedule" in said
     assert job.model_name == "llama3-8b"
     assert "number of GPUs" in job.missing
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [("sft_trainer.yaml", (1, 1, 128, 2048)), ("my_trainer.yaml", (None, None, None, None))],
+)
+def test_primus_takes_what_its_module_file_states(config: str, numbers: tuple[int | None, ...]) -> None:
+    """A file of one's own may state anything: what nothing else states is left open, the ZeRO stage among it."""
+    text = PRIMUS.format(framework="megatron", overrides="      tensor_model_parallel_size: 2\n")
+    job = read(text.replace("pre_trainer.yaml", config), "primus")
+    batch = (job.training.global_batch, job.training.sequence_length)
+    assert (job.layout.zero, job.layout.micro_batch, *batch) == numbers
+    assert any(text.startswith("zero") for text in job.missing) is (numbers[0] is None)
 
 
 def test_primus_drives_torchtitan_too() -> None:
@@ -280,6 +294,7 @@ def test_primus_drives_torchtitan_too() -> None:
     job = read(PRIMUS.format(framework="torchtitan", overrides=text), "primus")
     assert (job.framework, job.gpus) == ("torchtitan", 8)
     assert degrees(job, "zero", "micro_batch", "micro_batches") == (3, 4, 1)
+    assert job.model_name == "llama3-8b" and not any(text.startswith("the model") for text in job.missing)
 
 
 def test_axolotl_deepspeed() -> None:

@@ -298,3 +298,9 @@ def test_nemo_2_arguments_of_a_dictionary_are_refused() -> None:
     )
     with pytest.raises(InputError, match=r"\*\*overrides may hold any argument of the recipe"):
         import_text(text, "train.py")
+
+
+def test_accelerate_in_32_bits_is_no_missing_precision() -> None:
+    """``mixed_precision: 'no'`` states a precision, which is not modelled."""
+    text = "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: 'no'\n"
+    assert any("trains in 32 bits" in text for text in read(text, "accelerate-yaml").missing)

@@ -119,7 +119,7 @@ def started(tmp_path: Path, script: str) -> ImportedJob:
             32,
         ),
         (
-            "export EXP=exp.yaml PRIMUS_TP=2 NNODES=4 NPROC_PER_NODE=8\nbash run_pretrain.sh",
+            "export EXP=exp.yaml PRIMUS_TP=2 NNODES=4 GPUS_PER_NODE=8\nbash run_pretrain.sh",
             (2, 1, 2, 8),
             32,
             256,

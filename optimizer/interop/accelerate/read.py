@@ -179,5 +179,9 @@ def _missing(
     if gpus is None and layout.dp is None:
         missing.append("num_processes")
     if words not in PRECISIONS:
-        missing.append("mixed_precision")
+        missing.append(
+            "a precision: mixed_precision no trains in 32 bits, which is not modelled"
+            if words == "no"
+            else "mixed_precision"
+        )
     return tuple(missing)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
+MODEL_MISSING = "the model"
+"""How what is missing begins where it is the model."""
+
 SWITCHES = (
     "sequence_parallel", "use_distributed_optimizer", "use_megatron_fsdp", "overlap_grad_reduce",
     "overlap_param_gather", "tp_comm_overlap", "moe_shared_expert_overlap", "moe_enable_deepep",
@@ -90,7 +93,11 @@ def with_model(job: ImportedJob, path: str | None) -> ImportedJob:
     """Say which model a hub name is; its sizes are then not missing. An unknown one has to be given beside the file."""
     if job.model is not None:
         return job
-    rest = tuple(text for text in job.missing if text.removeprefix("--").replace("-", "_") not in _SIZES)
+    rest = tuple(
+        text
+        for text in job.missing
+        if text.removeprefix("--").replace("-", "_") not in _SIZES and not text.startswith(MODEL_MISSING)
+    )
     name = built_in_model(path or "")
     own = None if name else hub_model(path or "")
     if own is not None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.launch.config_command import TORCHRUN, after, is_script, read_config_launch
+from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import (
     megatron_job,
     name_unread,
@@ -27,22 +27,46 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.record import Outside
 
 FRAMEWORKS = ("megatron", "torchtitan")
-DEFAULTS = {"micro_batch_size": 2, "global_batch_size": 128, "seq_length": 4096, "bf16": True}
-"""primus/configs/modules/megatron; the distributed optimizer is off unless stated."""
+BASE = {"micro_batch_size": 2, "global_batch_size": 128, "seq_length": 4096, "bf16": True}
+"""primus/configs/modules/megatron/trainer_base.yaml, which the module files extend."""
+
+MODULE_FILES: dict[str, dict[str, Any]] = {
+    "trainer_base.yaml": BASE,
+    "pre_trainer.yaml": {
+        **BASE, "global_batch_size": 16, "seq_length": 1024, "use_distributed_optimizer": True,
+    },
+    "sft_trainer.yaml": {
+        **BASE, "micro_batch_size": 1, "seq_length": 2048, "use_distributed_optimizer": True,
+    },
+}  # fmt: skip
+"""What the files of primus/configs/modules/megatron state, by the name that ``config`` gives."""
+
+LANGUAGE_MODEL = {"sequence_parallel": True}
+"""primus/configs/models/megatron/language_model.yaml, which the files of language models extend."""
+
+SHARDED = (
+    "use_distributed_optimizer",
+    "data_parallel_sharding_strategy",
+    "use_torch_fsdp2",
+    "use_megatron_fsdp",
+)
 
 SCHEDULES = ("patch_zero_bubble", "zero_bubble_v_schedule", "enable_1f1b_v", "patch_primus_pipeline")
 KNOWN = (
-    *DEFAULTS, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    *BASE, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel",
     "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers", "recompute_granularity", "recompute_method", "recompute_num_layers",
-    "recompute_modules", "data_parallel_sharding_strategy", "optimizer_offload_fraction", "optimizer_cpu_offload",
+    "recompute_modules", "data_parallel_sharding_strategy", "use_distributed_optimizer",
+    "optimizer_offload_fraction", "optimizer_cpu_offload",
 )  # fmt: skip
 SIGNS = ("--config", "--exp", "primus-cli", "./primus-cli", "run_pretrain.sh", "pretrain")
 """Words of commands that start an experiment; ``run_pretrain.sh`` takes its name from the variable EXP."""
 
-ENVIRONMENT = (*TORCHRUN, "EXP")
+ENVIRONMENT = ("GPUS_PER_NODE", "NNODES", "EXP")
+"""What examples/run_pretrain.sh reads: a node's GPUs, nodes, the experiment."""
+
 _VARIABLE_NAME = re.compile(r"\b(PRIMUS_\w+)=")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
@@ -83,19 +107,28 @@ def _job(
     stated = trainer.section("overrides")
     overrides = Fields({**stated.data, **changes}, file=file, prefix=stated.path(""))
     path = (trainer.text("model") or "").removesuffix(".yaml").replace("llama", "llama-").replace("--", "-")
-    if trainer.text("config"):
-        notes.append(f"{shorten(trainer.text('config'))} is not read: its settings count as Primus' defaults")
     if kind == "torchtitan":
         job = job_of_sections(dict(overrides.data), "A", file)
         return replace(with_model(job, path), notes=(*notes, *job.notes))
-    values = with_defaults(with_truths(overrides.data), DEFAULTS, notes)
+    module = trainer.text("config")
+    own = MODULE_FILES.get(module or "")
+    if module and own is None:
+        notes.append(f"{shorten(module)} is not read: what it may state is left open")
+    stated_values = with_truths(overrides.data)
+    # one rank of tensor parallelism has no sequence to split
+    models = LANGUAGE_MODEL if overrides.count("tensor_model_parallel_size") > 1 else {}
+    values = with_defaults(stated_values, {**models, **(own or {})}, notes)
     for name in SCHEDULES:
         if values.get(name):
             notes.append(f"not read, though it changes the schedule: {name}")
     if values.get("recompute_layer_ids"):
         notes.append("not read: recompute_layer_ids, recomputation layer by layer")
     name_unread(list(overrides.data), (*KNOWN, *SCHEDULES, "recompute_layer_ids"), notes)
-    return megatron_job(Fields(values, file=file), gpus, notes, path=path)
+    job = megatron_job(Fields(values, file=file), gpus, notes, path=path)
+    if own is not None or any(values.get(key) is not None for key in SHARDED):
+        return job
+    asked = "zero: use_distributed_optimizer is not stated"
+    return replace(job, layout=replace(job.layout, zero=None), missing=(*job.missing, asked))
 
 
 def _resolved(value: Any, notes: list[str], variables: Mapping[str, str]) -> Any:
