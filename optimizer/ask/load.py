@@ -430,12 +430,15 @@ def load_sources(sources: Sequence[str], run: RunChoices = AS_STATED, *, names: 
 
 
 def _is_model(source: str) -> bool:
-    """Tell whether a source is a built-in model, or a file that describes an architecture."""
+    """Tell whether a source is a built-in model, or a file that describes an architecture; built-in names win."""
     from layoutopt.optimizer.specs.document import exists, parse_document, read_text
-    from layoutopt.optimizer.specs.loading import model_names
+    from layoutopt.optimizer.specs.gpu_catalog import is_gpu, split_reference
+    from layoutopt.optimizer.specs.loading import cluster_names, model_names
 
     if source in model_names():
         return True
+    if source in cluster_names() or is_gpu(source) or split_reference(source) is not None:
+        return False
     if not exists(Path(source)):
         return False
     if is_foreign_model(source):

@@ -106,6 +106,11 @@ def gpu_model(name: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def is_gpu(text: str) -> bool:
+    """Tell whether a text is a catalog name or alias."""
+    return text.lower() in _names()
+
+
 def split_reference(text: str) -> tuple[str, int] | None:
     """Read ``h100x16384`` as a GPU and a count; None if the text has another form or no such GPU is known.
 

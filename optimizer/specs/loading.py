@@ -117,6 +117,8 @@ def _workload(
 def load_cluster(source: str | Path) -> ClusterSpec:
     """Load a cluster file, a built-in cluster (``h100-16384``), or a reference fabric (``h100x16384``).
 
+    A file of such a name is asked for by a path: ``./h100x16384``.
+
     Raises
     ------
     InputError
@@ -126,7 +128,8 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     from layoutopt.optimizer.specs.gpu_catalog import split_reference
 
     reference = split_reference(str(source))
-    if reference is not None and str(source) not in cluster_names() and not exists(Path(source)):
+    named = isinstance(source, str) or not exists(Path(source))
+    if reference is not None and named and str(source) not in cluster_names():
         return reference_cluster(*reference)
     return _cluster(*_open(source, "layoutopt.topologies", "cluster"))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.parameters import check_names
 from layoutopt.optimizer.specs.canonical import digest, to_plain
-from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import load_cluster, reference_cluster
 from layoutopt.optimizer.specs.reference_fabric import resized
 from layoutopt.optimizer.topology.graph import cluster_tiers, network_bytes_per_s
@@ -47,18 +47,14 @@ class ClusterFamily:
 def load_family(source: str) -> ClusterFamily:
     """Load a cluster by file or name; ``NAMExN`` and a bare GPU name stand for the GPU's reference fabric.
 
-    Raises ``InputError`` as ``load_cluster`` does.
+    A file of such a name is asked for by a path. Raises ``InputError`` as ``load_cluster`` does.
     """
-    from layoutopt.optimizer.specs.gpu_catalog import find_gpu, split_reference
+    from layoutopt.optimizer.specs.gpu_catalog import find_gpu, is_gpu, split_reference
 
     reference = split_reference(source)
-    try:
-        base = load_cluster(source)
-    except InputError as missing:
-        try:
-            return ClusterFamily(name=source, gpu=find_gpu(source).gpu.name)
-        except InputError:
-            raise missing from None
+    if is_gpu(source):
+        return ClusterFamily(name=source, gpu=find_gpu(source).gpu.name)
+    base = load_cluster(source)
     check_names(base.calibration, file=source)
     if reference is not None and base.name == f"{base.gpu.name}x{base.gpu_count}":
         return ClusterFamily(name=base.gpu.name, gpu=base.gpu.name, base=base)
