@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,10 @@ from layoutopt.optimizer.interop.records import (
     OutOfMemory,
 )
 from layoutopt.optimizer.specs.canonical import encode
-from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.layer_runs import LAYER_KINDS, indexer_pattern
 from layoutopt.optimizer.specs.model import ADAMW, LayerShape, Mixer, Mlp, Norm
-from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer
+from layoutopt.optimizer.specs.vocabulary import Granularity, Optimizer, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +71,8 @@ def job_training(training: JobTraining) -> Plain:
             "optimizer": _optimizer(training.optimizer),
             "adapter": _adapter(training.adapter),
             "pad_vocab": training.pad_vocab,
+            "flash": False if training.flash is False else None,
+            "dropout": training.dropout or None,
             "total_tokens": _total_tokens(training),
         }
     )
@@ -214,6 +217,10 @@ def layout_file(layout: PartialLayout) -> Plain:
         plain["recompute"] = _recompute(layout.recompute, layout.recompute_layers)
     words = {name: getattr(layout, name) for name in ("schedule", "mesh_order", "precision")}
     plain |= {name: str(value) for name, value in words.items() if value is not None}
+    if layout.savers:
+        plain["savers"] = [str(saver) for saver in layout.savers]
+    if layout.switches:
+        plain["switches"] = encode(layout.switches)
     if layout.split:
         plain["stages"] = [
             {"layers": item.layers} | ({"mtp": item.mtp} if item.mtp else {}) for item in layout.split
@@ -268,7 +275,12 @@ def notes_of(found: Imported) -> tuple[str, ...]:
 
 def job_to_plain(job: ImportedJob) -> Plain:
     """Write a launch file: its trainer, its model (or the name of it), its layout, its switches."""
-    training = job_training(job.training)
+    from layoutopt.optimizer.interop.launch.complete import named_model, stated_layout
+
+    known = job.model
+    with suppress(InputError):  # a name that is none of a built-in model
+        known = named_model(job)
+    training = job_training(job.training) | _narrow_weights(job)
     if job.model is not None:
         model: Plain = {"model": model_file(job.model, training)}
     else:
@@ -277,8 +289,14 @@ def job_to_plain(job: ImportedJob) -> Plain:
     return (
         stated({"framework": job.framework.value, "version": job.version, "gpus": job.gpus})
         | model
-        | {"layout": layout_file(job.layout), "options": options}
+        | {"layout": layout_file(stated_layout(job, known)), "options": options}
     )
+
+
+def _narrow_weights(job: ImportedJob) -> Plain:
+    """Write whether weights exist in 8 bits alone, which a model file says of 8-bit training only."""
+    narrow = job.training.precision in (Precision.FP8, Precision.MXFP8)
+    return stated({"fp8_param_gather": job.options.fp8_param_gather}) if narrow else {}
 
 
 def _nodes(found: NodeSet) -> Plain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,17 @@ def _switches(job: ImportedJob) -> Switches:
     }
     has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
     return Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})
+
+
+def stated_layout(job: ImportedJob, model: ModelSpec | None) -> PartialLayout:
+    """Return the job's layout with the memory savers and the launch switches that its file states.
+
+    ``model`` is the job's, None where it is not known: then every switch is kept, else those that tell.
+    """
+    switches = _switches(job)
+    with suppress(InputError):  # what is open says nothing of which switches tell
+        switches = complete_layout(job, model=model).switches
+    return replace(job.layout, savers=_savers(job, model) or None, switches=switches or None)
 
 
 def complete_workload(

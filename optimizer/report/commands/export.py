@@ -16,7 +16,7 @@ from layoutopt.optimizer.report.commands.options import (
 )
 from layoutopt.optimizer.report.commands.paths import require_no_input
 from layoutopt.optimizer.report.commands.values import Release, Whole, Word
-from layoutopt.optimizer.report.terminal import note, print_document, print_json
+from layoutopt.optimizer.report.terminal import note, notes, print_document, print_json, say_lines
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
@@ -228,8 +228,9 @@ def _hand_out(job: ExportedJob, folder: Path | None, output: OutputOptions) -> N
         for name, text in job.files.items():
             head = f"# {name}\n" if len(job.files) > 1 else ""
             print_document(f"{head}{text}")
-    for text in (f"start: {job.command}", f"memory on one GPU: {job.memory_check}", *job.notes):
-        note(text, output)
+    if not output.quiet:  # commands of several lines are there to be pasted
+        say_lines(f"start: {job.command}\nmemory on one GPU: {job.memory_check}")
+    notes(job.notes, output)
 
 
 def _plain(job: ExportedJob) -> dict[str, Any]:
