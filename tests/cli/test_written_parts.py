@@ -1,4 +1,4 @@
-"""What ``import`` writes of a launch file is the launch file: its parts cost what it costs, and what export says can be pasted."""
+"""What ``import`` writes of a launch file costs what the file costs, and commands that ``export`` prints can be pasted."""
 
 from __future__ import annotations
 
