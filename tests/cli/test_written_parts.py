@@ -46,7 +46,7 @@ def test_written_parts_cost_what_the_launch_file_costs(
     flags, key, value = STATED[name]
     script = tmp_path / "run.sh"
     script.write_text(BASE + flags + "\n")
-    parts = {}
+    parts: dict[str, Any] = {}
     for part in ("model", "layout"):
         (tmp_path / f"{part}.yaml").write_text(run("import", str(script), "--part", part).stdout)
         parts |= yaml.safe_load((tmp_path / f"{part}.yaml").read_text())

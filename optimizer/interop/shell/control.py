@@ -10,14 +10,18 @@ from layoutopt.optimizer.interop.shell.syntax import child_of, line_of, text_of
 from layoutopt.optimizer.interop.shell.values import has_hole, hole, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tree_sitter import Node
 
     from layoutopt.optimizer.interop.shell.run import Shell
+    from layoutopt.optimizer.interop.shell.values import Array
 
-MAX_ROUNDS = 1_000
+MAX_ROUNDS = 10_000
 """Rounds of one loop; launch scripts stay far below."""
+
+ENDLESS, WAYS_OUT, ENDLESS_ROUNDS = ("true", ":"), ("break", "exit", "return"), 1_000
+"""Conditions that always hold, what leaves a loop nevertheless, and rounds of one without: it starts a job again and again."""
 
 Status = bool | None
 
@@ -134,7 +138,7 @@ def _for_statement(shell: Shell, node: Node) -> Status:
     elif not any(child.type == "in" for child in node.children):
         every = shell.positional("@")
         values = list(every.values()) if isinstance(every, dict) else []
-    return _loop(shell, body, lambda turn: _set_turn(shell, text_of(name), values, turn))
+    return _loop(shell, node, body, lambda turn: _set_turn(shell, text_of(name), values, turn))
 
 
 def _selected(shell: Shell, node: Node, name: str, values: list[str]) -> list[str]:
@@ -165,7 +169,7 @@ def _c_style_for_statement(shell: Shell, node: Node) -> Status:
             _arithmetic(shell, update)
         return bool(_arithmetic(shell, [condition]))
 
-    return _loop(shell, body, goes_on)
+    return _loop(shell, node, body, goes_on)
 
 
 def _arithmetic(shell: Shell, nodes: Sequence[Node]) -> int | None:
@@ -186,14 +190,23 @@ def _while_statement(shell: Shell, node: Node) -> Status:
             shell.record.assume(f"the loop of line {line_of(node)} does not run")
         return status == wanted
 
-    return _loop(shell, body, goes_on)
+    endless = text_of(condition).strip() in ENDLESS and not any(way in text_of(body) for way in WAYS_OUT)
+    return _loop(shell, node, body, goes_on, ENDLESS_ROUNDS if endless else MAX_ROUNDS)
 
 
-def _loop(shell: Shell, body: Node, goes_on: Callable[[int], bool]) -> Status:
+def _loop(
+    shell: Shell, node: Node, body: Node, goes_on: Callable[[int], bool], most: int = MAX_ROUNDS
+) -> Status:
+    """Run a loop; one that takes more rounds than are read leaves open what it sets, and says so."""
     status: Status = True
-    for turn in range(MAX_ROUNDS):
-        if not goes_on(turn):
-            break
+    before, budget = dict(shell.variables), shell.record.budget
+    least = budget[0] // 2  # one loop does not use up what the rest of the script needs
+    turn = 0
+    while goes_on(turn):
+        if turn >= most or budget[0] < least:
+            _leave_open(shell, node, before, turn)
+            return None
+        turn += 1
         try:
             status = shell.block(body)
         except Leave as leave:
@@ -204,6 +217,17 @@ def _loop(shell: Shell, body: Node, goes_on: Callable[[int], bool]) -> Status:
             if leave.kind == "break":
                 break
     return status
+
+
+def _leave_open(shell: Shell, node: Node, before: Mapping[str, str | Array], rounds: int) -> None:
+    """Leave open what a loop sets that is read no further."""
+    line = line_of(node)
+    changed = [name for name, value in shell.variables.items() if before.get(name) != value]
+    named = f"; {', '.join(changed)} left open" if changed else ""
+    shell.record.assume(f"the loop of line {line} is read for {rounds:,} rounds and goes on{named}")
+    for name in changed:
+        shell.forget(name)
+        shell.assign(name, hole(f"{name} after the loop of line {line}"))
 
 
 CONTROL: dict[str, Callable[[Shell, Node], Status]] = {
