@@ -21,7 +21,7 @@ MAX_ROUNDS = 10_000
 """Rounds of one loop; launch scripts stay far below."""
 
 ENDLESS, WAYS_OUT, ENDLESS_ROUNDS = ("true", ":"), ("break", "exit", "return"), 1_000
-"""Conditions that always hold, what leaves a loop nevertheless, and rounds of one without: it starts a job again and again."""
+"""Conditions that always hold, what leaves a loop nevertheless, and rounds of one without: it restarts a job."""
 
 Status = bool | None
 
