@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.config_command import after, read_config_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
+from layoutopt.optimizer.interop.python_values import OPEN
 from layoutopt.optimizer.interop.reading import MAX_DEGREE, MAX_LAYERS, Fields, importer, parse_toml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
 from layoutopt.optimizer.interop.shell.values import has_hole, hole, show
@@ -21,7 +22,7 @@ from layoutopt.optimizer.interop.torchtitan.read_batch import (
     read_schedule,
     read_split,
 )
-from layoutopt.optimizer.interop.torchtitan.read_python import read_python_config
+from layoutopt.optimizer.interop.torchtitan.read_python import SECTIONS, read_python_config
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
@@ -57,6 +58,22 @@ FLAVORS = {
     ("gpt_oss", "120b"): ("gpt-oss-120b", 36),
 }
 """Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
+
+OPEN_AXES = {
+    "tensor_parallel_degree": ("tp", "sp", "dp"),
+    "enable_sequence_parallel": ("sp",),
+    "context_parallel_degree": ("cp", "dp"),
+    "pipeline_parallel_degree": ("pp", "vp", "schedule", "split", "dp", "zero"),
+    "pipeline_parallel_schedule": ("vp", "schedule", "split"),
+    "pipeline_parallel_layers_per_stage": ("vp", "split"),
+    "module_fqns_per_model_part": ("vp", "split"),
+    "expert_parallel_degree": ("ep", "etp"),
+    "expert_tensor_parallel_degree": ("etp",),
+    "data_parallel_replicate_degree": ("dp", "hsdp_shard", "zero"),
+    "data_parallel_shard_degree": ("dp", "hsdp_shard", "zero"),
+    "fsdp_reshard_after_forward": ("zero",),
+}
+"""Settings and the axes of a layout that nobody knows while the setting is open."""
 
 FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b", "qwen3_32b")
 """Configurations with full checkpointing (torchtitan/models/*/config_registry.py); others are selective."""
@@ -118,6 +135,9 @@ class _Section(ArgFields):
     def find(self, *keys: str) -> tuple[str, Any]:
         """Return the first setting present; refuse one that a call makes."""
         key, value = super().find(*keys)
+        if value is None and OPEN in self.data and key not in self.left_open:
+            why = str(self.data[OPEN])
+            self.left_open[key] = f"{self.unresolved(why)} ({self.remedy(why)})"
         if isinstance(value, dict):
             name = value.get("class") or value.get("base") or "another section"
             raise self.fail(key, self.unresolved(hole(f"{name}(...)")), self.remedy(""))
@@ -131,6 +151,10 @@ class _Section(ArgFields):
         """Only the file itself can say it."""
         return "state the value"
 
+    def holds_open(self) -> bool:
+        """Tell whether a setting's value is open."""
+        return any(isinstance(value, str) and has_hole(value) for value in self.data.values())
+
     def flag(self, *keys: str) -> bool | None:
         """Read a switch."""
         return Fields.flag(self, *keys)
@@ -138,13 +162,19 @@ class _Section(ArgFields):
 
 def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
     section = data.get(name)
+    if isinstance(section, _Section):
+        return section
     if section is None:
-        section = {}
+        section = {OPEN: data[OPEN]} if OPEN in data else {}
     if isinstance(section, str) and has_hole(section):
         what = f"is computed by {shorten(show(section)[1:])}, and nothing is run"
         raise input_error(what, "state its settings", key=name, file=file)
     if not isinstance(section, dict):
         raise input_error("not a section", f"settings under {name}", key=name, file=file)
+    maker = str(section.get("base") or section.get("class") or "")
+    if maker.rpartition(".")[2][:1].islower():
+        what = f"is computed by {shorten(maker)}(...), and nothing is run"
+        raise input_error(what, "state its settings", key=name, file=file)
     return _Section({str(key): value for key, value in section.items()}, file=file, prefix=name)
 
 
@@ -153,16 +183,26 @@ def job_of_sections(data: dict[str, Any], era: str, file: str, *, gpus: int | No
 
     Raises ``InputError`` where none is torchtitan's.
     """
-    parallelism, training = _section(data, "parallelism", file), _section(data, "training", file)
+    sections = {key: _section(data, key, file) for key in SECTIONS}
+    parallelism, training = sections["parallelism"], sections["training"]
     if not parallelism.data and not training.data and not data.get("function"):
         raise input_error("no torchtitan settings", "sections parallelism and training", file=file)
     notes: list[str] = []
     name, layers = _model(data, notes, file)
-    parallelism = _over(parallelism, gpus)
+    parallelism = sections["parallelism"] = _over(parallelism, gpus)
+    read = data | {key: section for key, section in sections.items() if data.get(key) or OPEN in data}
     layout, stated = _layout(parallelism, era, layers, notes)
-    gpus = stated or gpus
-    batch = read_batch(training, parallelism, era, layout, notes, inherited="base" in data)
-    recompute = _recompute(data, era, notes, file)
+    layout = _left_open(layout, parallelism)
+    gpus = (stated if layout.dp is not None else None) or gpus
+    inherited = "base" in data or training.holds_open()
+    batch = read_batch(training, parallelism, era, layout, notes, inherited=inherited)
+    if layout.pp is None or {"pipeline_parallel_microbatch_size", "num_pp_microbatches"} & set(
+        parallelism.left_open
+    ):
+        batch = replace(batch, micro_batch=None, micro_batches=None)
+    recompute = _recompute(read, era, notes, file)
+    options = _options(read, parallelism, era, file)
+    unknown = [f"{one.path(key)}: {why}" for one in sections.values() for key, why in one.left_open.items()]
     job = ImportedJob(
         framework=Framework.TORCHTITAN,
         version=f"era {era}",
@@ -173,17 +213,22 @@ def job_of_sections(data: dict[str, Any], era: str, file: str, *, gpus: int | No
             recompute=recompute,
         ),
         training=_training(data, training, batch, file),
-        options=_options(data, parallelism, era, file),
+        options=options,
         model_name=name,
         mtp_layers=_mtp_layers(data, era),
         gpus=gpus,
         replicas=parallelism.count("data_parallel_replicate_degree") if gpus is None else 1,
         notes=tuple(notes),
-        missing=_missing(name, gpus, batch, layout, recompute),
+        missing=(*unknown, *_missing(name, gpus, batch, layout, recompute)),
     )
     for section in (parallelism, training):
         section.name_unread(notes)
     return replace(job, notes=tuple(notes))
+
+
+def _left_open(layout: PartialLayout, parallelism: _Section) -> PartialLayout:
+    """Leave the axes open whose setting only a run of the configuration would tell."""
+    return replace(layout, **{axis: None for key in parallelism.left_open for axis in OPEN_AXES.get(key, ())})
 
 
 def _over(parallelism: _Section, gpus: int | None) -> _Section:
@@ -191,7 +236,7 @@ def _over(parallelism: _Section, gpus: int | None) -> _Section:
     key = "data_parallel_shard_degree"
     axes = ("tensor_parallel", "context_parallel", "pipeline_parallel", "data_parallel_replicate")
     others = prod(parallelism.count(f"{axis}_degree") for axis in axes)
-    if not gpus or gpus % others or parallelism.data.get(key, -1) != -1:
+    if not gpus or parallelism.left_open or gpus % others or parallelism.data.get(key, -1) != -1:
         return parallelism
     data = {**parallelism.data, key: gpus // others}
     return _Section(data, file=parallelism.file, prefix=parallelism.prefix)
@@ -289,7 +334,7 @@ def _recompute(data: Mapping[str, Any], era: str, notes: list[str], file: str) -
     base = str(data.get("base") or "")
     if "activation_checkpoint" in data and data["activation_checkpoint"] is None:
         return Recompute()
-    if "activation_checkpoint" not in data:
+    if not data.get("activation_checkpoint"):
         # the registries of era C set it by name; the class itself has None since then
         mode = "none" if era == "C" and not base else _inherited_policy(base)
         if mode is None:
@@ -297,6 +342,10 @@ def _recompute(data: Mapping[str, Any], era: str, notes: list[str], file: str) -
         notes.append(f"activation checkpointing {mode}: default of {base or 'the class'}")
     else:
         fields = _section(data, "activation_checkpoint", file)
+        for key in ("mode", "selective_ac_option"):
+            fields.text(key)
+        if fields.left_open:
+            return None
         policy = fields.text("class") or fields.text("mode") or "selective"
         # registries before 2026-06-15 name the class of all policies and the policy as its mode
         if policy == "ActivationCheckpointConfig":

@@ -1,0 +1,464 @@
+"""Functions of Python configurations, followed as syntax trees: nothing is imported and nothing runs.
+
+Followed: assignments of every form, constant expressions, branches, loops and ``match`` on what is known, helpers and
+nested functions that are given the configuration, ``setattr``. What a construct sets that is not decided here is open:
+it is never left at what it was before.
+"""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from layoutopt.optimizer.interop.python_values import (
+    ALTERS,
+    MAX_DEPTH,
+    OPEN,
+    altered,
+    applied,
+    arithmetic,
+    bound,
+    compared,
+    dotted,
+    inside,
+    is_enum,
+    is_open,
+    item,
+    open_all,
+    open_changes,
+    size,
+    targets,
+)
+from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.shell.values import hole
+from layoutopt.optimizer.specs.errors import input_error
+
+MAX_STEPS, MAX_ITEMS = 50_000, 1_000
+"""Statements, and items of a list or loop: recipes stay far below."""
+
+Values = dict[str, Any]
+_EARLY = "\ue000return"
+"""Name under which the states are kept with which a function may have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonFile:
+    """Functions of a file, what it imports (module and name there) and the values of its own names."""
+
+    functions: dict[str, ast.FunctionDef]
+    imports: dict[str, tuple[str, str]]
+    constants: Values
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    """A function that another one defines, with that one's names."""
+
+    node: ast.FunctionDef
+    values: Values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Nested:
+        return self
+
+
+class _Returned(Exception):
+    """A function's value on its way up."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+@dataclass(slots=True, kw_only=True)
+class PythonReader:
+    """What both kinds of configuration have in common; how calls of what is not in the file are read is not."""
+
+    file: str
+    steps: int = field(default=0, init=False)
+
+    def count(self, steps: int = 1) -> None:
+        """Count statements, or values that are copied. Raises ``InputError`` for more than a configuration has."""
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise input_error("recipe is too long", "one that configures a run", file=self.file)
+
+    def read_names(self, body: list[ast.stmt], made: PythonFile) -> None:
+        """Set the names of a module, in its order."""
+        for node in body:
+            if not isinstance(node, ast.FunctionDef | ast.Return):
+                self.step(node, made.constants, made, 0)
+
+    def call(
+        self, file: PythonFile, node: ast.FunctionDef, given: Values, depth: int, outer: Values | None = None
+    ) -> Any:
+        """Run a function's statements on given arguments and return its value."""
+        if depth > MAX_DEPTH:
+            raise input_error(
+                f"{shorten(node.name)} starts from itself", "a recipe that ends", file=self.file
+            )
+        values = file.constants | (outer or {})
+        values.pop(_EARLY, None)
+        self._take_arguments(file, node, given, values, depth)
+        made: Any = None
+        try:
+            self.block(node.body, values, file, depth)
+            made = self.unreturned(values)
+        except _Returned as returned:
+            made = returned.value
+        for state, value, why in values.get(_EARLY, []):
+            open_changes({key: values[key] for key in state if isinstance(values.get(key), dict)}, state, why)
+            if isinstance(made, dict) and isinstance(value, dict):
+                open_changes(made, value, why)
+            elif made != value:
+                return hole(why)
+        return made
+
+    def unreturned(self, values: Values) -> Any:
+        """Return what a function makes that returns nothing."""
+        return None
+
+    def absent_argument(self, name: str) -> Any:
+        """Return what stands for an argument that nobody gives."""
+        return hole(name)
+
+    def _take_arguments(
+        self, file: PythonFile, node: ast.FunctionDef, given: Values, values: Values, depth: int
+    ) -> None:
+        plain = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+        named = [argument.arg for argument in node.args.kwonlyargs]
+        defaults = dict(zip(reversed(plain), reversed(node.args.defaults), strict=False))
+        pairs = zip(named, node.args.kw_defaults, strict=True)
+        defaults |= {name: value for name, value in pairs if value is not None}
+        outer = dict(values)
+        for name in (*plain, *named):
+            if name in given:
+                values[name] = given[name]
+            elif name in defaults:
+                values[name] = self.value(defaults[name], outer, file, depth)
+            else:
+                values[name] = self.absent_argument(name)
+        if node.args.kwarg is not None:
+            known = {*plain, *named}
+            values[node.args.kwarg.arg] = {key: value for key, value in given.items() if key not in known}
+
+    def block(self, body: list[ast.stmt], values: Values, file: PythonFile, depth: int) -> None:
+        """Follow statements in turn."""
+        for node in body:
+            self.step(node, values, file, depth)
+
+    def step(self, node: ast.stmt, values: Values, file: PythonFile, depth: int) -> None:
+        """Follow one statement; what a branch or loop sets that is not decided here is open."""
+        self.count()
+        if isinstance(node, ast.Return):
+            raise _Returned(self.value(node.value, values, file, depth) if node.value else None)
+        if isinstance(node, ast.Assign):
+            made = self.value(node.value, values, file, depth)
+            for target in node.targets:
+                self.assign(target, made, values, file, depth)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self.assign(node.target, self.value(node.value, values, file, depth), values, file, depth)
+        elif isinstance(node, ast.AugAssign):
+            sides = [self.value(side, values, file, depth) for side in (node.target, node.value)]
+            made = arithmetic(node.op, *sides)
+            if is_open(made):
+                made = hole(f"line {node.lineno}")
+            self.assign(node.target, made, values, file, depth)
+        elif isinstance(node, ast.Expr):
+            self.value(node.value, values, file, depth)
+        elif isinstance(node, ast.FunctionDef):
+            values[node.name] = _Nested(node, values)
+        elif isinstance(node, ast.ClassDef):
+            values[node.name] = self._class_constants(node, values, file, depth)
+        elif isinstance(node, ast.If | ast.Match | ast.For):
+            bodies = self._decided(node, values, file, depth)
+            if bodies is None:
+                self._leave_open(node, values, file, depth)
+            for name, value, body in bodies or ():
+                if name is not None:
+                    self.assign(name, value, values, file, depth)
+                self.block(body, values, file, depth)
+        elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Global | ast.Pass):
+            self._leave_open(node, values, file, depth)
+
+    def _class_constants(self, node: ast.ClassDef, values: Values, file: PythonFile, depth: int) -> Values:
+        own: Values = {}
+        for inner in node.body:
+            if isinstance(inner, ast.Assign | ast.AnnAssign) and inner.value is not None:
+                made = self.value(inner.value, values | own, file, depth)
+                own |= {target.id: made for target in targets(inner) if isinstance(target, ast.Name)}
+        return own
+
+    def _decided(
+        self, node: ast.If | ast.Match | ast.For, values: Values, file: PythonFile, depth: int
+    ) -> list[tuple[ast.expr | None, Any, list[ast.stmt]]] | None:
+        """Return the bodies that run, each with what is set before it; None where that is not known."""
+        if isinstance(node, ast.If):
+            holds = self.holds(node.test, values, file, depth)
+            return None if holds is None else [(None, None, node.body if holds else node.orelse)]
+        if isinstance(node, ast.Match):
+            body = self._matched(node, values, file, depth)
+            return None if body is None else [(None, None, body)]
+        items = self._items(node.iter, values, file, depth)
+        leaves = any(isinstance(one, ast.Break | ast.Continue) for one in inside(node))
+        if items is None or len(items) > MAX_ITEMS or leaves:
+            return None
+        return [*((node.target, one, node.body) for one in items), (None, None, node.orelse)]
+
+    def _matched(
+        self, node: ast.Match, values: Values, file: PythonFile, depth: int
+    ) -> list[ast.stmt] | None:
+        subject = self.value(node.subject, values, file, depth)
+        for case in node.cases:
+            pattern = case.pattern
+            if case.guard is not None or is_open(subject):
+                return None
+            if isinstance(pattern, ast.MatchAs) and pattern.pattern is None and pattern.name is None:
+                return case.body
+            parts = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
+            for part in parts:
+                wanted = (
+                    self.value(part.value, values, file, depth)
+                    if isinstance(part, ast.MatchValue)
+                    else hole("")
+                )
+                if is_open(wanted):
+                    return None
+                if wanted == subject:
+                    return case.body
+        return []
+
+    def _items(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> list[Any] | None:
+        """Return what a loop runs over: a list, the keys, values or pairs of a section, a range; None if not known."""
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range":
+            ends = [self.value(end, values, file, depth) for end in node.args]
+            if not 1 <= len(ends) <= 3 or any(type(end) is not int for end in ends) or ends[2:] == [0]:
+                return None
+            return list(range(*ends)[: MAX_ITEMS + 1])
+        way = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and way in ("items", "keys", "values")
+        ):
+            node = node.func.value
+        made = self.value(node, values, file, depth)
+        if isinstance(made, list) and not way:
+            return list(made)
+        if not isinstance(made, dict) or OPEN in made or is_open(made):
+            return None
+        return [
+            [key, one] if way == "items" else one if way == "values" else key for key, one in made.items()
+        ]
+
+    def _leave_open(self, node: ast.stmt, values: Values, file: PythonFile, depth: int) -> None:
+        """Leave open what a statement may set, by itself or by the functions that it calls."""
+        returns = [one for one in inside(node) if isinstance(one, ast.Return)]
+        for left in returns:
+            self.count(len(values))
+            state = deepcopy({key: value for key, value in values.items() if key != _EARLY})
+            made = self.value(left.value, state, file, depth) if left.value else None
+            values.setdefault(_EARLY, []).append((state, made, f"line {left.lineno}"))
+        for one in inside(node):
+            why = f"line {getattr(one, 'lineno', node.lineno)}"
+            for target in targets(one):
+                self.assign(target, hole(why), values, file, depth)
+            if isinstance(one, ast.Call) and self._reaches(one, values, file, depth):
+                self.count(len(values))
+                state = deepcopy({key: value for key, value in values.items() if key != _EARLY})
+                self.value(one, state, file, depth)
+                open_changes(values, state, why)
+
+    def _reaches(self, node: ast.Call, values: Values, file: PythonFile, depth: int) -> bool:
+        """Tell whether a call is handed a section, so that it may change it."""
+        parts = [*node.args, *(key.value for key in node.keywords)]
+        parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        named = [part for part in parts if isinstance(part, ast.Name | ast.Attribute)]
+        return any(isinstance(self.value(part, values, file, depth), dict) for part in named)
+
+    def assign(self, target: ast.expr, value: Any, values: Values, file: PythonFile, depth: int) -> None:
+        """Set a name, a key of a section, an item of a list, or several names from a list."""
+        if isinstance(target, ast.Starred):
+            self.assign(target.value, hole("expression"), values, file, depth)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for place, inner in enumerate(target.elts):
+                known = isinstance(value, list) and len(value) == len(target.elts)
+                self.assign(inner, value[place] if known else self.part_of(value), values, file, depth)
+        elif isinstance(target, ast.Name):
+            values[target.id] = value
+        elif isinstance(target, ast.Attribute | ast.Subscript):
+            holder = self._held(target.value, values, file, depth)
+            key = self._key(target, values, file, depth)
+            if isinstance(holder, dict) and isinstance(key, str) and not is_open(key):
+                holder[key] = value
+            elif isinstance(holder, dict):
+                open_all(holder, f"line {target.lineno}")
+            elif isinstance(holder, list) and type(key) is int and -len(holder) <= key < len(holder):
+                holder[key] = value
+            elif isinstance(holder, list):
+                holder[:] = [hole(f"line {target.lineno}")] * len(holder)
+
+    def part_of(self, value: Any) -> Any:
+        """Return what stands for a part of a value that is not known."""
+        return value if is_open(value) and isinstance(value, str) else hole("expression")
+
+    def _key(self, node: ast.Attribute | ast.Subscript, values: Values, file: PythonFile, depth: int) -> Any:
+        return node.attr if isinstance(node, ast.Attribute) else self.value(node.slice, values, file, depth)
+
+    def _held(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> Any:
+        """Return the section that a target is part of; one that nobody made yet begins empty, or open as its holder."""
+        if isinstance(node, ast.Name):
+            return values.get(node.id)
+        if not isinstance(node, ast.Attribute | ast.Subscript):
+            return self.value(node, values, file, depth)
+        outer = self._held(node.value, values, file, depth)
+        key = self._key(node, values, file, depth)
+        if key == "__dict__" or not isinstance(outer, dict) or not isinstance(key, str) or is_open(key):
+            return outer if key == "__dict__" else item(outer, key) if isinstance(outer, list) else None
+        inner = outer.get(key)
+        if not isinstance(inner, dict | list):
+            why = inner if is_open(inner) else outer.get(OPEN)
+            outer[key] = {} if why is None else {OPEN: why}
+        return outer[key]
+
+    def holds(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> bool | None:
+        """Judge a condition on known values, None where it is open."""
+        if isinstance(node, ast.BoolOp):
+            parts = [self.holds(part, values, file, depth) for part in node.values]
+            ends = isinstance(node.op, ast.Or)
+            return ends if ends in parts else None if None in parts else not ends
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self.holds(node.operand, values, file, depth)
+            return None if inner is None else not inner
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            sides = [self.value(side, values, file, depth) for side in (node.left, node.comparators[0])]
+            return None if any(map(is_open, sides)) else compared(node.ops[0], *sides)
+        if isinstance(node, ast.Compare):
+            return None
+        made = self.value(node, values, file, depth)
+        return None if is_open(made) else bool(made)
+
+    def value(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> Any:
+        """Evaluate constants, lists, sections and calls; anything else is open."""
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str | int | float | bool | None) else hole("constant")
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.value(one, values, file, depth) for one in node.elts]
+        if isinstance(node, ast.BinOp):
+            return arithmetic(
+                node.op, *(self.value(side, values, file, depth) for side in (node.left, node.right))
+            )
+        if isinstance(node, ast.Dict):
+            return self._mapping(node, values, file, depth)
+        if isinstance(node, ast.Name):
+            return values[node.id] if node.id in values else self.imported(file, node.id)
+        if isinstance(node, ast.Attribute):
+            return self.attribute(node, values, file, depth)
+        if isinstance(node, ast.Subscript):
+            sides = [self.value(side, values, file, depth) for side in (node.value, node.slice)]
+            return item(*sides)
+        if isinstance(node, ast.NamedExpr):
+            made = self.value(node.value, values, file, depth)
+            self.assign(node.target, made, values, file, depth)
+            return made
+        if isinstance(node, ast.IfExp):
+            holds = self.holds(node.test, values, file, depth)
+            chosen = node.body if holds else node.orelse
+            return hole("expression") if holds is None else self.value(chosen, values, file, depth)
+        if isinstance(node, ast.Compare | ast.BoolOp) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        ):
+            holds = self.holds(node, values, file, depth)
+            return hole("expression") if holds is None else holds
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            inner = self.value(node.operand, values, file, depth)
+            return -inner if type(inner) in (int, float) else hole("expression")
+        if isinstance(node, ast.Call):
+            return self._call(node, values, file, depth)
+        return hole("expression")
+
+    def imported(self, file: PythonFile, name: str) -> Any:
+        """Return a name that the file does not set."""
+        return hole(name)
+
+    def _mapping(self, node: ast.Dict, values: Values, file: PythonFile, depth: int) -> Any:
+        """Read a dictionary of settings; one whose keys are not all known is none."""
+        found: Values = {}
+        for key, one in zip(node.keys, node.values, strict=True):
+            value = self.value(one, values, file, depth)
+            name = None if key is None else self.value(key, values, file, depth)
+            if isinstance(name, str) and not is_open(name):
+                found[name] = value
+            elif key is None and isinstance(value, dict):
+                found |= value
+            else:
+                return hole("dictionary")
+        return found
+
+    def attribute(self, node: ast.Attribute, values: Values, file: PythonFile, depth: int) -> Any:
+        """Return what an attribute holds: a section is shared, as it is in Python."""
+        if isinstance(node.value, ast.Name) and node.value.id not in values and is_enum(node.value.id):
+            return f"{node.value.id}.{node.attr}"
+        holder = self.value(node.value, values, file, depth)
+        if isinstance(holder, dict) and node.attr == "__dict__":
+            return holder
+        absent = holder.get(OPEN, hole(dotted(node))) if isinstance(holder, dict) else hole(dotted(node))
+        return holder.get(node.attr, absent) if isinstance(holder, dict) else absent
+
+    def _call(self, node: ast.Call, values: Values, file: PythonFile, depth: int) -> Any:
+        """Read a call: what changes or copies sections, nested functions, then whatever the kind of file knows."""
+        arguments = [self.value(argument, values, file, depth) for argument in node.args]
+        named = {key.arg: self.value(key.value, values, file, depth) for key in node.keywords if key.arg}
+        whole = True
+        for key in node.keywords:
+            unpacked = {} if key.arg else self.value(key.value, values, file, depth)
+            known = isinstance(unpacked, dict) and not is_open(unpacked)
+            named |= unpacked if known else {}
+            whole &= known
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        first = arguments[0] if arguments else None
+        if name == "setattr" and len(node.args) == 3 and isinstance(first, dict):
+            target = ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Store()), node)
+            return self.assign(target, arguments[2], values, file, depth)
+        if name == "vars" and isinstance(first, dict):
+            return first
+        if name in ("deepcopy", "copy", "replace") and isinstance(first, dict):
+            self.count(size(first, self.file))
+            return deepcopy(first) | named
+        if isinstance(node.func, ast.Attribute) and name in ALTERS:
+            holder = self.value(node.func.value, values, file, depth)
+            if isinstance(holder, dict) and name == "update":
+                return self._update(holder, [*arguments, named], f"line {node.lineno}", whole)
+            if (made := altered(holder, name, arguments, f"line {node.lineno}")) is not None:
+                return made
+        own = values.get(name)
+        if isinstance(own, _Nested) and isinstance(node.func, ast.Name):
+            return self.call(file, own.node, bound(own.node, arguments) | named, depth + 1, own.values)
+        made = applied(name, arguments) if isinstance(node.func, ast.Name) and not named else None
+        return (
+            self.called_value(node, name, arguments, named, whole, values, file, depth)
+            if made is None
+            else made
+        )
+
+    def _update(self, holder: Values, parts: list[Any], why: str, whole: bool) -> None:
+        if not whole or not all(isinstance(part, dict) for part in parts):
+            open_all(holder, why)
+        for part in parts:
+            holder |= part if isinstance(part, dict) else {}
+
+    def called_value(
+        self,
+        node: ast.Call,
+        name: str,
+        arguments: list[Any],
+        named: Values,
+        whole: bool,
+        values: Values,
+        file: PythonFile,
+        depth: int,
+    ) -> Any:
+        """Return what another call makes; ``whole``: the keywords are all known."""
+        return hole(f"{name}(...)")
