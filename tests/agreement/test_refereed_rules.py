@@ -109,6 +109,43 @@ def test_rules_by_release(layout: Layout, model: ModelSpec, refused: str, accept
     assert rule not in broken(layout, model, accepted)
 
 
+def test_merged_passes_of_prediction_layers_need_a_pipeline() -> None:
+    """Core 0.16 and 0.17 refuse them at pp 1, under Megatron-Bridge too; 0.15 and 0.18 do not."""
+    model = replace(SPARSE, mtp_layers=1)
+    layout = replace(PLAIN, ep=4, switches=Switches(ep_overlap=True))
+    for release, refused in (("0.15", False), ("0.16", True), ("0.17", True), ("0.18", False)):
+        assert ("moe_batch_overlap" in broken(layout, model, release)) == refused
+        assert "moe_batch_overlap" not in broken(layout, SPARSE, release)
+    training = workload_of(model, layout).training
+    for release, refused in (("0.3", True), ("0.4", True), ("0.5", False)):
+        found = check_layout(layout, model, training, CLUSTER, Framework.MEGATRON_BRIDGE, release)
+        assert ("moe_batch_overlap" in {rule.rule for rule in found}) == refused
+
+
+def test_recomputed_experts_have_no_merged_passes() -> None:
+    """Core 0.17 refuses them; before, merged passes ran past the recomputed region."""
+    recompute = Recompute(granularity=Granularity.SELECTIVE, modules=("moe",))
+    layout = replace(PLAIN, ep=4, recompute=recompute, switches=Switches(ep_overlap=True))
+    for release in ("0.14", "0.16", "0.17", "0.19"):
+        assert "moe_batch_overlap" in broken(layout, SPARSE, release)
+
+
+def test_graphs_of_experts_with_a_capacity() -> None:
+    """Core 0.16 and 0.17 ask for padded decoding beside experts over ranks, and merge no passes in such graphs."""
+    assert SPARSE.moe is not None
+    padded = replace(SPARSE, moe=replace(SPARSE.moe, capacity_factor=1.25))
+    layout = replace(
+        PLAIN, ep=4, switches=Switches(cuda_graph=CudaGraph.FULL, dispatcher=Dispatcher.ALLTOALL)
+    )
+    merged = replace(layout, switches=replace(layout.switches, ep_overlap=True))
+    flag = "--moe-pad-experts-for-cuda-graph-inference"
+    for release, asked in (("0.15", False), ("0.16", True), ("0.17", True), ("0.18", False), ("0.19", False)):
+        assert broken(layout, padded, release) == set()
+        assert (flag in script(layout, padded, release)[0].split()) == asked
+        assert flag not in script(replace(layout, ep=1), padded, release)[0]
+        assert ("full_graph_batch_overlap" in broken(merged, padded, release)) == asked
+
+
 def test_one_connection_at_tp_1() -> None:
     """Before core 0.12 asynchronous gradient all-reduces want it at tp 1 too."""
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 " in script(PLAIN, DENSE, "0.11")[0]

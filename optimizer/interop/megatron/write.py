@@ -298,8 +298,14 @@ def graph_flags(target: Target) -> Flags:
             (scope, list(graph_modules(target))),
             ("--te-rng-tracker", True),
         ]
-    own = [("--cuda-graph-impl", "full_iteration")]
-    older = [("--cuda-graph-impl", "local"), (scope, "full_iteration")]
+    own: Flags = [("--cuda-graph-impl", "full_iteration")]
+    # Core 0.16 and 0.17 ask for it wherever graphs meet expert parallelism; routers read it in decoding alone.
+    padded = release >= (0, 16) and target.layout.ep > 1
+    older: Flags = [
+        ("--cuda-graph-impl", "local"),
+        (scope, "full_iteration"),
+        ("--moe-pad-experts-for-cuda-graph-inference", padded),
+    ]
     return [
         *(own if release >= (0, 18) else older),
         ("--no-check-for-nan-in-loss-and-grad", True),

@@ -84,7 +84,7 @@ def _grouped(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray
 
 
 def _grouped_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    return f"{ctx.experts} experts in {layout.precision}", {"experts": ctx.experts}
+    return f"{ctx.experts} experts in grouped GEMMs in {layout.precision}", {"experts": ctx.experts}
 
 
 def _steps(precision: Precision) -> tuple[int, int]:
@@ -172,9 +172,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="grouped_gemm_fp16",
-        formula="experts => no fp16",
-        reason="grouped GEMMs, which experts are launched with, take bf16 alone",
-        source="NVIDIA/Megatron-LM core/transformer/moe/experts.py, core 0.13; training/arguments.py to 0.15",
+        formula="experts in grouped GEMMs => no fp16",
+        reason="--moe-grouped-gemm, with which every launch here is written, takes bf16 alone",
+        source="NVIDIA/Megatron-LM training/arguments.py, core 0.10 to 0.15",
         reads=frozenset({"precision"}),
         holds=_per_precision(_grouped),
         detail=_grouped_detail,
