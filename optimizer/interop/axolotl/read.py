@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require_agreement
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
@@ -78,12 +78,14 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
     name_unread(list(fields.data), KNOWN, notes)
     kind = fields.text("adapter")
     framework = stated.get("framework", Framework.ACCELERATE)
+    batch = micro_batch * accumulation * dp if micro_batch and dp else None
+    require_agreement(stated, fields, batch, "micro_batch_size")
     return fsdp_job(
         notes=notes,
         path=fields.text("base_model"),
         gpus=gpus,
         micro_batch=micro_batch,
-        global_batch=micro_batch * accumulation * dp if micro_batch and dp else None,
+        global_batch=batch,
         sequence_length=fields.integer("sequence_len", least=1),
         tp=tp,
         cp=cp,

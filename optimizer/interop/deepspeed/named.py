@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.read import import_deepspeed
 from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.vocabulary import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from layoutopt.optimizer.interop.reading import Fields
 
 _STAGE = re.compile(r"zero[-_]?([0-3])|stage[-_]?([0-3])|ds_z([0-3])|\bz([0-3])\b", re.IGNORECASE)
 
@@ -23,7 +27,7 @@ def named_deepspeed(
     *,
     built_in: bool = False,
 ) -> dict[str, Any]:
-    """Return the framework, and ``zero``, ``offload``, ``tp``, ``cp`` and ``precision`` as far as they are stated.
+    """Return the framework, and degrees, batch, precision and ``offload`` as far as they are stated.
 
     Parameters
     ----------
@@ -44,6 +48,8 @@ def named_deepspeed(
         return found | {
             "zero": job.layout.zero, "offload": job.options.optimizer_offload, "tp": job.layout.tp,
             "cp": job.layout.cp, "precision": job.training.precision, "optimizer": job.training.optimizer,
+            "micro_batch": job.layout.micro_batch, "accumulation": job.layout.micro_batches,
+            "global_batch": job.training.global_batch, "named": name,
         }  # fmt: skip
     match = _STAGE.search(name)
     if match is None:
@@ -56,3 +62,41 @@ def named_deepspeed(
     if offload and stage == 3:
         notes.append("parameters in host memory are not modelled; memory is overestimated")
     return found | {"zero": stage, "offload": 1.0 if offload else None}
+
+
+def require_agreement(
+    stated: Mapping[str, Any],
+    fields: Fields,
+    batch: int | None,
+    micro_key: str = "per_device_train_batch_size",
+) -> None:
+    """Refuse a DeepSpeed configuration that contradicts the arguments, as Hugging Face's trainer does.
+
+    Its ``HfTrainerDeepSpeedConfig`` wants equal values or ``auto`` (transformers 5.24.0 ``integrations/deepspeed.py``).
+    ``batch`` is the global batch that follows from the arguments. Raises ``InputError`` with both places of each value.
+    """
+    if "named" not in stated:
+        return
+    steps = "gradient_accumulation_steps"
+    pairs = [
+        (micro_key, fields.integer(micro_key), "train_micro_batch_size_per_gpu", stated["micro_batch"]),
+        (steps, fields.integer(steps), steps, stated["accumulation"]),
+    ]
+    flags = {Precision.BF16: "bf16", Precision.FP16: "fp16"}
+    own = [kind for kind, key in flags.items() if str(fields.raw(key) or False).lower() == "true"]
+    if own and stated["precision"] in flags:
+        pairs.append((flags[own[0]], own[0], f"{flags[stated['precision']]}.enabled", stated["precision"]))
+    if not any(mine and theirs and mine != theirs for _, mine, _, theirs in pairs):
+        pairs.append(("global batch", batch, "train_batch_size", stated["global_batch"]))
+    problems = [
+        Problem(
+            what=f"{mine} contradicts {theirs}, which {their_key} of {shorten(stated['named'])} states",
+            allowed="one value in both places, or auto in the latter",
+            key=fields.path(key) if key in fields else key,
+            file=fields.file,
+        )
+        for key, mine, their_key, theirs in pairs
+        if mine and theirs and mine != theirs
+    ]
+    if problems:
+        raise InputError(*problems)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.accelerate.read import STRATEGIES, import_accelerate
-from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require_agreement
 from layoutopt.optimizer.interop.launch.adapters import PEFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, model_path, name_unread
@@ -88,12 +88,15 @@ def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) 
     tp, cp = stated.get("tp") or 1, stated.get("cp") or 1
     ranks = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
     framework = stated.get("framework", Framework.ACCELERATE)
+    batch = ranks * micro_batch * steps if ranks and micro_batch and steps else None
+    if not fields.raw("deepspeed_config"):  # read by the script itself, not by the trainer
+        require_agreement(stated, fields, batch)
     job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model_name_or_path", "model_name", "model"),
         gpus=gpus,
         micro_batch=micro_batch,
-        global_batch=ranks * micro_batch * steps if ranks and micro_batch and steps else None,
+        global_batch=batch,
         sequence_length=fields.integer(*LENGTHS, least=1),
         tp=tp,
         cp=cp,

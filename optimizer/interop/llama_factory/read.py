@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require_agreement
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import INLINE, after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
@@ -87,12 +87,14 @@ def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) 
         {"zero": _stage(fields, notes)} if named is None else named_deepspeed(named, beside, notes, missing)
     )
     framework = stated.get("framework", Framework.ACCELERATE)
+    batch = micro_batch * accumulation * gpus if micro_batch and gpus else None
+    require_agreement(stated, fields, batch)
     return fsdp_job(
         notes=notes,
         path=fields.text("model_name_or_path"),
         gpus=gpus,
         micro_batch=micro_batch,
-        global_batch=micro_batch * accumulation * gpus if micro_batch and gpus else None,
+        global_batch=batch,
         sequence_length=fields.integer("cutoff_len", least=1),
         zero=stated.get("zero"),
         recompute=not fields.on("disable_gradient_checkpointing"),

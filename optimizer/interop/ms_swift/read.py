@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed
+from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require_agreement
 from layoutopt.optimizer.interop.launch.adapters import SWIFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import (
@@ -128,12 +128,14 @@ def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
             "sequence_parallel_size: heads are exchanged; where they do not divide, the rest is a ring"
         )
     framework = stated.get("framework", Framework.ACCELERATE)
+    batch = ranks * micro_batch * steps if ranks and micro_batch and steps else None
+    require_agreement(stated, fields, batch)
     job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model"),
         gpus=gpus,
         micro_batch=micro_batch,
-        global_batch=ranks * micro_batch * steps if ranks and micro_batch and steps else None,
+        global_batch=batch,
         cp=cp,
         cp_comm=CpComm.A2A if cp > 1 else None,
         sequence_length=fields.integer("max_length", least=1),
