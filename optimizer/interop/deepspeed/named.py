@@ -78,7 +78,7 @@ def require_agreement(
     if "named" not in stated:
         return
     steps = "gradient_accumulation_steps"
-    pairs = [
+    pairs: list[tuple[str, Any, str, Any]] = [
         (micro_key, fields.integer(micro_key), "train_micro_batch_size_per_gpu", stated["micro_batch"]),
         (steps, fields.integer(steps), steps, stated["accumulation"]),
     ]
