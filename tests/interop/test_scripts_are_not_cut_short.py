@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt.optimizer.interop.megatron.entries import OTHER_ENTRIES
 from layoutopt.optimizer.interop.sources import import_text
+from layoutopt.optimizer.specs.errors import InputError
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
@@ -48,3 +50,50 @@ def test_loops_that_go_on_leave_open_what_they_set(loop: str) -> None:
     assert job.training.global_batch is None
     assert any("the loop of line 2 is read for" in note and "G" in note for note in job.notes)
     assert any("G after the loop of line 2" in text for text in job.missing)
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_ENTRIES))
+@pytest.mark.parametrize("trainer", ["", "--deepspeed --zero-stage 1"])
+def test_jobs_of_other_kinds_are_refused_by_name(name: str, trainer: str) -> None:
+    """Megatron's other entry scripts share GPT's flags and train something else."""
+    with pytest.raises(InputError, match=name):
+        job_of(f"torchrun --nproc-per-node 8 examples/{name} {FLAGS} --global-batch-size 8 {trainer}\n")
+
+
+def test_a_word_of_a_flag_is_no_other_entry() -> None:
+    """Only the script's own name counts."""
+    assert job_of(f"{LAUNCH} --global-batch-size 8 --wandb-exp-name pretrain_bert\n").model is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            "--decoder-last-pipeline-num-layers 6",
+            "decoder-last-pipeline-num-layers: leaves 26 of 32 layers to the 3",
+        ),
+        ("--decoder-first-pipeline-num-layers 33", "leaves -1 of 32"),
+        (
+            "--decoder-last-pipeline-num-layers 8 --num-layers-per-virtual-pipeline-stage 4",
+            "num-layers-per-virtual-pipeline-stage: is given with --decoder-last-pipeline-num-layers",
+        ),
+    ],
+)
+def test_uneven_ends_that_megatron_refuses(flags: str, words: str) -> None:
+    """Its arguments' own checks say so in one line; no equal stages are made up instead."""
+    with pytest.raises(InputError, match=words):
+        job_of(f"{LAUNCH} --global-batch-size 8 --pipeline-model-parallel-size 4 {flags}\n")
+
+
+def test_uneven_ends_that_megatron_takes() -> None:
+    """What the stated end leaves is shared by the others."""
+    ends = "--decoder-last-pipeline-num-layers 5 --pipeline-model-parallel-size 4"
+    split = job_of(f"{LAUNCH} --global-batch-size 8 {ends}\n").layout.split
+    assert split is not None
+    assert [stage.layers for stage in split] == [9, 9, 9, 5]
+
+
+def test_arguments_of_a_checkpoint_are_named() -> None:
+    """With --use-checkpoint-args the flags need not be the model."""
+    notes = job_of(f"{LAUNCH} --global-batch-size 8 --use-checkpoint-args --load checkpoints\n").notes
+    assert any(note.startswith("--use-checkpoint-args: flags of the model may come") for note in notes)

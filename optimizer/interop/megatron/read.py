@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
+from layoutopt.optimizer.interop.megatron.entries import require_gpt_entry
 from layoutopt.optimizer.interop.megatron.read_layout import (
     LAYOUT_KEY,
     cp_groups,
@@ -92,6 +93,7 @@ def import_arguments(text: str, file: str = "", outside: Outside | None = None) 
 
     def build(command: LaunchCommand) -> ImportedJob:
         """Read the flags of one command."""
+        require_gpt_entry(command.words, file)
         return job_from_arguments(command.fields(file=file), command.gpus, command_line=True)
 
     return read_launch(text, OWN_FLAGS, build, file, outside)
@@ -109,6 +111,9 @@ def job_from_arguments(
         fields, layout, notes, fp8_key=fp8_key, fp4_key=fp4_key, command_line=command_line
     )
     options = stated_options(fields, layout, notes, command_line=command_line)
+    if fields.on("use_checkpoint_args"):
+        key = fields.path("use_checkpoint_args")
+        notes.append(f"{key}: flags of the model may come from the checkpoint, which is not read")
     missing = missing_values(fields, model, layout, training, gpus)
     if not fields.printed:
         fields.name_unread(notes)

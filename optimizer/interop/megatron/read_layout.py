@@ -109,6 +109,11 @@ def _virtual(fields: Fields, pp: int, layers: int | None, items: tuple[StageItem
     per_chunk = fields.integer("num_layers_per_virtual_pipeline_stage", least=1)
     if stated is not None or per_chunk is None:
         return stated or 1
+    uneven = next((key for key in (*FIRST_LAYERS, *LAST_LAYERS) if fields.data.get(key) is not None), None)
+    if uneven is not None and pp > 1:  # arguments.py, validate_args
+        what = f"is given with {fields.path(uneven)}, which Megatron-LM refuses"
+        allowed = fields.path("num_virtual_stages_per_pipeline_rank")
+        raise fields.fail("num_layers_per_virtual_pipeline_stage", what, allowed)
     if layers is None and fields.is_open("num_layers"):
         return 1  # ``left_open`` takes it back
     if layers is None:
@@ -225,19 +230,29 @@ def _counted_ends(fields: Fields) -> tuple[int, int]:
     return int(first), int(fields.on("account_for_loss_in_pipeline_split"))
 
 
+FIRST_LAYERS = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+LAST_LAYERS = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+
+
 def _uneven(fields: Fields, layers: int, pp: int) -> list[int]:
-    first = fields.integer("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
-    last = fields.integer("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
-    if first is None and last is None:
+    """Layers of each rank where those of an end are stated, empty where they are not.
+
+    Raises ``InputError`` for what Megatron refuses (core/transformer/transformer_config.py, uneven stages).
+    """
+    first, last = fields.integer(*FIRST_LAYERS), fields.integer(*LAST_LAYERS)
+    if pp < 2 or (first is None and last is None) or fields.is_open(*FIRST_LAYERS, *LAST_LAYERS):
         return []
     ends = (first is not None) + (last is not None)
-    middle = layers - (first or 0) - (last or 0)
-    if pp < 2 or middle < 0 or (pp > ends and middle % (pp - ends)) or (pp == ends and middle):
-        return []
-    share = middle // (pp - ends) if pp > ends else 0
+    middle, between = layers - (first or 0) - (last or 0), pp - ends
+    if middle < 0 or bool(middle) != bool(between) or (between and middle % between):
+        stated = next(key for key in (*LAST_LAYERS, *FIRST_LAYERS) if fields.data.get(key) is not None)
+        what = f"leaves {middle} of {layers} layers to the {between} stages that state none, which Megatron-LM refuses"
+        raise fields.fail(
+            stated, what, f"a multiple of {between} left" if between else "all layers at the ends"
+        )
     front = [] if first is None else [first]
     back = [] if last is None else [last]
-    return front + [share] * (pp - ends) + back
+    return front + [middle // between if between else 0] * between + back
 
 
 def _micro_batches(fields: Fields, micro_batch: int | None, dp: int | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
+from layoutopt.optimizer.interop.megatron.entries import require_gpt_entry
 from layoutopt.optimizer.interop.megatron.read import left_open, missing_values, stated_options
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
@@ -53,6 +54,7 @@ def import_megatron_deepspeed(text: str, file: str = "", outside: Outside | None
 
 
 def _job(command: LaunchCommand, file: str) -> ImportedJob:
+    require_gpt_entry(command.words, file)
     data = command.flags
     zero_open = _read_json(data, command, file)
     notes: list[str] = []
