@@ -174,11 +174,16 @@ class Result(Answer):
         return why_not(self.workload, self.cluster, fixed, self.options, best=self.plan)
 
     def export(self, to: str, *, release: str | None = None) -> ExportedJob:
-        """Write the launch configuration for a trainer; raises InputError for what it can't launch."""
+        """Write the launch configuration for a trainer; raises InputError for what it can't launch.
+
+        Without ``release``: for the release that was asked about, if that is the trainer's, else for the newest.
+        """
         from layoutopt.optimizer.interop.launch.export import export
+        from layoutopt.optimizer.interop.launch.target import release_for
 
         if self.plan.layout is None:
             raise input_error("there is no layout to export", key="export")
+        release = release or release_for(to, self.options.framework, self.options.space.software)
         return export(self.plan.layout, self.workload, self.cluster, to, version=release)
 
     def to_dict(self) -> dict[str, Any]:

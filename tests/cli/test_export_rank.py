@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from layoutopt import load_cluster, load_model, solve
 from layoutopt.optimizer.report.commands.export import ROBUST, read_plan
 from layoutopt.optimizer.specs.errors import InputError
 
@@ -73,3 +74,29 @@ def test_a_robust_choice_that_is_not_there(
     assert "--robust: is not in the plan (a plan that solve --robust wrote)" in ran.stderr
     both = run("export", str(file), "--to", "megatron-lm", "--robust", "--rank", "2")
     assert both.exit_code == 2 and "--robust chooses the layout" in both.stderr
+
+
+@pytest.mark.parametrize(
+    ("framework", "software", "to", "written"),
+    [
+        ("megatron", "core 0.16", "megatron-lm", "core 0.16"),
+        ("torchtitan", "era A", "torchtitan", "era A"),
+        ("megatron", "core 0.16", "megatron-bridge", "0.6"),
+        ("any", None, "megatron-lm", "core 0.19"),
+    ],
+)
+def test_a_launch_is_for_the_release_that_the_plan_was_made_for(
+    run: Callable[..., Result], tmp_path: Path, framework: str, software: str | None, to: str, written: str
+) -> None:
+    """Flags come and go with releases; another trainer's names of releases mean nothing."""
+    question = solve(
+        load_model("llama3-8b"),
+        load_cluster("h100x8"),
+        framework=framework,
+        software=software,
+        fix={"tp": 1, "pp": 1},
+    )
+    assert written in "".join(question.export(to).files.values())
+    assert "core 0.18" in "".join(question.export("megatron-lm", release="core 0.18").files.values())
+    question.save(tmp_path / "plan.json")
+    assert written in run("export", str(tmp_path / "plan.json"), "--to", to).stdout

@@ -76,6 +76,14 @@ def version_text(framework: Framework, version: str | None) -> str:
     return f"era {stated.upper()}" if letter else stated
 
 
+def release_for(to: str, framework: Framework, software: str | None) -> str | None:
+    """Return the release to write for where none is asked for: a plan's own, ``software``, if it goes to its trainer.
+
+    Names of releases mean nothing to another trainer: there it is the newest, None.
+    """
+    return software if framework_named(to) is framework else None
+
+
 def context_of(
     layout: Layout, workload: Workload, cluster: ClusterSpec, framework: Framework, version: str
 ) -> Context:

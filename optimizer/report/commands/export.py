@@ -38,7 +38,11 @@ ROBUST = 0
 @click.command()
 @click.argument("plan", metavar="PLAN", type=click.Path())
 @click.option("--to", type=TARGETS, required=True, help=f"The trainer: {', '.join(TARGETS.words)}.")
-@click.option("--release", type=Release(), help="Its release, e.g. 'core 0.16', or torchtitan's era A or C.")
+@click.option(
+    "--release", type=Release(),
+    help="Its release, e.g. 'core 0.16', or torchtitan's era A or C; left out: the plan's own, if it is the trainer's, else "
+    "the newest.",
+)  # fmt: skip
 @click.option(
     "--checkpoint-every", type=Whole(0, 10**9),
     help="Steps between checkpoints, 0 for none; left out: the interval that loses least to failures.",
@@ -140,7 +144,9 @@ def _export(
     question: Question, layout: Layout, to: str, release: str | None, checkpoints: CheckpointInterval | None
 ) -> ExportedJob:
     from layoutopt.optimizer.interop.launch.export import export
+    from layoutopt.optimizer.interop.launch.target import release_for
 
+    release = release or release_for(to, question.options.framework, question.options.space.software)
     return export(layout, question.workload, question.cluster, to, version=release, plan=checkpoints)
 
 
