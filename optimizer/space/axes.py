@@ -135,8 +135,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
 
     # Tensor parallelism exchanges every layer twice: beyond the fast links it has no use.
     domain, slots = min(ctx.cluster.tensor_domain, most), ctx.blocks + 2
-    micro_batches = options.micro_batches or MICRO_BATCHES
-    dividing = tuple(b for b in micro_batches if training.global_batch % b == 0)
+    dividing = _micro_batches(training.global_batch, options)
     expert_degrees = divisors(ctx.experts) if ctx.experts and "ep" not in abilities.fixed_axes else (1,)
     return Axes(
         ctx=ctx,
@@ -158,6 +157,15 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
         switches=switch_sets(ctx, options),
         switch_values=declared_switches(ctx, options),
     )
+
+
+def _micro_batches(batch: int, options: SpaceOptions) -> tuple[int, ...]:
+    """Return the listed sizes that divide the batch, by default ``MICRO_BATCHES``; of a batch that not all of these divide,
+    every divisor up to the largest, since the powers of two in 30 are no choice."""
+    sizes = options.micro_batches or MICRO_BATCHES
+    dividing = tuple(size for size in sizes if batch % size == 0)
+    whole = options.micro_batches or len(dividing) == len(sizes)
+    return dividing if whole else tuple(divisors(batch, sizes[-1]))
 
 
 def _least_gpus(most: int, idle: float) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from layoutopt.optimizer.cost.run_facts import RunFacts
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split
 from layoutopt.optimizer.frameworks.switches import BY_NAME, switch_text
-from layoutopt.optimizer.space.axes import declare_axes
+from layoutopt.optimizer.space.axes import MICRO_BATCHES, declare_axes
 from layoutopt.optimizer.space.builder import SpaceBuilder
 from layoutopt.optimizer.space.context import make_context
 from layoutopt.optimizer.space.divisors import factorisation_text, prime_powers
@@ -78,7 +78,7 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
             sorted({etp for tp in axes.tp for etp in axes.etp_of(tp)}),
             "divisors of tp" if ctx.experts else "",
         ),
-        _row("micro_batch", axes.micro_batch, f"divisors of the batch of {batch:,}"),
+        _row("micro_batch", axes.micro_batch, _micro_batch_words(axes, batch)),
         _row("zero", axes.zero, "with the level that shard groups tile"),
         _row("recompute", recomputes, "full: any number of layers, none included"),
         _row("mesh_order", axes.orders, "innermost first"),
@@ -86,6 +86,16 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
         _row("precision", [precision.value for precision in axes.precisions], ""),
         *savers,
         *switches,
+    )
+
+
+def _micro_batch_words(axes: Axes, batch: int) -> str:
+    """Say which sizes of a micro-batch are declared."""
+    powers = len(axes.micro_batch) > 1 and axes.micro_batch == MICRO_BATCHES
+    return (
+        f"powers of two; they divide the batch of {batch:,}"
+        if powers
+        else f"divisors of the batch of {batch:,}"
     )
 
 
@@ -254,6 +264,9 @@ def build_space(
         **_codes(axes),
         rules=tuple(rule for rule in rules if rule.reads & MODIFIER_COLUMNS),
     )
+    if "none" not in options.forbid.get("recompute", ()):
+        modifiers = modifiers.or_none()
+        axes = replace(axes, recomputes=modifiers.recomputes)
     # Rules on degrees alone cut rows before modifiers multiply them.
     on_degrees = tuple(rule for rule in rules if not rule.reads & MODIFIER_COLUMNS)
     counted = SpaceBuilder(axes, modifiers, on_degrees).run()

@@ -10,9 +10,11 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, FEW_ROWS, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.space.orders import first_orders
+from layoutopt.optimizer.space.recompute_sets import WHOLE_LAYERS
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.space.rules.switches import OnlyWhere
 from layoutopt.optimizer.space.switch_sets import first_switches
+from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Schedule
 from layoutopt.optimizer.topology.counting import distinct_rows
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.axes import ZeroChoice
     from layoutopt.optimizer.space.context import Context
     from layoutopt.optimizer.space.rule import Rule
-    from layoutopt.optimizer.specs.layout import Recompute, Switches
+    from layoutopt.optimizer.specs.layout import Switches
     from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
     BoolArray = NDArray[np.bool_]
@@ -156,7 +158,19 @@ class Modifiers:
         for rule in self._rules_on("recompute"):
             valid = valid & rule.holds(rows, self.ctx)
             steps.append((rule.name, valid.reshape(shape)))
+        if {WHOLE_LAYERS, Recompute()} <= set(self.recomputes):
+            # Whole layers are any number of them: none at all is another choice only where they are refused.
+            table, whole = steps[-1][1].copy(), self.recomputes.index(WHOLE_LAYERS)
+            table[self.recomputes.index(Recompute())] &= ~table[whole]
+            steps.append((EQUIVALENT, table))
         return steps
+
+    def or_none(self) -> Modifiers:
+        """Add ``none`` to the recomputation choices where some rule refuses whole layers and allows none at all."""
+        if WHOLE_LAYERS not in self.recomputes or Recompute() in self.recomputes:
+            return self
+        other = replace(self, recomputes=(*self.recomputes, Recompute()))
+        return other if other.recompute_masks()[-1][1][-1].any() else self
 
     def valid(self, modifier: str, rows: LayoutBatch) -> BoolArray:
         """Return the final mask of one modifier, (n, choices)."""

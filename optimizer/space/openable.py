@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import savers_of
 from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
+from layoutopt.optimizer.space.axes import MICRO_BATCHES
+from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.rules.recompute import GROUPING
 from layoutopt.optimizer.space.rules.switches import kernels_run
@@ -38,9 +40,32 @@ class Openable:
 
 def openable(axes: Axes) -> tuple[Openable, ...]:
     """List what the framework's release has and the question leaves out, what keeps the numbers first."""
-    found = [*_switches(axes), *_between_domains(axes), *_groups(axes), *_savers(axes), *_formats(axes)]
+    found = [
+        *_micro_batches(axes),
+        *_switches(axes),
+        *_between_domains(axes),
+        *_groups(axes),
+        *_savers(axes),
+        *_formats(axes),
+    ]
     # What leaves results as they are can be tried without asking anybody about convergence.
     return tuple(sorted(found, key=lambda one: one.changes_numbers))
+
+
+def _micro_batches(axes: Axes) -> Iterator[Openable]:
+    """Sizes between the powers of two, of a batch that all of these divide."""
+    if axes.options.micro_batches or axes.options.limits("micro_batch"):
+        return
+    every = divisors(axes.ctx.training.global_batch, MICRO_BATCHES[-1])
+    rest = [str(size) for size in every if size not in axes.micro_batch]
+    if rest:
+        yield Openable(
+            name="micro_batch",
+            values=tuple(rest),
+            meaning="sequences of a micro-batch, between the powers of two",
+            opened_by=f"--fix micro_batch={','.join(map(str, every))}",
+            changes_numbers=False,
+        )
 
 
 def _switches(axes: Axes) -> Iterator[Openable]:

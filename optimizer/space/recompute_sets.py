@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.space.context import Context
 
 WHOLE_LAYERS = Recompute(granularity=Granularity.FULL)
-"""Whole layers, any number of them; none at all is among these, so ``none`` needs no entry."""
+"""Whole layers, any number of them; none at all is among these, so ``none`` needs no entry but where a rule refuses them."""
 
 
 def recompute_choices(ctx: Context, abilities: Abilities) -> tuple[Recompute, ...]:

@@ -69,7 +69,8 @@ def naive_degrees(question: Question, framework: Framework) -> Iterator[tuple[in
                 for ep, etp in product(range(1, experts + 1), range(1, tp + 1))
                 if experts % ep == 0 and tp % etp == 0 and tp * cp * dp % (ep * etp) == 0
             ]
-        for (ep, etp), size, vp in product(folds, (1, 2, 4, 8, 16), range(1, blocks + 3)):
+        sizes = range(1, 17) if batch % 16 else (1, 2, 4, 8, 16)
+        for (ep, etp), size, vp in product(folds, sizes, range(1, blocks + 3)):
             if batch % (dp * size) or (pp == 1 and vp > 1) or (pp > 1 and pp * vp > blocks + 2):
                 continue
             m = batch // (dp * size)
