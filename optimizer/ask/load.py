@@ -233,7 +233,7 @@ def import_given(source: str | Path | Stream, run: RunChoices = AS_STATED, **opt
 
     ``options`` are the importer's own. Raises ``InputError`` where ``run.strict`` and something has to be assumed.
     """
-    from layoutopt.optimizer.interop.files import notes_of
+    from layoutopt.optimizer.interop.files import assumed_of
     from layoutopt.optimizer.interop.sources import Around, import_path, import_text
 
     around = Around(
@@ -248,7 +248,7 @@ def import_given(source: str | Path | Stream, run: RunChoices = AS_STATED, **opt
         if stream
         else import_path(str(source), around=around, **options)
     )
-    assumed = notes_of(found) if run.strict else ()
+    assumed = assumed_of(found) if run.strict else ()
     if assumed:
         name = stream.name if stream else str(source)
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
@@ -271,6 +272,19 @@ def notes_of(found: Imported) -> tuple[str, ...]:
         return tuple(note for part in value for note in getattr(part, "notes", ()))
     notes = tuple(getattr(value, "notes", ()))
     return (*notes, *(f"missing: {text}" for text in getattr(value, "missing", ())))
+
+
+INFORMATION = re.compile(
+    r"the model is \S+ with its published sizes|(PyTorch FSDP|Hugging Face)[^:]*: judged as .*"
+    r"|read from .*, which the script starts|accelerate starts Megatron-LM|sample_packing: .*"
+    r"|.* (are not part of|not during) the actor's step|the global batch is \d+ \* \d+ sequences per data-parallel rank"
+)
+"""Notes that say how a file was read where nothing had to be assumed or left out."""
+
+
+def assumed_of(found: Imported) -> tuple[str, ...]:
+    """Return the notes on what had to be assumed, was left out or is missing."""
+    return tuple(note for note in notes_of(found) if not INFORMATION.fullmatch(note))
 
 
 def job_to_plain(job: ImportedJob) -> Plain:

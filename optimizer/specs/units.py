@@ -52,7 +52,9 @@ BYTES = Dimension(
 )
 BANDWIDTH = Dimension(
     name="bandwidth",
-    units=_scaled(_DECIMAL | _BINARY, "B/s", "Bps") | _scaled(_DECIMAL, "bit/s", "b/s", "bps", factor=1 / 8),
+    units=_scaled(_DECIMAL | _BINARY, "B/s", "Bps")
+    | _scaled(_DECIMAL, "bit/s", "Bit/s", "b/s", "bps", factor=1 / 8)
+    | _scaled({"m": 1e6, "g": 1e9, "t": 1e12}, "bit/s", "bps", factor=1 / 8),
     examples='bytes/s, or a unit: "400 Gbit/s", "450 GB/s"',
     least=1e6,
 )
@@ -134,7 +136,7 @@ def whole_number(value: object, dimension: Dimension = COUNT) -> int | None:
     """
     if type(value) is int:
         return value
-    text = value.replace(",", "") if isinstance(value, str) and _THOUSANDS.fullmatch(value) else value
+    text = without_commas(value) if isinstance(value, str) else value
     if isinstance(text, str) and len(text) <= MAX_SHOWN and text.strip().isdecimal():
         return int(text)  # digits beyond those of a float would be lost
     try:
@@ -145,12 +147,20 @@ def whole_number(value: object, dimension: Dimension = COUNT) -> int | None:
     return round(number) if abs(number - round(number)) <= 1e-12 * abs(number) else None
 
 
+def without_commas(text: str) -> str:
+    """Return a text without the commas that separate thousands; others stay."""
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
 def _read(text: str, dimension: Dimension, key: str) -> float:
     match = _QUANTITY.fullmatch(text[:MAX_SHOWN]) if len(text) <= MAX_SHOWN else None
     if match is None:
         raise input_error(f"{shown(text)} is not a quantity", dimension.examples, key=key)
     number, unit = match.groups()
     factor = 1.0 if not unit else dimension.units.get(unit)
+    if factor is None and dimension is BANDWIDTH and unit in _DECIMAL:
+        what = f"{shown(text)}: bits or bytes per second?"
+        raise input_error(what, f'"{number} {unit}bit/s" or "{number} {unit}B/s"', key=key)
     if factor is None:
         raise input_error(f"{shown(text)}: unit {shown(unit)} is unknown", _known(dimension), key=key)
     return float(number) * factor

@@ -34,6 +34,9 @@ DIMENSIONS = (BANDWIDTH, BYTES, COUNT, FLOP_RATE, HOURS, NUMBER, POWER, TIME, TO
     [
         ("400 Gbit/s", BANDWIDTH, 50e9),
         ("400Gbps", BANDWIDTH, 50e9),
+        ("400 gbit/s", BANDWIDTH, 50e9),
+        ("400 GBit/s", BANDWIDTH, 50e9),
+        ("400gbps", BANDWIDTH, 50e9),
         ("200 Gb/s", BANDWIDTH, 25e9),
         ("450 GB/s", BANDWIDTH, 450e9),
         ("1 GiB/s", BANDWIDTH, 2.0**30),
@@ -175,3 +178,9 @@ def test_shown_is_short_and_on_one_line(value: object) -> None:
     """A value in a message never breaks the line."""
     assert len(shown(value)) <= 60
     assert "\n" not in shown(value)
+
+
+def test_a_bandwidth_without_bits_or_bytes_is_asked_about() -> None:
+    """A network's 400G are bits, a memory's bytes: nobody guesses."""
+    with pytest.raises(InputError, match=r'bits or bytes per second.*"400 Gbit/s" or "400 GB/s"'):
+        parse_quantity("400G", BANDWIDTH)

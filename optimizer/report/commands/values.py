@@ -235,8 +235,10 @@ class Release(Value):
         return "RELEASE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raises ``InputError`` if it holds no numbers, no date and no era."""
+        """Return the text; raises ``InputError`` if it holds no numbers, no date and no era (``A`` is ``era A``)."""
         text = str(value)
+        if re.fullmatch(r"\s*[abc]\s*", text, re.IGNORECASE):
+            return f"era {text.strip().upper()}"
         if len(text) > 60 or not re.search(_RELEASE, text.lower()):
             examples = '"0.15", "core 0.9", "NeMo 25.02", "v0.2.2", "era C", or a date: "2022", "2022-05"'
             raise option_problem(param, f"{text[:60]!r} is no release", examples)
@@ -262,7 +264,7 @@ class QuantityText(Value):
 
         dimension = getattr(units, self.dimension)
         key = max(param.opts, key=len) if param else ""
-        number = units.parse_quantity(value, dimension, key=key)
+        number = units.parse_quantity(units.without_commas(str(value)), dimension, key=key)
         if not number > 0:
             raise option_problem(param, f"{value} is out of range", "above 0")
         return number
