@@ -146,6 +146,17 @@ def test_graphs_of_experts_with_a_capacity() -> None:
         assert ("full_graph_batch_overlap" in broken(merged, padded, release)) == asked
 
 
+@pytest.mark.parametrize("release", ["0.3", "0.4", "0.5", "0.6"])
+def test_graphs_of_bridges_iterations_look_for_no_nan(release: str) -> None:
+    """Every release of Megatron-Bridge refuses the check, on by default, beside such a graph."""
+    for graph, silent in ((CudaGraph.FULL, True), (CudaGraph.PARTIAL, False)):
+        layout = replace(PLAIN, switches=Switches(cuda_graph=graph))
+        workload = workload_of(load_workload("llama3-8b").model, layout)
+        text = export(layout, workload, CLUSTER, "megatron-bridge", version=release).files["launch.sh"]
+        for key in ("rerun_state_machine.check_for_nan_in_loss=", "ddp.check_for_nan_in_grad="):
+            assert (f"{key}false" in text.lower()) == silent, text
+
+
 def test_one_connection_at_tp_1() -> None:
     """Before core 0.12 asynchronous gradient all-reduces want it at tp 1 too."""
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 " in script(PLAIN, DENSE, "0.11")[0]

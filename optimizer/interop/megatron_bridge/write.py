@@ -390,6 +390,10 @@ def graph_overrides(target: Target) -> Overrides:
         own = [("model.cuda_graph_impl", "full_iteration")]
     else:
         own = [("model.cuda_graph_impl", "local"), (scope, ["full_iteration"])]
+    if (
+        kind is CudaGraph.FULL
+    ):  # validate() refuses graphs of the iteration that look for NaN, as most recipes do
+        own += [("rerun_state_machine.check_for_nan_in_loss", False), ("ddp.check_for_nan_in_grad", False)]
     return [*own, ("rng.te_rng_tracker", True)]
 
 
