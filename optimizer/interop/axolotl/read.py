@@ -9,6 +9,7 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
+from layoutopt.optimizer.interop.launch.methods import note_method
 from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
@@ -75,6 +76,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
         raise fields.fail("expert_parallel_size", "axolotl takes it out of the world: not modelled", "1")
     dp = shard * replicas if shard else gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
     _note_special(fields, notes)
+    note_method(fields.text("rl"), notes)
     name_unread(list(fields.data), KNOWN, notes)
     kind = fields.text("adapter")
     framework = stated.get("framework", Framework.ACCELERATE)

@@ -12,6 +12,7 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require
 from layoutopt.optimizer.interop.launch.adapters import PEFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, model_path, name_unread
+from layoutopt.optimizer.interop.launch.methods import method_of, note_method
 from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -64,7 +65,7 @@ def import_trainer(text: str, file: str = "", outside: Outside | None = None) ->
     def build(command: LaunchCommand) -> ImportedJob:
         """Read the flags of one command."""
         fields = command.fields(file=file)
-        job = _job(fields, command.gpus, command.text_of)
+        job = _job(fields, command.gpus, command.text_of, method_of(command.words))
         asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
         beside = (f"other flags: {fields.unsaid}",) if fields.unsaid else ()
         return replace(job, missing=(*job.missing, *asked, *beside))
@@ -72,8 +73,11 @@ def import_trainer(text: str, file: str = "", outside: Outside | None = None) ->
     return read_launch(text, FLAGS, build, file, outside)
 
 
-def _job(fields: Fields, gpus: int | None, beside: Callable[[str], str | None]) -> ImportedJob:
+def _job(
+    fields: Fields, gpus: int | None, beside: Callable[[str], str | None], method: str | None = None
+) -> ImportedJob:
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
+    note_method(method, notes)
     missing: list[str] = []
     name_unread(list(fields.data), KNOWN, notes)
     kind = _adapter_kind(fields)

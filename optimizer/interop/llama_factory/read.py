@@ -10,6 +10,7 @@ from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require
 from layoutopt.optimizer.interop.launch.adapters import LLAMA_FACTORY, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import INLINE, after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, megatron_job, name_unread, with_truths
+from layoutopt.optimizer.interop.launch.methods import LEFT_OUT, note_method
 from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
 from layoutopt.optimizer.interop.shell.values import has_hole
@@ -71,6 +72,8 @@ def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
 
 def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) -> ImportedJob:
     notes: list[str] = []
+    stage, loss = fields.text("stage"), fields.text("pref_loss")
+    note_method(loss if stage == "dpo" and loss in LEFT_OUT else stage, notes)
     kind = fields.text("finetuning_type") or _assumed(notes)
     adapter = None if kind == "full" else read_adapter(fields, kind, LLAMA_FACTORY, notes)
     name_unread(list(fields.data), KNOWN, notes)

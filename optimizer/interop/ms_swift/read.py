@@ -19,6 +19,7 @@ from layoutopt.optimizer.interop.launch.keys import (
     name_unread,
     with_defaults,
 )
+from layoutopt.optimizer.interop.launch.methods import note_method
 from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = ("NPROC_PER_NODE", "NNODES")
 """Variables by which its command line starts torchrun (swift/cli/main.py)."""
+
+RLHF = "dpo"
+"""rlhf_type where it is not stated."""
 
 OWN_FLAGS = ("--model", "--micro_batch_size", "--tensor_model_parallel_size", "--max_length", "--train_type")
 NAMES = {"max_length": "seq_length", "overlap_p2p_comm": "overlap_p2p_communication"}
@@ -85,6 +89,8 @@ def import_swift(text: str, file: str = "", outside: Outside | None = None) -> I
 def _job(command: LaunchCommand, file: str) -> ImportedJob:
     stated = command.flags
     notes: list[str] = []
+    if "rlhf" in command.words:
+        note_method(stated.get("rlhf_type", RLHF), notes)
     values = with_defaults({NAMES.get(key, key): value for key, value in stated.items()}, DEFAULTS, notes)
     for name in ("attention_dropout", "hidden_dropout"):  # swift/megatron/arguments: 0
         values.setdefault(name, 0.0)
@@ -116,6 +122,8 @@ def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
     """Read ``swift sft``: the Hugging Face trainer on DeepSpeed's stages, on FSDP, or with whole copies."""
     fields = command.fields(file=file)
     notes: list[str] = ["Hugging Face's trainer: judged as DeepSpeed's or accelerate's"]
+    if "rlhf" in command.words:
+        note_method(fields.raw("rlhf_type") or RLHF, notes)
     name_unread(list(fields.data), TRAINER_KNOWN, notes)
     missing: list[str] = []
     stated = _stage(fields, command.text_of, notes, missing)
