@@ -97,3 +97,48 @@ def test_arguments_of_a_checkpoint_are_named() -> None:
     """With --use-checkpoint-args the flags need not be the model."""
     notes = job_of(f"{LAUNCH} --global-batch-size 8 --use-checkpoint-args --load checkpoints\n").notes
     assert any(note.startswith("--use-checkpoint-args: flags of the model may come") for note in notes)
+
+
+def other_jobs(script: str) -> list[str]:
+    """Return what is said of other jobs than the one that is read."""
+    return [note for note in job_of(script).notes if "other jobs" in note]
+
+
+def test_further_launches_of_a_script_are_named() -> None:
+    """Two launches, or one in a loop, are not passed off as one job."""
+    job = f"{LAUNCH} --global-batch-size 64 --tensor-model-parallel-size"
+    said = "the launch of line 1 is read; the script starts other jobs too: line 2 (--tensor-model-parallel-size 4)"
+    assert other_jobs(f"{job} 2\n{job} 4\n") == [said]
+    (loop,) = other_jobs(f"for tp in 1 2 4 8 16; do\n{job} $tp\ndone\n")
+    assert loop.endswith("line 2 (--tensor-model-parallel-size 8) and 1 more")
+
+
+def test_the_same_job_on_every_node_is_one() -> None:
+    """Ranks of nodes, a job that is started again and programs beside it make no other job."""
+    rest = f"pretrain_gpt.py {FLAGS} --global-batch-size 64"
+    start = f"torchrun --nnodes 2 --nproc-per-node 8 --node_rank $i {rest}"
+    assert not other_jobs(f"for i in 0 1; do ssh node$i {start} --master_port 600$i; done\n")
+    assert not other_jobs(f"python preprocess.py --workers 8\n{LAUNCH}\n{LAUNCH}\n")
+
+
+def test_the_script_in_a_word_of_sbatch_is_read() -> None:
+    """``sbatch --wrap`` holds the command, whatever values stand before it."""
+    batch = "sbatch -N 4 --gpus-per-node 8 --ntasks-per-node 8 --wrap"
+    job = job_of(f'{batch} "srun python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2"\n')
+    assert (job.gpus, job.layout.tp) == (32, 2)
+
+
+def test_the_name_of_the_scripts_folder_is_open() -> None:
+    """The folder is no "."; what follows from its name is asked for."""
+    lines = 'D=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nN=$(basename "$D"); TP=${N#tp}\n'
+    job = job_of(f"{lines}{LAUNCH} --global-batch-size 8 --tensor-model-parallel-size $TP\n")
+    assert job.layout.tp is None
+    assert any(text.startswith("--tensor-model-parallel-size: comes from") for text in job.missing)
+
+
+def test_no_word_is_a_pattern_under_noglob() -> None:
+    """``set -f`` leaves words as they are written, ``set +f`` makes patterns of them again."""
+    lines = "touch 24\nP='2*'\nset -f\nA=$(echo $P)\nset +f\nB=$(echo $P)\n"
+    flags = "--global-batch-size $((${A%\\*} * 4)) --tensor-model-parallel-size $((B / 12))"
+    job = job_of(f"{lines}{LAUNCH} {flags}\n")
+    assert (job.training.global_batch, job.layout.tp) == (8, 2)

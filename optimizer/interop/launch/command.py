@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
 from layoutopt.optimizer.interop.launch.processes import launched_gpus, slurm_variables
+from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.shell.scripts import ambiguous, read_commands, too_open
 from layoutopt.optimizer.interop.shell.values import has_hole, hole, holes, show
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 _BAGS = re.compile(r"(ARGS?|OPTS?|OPTIONS?|FLAGS?|PARAMS?|CONFIG)$", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
+
+OF_A_NODE = ("node_rank", "machine_rank", "local_rank", "master_addr", "master_port")
+MOST_NAMED = 3
+"""Other jobs of a script that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +125,35 @@ def read_launch(
         raise first
     if not complete:
         raise too_open(commands[0].script, file)
-    return replace(first, notes=(*first.notes, *commands[0].notes))
+    return replace(first, notes=(*first.notes, *commands[0].notes, *_other_jobs(commands[0], flags)))
+
+
+def _other_jobs(command: LaunchCommand, flags: Sequence[str]) -> tuple[str, ...]:
+    """Name the other jobs that a script starts, by where and in what they differ from the one that is read."""
+    own, least, script = _own_flags(command.words), _hits(command.words, flags) / 2, command.script
+    others: dict[str, None] = {}
+    for words, line in zip(script.commands, script.lines, strict=True):
+        flagged = _own_flags(words) if words != command.words and _hits(words, flags) >= least else own
+        differing = [name for name in {**own, **flagged} if own.get(name) != flagged.get(name)]
+        if differing:
+            others[f"line {line} ({', '.join(_said(name, flagged) for name in differing[:2])})"] = None
+    if not others:
+        return ()
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    line = script.lines[script.commands.index(command.words)]
+    named = ", ".join([*others][:MOST_NAMED])
+    return (f"the launch of line {line} is read; the script starts other jobs too: {named}{more}",)
+
+
+def _own_flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return the flags of a job's program, without its launcher's and those that tell one node from another."""
+    start = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
+    return {name: value for name, value in split_flags(words[start:]).items() if name not in OF_A_NODE}
+
+
+def _said(name: str, flags: Mapping[str, Any]) -> str:
+    flag, value = f"--{name.replace('_', '-')}", flags.get(name)
+    return f"no {flag}" if value is None else flag if value is True else shorten(show(f"{flag} {value}"))
 
 
 def _require_read(given: Mapping[str, str], texts: Sequence[str], file: str) -> None:

@@ -108,7 +108,7 @@ def _inner_script(shell: Shell, words: list[str]) -> Inner | None:
             )
         if name in SHELLS:
             return _of_shell(shell, words, place)
-        if place == 0 and name == "sbatch":
+        if place == 0 and name == "sbatch" and not any(one.startswith("--wrap") for one in words):
             return _named_file(shell, words, place + 1)
         if place == 0 and "/" in word and file_text(shell, word) is not None:
             return _named_file(shell, words, place)
@@ -268,7 +268,7 @@ def _shift(shell: Shell, words: list[str]) -> Status:
     return True
 
 
-_OPTIONS = {"errexit": "e", "allexport": "a"}
+_OPTIONS = {"errexit": "e", "allexport": "a", "noglob": "f"}
 
 
 def _set(shell: Shell, words: list[str]) -> Status:
@@ -283,6 +283,8 @@ def _set(shell: Shell, words: list[str]) -> Status:
             shell.stops = on
         if "a" in letters:
             shell.exports_all = on
+        if "f" in letters:
+            shell.plain = on
         at += 1
     if words[at : at + 1] in (["--"], ["-"]):
         shell.arguments = words[at + 1 :]

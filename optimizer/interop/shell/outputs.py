@@ -85,6 +85,8 @@ def _basename(arguments: list[str], given: str | None, shell: Shell) -> Found:
     if not arguments:
         return None
     name = arguments[0].rstrip("/").rpartition("/")[2]
+    if name in (".", ".."):  # stands for where the script lies, whose name is not known
+        return None
     return (name.removesuffix(arguments[1]) if len(arguments) > 1 and name != arguments[1] else name) + "\n"
 
 

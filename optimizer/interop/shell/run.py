@@ -91,7 +91,7 @@ class Shell(ShellVariables):
         inner.prefix, inner.stdin, inner.zero = self.prefix, self.stdin, self.zero
         inner.folder, inner.sources = self.folder, list(self.sources)
         inner.stops, inner.conditions = self.stops, self.conditions
-        inner.grouped, inner.empties = self.grouped, self.empties
+        inner.grouped, inner.empties, inner.plain = self.grouped, self.empties, self.plain
         inner.exports_all, inner.line, inner.code = self.exports_all, self.line, self.code
         inner.locals = [{}] if self.locals else []
         return inner

@@ -29,13 +29,14 @@ class Script:
     """One way through a script.
 
     ``commands`` are word tuples in order, holes shown as private characters (``shell.values``), ``environments`` the
-    exported variables that each sees; ``files`` what it writes;
+    exported variables that each sees, ``lines`` where each stands; ``files`` what it writes;
     ``missing`` the variables that only the outside sets, by line; ``unread`` the files that it sources and that were not
     found; ``assumptions`` in words; ``choices`` the open conditions on the way.
     """
 
     commands: tuple[tuple[str, ...], ...]
     environments: tuple[Mapping[str, str], ...]
+    lines: tuple[int, ...]
     files: Mapping[str, str]
     missing: Mapping[str, int]
     unread: Mapping[str, int]
@@ -146,6 +147,7 @@ def _read(root: Node, record: Record) -> Script:
     return Script(
         commands=tuple(command.words for command in record.commands),
         environments=tuple(command.environment for command in record.commands),
+        lines=tuple(command.line for command in record.commands),
         files=record.files,
         missing=record.missing,
         unread=record.unread,

@@ -49,6 +49,9 @@ class ShellVariables:
         self.grouped = self.empties = False
         """Whether ``shopt`` set ``extglob`` and ``nullglob``."""
 
+        self.plain = False
+        """``set -f``: no word stands for names of files."""
+
         self.withheld: set[str] = set()
         """Variables of the shell around this one that it did not export."""
         self.line = 1
@@ -106,7 +109,7 @@ class ShellVariables:
 
         Files that were there before are not known.
         """
-        if is_plain(glob) or has_hole(word):
+        if self.plain or is_plain(glob) or has_hole(word):
             return [word]
         front = "./" if word.startswith("./") else ""
         depth = word.removeprefix("./").count("/")
