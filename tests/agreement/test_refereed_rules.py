@@ -114,12 +114,12 @@ def test_merged_passes_of_prediction_layers_need_a_pipeline() -> None:
     model = replace(SPARSE, mtp_layers=1)
     layout = replace(PLAIN, ep=4, switches=Switches(ep_overlap=True))
     for release, refused in (("0.15", False), ("0.16", True), ("0.17", True), ("0.18", False)):
-        assert ("moe_batch_overlap" in broken(layout, model, release)) == refused
-        assert "moe_batch_overlap" not in broken(layout, SPARSE, release)
+        assert ("mtp_batch_overlap" in broken(layout, model, release)) == refused
+        assert "mtp_batch_overlap" not in broken(layout, SPARSE, release)
     training = workload_of(model, layout).training
     for release, refused in (("0.3", True), ("0.4", True), ("0.5", False)):
         found = check_layout(layout, model, training, CLUSTER, Framework.MEGATRON_BRIDGE, release)
-        assert ("moe_batch_overlap" in {rule.rule for rule in found}) == refused
+        assert ("mtp_batch_overlap" in {rule.rule for rule in found}) == refused
 
 
 def test_recomputed_experts_have_no_merged_passes() -> None:

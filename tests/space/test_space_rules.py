@@ -292,7 +292,7 @@ FLAGS = [
          options=OVERLAP),
     Case("moe_batch_overlap", F.MEGATRON, PIPE | {"vp": 2, "ep": 2, "schedule": Schedule.INTERLEAVED, "switches": MERGED},
          PIPE | {"ep": 2, "switches": MERGED}, model=MOE),
-    Case("moe_batch_overlap", F.MEGATRON,
+    Case("mtp_batch_overlap", F.MEGATRON,
          PIPE | {"vp": 2, "ep": 2, "schedule": Schedule.INTERLEAVED, "switches": MERGED},
          {"ep": 2, "switches": MERGED}, "core 0.17", MOE | {"mtp_layers": 1}),
     Case("full_graph_batch_overlap", F.MEGATRON, {"ep": 2, "switches": replace(MERGED, cuda_graph=CudaGraph.PARTIAL)},

@@ -266,7 +266,7 @@ RULES: tuple[Rule, ...] = (
         axis="",
     ),
     _rule(
-        "moe_batch_overlap",
+        "mtp_batch_overlap",
         {"pp"},
         OnlyWhere(_on("ep_overlap"), lambda rows, ctx: (rows.pp > 1) | (ctx.model.mtp_layers == 0)),
         says("overlap of expert all-to-all with a prediction layer needs a pipeline", "pp"),
