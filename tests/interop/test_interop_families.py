@@ -279,3 +279,42 @@ def test_windows_of_periods(changes: dict[str, object], windows: list[int | None
     config |= {"sliding_window": 1024, **changes}
     model = import_config(json.dumps(config)).model
     assert [shape.window for run in model.runs for _ in range(run.count) for shape in run.block] == windows
+
+
+LING = {
+    **{
+        "model_type": "bailing_moe_v2",
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 20,
+    },
+    **{"moe_intermediate_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128},
+    **{"num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"vocab_size": 157184, "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "n_group": 8},
+    **{"topk_group": 4, "moe_router_enable_expert_bias": True, "tie_word_embeddings": False},
+}
+"""inclusionAI/Ling-mini-2.0 config.json, what decides sizes."""
+
+
+def test_ling_2_is_its_16_billion_parameters() -> None:
+    """16.26 billion, counted module by module of its remote code; 256 experts behind one dense layer."""
+    model = import_config(json.dumps(LING)).model
+    expert, width = 3 * 2048 * 512, 128 * (16 + 2 * 4)
+    layer = 2048 * width + 2048 * 2048 + 2 * 128 + 2 * 2048
+    sparse = 257 * expert + 256 * 2048 + 256
+    counted = 2 * 157184 * 2048 + 2048 + 20 * layer + 19 * sparse + 3 * 2048 * 5120
+    assert model_parameters(model) in (
+        counted,
+        counted - 19 * 256,
+    )  # with or without the router's corrections
+    assert model.qk_norm and model.moe is not None and model.moe.router_group_limit == 4
+
+
+def test_a_nested_llama_part_has_the_classs_layers() -> None:
+    """LLaVA-1.5's file states the text part's vocabulary alone; a flat file must state its layers."""
+    text = {"model_type": "llama", "vocab_size": 32064}
+    imported = import_config(json.dumps({"model_type": "llava", "text_config": text, "vision_config": {}}))
+    assert (imported.model.layers, imported.model.hidden) == (32, 4096)
+    assert any("num_hidden_layers=32" in note for note in imported.notes)
+    with pytest.raises(InputError, match="num_hidden_layers"):
+        import_config(json.dumps(text | {"hidden_size": 4096}))
