@@ -205,8 +205,12 @@ class Fields:
 
     def is_open(self, *keys: str) -> bool:
         """Tell whether a setting under one of the names, of which none is stated, may have a value all the same."""
-        elsewhere = bool(self.unsaid) and all(self.data.get(key) is None for key in keys)
+        elsewhere = bool(self.unsaid) and self.unstated(*keys)
         return elsewhere or any(key in self.left_open for key in keys)
+
+    def unstated(self, *keys: str) -> bool:
+        """Tell whether none of the names is stated; a null states nothing."""
+        return all(self.data.get(key) is None for key in keys)
 
     def raw(self, key: str) -> Any:
         """Return a value of any type, None where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -342,3 +343,29 @@ def test_one_of_several_slurm_topologies_is_chosen(run: Callable[..., Result], t
     config.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 3}}', encoding="utf-8")
     other = run("import", str(config), "--topology", "a")
     assert other.exit_code == 2 and "--topology" in other.stderr
+
+
+def test_the_nearest_layout_is_priced_as_its_trainer_runs_it(
+    plan_file: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The price beside the plan's is the one that ``evaluate --from`` the export tells."""
+    folder = str(tmp_path / "titan")
+    said = run("export", str(plan_file), "--to", "torchtitan", "--nearest", "-o", folder).stderr
+    found = re.search(r"as megatron would run it; (.*) as torchtitan does", said)
+    assert found is not None
+    cluster = json.loads(plan_file.read_text(encoding="utf-8"))["inputs"]["cluster"]["name"]
+    told = run("evaluate", "--from", f"{folder}/layoutopt_config.py", "--cluster", cluster)
+    assert f"{found[1]} per step" in told.stdout
+
+
+def test_bridge_exports_keep_the_gradients_of_the_plan(
+    plan_file: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Megatron reduces in 32 bits, Bridge's own recipes in 16: the plan's is written, nulls state that nothing is on."""
+    folder = tmp_path / "bridge"
+    done = run("export", str(plan_file), "--to", "megatron-bridge", "-o", str(folder))
+    assert done.exit_code == 0
+    assert "ddp.grad_reduce_in_fp32=true" in (folder / "launch.sh").read_text(encoding="utf-8")
+    job = import_path(folder / "launch.sh").value
+    assert (job.training.grad_bytes, job.layout.vp is None, job.layout.recompute is None) == (4, False, False)
+    assert not [text for text in job.missing if "are those of recipe" in text]

@@ -223,7 +223,13 @@ def complete_workload(
     if found is None or batch is None or length is None:
         needed = {"model": found, "global batch": batch, "sequence length": length}
         lacking = [name for name, value in needed.items() if value is None]
-        raise InputError(*(Problem(what="missing in the launch file", key=name) for name in lacking))
+        how = {"model": "a built-in model or a model file named beside the launch file"}
+        raise InputError(
+            *(
+                Problem(what="missing in the launch file", allowed=how.get(name, ""), key=name)
+                for name in lacking
+            )
+        )
     tokens = None if training.train_steps is None else float(training.train_steps * batch * length)
     spec = TrainingSpec(
         sequence_length=length,

@@ -24,8 +24,6 @@ from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.records import JobOptions, JobTraining
     from layoutopt.optimizer.interop.shell.record import Outside
@@ -147,14 +145,10 @@ def missing_values(
     names = [name for name, value in needed.items() if value is None and name not in fields.left_open]
     missing = [name if " " in name else fields.path(name) for name in names]
     missing += [f"{fields.path(key)}: {why}" for key, why in fields.left_open.items()]
-    axes = [axis for axis, flags in AXIS_FLAGS.items() if fields.unsaid and _unstated(fields, flags)]
+    axes = [axis for axis, flags in AXIS_FLAGS.items() if fields.unsaid and fields.unstated(*flags)]
     if axes:
         missing.append(f"{', '.join(axes)}: {fields.unsaid}")
     return tuple(missing)
-
-
-def _unstated(fields: Fields, flags: Sequence[str]) -> bool:
-    return all(fields.data.get(flag) is None for flag in flags)
 
 
 def left_open(layout: PartialLayout, fields: Fields) -> PartialLayout:

@@ -11,7 +11,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.huggingface.names import built_in_model
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar
-from layoutopt.optimizer.interop.megatron.read import left_open, missing_values, stated_options
+from layoutopt.optimizer.interop.megatron.read import AXIS_FLAGS, left_open, missing_values, stated_options
 from layoutopt.optimizer.interop.megatron.read_layout import (
     megatron_layout,
     megatron_training,
@@ -57,6 +57,15 @@ PRECISION_NAMES: dict[str, dict[str, Any]] = {
 }
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 BATCH_KEYS = ("--micro-batch-size", "--global-batch-size")
+RECIPE_SWITCHES = (
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "tp_comm_overlap",
+    "overlap_moe_expert_parallel_comm",
+    "cuda_graph_impl",
+)
+"""What recipes set beside a layout: a command that overrides all of them leaves nothing that is priced to the recipe."""
+
 SECTIONS = (
     "model",
     "train",
@@ -87,6 +96,14 @@ RECIPES = (
     (r"qwen3_next_80b_a3b", "qwen3-next-80b-a3b"),
 )
 """Recipe names (regular expression at the start) and the built-in models that they train."""
+
+
+class CommandFields(ArgFields):
+    """Overrides of a recipe, of which a null is a value: it takes back what the recipe may set."""
+
+    def unstated(self, *keys: str) -> bool:
+        """Tell whether none of the keys is written."""
+        return not any(key in self.data for key in keys)
 
 
 class RecipeFields(ArgFields):
@@ -238,7 +255,7 @@ def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> 
         if recipe and not known
         else ""
     )
-    fields = (RecipeFields if known else ArgFields)(
+    fields = (RecipeFields if known else CommandFields)(
         merged, file=file, unsaid=" and ".join(text for text in (unsaid, command.unsaid) if text)
     )
     return bridge_job(fields, command.gpus, notes, recipe, known=known)
@@ -281,7 +298,7 @@ def bridge_job(
     model = megatron_model(fields, notes)
     if recipe is not None:
         notes[:] = [note for note in notes if not note.startswith("share_embeddings")]
-    if recipe is not None and not known:
+    if recipe is not None and not known and not _overrides_all(fields):
         notes.append(f"recipe {shorten(recipe)}: what the command does not override is the recipe's")
     # Bridge 0.6 made an unset expert tensor parallelism 1, before it was tp (release notes of 0.6)
     layout = left_open(megatron_layout(fields, model, gpus, notes, etp_default="1"), fields)
@@ -311,6 +328,14 @@ def bridge_job(
         notes=tuple(notes),
         missing=missing,
     )
+
+
+def _overrides_all(fields: ArgFields) -> bool:
+    """Tell whether a command states every axis and every switch that a recipe may set."""
+    experts = () if fields.data.get("num_moe_experts") is None else ("moe_token_dispatcher_type",)
+    switches = all(not fields.unstated(key) for key in (*RECIPE_SWITCHES, *experts))
+    axes = all(not fields.unstated(*flags) for flags in AXIS_FLAGS.values())
+    return switches and axes and not all(fields.unstated(key) for key in ("bf16", "fp16"))
 
 
 def _model_name(recipe: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
+    from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.interop.records import CheckpointInterval, ExportedJob
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.layout import Layout
@@ -85,9 +87,9 @@ def command(
     except InputError as error:
         other = getattr(error, "nearest", None)
         if other is None or not nearest:
-            raise _with_cost(error, question, layout) from None
+            raise _with_cost(error, question, layout, to, release) from None
         job = _export(question, other, to, release, checkpoints)
-        note(f"exports the nearest layout: {_cost_words(question, layout, other)}", output)
+        note(f"exports the nearest layout: {_cost_words(question, layout, other, to, release)}", output)
     _hand_out(job, folder, output)
 
 
@@ -143,11 +145,43 @@ def _of_rank(alternatives: object, rank: int, file: str) -> dict[str, Any]:
 def _export(
     question: Question, layout: Layout, to: str, release: str | None, checkpoints: CheckpointInterval | None
 ) -> ExportedJob:
+    """Write the files, with the gradients that the plan was priced with, or a note where the trainer has its own."""
+    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.interop.launch.export import export
+    from layoutopt.optimizer.solve.explain.remedies import cost_of
+
+    workload, said = question.workload, tuple[str, ...]()
+    release = _release(question, to, release)
+    planned = cost_of(question).preset.grad_bytes
+    trainer, theirs = _prices_of(question, to, release)
+    if workload.training.grad_bytes is None and planned != theirs.preset.grad_bytes:
+        if trainer in (Framework.MEGATRON_BRIDGE, Framework.NANOTRON) and planned in (2, 4):
+            training = replace(workload.training, grad_bytes=int(planned))
+            workload = replace(workload, training=training)
+        else:
+            own = f"gradients of {theirs.preset.grad_bytes:g} bytes are the trainer's own"
+            said = (f"{own}; the plan was priced with {planned:g}",)
+    job = export(layout, workload, question.cluster, to, version=release, plan=checkpoints)
+    return replace(job, notes=(*job.notes, *said))
+
+
+def _release(question: Question, to: str, release: str | None) -> str | None:
+    """Return the release asked for, else the one that the plan is made for where it names one."""
     from layoutopt.optimizer.interop.launch.target import release_for
 
-    release = release or release_for(to, question.options.framework, question.options.space.software)
-    return export(layout, question.workload, question.cluster, to, version=release, plan=checkpoints)
+    return release or release_for(to, question.options.framework, question.options.space.software)
+
+
+def _prices_of(question: Question, to: str, release: str | None) -> tuple[Framework, CostModel]:
+    """Return the trainer that is exported to, and the question's prices under its record."""
+    from layoutopt.optimizer.cost.factory import build_cost_model
+    from layoutopt.optimizer.interop.launch.target import framework_named, version_text
+
+    framework, workload = framework_named(to), question.workload
+    return framework, build_cost_model(
+        workload.model, workload.training, question.cluster,
+        framework=framework, software=version_text(framework, _release(question, to, release)), kind=question.options.cost,
+    )  # fmt: skip
 
 
 def _checkpoints(question: Question, layout: Layout, every: int | None) -> CheckpointInterval | None:
@@ -187,21 +221,30 @@ def _step_s(question: Question, layout: Layout) -> float:
     return estimate(cost_of(question), layout).step_time_s
 
 
-def _cost_words(question: Question, layout: Layout, nearest: Layout) -> str:
-    """Say what the nearest layout takes beside the plan's, at the plan's prices."""
-    before, after = _step_s(question, layout), _step_s(question, nearest)
+def _cost_words(question: Question, layout: Layout, nearest: Layout, to: str, release: str | None) -> str:
+    """Say what the nearest layout takes beside the plan's, at the plan's prices and at those of its trainer."""
+    from layoutopt.optimizer.cost.estimate import estimate
     from layoutopt.optimizer.specs.units import format_seconds
 
-    return f"{format_seconds(after)} per step, {after / before - 1:+.1%}"
+    before, after = _step_s(question, layout), _step_s(question, nearest)
+    words = f"{format_seconds(after)} per step, {after / before - 1:+.1%}"
+    framework, prices = _prices_of(question, to, release)
+    planned = question.options.framework
+    if framework is planned:
+        return words
+    theirs = format_seconds(estimate(prices, nearest).step_time_s)
+    return f"{words}, as {planned.value} would run it; {theirs} as {framework.value} does"
 
 
-def _with_cost(error: InputError, question: Question, layout: Layout) -> InputError:
+def _with_cost(
+    error: InputError, question: Question, layout: Layout, to: str, release: str | None
+) -> InputError:
     """Add the price of the nearest layout to what the trainer can't express."""
     nearest = getattr(error, "nearest", None)
     if nearest is None:
         return error
     price = Problem(
-        what=f"the nearest layout takes {_cost_words(question, layout, nearest)}",
+        what=f"the nearest layout takes {_cost_words(question, layout, nearest, to, release)}",
         allowed="--nearest exports it",
     )
     return InputError(*error.problems, price)
