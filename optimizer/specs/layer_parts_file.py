@@ -85,19 +85,33 @@ class MoeFile(FileModel):
         stated = {name: value for name, value in self if name not in placing}
         if self.node_limit is not None and self.router_groups is None:
             stated |= groups_of_node_limit(self.experts, self.node_limit)
+        elif self.router_group_limit is None:
+            stated["router_group_limit"] = self.node_limit
         return MoeSpec(**stated)
 
 
 def _check_groups(given: PartialFields) -> Iterator[Finding]:
     """Check that both numbers of the router's groups are there, and that they divide the experts."""
     groups, limit = given.router_groups, given.router_group_limit
+    key = "router_group_limit"
+    if groups is not None and limit is None and given.node_limit is not None:
+        limit, key = given.node_limit, "node_limit"
     if (groups is None) != (limit is None):
         missing = "router_group_limit" if limit is None else "router_groups"
         yield (missing,), "missing", "router_groups and router_group_limit come together"
     elif groups and limit and limit > groups:
-        yield ("router_group_limit",), f"{limit} of only {groups} groups", f"at most router_groups, {groups}"
+        yield (key,), f"{limit} of only {groups} groups", f"at most router_groups, {groups}"
     if groups and given.experts and given.experts % groups:
         yield ("router_groups",), f"experts {given.experts} is not a multiple", divisors_text(given.experts)
+    elif (
+        groups and limit and given.experts and given.top_k and limit * (given.experts // groups) < given.top_k
+    ):
+        reached = limit * (given.experts // groups)
+        yield (
+            (key,),
+            f"{limit} groups of {given.experts // groups} are {reached} experts for the {given.top_k} of a token",
+            f"at least {-(-given.top_k * groups // given.experts)}",
+        )
     if limit and given.node_limit and given.node_limit != limit:
         yield (
             ("node_limit",),

@@ -159,11 +159,17 @@ def test_groups_come_with_their_limit() -> None:
         ({"router_groups": 7}, "is not a multiple"),
         ({"router_group_limit": 9}, "9 of only 8 groups"),
         ({"node_limit": 5}, "5, and router_group_limit says 4"),
+        ({"router_groups": 256, "router_group_limit": 4}, "are 4 experts for the 8 of a token"),
+        ({"node_limit": 9, "router_group_limit": None}, "9 of only 8 groups"),
     ):
         architecture = plain["architecture"]
         moe = {key: value for key, value in (architecture["moe"] | changes).items() if value is not None}
         with pytest.raises(InputError, match=word):
             parse_workload(json.dumps(plain | {"architecture": architecture | {"moe": moe}}), "")
+    older = plain["architecture"]["moe"] | {"node_limit": 4}
+    del older["router_group_limit"]
+    read = parse_workload(json.dumps(plain | {"architecture": plain["architecture"] | {"moe": older}}), "")
+    assert read.model.moe == DEEPSEEK.moe
 
 
 @pytest.mark.parametrize(
