@@ -174,6 +174,7 @@ def test_bad_questions() -> None:
         ("m h100 --days 60 --network 400,800", True),
         ("m h100 --precision bf16,fp8 --days 3", True),
         ("m h100 --batch=512:1024 --days 3", True),
+        ("m h100 --days 60", True),
         ("m h100x8 --days 60", False),
         ("m h100x8 --days 60 --batch 512 --gpu-hour-cost 2", False),
         ("m h100x8 --sizes 256,512", False),

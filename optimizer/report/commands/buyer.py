@@ -13,6 +13,7 @@ from layoutopt.optimizer.report.commands.options import OutputOptions, SpaceComm
 from layoutopt.optimizer.report.commands.values import Number, QuantityText
 from layoutopt.optimizer.report.terminal import print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.gpu_catalog import is_gpu
 from layoutopt.optimizer.specs.workload import MAX_COUNT
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ WITHIN = re.compile(r"within ([0-9]{1,9}(?:\.[0-9]{1,9})?)x")
 def asks_what_to_buy(words: Sequence[str]) -> bool:
     """Tell whether a plan's words name several machines or leave sizes and batches open."""
     named = [word for word in words if not word.startswith("-")][:2]
-    if len(named) == 2 and "," in named[1] and words.index(named[1]) < 3:
+    # A GPU without a number of them is a machine whose size is open.
+    if len(named) == 2 and ("," in named[1] or is_gpu(named[1])) and words.index(named[1]) < 3:
         return True
     values = {name: value for name, value in zip(words, [*words[1:], ""], strict=True) if name in LISTS}
     values |= {
