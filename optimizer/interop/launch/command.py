@@ -116,7 +116,8 @@ def read_launch(
         )
         for script, (words, seen) in found
     ]
-    _require_read({name: value for name, value in given.items() if name not in environment}, texts, file)
+    known = {*environment, *(f"LINE_{line}" for script, _ in found for line in script.decided)}
+    _require_read({name: value for name, value in given.items() if name not in known}, texts, file)
     first = _built(build, commands[0])
     for command in commands[1:]:
         if _essence(_built(build, command)) != _essence(first):

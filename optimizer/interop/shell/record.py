@@ -73,6 +73,9 @@ class Record:
 
     notes: dict[str, None] = field(default_factory=dict)
     choices: dict[tuple[int, tuple[str, ...]], Choice] = field(default_factory=dict)
+    decided: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
+    """Open conditions that the caller decided, by their line, in order."""
+
     unread: dict[str, int] = field(default_factory=dict)
     budget: list[int] = field(default_factory=lambda: [MAX_SPENT])
     """What is left, shared by all readings of one script."""
@@ -110,6 +113,25 @@ class Record:
     ) -> int:
         """Return which branch of an open condition is taken, and remember that it was open."""
         key = (line, labels)
+        given = self._stated(line, labels)
+        if given is not None:
+            return given
         taken = self.decisions.get(key, 0)
         self.choices[key] = Choice(line=line, labels=labels, taken=taken, names=names, changes=changes)
         return taken
+
+    def _stated(self, line: int, labels: tuple[str, ...]) -> int | None:
+        """Return the branch that the caller's ``LINE_<line>`` names, counted from 1; of several conditions by commas."""
+        name = f"LINE_{line}"
+        text = self.given.get(name)
+        if text is None:
+            return None
+        here = self.decided.setdefault(line, [])
+        if labels not in here:
+            here.append(labels)
+        parts = text.split(",")
+        part = parts[min(here.index(labels), len(parts) - 1)].strip()
+        if not part.isdecimal() or len(part) > 3 or not 1 <= int(part) <= len(labels):
+            what = f"{name}={text[:60]} is no branch of line {line}"
+            raise input_error(what, f"1 to {len(labels)}, in the script's order", file=self.file)
+        return int(part) - 1

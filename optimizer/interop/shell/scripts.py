@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_READINGS = 200
 """Ways through open conditions that are tried."""
 
+_GIVEN = re.compile(r"\w+|[#@*]")
+"""Names that a caller can give."""
+
 Picked = TypeVar("Picked")
 _Decisions = dict[tuple[int, tuple[str, ...]], int]
 
@@ -31,7 +34,8 @@ class Script:
     ``commands`` are word tuples in order, holes shown as private characters (``shell.values``), ``environments`` the
     exported variables that each sees, ``lines`` where each stands; ``files`` what it writes;
     ``missing`` the variables that only the outside sets, by line; ``unread`` the files that it sources and that were not
-    found; ``assumptions`` in words; ``choices`` the open conditions on the way.
+    found; ``assumptions`` in words; ``choices`` the open conditions on the way, ``decided`` the lines
+    of those that the caller decided by ``LINE_<line>``.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -42,6 +46,7 @@ class Script:
     unread: Mapping[str, int]
     assumptions: tuple[str, ...]
     choices: tuple[Choice, ...]
+    decided: tuple[int, ...] = ()
 
 
 def read_commands(
@@ -116,7 +121,8 @@ def ambiguous(scripts: list[Script], file: str) -> InputError:
     changes = ", ".join(choice.changes) or "the command"
     ways = " | ".join(show(label) for label in choice.labels)
     what = f"{changes} set in one of several branches ({ways})"
-    return input_error(what, f"decide it with {how_to_give(names)}", file=file, line=choice.line)
+    how = how_to_give(names) if _givable(names) else _by_line(choice)
+    return input_error(what, f"decide it with {how}", file=file, line=choice.line)
 
 
 def too_open(script: Script, file: str) -> InputError:
@@ -126,6 +132,16 @@ def too_open(script: Script, file: str) -> InputError:
     return input_error(what, f"decide some with {how_to_give(names[:4])}", file=file)
 
 
+def _by_line(choice: Choice) -> str:
+    """Say how a condition is decided that asks for a file or a program, and for no variable."""
+    ways = [f"LINE_{choice.line}={place}" for place in range(1, len(choice.labels) + 1)]
+    return f"--set {ways[0]} (the first of them), " + ", ".join(f"--set {way}" for way in ways[1:])
+
+
+def _givable(names: list[str]) -> bool:
+    return any(re.fullmatch(_GIVEN, name) for name in names)
+
+
 def how_to_give(names: list[str]) -> str:
     """Say by which options values come from outside."""
     shown = [
@@ -133,7 +149,7 @@ def how_to_give(names: list[str]) -> str:
         if name.isdecimal() or name in "#@*"
         else f"--set {name}=..."
         for name in names
-        if re.fullmatch(r"\w+|[#@*]", name)
+        if re.fullmatch(_GIVEN, name)
     ]
     return " or ".join(dict.fromkeys(shown)) or "--set NAME=VALUE or --arg N=VALUE"
 
@@ -153,4 +169,5 @@ def _read(root: Node, record: Record) -> Script:
         unread=record.unread,
         assumptions=tuple(record.notes),
         choices=tuple(record.choices.values()),
+        decided=tuple(record.decided),
     )
