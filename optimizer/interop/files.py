@@ -287,6 +287,23 @@ def assumed_of(found: Imported) -> tuple[str, ...]:
     return tuple(note for note in notes_of(found) if not INFORMATION.fullmatch(note))
 
 
+def unwritten(found: Imported) -> tuple[str, ...]:
+    """Name the switches of a launch file that neither a model nor a layout file has a key for."""
+    job = found.value
+    if not isinstance(job, ImportedJob):
+        return ()
+    options = job.options
+    lacking = {
+        "pp_overlap": options.pp_overlap is False and (job.layout.vp or 1) > 1,
+        "cp_windows": options.cp_windows is not None,
+        "microbatch_group": options.microbatch_group is not None,
+    }
+    names = ", ".join(name for name, there in lacking.items() if there)
+    return (f"{names}: in options alone, no model or layout file says it; evaluate --from prices it",) * bool(
+        names
+    )
+
+
 def job_to_plain(job: ImportedJob) -> Plain:
     """Write a launch file: its trainer, its model (or the name of it), its layout, its switches."""
     from layoutopt.optimizer.interop.launch.complete import named_model, stated_layout

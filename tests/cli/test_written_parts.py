@@ -60,6 +60,15 @@ def test_written_parts_cost_what_the_launch_file_costs(
         assert again["estimate"][figure] == whole["estimate"][figure]
 
 
+def test_what_no_part_can_say_is_named(run: Callable[..., Result], tmp_path: Path) -> None:
+    """Sends that wait, in a pipeline with chunks, have no key; without chunks they wait anyway."""
+    script, stages = tmp_path / "run.sh", "--pipeline-model-parallel-size 4 --no-overlap-p2p-communication"
+    script.write_text(f"{BASE} {stages} --num-virtual-stages-per-pipeline-rank 2\n")
+    assert "pp_overlap: in options alone" in run("import", str(script), "--part", "layout").stderr
+    script.write_text(f"{BASE} {stages}\n")
+    assert "in options alone" not in run("import", str(script), "--part", "layout").stderr
+
+
 @pytest.mark.parametrize("to", ["megatron", "deepspeed", "accelerate"])
 def test_commands_of_several_lines_are_printed_as_they_are(
     to: str, run: Callable[..., Result], plan_text: str, tmp_path: Path

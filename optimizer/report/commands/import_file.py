@@ -53,7 +53,7 @@ def command(
     Models and layouts come out as files that MODEL and --layout read.
     """
     from layoutopt.optimizer.ask.load import import_given, require_used
-    from layoutopt.optimizer.interop.files import notes_of
+    from layoutopt.optimizer.interop.files import notes_of, unwritten
     from layoutopt.optimizer.interop.sources import FileKind
     from layoutopt.optimizer.report.commands.inputs import OPTIONS, named
 
@@ -71,7 +71,7 @@ def command(
     if topology is not None and found.kind != FileKind.SLURM_YAML:
         raise input_error(f"is {found.kind}", "only with Slurm's topology.yaml", key="--topology", file=file)
     require_used(reading, (found.kind, *((launch.kind,) if launch else ())), file, OPTIONS)
-    notes(notes_of(found), output)
+    notes((*notes_of(found), *unwritten(found)), output)
     plain = _plain(found, file, part, cluster)
     if output.json:
         print_json(plain)
