@@ -16,6 +16,9 @@ from layoutopt.optimizer.interop.python_values import (
     ALTERS,
     MAX_DEPTH,
     OPEN,
+    Nested,
+    PythonFile,
+    Returned,
     altered,
     applied,
     arithmetic,
@@ -35,40 +38,12 @@ from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.interop.shell.values import hole
 from layoutopt.optimizer.specs.errors import input_error
 
-MAX_STEPS, MAX_ITEMS = 50_000, 1_000
-"""Statements, and items of a list or loop: recipes stay far below."""
+MAX_STEPS, MAX_ITEMS, MAX_COPIED = 50_000, 1_000, 1_000_000
+"""Statements, items of a list or loop, and values copied to follow what may run: recipes stay far below."""
 
 Values = dict[str, Any]
 _EARLY = "\ue000return"
 """Name under which the states are kept with which a function may have ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonFile:
-    """Functions of a file, what it imports (module and name there) and the values of its own names."""
-
-    functions: dict[str, ast.FunctionDef]
-    imports: dict[str, tuple[str, str]]
-    constants: Values
-
-
-@dataclass(frozen=True, slots=True)
-class _Nested:
-    """A function that another one defines, with that one's names."""
-
-    node: ast.FunctionDef
-    values: Values
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Nested:
-        return self
-
-
-class _Returned(Exception):
-    """A function's value on its way up."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +52,7 @@ class PythonReader:
 
     file: str
     steps: int = field(default=0, init=False)
+    copied: int = field(default=0, init=False)
 
     def count(self, steps: int = 1) -> None:
         """Count statements, or values that are copied. Raises ``InputError`` for more than a configuration has."""
@@ -105,7 +81,7 @@ class PythonReader:
         try:
             self.block(node.body, values, file, depth)
             made = self.unreturned(values)
-        except _Returned as returned:
+        except Returned as returned:
             made = returned.value
         for state, value, why in values.get(_EARLY, []):
             open_changes({key: values[key] for key in state if isinstance(values.get(key), dict)}, state, why)
@@ -152,7 +128,7 @@ class PythonReader:
         """Follow one statement; what a branch or loop sets that is not decided here is open."""
         self.count()
         if isinstance(node, ast.Return):
-            raise _Returned(self.value(node.value, values, file, depth) if node.value else None)
+            raise Returned(self.value(node.value, values, file, depth) if node.value else None)
         if isinstance(node, ast.Assign):
             made = self.value(node.value, values, file, depth)
             for target in node.targets:
@@ -169,7 +145,7 @@ class PythonReader:
         elif isinstance(node, ast.Expr):
             self.value(node.value, values, file, depth)
         elif isinstance(node, ast.FunctionDef):
-            values[node.name] = _Nested(node, values)
+            values[node.name] = Nested(node, values)
         elif isinstance(node, ast.ClassDef):
             values[node.name] = self._class_constants(node, values, file, depth)
         elif isinstance(node, ast.If | ast.Match | ast.For):
@@ -257,8 +233,7 @@ class PythonReader:
         """Leave open what a statement may set, by itself or by the functions that it calls."""
         returns = [one for one in inside(node) if isinstance(one, ast.Return)]
         for left in returns:
-            self.count(len(values))
-            state = deepcopy({key: value for key, value in values.items() if key != _EARLY})
+            state = self._copy(values)
             made = self.value(left.value, state, file, depth) if left.value else None
             values.setdefault(_EARLY, []).append((state, made, f"line {left.lineno}"))
         for one in inside(node):
@@ -266,10 +241,17 @@ class PythonReader:
             for target in targets(one):
                 self.assign(target, hole(why), values, file, depth)
             if isinstance(one, ast.Call) and self._reaches(one, values, file, depth):
-                self.count(len(values))
-                state = deepcopy({key: value for key, value in values.items() if key != _EARLY})
+                state = self._copy(values)
                 self.value(one, state, file, depth)
                 open_changes(values, state, why)
+
+    def _copy(self, values: Values) -> Values:
+        """Copy the state of a function. Raises ``InputError`` where that was done without end."""
+        plain = {key: value for key, value in values.items() if key != _EARLY}
+        self.copied += size(plain, self.file)
+        if self.copied > MAX_COPIED:
+            raise input_error("recipe is too long", "one that configures a run", file=self.file)
+        return deepcopy(plain)
 
     def _reaches(self, node: ast.Call, values: Values, file: PythonFile, depth: int) -> bool:
         """Tell whether a call is handed a section, so that it may change it."""
@@ -434,7 +416,7 @@ class PythonReader:
             if (made := altered(holder, name, arguments, f"line {node.lineno}")) is not None:
                 return made
         own = values.get(name)
-        if isinstance(own, _Nested) and isinstance(node.func, ast.Name):
+        if isinstance(own, Nested) and isinstance(node.func, ast.Name):
             return self.call(file, own.node, bound(own.node, arguments) | named, depth + 1, own.values)
         made = applied(name, arguments) if isinstance(node.func, ast.Name) and not named else None
         return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.shell.values import has_hole, hole
@@ -62,6 +63,34 @@ _ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 _PURE: dict[str, Callable[..., Any]] = {"max": max, "min": min, "int": int, "float": float, "abs": abs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonFile:
+    """Functions of a file, what it imports (module and name there) and the values of its own names."""
+
+    functions: dict[str, ast.FunctionDef]
+    imports: dict[str, tuple[str, str]]
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A function that another one defines, with that one's names."""
+
+    node: ast.FunctionDef
+    values: dict[str, Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Nested:
+        return self
+
+
+class Returned(Exception):
+    """A function's value on its way up."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
 
 
 def is_open(value: Any) -> bool:

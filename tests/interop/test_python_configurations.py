@@ -164,3 +164,15 @@ def test_open_sections_of_torchtitan() -> None:
     )
     assert (job.training.sequence_length, job.layout.recompute) == (None, None)
     assert _titan("ac = cfg.activation_checkpoint\n    ac.mode = 'full'").layout.recompute is not None
+
+
+def test_helpers_that_unfold_without_end_are_refused() -> None:
+    """Helpers that may run and call others twice are followed as far as a configuration goes, not for ever."""
+    helpers = "".join(
+        f"def f{i}(c):\n    if u():\n        f{i + 1}(c)\n        f{i + 1}(c)\n    if u():\n        return\n"
+        for i in range(30)
+    )
+    last = "def f30(c):\n    c.training.seq_len = 3\n"
+    text = HEAD.partition("def f(")[0] + helpers + last + "def f(" + HEAD.partition("def f(")[2]
+    with pytest.raises(InputError, match="too long"):
+        import_text(text + "    f0(cfg)\n    return cfg\n", "config_registry.py", function="f")

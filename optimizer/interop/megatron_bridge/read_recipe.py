@@ -15,11 +15,18 @@ from typing import Any
 
 from layoutopt.optimizer.interop.python_reader import (
     MAX_ITEMS,
-    PythonFile,
     PythonReader,
     Values,
 )
-from layoutopt.optimizer.interop.python_values import MAX_DEPTH, OPEN, bound, is_open, may_change, size
+from layoutopt.optimizer.interop.python_values import (
+    MAX_DEPTH,
+    OPEN,
+    PythonFile,
+    bound,
+    is_open,
+    may_change,
+    size,
+)
 from layoutopt.optimizer.interop.reading import parse_python, shorten
 from layoutopt.optimizer.interop.shell.values import hole, show
 from layoutopt.optimizer.specs import document

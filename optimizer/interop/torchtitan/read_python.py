@@ -11,8 +11,8 @@ import ast
 import re
 from typing import Any
 
-from layoutopt.optimizer.interop.python_reader import PythonFile, PythonReader, Values
-from layoutopt.optimizer.interop.python_values import OPEN, bound, dotted, may_change, open_all
+from layoutopt.optimizer.interop.python_reader import PythonReader, Values
+from layoutopt.optimizer.interop.python_values import OPEN, PythonFile, bound, dotted, may_change, open_all
 from layoutopt.optimizer.interop.reading import parse_python, shorten
 from layoutopt.optimizer.interop.shell.values import hole
 from layoutopt.optimizer.specs.errors import input_error
