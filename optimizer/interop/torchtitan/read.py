@@ -16,6 +16,7 @@ from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTrai
 from layoutopt.optimizer.interop.shell.values import has_hole, hole, show
 from layoutopt.optimizer.interop.stages import stage_items
 from layoutopt.optimizer.interop.torchtitan.read_batch import (
+    OPEN_AXES,
     TOKENS_KEY,
     Batch,
     read_batch,
@@ -58,22 +59,6 @@ FLAVORS = {
     ("gpt_oss", "120b"): ("gpt-oss-120b", 36),
 }
 """Model and flavor, the built-in model of that shape, and its layers (torchtitan/models/*/__init__.py)."""
-
-OPEN_AXES = {
-    "tensor_parallel_degree": ("tp", "sp", "dp"),
-    "enable_sequence_parallel": ("sp",),
-    "context_parallel_degree": ("cp", "dp"),
-    "pipeline_parallel_degree": ("pp", "vp", "schedule", "split", "dp", "zero"),
-    "pipeline_parallel_schedule": ("vp", "schedule", "split"),
-    "pipeline_parallel_layers_per_stage": ("vp", "split"),
-    "module_fqns_per_model_part": ("vp", "split"),
-    "expert_parallel_degree": ("ep", "etp"),
-    "expert_tensor_parallel_degree": ("etp",),
-    "data_parallel_replicate_degree": ("dp", "hsdp_shard", "zero"),
-    "data_parallel_shard_degree": ("dp", "hsdp_shard", "zero"),
-    "fsdp_reshard_after_forward": ("zero",),
-}
-"""Settings and the axes of a layout that nobody knows while the setting is open."""
 
 FULL_CHECKPOINTING = ("llama3_70b", "llama3_405b", "qwen3_14b", "qwen3_30b_a3b", "qwen3_32b")
 """Configurations with full checkpointing (torchtitan/models/*/config_registry.py); others are selective."""

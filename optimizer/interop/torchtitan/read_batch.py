@@ -22,6 +22,23 @@ MICRO_BATCH_TOKENS = 16384
 """Defaults of ``TrainingConfig`` (torchtitan/config/configs.py and job_config.py)."""
 
 
+OPEN_AXES = {
+    "tensor_parallel_degree": ("tp", "sp", "dp"),
+    "enable_sequence_parallel": ("sp",),
+    "context_parallel_degree": ("cp", "dp"),
+    "pipeline_parallel_degree": ("pp", "vp", "schedule", "split", "dp", "zero"),
+    "pipeline_parallel_schedule": ("vp", "schedule", "split"),
+    "pipeline_parallel_layers_per_stage": ("vp", "split"),
+    "module_fqns_per_model_part": ("vp", "split"),
+    "expert_parallel_degree": ("ep", "etp"),
+    "expert_tensor_parallel_degree": ("etp",),
+    "data_parallel_replicate_degree": ("dp", "hsdp_shard", "zero"),
+    "data_parallel_shard_degree": ("dp", "hsdp_shard", "zero"),
+    "fsdp_reshard_after_forward": ("zero",),
+}
+"""Settings and the axes of a layout that nobody knows while the setting is open."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Tokens per sequence, sequences per micro-batch, micro-batches per step, sequences per step."""
