@@ -69,7 +69,10 @@ class PythonReader:
     def call(
         self, file: PythonFile, node: ast.FunctionDef, given: Values, depth: int, outer: Values | None = None
     ) -> Any:
-        """Run a function's statements on given arguments and return its value."""
+        """Run a function's statements on given arguments and return its value.
+
+        Raises ``InputError`` for a function that starts from itself.
+        """
         if depth > MAX_DEPTH:
             raise input_error(
                 f"{shorten(node.name)} starts from itself", "a recipe that ends", file=self.file
@@ -125,7 +128,10 @@ class PythonReader:
             self.step(node, values, file, depth)
 
     def step(self, node: ast.stmt, values: Values, file: PythonFile, depth: int) -> None:
-        """Follow one statement; what a branch or loop sets that is not decided here is open."""
+        """Follow one statement; what a branch or loop sets that is not decided here is open.
+
+        Raises ``Returned`` at the end of its function, which ``call`` waits for.
+        """
         self.count()
         if isinstance(node, ast.Return):
             raise Returned(self.value(node.value, values, file, depth) if node.value else None)

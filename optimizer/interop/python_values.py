@@ -247,7 +247,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def size(made: Any, file: str) -> int:
-    """Count the values of nested sections and lists; what unfolds without end or holds itself is refused."""
+    """Count the values of nested sections and lists; raises ``InputError`` where they unfold without end."""
     waiting, count = [(made, 0)], 0
     while waiting:
         value, depth = waiting.pop()
