@@ -133,10 +133,11 @@ def _modifiers(batch: LayoutBatch, layout: Layout, model: ModelSpec | None) -> l
         ("sp", None, [int(layout.sp)]),
         ("zero", None, [layout.zero]),
         ("hsdp_shard", None, [layout.hsdp_shard or 0]),
-        ("recompute", book.recomputes, recomputes),
         ("order", book.orders, [layout.mesh_order]),
         ("schedule", book.schedules, [layout.schedule]),
         ("precision", formats, [own]),
+        # Last: under which entry layers without recomputation stand depends on the switches beside them.
+        ("recompute", book.recomputes, recomputes),
     ]
 
 
