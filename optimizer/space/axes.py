@@ -10,7 +10,7 @@ from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.abilities import ALL_ORDERS
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.divisors import divisors
-from layoutopt.optimizer.space.recompute_sets import recompute_choices, recompute_text
+from layoutopt.optimizer.space.recompute_sets import WHOLE_LAYERS, recompute_choices, recompute_text
 from layoutopt.optimizer.space.savers import saver_sets
 from layoutopt.optimizer.space.switch_sets import declared_switches, switch_sets
 from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
@@ -224,7 +224,11 @@ def _recomputes(ctx: Context, options: SpaceOptions, abilities: Abilities) -> tu
     choices = options.recomputes or recompute_choices(ctx, abilities)
     if "recompute" in options.fix:
         choices = tuple(parse_recompute(str(text)) for text in options.fix["recompute"])
-    return tuple(r for r in choices if recompute_text(r) not in options.forbid.get("recompute", ()))
+    forbidden = options.forbid.get("recompute", ())
+    left = tuple(r for r in choices if recompute_text(r) not in forbidden)
+    # Whole layers are any number of them: without them, layers that recompute nothing are still allowed.
+    bare = WHOLE_LAYERS in choices and WHOLE_LAYERS not in left and "none" not in forbidden
+    return (*left, Recompute()) if bare and Recompute() not in left else left
 
 
 def parse_recompute(text: str) -> Recompute:

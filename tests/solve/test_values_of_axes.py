@@ -60,6 +60,8 @@ def test_layers_without_recomputation_keep_their_graphs(best: float) -> None:
     """``full`` is any number of layers, none included: also where a graph lets none be recomputed."""
     whole = step_s(MIXTURE, cuda_graph="partial", recompute="full")
     assert whole == step_s(MIXTURE, cuda_graph="partial", recompute="none") < inf
+    plan = solve(parse_workload(MIXTURE, "m.yaml"), CLUSTER, forbid={"recompute": "full"}).plan
+    assert plan.estimate is not None and plan.estimate.step_time_s == best, "none is no whole layer"
     layout = "tp=1,pp=1,ep=8,zero=1,mb=2,recompute=none,dispatcher=hybridep,cuda_graph=partial"
     by_hand = evaluate(parse_workload(MIXTURE, "m.yaml"), CLUSTER, layout).estimate
     assert by_hand is not None and best <= by_hand.step_time_s * (1 + 1e-9)
