@@ -165,7 +165,10 @@ def test_60_layers_on_8_ranks_of_4_chunks(judge: Judge) -> None:
     broken = judge(F.MEGATRON_BRIDGE, layout, layers=60)
     assert set(broken) == {"layers_mod_pp"}
     chunks = "/".join(["1" + "/2" * 7] * 4)  # 4/8/8/8/8/8/8/8 by rank
-    assert f"uneven ends that work: stages={chunks}; without them" in broken["layers_mod_pp"].message
+    assert (
+        f"uneven ends that work: stages={chunks}; 4/8/8/8/8/8/8/8 by rank; without"
+        in broken["layers_mod_pp"].message
+    )
     assert uneven_ends(60, 8, 4) == (4, 8, 8, 8, 8, 8, 8, 8)
 
 

@@ -83,8 +83,8 @@ def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     if len(totals):
         # --layout reads one number for each virtual stage
         stages = "/".join(map(str, chunk_layers(totals, pp, layout.vp).tolist()))
-        by_rank = f"{'/'.join(map(str, totals.tolist()))} layers by rank, " if layout.vp > 1 else ""
-        text += f"; {words} that work{'s' * (words == 'a split')}: {by_rank}stages={stages}; without"
+        by_rank = f"{'/'.join(map(str, totals.tolist()))} by rank; " if layout.vp > 1 else ""
+        text += f"; {words} that work{'s' * (words == 'a split')}: stages={stages}; {by_rank}without"
         text += " them" if words == "uneven ends" else " it"
     return text, {"layers": layers, "pp": pp, "remainder": layers % pp}
 
