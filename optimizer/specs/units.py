@@ -163,7 +163,10 @@ def _read(text: str, dimension: Dimension, key: str) -> float:
         raise input_error(what, f'"{number} {unit}bit/s" or "{number} {unit}B/s"', key=key)
     if factor is None:
         raise input_error(f"{shown(text)}: unit {shown(unit)} is unknown", _known(dimension), key=key)
-    return float(number) * factor
+    try:
+        return float(number) * factor
+    except ValueError:  # an underscore that stands between no digits
+        raise input_error(f"{shown(text)} is not a quantity", dimension.examples, key=key) from None
 
 
 def _as_float(value: float) -> float:

@@ -24,6 +24,7 @@ from layoutopt.optimizer.specs.units import (
     format_seconds,
     parse_quantity,
     shown,
+    whole_number,
 )
 
 DIMENSIONS = (BANDWIDTH, BYTES, COUNT, FLOP_RATE, HOURS, NUMBER, POWER, TIME, TOKENS)
@@ -184,3 +185,12 @@ def test_a_bandwidth_without_bits_or_bytes_is_asked_about() -> None:
     """A network's 400G are bits, a memory's bytes: nobody guesses."""
     with pytest.raises(InputError, match=r'bits or bytes per second.*"400 Gbit/s" or "400 GB/s"'):
         parse_quantity("400G", BANDWIDTH)
+
+
+@pytest.mark.parametrize("text", ["0_", "1__0", "1_e5", "1._5", "1.5_"])
+def test_an_underscore_stands_between_digits(text: str) -> None:
+    """What is no number is bad input, not a fault of the reader."""
+    assert whole_number("1_000") == 1000
+    assert whole_number(text) is None
+    with pytest.raises(InputError, match="is not a quantity"):
+        parse_quantity(text, COUNT)
