@@ -53,6 +53,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     """Sum up one layer."""
     zero = np.zeros_like(keys.tp)
     if ctx.rates.ideal:
+        # The rule takes sequence parallelism for granted, so that all of a layer divides by tp.
         elements = keys.tokens * ctx.model.hidden / keys.tp
         return LayerActivations(
             kept_bytes=RULE_OF_THUMB_BYTES * elements,
@@ -66,6 +67,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     norms = sum(
         shape_part is not unused for shape_part, unused in ((shape.mixer, Mixer.NONE), (shape.mlp, Mlp.NONE))
     )
+    # A norm's output is what the next matrix keeps as its input: recomputing norms saves just these.
     norm_outputs = sum((side["input"] for side in (parts, mlp_parts) if side), zero)
     elements = keys.local_tokens * ctx.model.hidden
     norm_inputs = norm_bytes(ctx) * norms * elements
@@ -73,14 +75,17 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     hidden = keys.tokens * ctx.model.hidden
     exchanged, meanwhile = held_bytes(ctx, keys, shape) if shape.mixer is Mixer.ATTENTION else (zero, zero)
     kept = norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero) + exchanged
+    # A layer that keeps less than the policy would keep saves nothing by it.
     saved[OP_MODULE] = np.maximum(kept - _op_kept_bytes(ctx, keys, shape), 0.0)
     return LayerActivations(
         kept_bytes=kept,
         saved_bytes=saved,
         checkpoint_bytes=2.0 * elements,
+        # An operation's input and output exist at once, beside what was kept: gathered, so not over tp.
         transient_bytes=2.0 * (hidden + _widest(ctx, keys, shape))
         + meanwhile
         + _index_bytes(ctx, keys, shape),
+        # A compiled layer is one node of autograd, so that only its own output's gradient waits.
         delayed_bytes=2.0 * (elements if ctx.preset.compiled else _outputs(ctx, keys, shape)),
     )
 
@@ -110,6 +115,7 @@ def _input_copies(ctx: ComputeContext, readers: int) -> float:
 def _attention_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[FloatArray, ...]:
     """Elements per rank of a layer's queries, keys, values and attention's output, all tokens together."""
     model = ctx.model
+    # Ranks beyond one per key-value head repeat heads: no rank has less than one.
     heads, kv_heads = model.heads / keys.tp, np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0)
     e, v = keys.tokens * model.head_dim, keys.tokens * model.value_dim
     return e * heads, e * kv_heads, v * kv_heads, v * heads
@@ -118,6 +124,7 @@ def _attention_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tup
 def _op_kept_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
     """Bytes kept by selective-op checkpointing: the input, attention's output, half of all multiplications' outputs."""
     attention = _attention_widths(ctx, keys, shape)[-1]
+    # The policy saves every second multiplication (pytorch/torchtitan activation_checkpoint.py).
     # Outputs count once: 2 bytes each, half of them kept.
     kept = 2.0 * keys.local_tokens * ctx.model.hidden + 2.0 * attention
     return np.asarray(kept + _outputs(ctx, keys, shape))
@@ -203,6 +210,7 @@ def _score_bytes(ctx: ComputeContext, keys: Keys, heads: FloatArray) -> FloatArr
     """Softmax statistics of flash attention, or the materialised scores (5 bytes with dropout, else 2)."""
     if ctx.training.flash:
         return 4.0 * keys.tokens * heads
+    # With dropout: outputs of softmax and of dropout in 16 bits, and dropout's mask in 8.
     per_score = 5.0 if ctx.training.dropout else 2.0
     return per_score * keys.tokens * ctx.training.sequence_length * heads
 
@@ -247,6 +255,7 @@ def _indexer_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[s
         return {}
     queries, blocks = indexer.heads * indexer.head_dim, indexer.block is not None
     own = 2.0 * (queries + 2 * indexer.head_dim + (queries if blocks else indexer.heads))
+    # A sequence shorter than top_k has no more keys to choose.
     chosen = 4.0 * min(indexer.top_k, ctx.training.sequence_length) / (indexer.block or 1)
     chosen *= indexer.heads if blocks else 1
     return {"indexer": (own + chosen) * keys.tokens}
@@ -272,7 +281,10 @@ def routed_rows(ctx: ComputeContext, keys: Keys) -> FloatArray:
     moe = ctx.model.moe
     assert moe is not None
     stated = ctx.training.moe_imbalance
+    # Routing without capacity has no bound short of all tokens at one rank: the margin is a plan, no promise.
     margin = moe.capacity_factor or (ctx.constants["moe_memory_imbalance"] if stated is None else stated)
+    # Balanced, a rank receives as many rows as it sends; an expert-tensor group gathers those of all its
+    # ranks.
     return keys.local_tokens * moe.top_k * margin * keys.etp
 
 

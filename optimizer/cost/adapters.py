@@ -41,6 +41,7 @@ def frozen_bytes(adapter: AdapterSpec, preset: FrameworkPreset) -> float:
     """Return the bytes of a frozen weight of a block: in 4 bits, in 16, or as sharded weights are stored."""
     if adapter.method is AdapterMethod.QLORA:
         return NF4_BYTES
+    # Without a master copy the sharded weights are in the optimizer's format, frozen or not.
     return BF16_BYTES if preset.master_bytes else preset.fsdp_weight_bytes
 
 
@@ -96,11 +97,13 @@ def adapter_work(ctx: ComputeContext, keys: Keys, shape: LayerShape, adapter: Ad
 def _routed(model: ModelSpec, keys: Keys, count: float) -> tuple[FloatArray, FloatArray]:
     """Return the tokens of one expert and the matrices of a rank's experts."""
     assert model.moe is not None
+    # All ranks of an expert group send to an expert, which gets top_k of every ``experts`` rows.
     return keys.tokens * keys.ep * model.moe.top_k / model.moe.experts, count / keys.ep
 
 
 def _product_s(ctx: ComputeContext, elements: FloatArray, rank: int) -> FloatArray:
     multiplied = 2.0 * rank * elements / ctx.rates.wide_flops_per_s
+    # Ranks of 8 to 64 do too few FLOPs per byte for tensor cores: memory mostly decides.
     return np.maximum(memory_bound_s(ctx.rates, BF16_BYTES * elements), multiplied)
 
 
@@ -110,6 +113,7 @@ def _widened(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
     for matrix in _all_matrices(ctx.model, shape):
         ranks = keys.ep * keys.etp if matrix.held is Held.EXPERT else keys.tp
         held = held + matrix.elements * matrix.count / ranks
+    # The 16-bit copy is not kept between the passes: every use widens the weights again.
     each = memory_bound_s(ctx.rates, (NF4_BYTES + BF16_BYTES) * held)
     return Work(each, each, 0.0 * each)
 
@@ -132,10 +136,12 @@ def adapted_flops_per_token(
 ) -> float:
     """Forward and backward FLOPs per token where adapters alone are trained: no gradients of frozen weights."""
     whole = model_flops_per_token(model, sequence_length, causal=causal)
+    # The head is frozen too: its input's gradient is still needed, its own is not.
     frozen = 2.0 * model.hidden * model.vocab
     adapters = 0.0
     for run in model.runs:
         for shape in run.block:
             frozen += run.count * (mixer_linear_flops(model, shape) + mlp_flops(model, shape))
             adapters += run.count * adapter_flops(model, adapter, shape)
+    # One of a frozen weight's three passes falls away; adapters run all three.
     return whole - frozen + 3 * adapters

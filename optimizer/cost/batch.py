@@ -49,6 +49,7 @@ def _groups(formats: tuple[Format, ...]) -> tuple[int, ...]:
     """Number formats so that those that differ only in switches ``TOGETHER`` have one number."""
     shared = [(*entry[:2], priced_apart(entry[2])) for entry in formats]
     distinct = _distinct(shared)
+    # Numbers of first occurrence: a batch's codes keep their order.
     return tuple(distinct.index(entry) for entry in shared)
 
 
@@ -132,6 +133,7 @@ class LayoutBatch:
     def take(self, index: NDArray[Any]) -> LayoutBatch:
         """Return the rows selected by an index or mask array by an index (k,) or mask (n,)."""
         rows = self.tp[index]
+        # Large batches are mostly taken whole, and comparing costs less than copying sixteen columns.
         if len(rows) == len(self) > FEW_ROWS and (index == np.arange(len(self))).all():
             return self
         columns: dict[str, Any] = {
@@ -155,6 +157,7 @@ class LayoutBatch:
 def compact(column: IntArray) -> IntArray:
     """Return a column (n,) that stores its value once where all rows share it: then it is a view without strides."""
     if len(column) and (column == column[0]).all():
+        # Copied: a view of the old column would keep all of it in memory.
         return np.broadcast_to(column[:1].copy(), column.shape)
     return column
 

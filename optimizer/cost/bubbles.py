@@ -75,6 +75,7 @@ class Chain:
         that to the chain and once to the rank, so that the quotient is a mean of the quotient now and of the
         two counts; hidden time only lengthens the chain.
         """
+        # Hidden time is in forward or in dgrad, unknown in which: the rarer of both is safe.
         hidden = (np.minimum(self.forward, self.dgrad) + self.hidden) * times.hidden_s
         compute = self.forward * times.forward_s + self.dgrad * times.dgrad_s + self.wgrad * times.wgrad_s
         rank = times.apart_s
@@ -137,6 +138,7 @@ def zb_v(pipelines: Pipelines) -> list[Chain]:
     """
     many = pipelines.micro_batches > pipelines.pp
     enough, few = _zb_v_many(pipelines), _zb_v_few(pipelines)
+    # Repeated so that both lists pair up: the same chain once more changes no maximum.
     few += few[:1] * (len(enough) - len(few))
     # Times of a chunk are half a rank's.
     return [
@@ -163,6 +165,7 @@ def _zb_v_few(pipelines: Pipelines) -> list[Counts]:
 def _zb_v_many(pipelines: Pipelines) -> list[Counts]:
     """ZB-V with m > pp; nothing changes any more from m = 2*pp-1 on."""
     q = pipelines.pp - 1
+    # Beyond 2 pp - 1 micro-batches fill and drain no longer meet, and no chain grows.
     j = np.clip(pipelines.micro_batches - pipelines.pp, 0, q)
     rest, none = q - j, np.zeros_like(q)
     return [

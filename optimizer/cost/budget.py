@@ -59,6 +59,7 @@ HOST_POWER_SHARE = 0.36
 def node_power_w(cluster: ClusterSpec) -> float:
     """Return what one full node draws at its GPUs' power limit, with NICs and host but before cooling."""
     gpus = cluster.gpus_per_node
+    # Of the rated power: a limit on the GPUs leaves hosts and fans as they are.
     share = HOST_POWER_SHARE * gpus * cluster.gpu.rated_w
     host = share if cluster.host_power_w is None else cluster.host_power_w
     return gpus * cluster.gpu.tdp_w + host + cluster.nics_per_node * cluster.nic_power_w
@@ -101,6 +102,7 @@ def training_budget(
     return Budget(
         tokens=tokens,
         steps=steps,
+        # Budgets are quoted with the full square of scores (6N + 12 L d s per token).
         total_flops=model_flops_per_token(model, training.sequence_length, causal=False) * tokens,
         days=seconds / DAY_S,
         days_low=seconds * (1 - relative_error) / DAY_S,

@@ -119,6 +119,7 @@ def collectives(cost: CostModel, layout: Layout) -> tuple[CollectiveCall, ...]:
         batch=batch,
         comm=cost.comm_context(batch, order),
         dp=cost.dp_context(batch, groups_of(order, batch)),
+        # DualPipe's two copies of a stage share the step's micro-batches.
         micro_batches=layout.micro_batches / schedule_of(batch).parameter_copies,
     )
     blocks, recomputed = rank_blocks(layout, cost.model)
@@ -163,6 +164,7 @@ def _layer(ledger: _Ledger, step: _Step, shape: LayerShape, times: float, again:
         operand, gradient = gathered_operand_bytes(comm)
         ledger.add("tp", "all_gather", layout.tp, operand, pairs * ((2 - kept) * times + again) + selective)
         ledger.add("tp", "all_gather", layout.tp, gradient, pairs * times)
+        # Of a recomputed layer the last sum only gives an output that nothing needs again.
         ledger.add("tp", "reduce_scatter", layout.tp, size, 2 * pairs * times + max(pairs - 1, 0) * again)
     else:
         ledger.add("tp", "all_reduce", layout.tp, size, 2 * pairs * times + max(pairs - 1, 0) * again)
@@ -185,15 +187,18 @@ def _context_parallel(ledger: _Ledger, step: _Step, shape: LayerShape, times: fl
         ledger.add("cp", "all_gather", cp, passed_bytes(comm), 2 * times + again)
         return
     parts, piece = division(comm.compute, comm.keys, shape), ring_bytes(comm, shape)
+    # A ring hides behind attention step by step; gathers come before it, whole.
     if parts.gathered:
         forward = 1 if step.cost.preset.keeps_gathered_keys else 2
         for whole in gathered_bytes(comm, shape):
             ledger.add("cp", "all_gather", cp, whole, forward * times + again)
             ledger.add("cp", "reduce_scatter", cp, whole, times)
         return
+    # In its last step a ring's pieces have been everywhere.
     hops = float(parts.ring[0]) - 1
     ledger.add("cp", "all_to_all", parts.heads, exchanged_bytes(comm, shape), 2 * times + again)
     ledger.add("cp", "send", parts.ring, piece, hops * (times + again))
+    # Backward sends the gradients of keys and values along with them.
     ledger.add("cp", "send", parts.ring, 2 * piece, hops * times)
 
 
@@ -201,6 +206,7 @@ def _experts(ledger: _Ledger, step: _Step, times: float, again: float) -> None:
     """Count one layer's dispatch, combine and their backward, and the exchange of an expert-tensor group."""
     dispatch, combine = all_to_all_bytes(step.comm)
     ledger.add("ep", "all_to_all", step.layout.ep, dispatch, times + again)
+    # Only the dispatch may be narrow: gradients of both, and the combine, travel in 16 bits.
     ledger.add("ep", "all_to_all", step.layout.ep, combine, 3 * times + again)
     for kind in ("all_gather", "reduce_scatter"):
         ledger.add("etp", kind, step.layout.etp, routed_bytes(step.comm), 2 * times + again)

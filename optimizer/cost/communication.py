@@ -125,6 +125,7 @@ def split_heads_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
     NVIDIA/Megatron-LM core/transformer/attention.py get_query_key_value_tensors, core 0.16.
     """
     model, tp = comm.compute.model, comm.keys.tp
+    # Latent attention expands keys for every head: it has as many of them as queries.
     repeats = comm.compute.preset.repeats_keys or model.mla is not None or comm.compute.rates.ideal
     if repeats or shape.mixer is not Mixer.ATTENTION:
         return np.zeros_like(tp)
@@ -187,6 +188,7 @@ def context_parallel(comm: CommContext, shape: LayerShape, core: Work | None) ->
     if shape.mixer is Mixer.NONE or core is None or not (comm.keys.cp > 1).any():
         return comm.nothing()
     forward, backward = exposed_s(comm, shape, core)
+    # Keys and values of other ranks are not kept: attention that is repeated fetches them again.
     return Exposed(forward, backward, forward)
 
 
@@ -215,6 +217,7 @@ def all_to_all_bytes(comm: CommContext) -> tuple[FloatArray, FloatArray]:
     """
     ctx, moe = comm.compute, comm.compute.model.moe
     assert moe is not None
+    # A combine sums up to top_k rows, for which 8 bits are too coarse (DeepSeek-V3 report, section 3.3.3).
     narrow = ctx.preset.dispatch_fp8 and ctx.rates.eight_bit
     share = ctx.switches.per_dispatcher(
         lambda dispatcher: np.asarray(
@@ -240,6 +243,7 @@ def _gathered_s(comm: CommContext, sent: FloatArray) -> FloatArray:
     """One gather of all tokens of an expert group, which every rank picks its own from."""
     moe = comm.compute.model.moe
     assert moe is not None
+    # A gather moves each token once, however many experts it chose.
     return comm.topology.all_gather_s(sent / moe.top_k * comm.keys.ep, comm.groups.ep)
 
 
@@ -265,6 +269,8 @@ def _copies(group: GroupBatch, domain: int, moe: MoeSpec) -> tuple[FloatArray, F
         within = few.members_within(domain)
         ranks = few.size.astype(np.float64)
         domains = np.maximum(ranks / within, 1.0)
+        # Experts are as likely at home as anywhere: of the domains that a token reaches that share needs no
+        # link.
         far = reached_parts(domains, moe, least=few.closest) * (1 - 1 / domains)
         # Inside a domain a token is sent once to each rank that has some of its experts.
         near = reached_parts(ranks, moe, least=few.closest) * (1 - 1 / within)
@@ -348,6 +354,7 @@ def _beside_shared_expert(
     shared = work.get("shared_experts")
     if shared is None:
         return 0.0 * forward, 0.0 * backward
+    # The shared expert has nothing to do with routing, so that its whole work can run beside it.
     return np.minimum(forward, shared.forward_s), np.minimum(backward, shared.dgrad_s + shared.wgrad_s)
 
 

@@ -47,6 +47,7 @@ def compressed_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape
     reach = length / shape.compression
     if shape.sparse and model.indexer is not None:
         reach = min(reach, float(model.indexer.top_k))
+    # A kernel's efficiency follows from the keys that it sees, not from the sequence.
     reached = np.full_like(keys.tp, reach)
     forward, backward = (
         attention_s(

@@ -50,6 +50,7 @@ def norm_work(ctx: ComputeContext, keys: Keys) -> Work:
 def gaps_work(ctx: ComputeContext, like: FloatArray) -> Work:
     """Time between the kernels of a layer, whatever they do; ``like`` gives the shape, (n,)."""
     gaps = 0.0 if ctx.rates.ideal else ctx.constants["kernel_gap_s"] * ctx.constants["layer_kernels"]
+    # A backward pass has two multiplications, and so about twice the kernels, for each of the forward's.
     forward = np.full_like(like, gaps)
     return Work(forward, 2.0 * forward, np.zeros_like(forward))
 
@@ -90,6 +91,7 @@ def _projections(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str
             input_share=share,
             split=(width - (e + v) * kv_heads, e * kv_heads, v * kv_heads),
         ),
+        # Backward reads three tensors of a gate and writes two; forward reads two and writes one.
         "rotary": moved(ctx, rotary + gate, rotary + 10 / 6 * gate),
         "proj": linear(ctx, keys.tokens, np.full_like(width, h), v * heads, output_share=share),
     }
@@ -138,6 +140,7 @@ def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -
     whole = replace(shape, sparse=False, indexes=False)
     flops = attention_flops(model, whole, length, causal=not ctx.rates.ideal) * keys.tokens / keys.tp
     heads = np.maximum(model.heads / keys.tp, 1.0)
+    # A thread block of the fused kernels takes 128 queries of one head.
     tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
     attended = attended_keys(ctx, keys, shape)
     width = _mean_head_dim(model)
@@ -175,6 +178,7 @@ def _sparse_attention_work(ctx: ComputeContext, keys: Keys, dense: Work) -> Work
         attention_s(ctx.rates, flops, tiles=tiles, length=seen, head_dim=latent, backward=way)
         for way in (False, True)
     )
+    # One kernel serves both passes of a layer.
     faster = forward + backward < dense.forward_s + dense.dgrad_s
     return Work(
         np.where(faster, forward, dense.forward_s), np.where(faster, backward, dense.dgrad_s), dense.wgrad_s
@@ -201,6 +205,7 @@ def _indexer_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
     )
     # By blocks every head keeps scores of its own, one for each block.
     kept = model.indexer.heads / model.indexer.block if model.indexer.block else 1.0
+    # Half: keys behind a query are masked.
     scores = 8.0 * tokens * length / 2 * kept
     return work + Work(forward, backward, 0.0 * one) + moved(ctx, scores, scores)
 
@@ -404,6 +409,7 @@ def _grouped(ctx: ComputeContext, keys: Keys, rows: FloatArray) -> Work:
     model, moe = ctx.model, ctx.model.moe
     assert moe is not None
     local = moe.experts / keys.ep
+    # Padding counts for each expert: with many small ones it is no trifle.
     per_expert = rows / local + _row_padding(ctx)
     width, h = moe.ffn / keys.etp, np.full_like(keys.tp, float(model.hidden))
     cast_share = ctx.expert_traffic

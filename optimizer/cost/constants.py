@@ -66,9 +66,11 @@ class Constants:
 @cache
 def constant_table() -> Mapping[str, Constant]:
     """Read every documented constant of the package."""
+    # Imported here: nothing else of the cost room needs it, and a start of the program is felt.
     import yaml
 
     text = resources.files("layoutopt.optimizer.cost").joinpath("constants.yaml").read_text(encoding="utf-8")
+    # Not every build of PyYAML has the C loader, which is much the faster one.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     table = yaml.load(text, Loader=loader)
     return MappingProxyType(

@@ -68,6 +68,7 @@ def exchange_ranks(model: ModelSpec, nvlink_domain: int, cp: Any, tp: Any) -> In
     """
     heads = model.heads if model.mla else gcd(model.heads, model.common_kv_heads)
     degrees, parts = np.asarray(cp, dtype=np.int64), np.asarray(tp, dtype=np.int64)
+    # Heads that are exchanged beyond the NVLink domain would give away what the method is for.
     room, share = np.maximum(nvlink_domain // parts, 1), np.maximum(heads // parts, 1)
     result: IntArray = np.gcd(np.gcd(degrees, room), share)
     return result
@@ -143,7 +144,9 @@ def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Floa
     if parts.gathered:
         key_value = sum(gathered_widths(ctx, keys, shape), np.zeros_like(keys.tp))
     local = BF16_BYTES * keys.tokens * key_value
+    # ``query`` is Q and O together, of which the output is half.
     exchanged = np.where(parts.heads > 1, BF16_BYTES * keys.tokens * query / 2, 0.0)
+    # One piece in use and one on its way.
     ring = np.where(parts.ring > 1, 2.0 * local, 0.0)
     others = (keys.cp - 1) * local if parts.gathered else 0.0 * local
     if ctx.preset.keeps_gathered_keys:

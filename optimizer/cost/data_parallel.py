@@ -74,6 +74,7 @@ class DpContext:
         size, ranks = self.preset.bucket_parameters, self.groups.dp_cp.size
         if self.ideal:
             return np.ones_like(parameters)
+        # Without a bucket size a trainer moves whole units, as FSDP does its blocks.
         calls = parameters / size if size else blocks
         # A bucket has room for every rank's share, so that many ranks have few buckets.
         most = parameters / np.maximum(self.preset.rank_bucket_parameters * ranks, 1.0)
@@ -200,6 +201,7 @@ def exposed_once_s(
     """What traffic (n,) that runs once beside ``cover_s`` (n,) of compute adds to the step; at least its last bucket."""
     if not overlap:
         return seconds
+    # The last bucket is full only when the pass ends: nothing is left to run beside it.
     return np.maximum(ctx.beside(seconds, cover_s), 0.0 if ctx.ideal else seconds / buckets)
 
 
@@ -247,7 +249,9 @@ def step_exposed_s(
     gather = exposed_once_s(ctx, whole.all_gather_s, forward_s, buckets, preset.param_overlap)
     replicas = exposed_once_s(ctx, replica_reduce_s(ctx, held, end), backward_s, buckets, preset.dp_overlap)
     count = passes(ctx)
+    # A reduction that is held back comes for all blocks at once, in the last micro-batch.
     late = 0.0 if preset.reduce_each_micro_batch else scatter
+    # The first block's gather and the last one's reduction have no other block's compute beside them.
     streaming = (0.0 if ctx.ideal else one.all_gather_s + one.reduce_scatter_s) + late
     streams = (batch.zero == 3) & ~keeps_gathered(preset, batch)
     moved = count.all_reduce * reduce + count.reduce_scatter * scatter + count.all_gather * gather

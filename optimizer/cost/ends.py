@@ -60,6 +60,7 @@ class EndUnit:
 def vocabulary_rows(comm: CommContext) -> FloatArray:
     """Vocabulary rows (n,) on a tensor-parallel rank, padded where the framework pads."""
     vocab, tp = comm.compute.model.vocab, comm.keys.tp
+    # Every rank gets equally many rows, a multiple of a tile (NVIDIA/Megatron-LM vocab_utils.py).
     multiple = 128.0 * tp
     padded = (
         np.ceil(vocab / multiple) * multiple if comm.compute.preset.pad_vocab else np.asarray(float(vocab))
@@ -106,6 +107,7 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     if is_frozen(ctx.training, FrozenPart.OUTPUT):
         logits = logits.without_wgrad()
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
+    # Without loss parallelism every rank has all logits and computes the whole loss.
     lost = rows if ctx.preset.splits_loss else rows * keys.tp
     loss = moved(ctx, keys.tokens * lost * per_logit / 2, keys.tokens * lost * per_logit / 2)
     work = logits + loss + norm_work(ctx, keys)
@@ -158,6 +160,7 @@ def mtp_unit(comm: CommContext, block: BlockUnit) -> EndUnit:
     parts = dict(block.parts_s)
     parts[Component.FORWARD] = parts[Component.FORWARD] + work.forward_s
     parts[Component.BACKWARD] = parts[Component.BACKWARD] + work.dgrad_s + work.wgrad_s
+    # In 16 bits: the projection's input of width 2h, and the inputs of the norms in front of it.
     kept = block.kept_bytes + 8.0 * keys.local_tokens * h
     return EndUnit(
         parts_s=parts,

@@ -119,6 +119,7 @@ def _pipeline_s(
         others = float(parts.bubble_weight[0] * (rank_time.sum() - rank_time.max()))
         alone = int(parts.batch.micro_batches[0]) * float(rank_time.max()) + others
         return alone + fixed[Component.BUBBLE], fixed[Component.PP]
+    # The step twice, once with transfers that take no time: the difference is what they expose.
     both = durations(terms, 0, np.stack([blocks] * 2), np.stack([recomputed] * 2))
     with_hops, alone = graph.makespan_s(replace(both, hop_s=both.hop_s * [1.0, 0.0])).tolist()
     return alone, with_hops - alone
@@ -171,6 +172,7 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
         components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
         components |= {name: float(value[0]) for name, value in parts.common_bytes.items()}
         flight = float(parts.in_flight[0, rank])
+        # Every rank lists it, so that ranks can be compared line by line.
         components["logits"] = 0.0
         if parts.flight_bytes[0]:
             components["outputs"] += float(parts.flight_bytes[0]) * flight

@@ -52,6 +52,7 @@ def build_cost_model(
     constants = constants or load_constants(cluster.calibration)
     links = load_links(cluster.calibration)
     if kind is CostKind.SIMPLE:
+        # The rule of thumb knows nominal bandwidths alone: no latency, no share of a link's peak.
         constants, links = _simple_constants(constants), links.ideal()
     return CostModel(
         model=by_layer(model),

@@ -67,6 +67,7 @@ def expected_wall_time_s(
     segment_s = interval_s + checkpoint_s
     if (restart_s + segment_s) / mtbf_s > LARGEST_EXPONENT:
         return inf
+    # expm1: a segment is short beside the MTBF, where exp() - 1 would lose its digits.
     return mtbf_s * exp(restart_s / mtbf_s) * expm1(segment_s / mtbf_s) * work_s / interval_s
 
 

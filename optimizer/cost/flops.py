@@ -42,7 +42,9 @@ def attended_tokens(
     if window is None or window >= sequence_length:
         return sequence_length / 2 if causal else float(sequence_length)
     if causal:
+        # The first ``window`` queries have fewer keys: window * s - window^2 / 2 pairs of s queries.
         return window * (1 - window / (2 * sequence_length))
+    # Seen from both sides, a window reaches as far ahead as back.
     return float(window if chosen else min(2 * window, sequence_length))
 
 
@@ -76,6 +78,7 @@ def mixer_linear_flops(model: ModelSpec, shape: LayerShape) -> float:
         gate = model.heads * model.value_dim if model.attention_gate else 0
         return choosing + 2 * model.hidden * (both * (model.heads + model.kv_heads_of(shape)) + gate)
     counts, mla = attention_parameters(model), model.mla
+    # The norms of both latents are among the counts, but multiply nothing.
     return choosing + 2 * (counts.sharded + counts.replicated - mla.q_lora_rank - mla.kv_lora_rank)
 
 
@@ -156,5 +159,6 @@ def model_flops_per_token(model: ModelSpec, sequence_length: float, *, causal: b
     head = 2 * model.hidden * model.vocab
     if model.mtp_layers:
         last = layer_flops(model, model.last_shape, sequence_length, causal=causal)
+        # 2h inputs to h outputs are 4 h^2 FLOPs, and each depth has logits of its own.
         forward += model.mtp_layers * (last + 4 * model.hidden**2 + head)
     return 3 * (forward + head)

@@ -93,9 +93,12 @@ class Operands:
         if self.recipe is Fp8Recipe.ROWWISE:
             return self.copies * (2.0 + one), 0.0
         if self.along_axis:
+            # NVFP4 has a 32-bit scale of the tensor above those of blocks: its largest value is looked for
+            # first.
             searched = 2.0 if self.precision is Precision.NVFP4 and not normed else 0.0
             ordered = 2.0 * SCALE_BYTES.get(self.precision, 0.0)
             return searched + 2.0 + self.copies * (one + ordered), 0.0
+        # A transpose reads the narrow tensor and writes it.
         again = 2.0 * one * (self.copies - 1)
         if normed and self.recipe is not Fp8Recipe.CURRENT:
             return 0.0, again

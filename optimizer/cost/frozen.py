@@ -170,6 +170,7 @@ def trained_parts(
             blocks=blocks,
             others=others,
             frozen=held,
+            # Adapters leave both ends of the model as they are.
             ends=(none, none),
             end_others=(none, none),
             output=output,

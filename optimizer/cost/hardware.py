@@ -197,6 +197,7 @@ def attention_s(
     """
     work = 2.5 * flops if backward else flops
     if rates.ideal:
+        # Model FLOPs do not count the scores that the kernel computes again.
         return np.asarray((2.0 * flops if backward else flops) / rates.wide_flops_per_s)
     constants = rates.constants
     half = constants["attention_head_half"]

@@ -28,6 +28,7 @@ def state_replicas(batch: LayoutBatch, *, exact: bool = True) -> FloatArray:
     A group holds every layer and every expert. ZeRO spreads the state over the data-parallel ranks, or over a shard group.
     Not ``exact``: the most that any sharding leaves.
     """
+    # Experts fold over tp, cp and dp: whoever is the wider, dense layers or experts, makes the group.
     groups = batch.tp * batch.cp * batch.dp // np.maximum(batch.tp * batch.cp, batch.ep * batch.etp)
     if not exact:
         most: FloatArray = groups.astype(np.float64)

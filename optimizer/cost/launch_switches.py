@@ -112,6 +112,7 @@ def _cheapest(presets: list[FrameworkPreset]) -> RowSwitches:
     return RowSwitches(
         overlap={way: np.array(any(p.ep_overlap is way for p in presets)) for way in EpOverlap},
         delay_wgrad=np.array(any(p.delay_wgrad for p in presets)),
+        # Never read: where rows stand for all dispatchers the cheapest price is taken.
         dispatcher=np.array(0),
         dispatchers=tuple(dict.fromkeys(p.dispatcher for p in presets)),
         tp_overlap=np.array(any(p.tp_overlap for p in presets)),

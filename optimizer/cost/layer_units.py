@@ -80,6 +80,7 @@ def layer_units(
     mixers: dict[LayerShape, dict[str, Work]] = {}
     units = {}
     for shape in dict.fromkeys(shapes):
+        # The first dense layers of a mixture have the mixer of all the others.
         alike = replace(shape, mlp=Mlp.NONE, ffn=0)
         if alike not in mixers:
             mixers[alike] = mixer_work(comm.compute, comm.keys, alike)
@@ -315,6 +316,7 @@ def _assemble(
         wgrad_s=work.wgrad_s,
         hidden_forward_s=zero + traffic[Component.EP].hidden_forward_s,
         hidden_backward_s=zero + traffic[Component.EP].hidden_backward_s,
+        # The network does not wait for the host: traffic runs on while the GPU idles.
         cover_forward_s=device_f if ctx.rates.ideal else np.maximum(work.forward_s, host_f),
         cover_backward_s=device_b
         if ctx.rates.ideal

@@ -128,6 +128,7 @@ def _attention_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ..
         return (
             Matrix(rows=query, columns=h, count=2 if model.attention_gate else 1),
             *(
+                # Keys and values of one width are two equal matrices, else one of each.
                 Matrix(rows=groups * width, columns=h, held=Held.KEY_VALUE, count=2 / len(widths))
                 for width in sorted(widths)
             ),

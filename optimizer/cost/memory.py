@@ -148,6 +148,7 @@ def _end_bytes(
     ctx: MemoryContext, first: dict[str, FloatArray], last: dict[str, FloatArray]
 ) -> dict[str, dict[str, FloatArray]]:
     """Bytes of the ends on the ranks that hold them: states, logits, MTP activations, scratch gradient of the head."""
+    # One of those in flight is at its loss, with all of the head's activations.
     waiting = (ctx.head_in_flight - 1.0) * ctx.head_waiting
     logits = ctx.head_activation + waiting + ctx.mtp_activation + _head_gradient_bytes(ctx)
     outputs = _outputs(ctx)
@@ -249,4 +250,5 @@ def usable_bytes(cluster: ClusterSpec, preset: FrameworkPreset, *, ideal: bool =
     if ideal:
         return cluster.gpu.nominal_memory_bytes - cluster.reserve_bytes
     free = cluster.gpu.memory_bytes - preset.overhead_bytes - cluster.reserve_bytes
+    # Fragments grow with what is allocated: tensors and their reserve share what is free.
     return free / (1 + preset.allocator_reserve)

@@ -56,6 +56,7 @@ class Host:
         moved = (preset.grad_bytes + preset.weight_bytes) * owned / self.link_bytes_per_s
         # It reads the gradient, reads and writes the master weight and its moments, and writes the 16-bit weight.
         traffic = preset.grad_bytes + preset.weight_bytes + 2 * (4.0 + self.moment_bytes)
+        # All GPUs of a node share its processors.
         speed = self.constants["host_adam_bytes_per_s"] / self.cluster.gpus_per_node
         return moved + traffic * owned / speed
 
@@ -75,7 +76,9 @@ class Host:
         equal share of the blocks, ``counts`` of each kind, counts as a rank's.
         """
         preset, schedule = self.preset, schedule_of(batch).schedule
+        # The fullest rank decides: its host has no more memory than the others.
         flight = in_flight(schedule, batch.pp, batch.vp, batch.micro_batches).max(axis=1)
+        # On the host the step needs a 32-bit master weight, whatever the GPU kept.
         state = preset.grad_bytes + max(preset.master_bytes, 4.0) + self.moment_bytes
         needed = state * owned * preset.offload_optimizer + kept_bytes @ counts / batch.pp * flight
         on_way = BUFFERED_BLOCKS * kept_bytes.max(axis=1)

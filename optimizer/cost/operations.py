@@ -51,6 +51,7 @@ def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> ListedOperati
     forward = pair | (kind == Kind.FORWARD)
     backward = ~forward & (kind != Kind.WGRAD)
     shape = (pipeline.pp, pipeline.chunks, pipeline.micro_batches_per_chunk)
+    # n is one past the last operation: it ends at 0, so that waiting for it costs nothing.
     made = np.full((2, *shape), n, dtype=np.int32)
     made[0, rank[forward], chunk[forward], batch[forward]] = np.flatnonzero(forward)
     made[1, rank[backward], chunk[backward], batch[backward]] = np.flatnonzero(backward)
@@ -67,6 +68,7 @@ def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> ListedOperati
         op = np.flatnonzero(mask & (other[rank, own_chunk % pipeline.chunks, 0] >= 0))
         from_rank, from_chunk = other[rank[op], own_chunk[op]].T
         before[op, column] = made[which, from_rank, from_chunk, own_batch[op]]
+        # Neighbouring stages on one rank hand over in its memory.
         hops[op, column] = from_rank != rank[op]
     if overlap is not HopOverlap.ALL:
         _wait_for_transfers(before, hops, np.concatenate(waiting(pipeline, overlap)))

@@ -97,7 +97,9 @@ def attention_parameters(model: ModelSpec, shape: LayerShape = EVERY_KEY) -> Par
     key_value = k * (e + v) * (h + bias)
     queries = a * (e + (v if model.attention_gate else 0))
     sharded = queries * (h + bias) + key_value + a * v * h
+    # A row-parallel matrix adds its bias behind the sum over ranks, all of which hold it.
     replicated = float(h if model.attention_bias else 0)
+    # Normed over all heads at once, the weights are split as the heads are.
     if model.qk_norm and model.qk_norm_all:
         sharded += (a + k) * e
         key_value += k * e
@@ -269,6 +271,7 @@ def active_parameters(model: ModelSpec, *, with_input_embedding: bool = False) -
     if model.moe is None:
         return total
     idle = (model.moe.experts - model.moe.top_k) * expert_parameters(model)
+    # A router's bias only ranks experts: no token is multiplied with it.
     bias = model.moe.experts if model.moe.router_bias else 0
     layers = sum(run.count * sum(shape.mlp is Mlp.MOE for shape in run.block) for run in model.runs)
     return total - layers * (idle + bias)

@@ -117,6 +117,7 @@ def in_flight(
     held = SCHEDULES[schedule].in_flight(pipelines, columns)
     if np.any(extra_chunks):
         more = held + (extra_chunks / vp)[:, None]
+        # There is no more to hold than all of the step's micro-batches.
         held = np.minimum(more, np.maximum(held, micro_batches[:, None]))
     return np.where(columns < pp[:, None], held, 0.0)
 
@@ -230,6 +231,7 @@ def seats(schedule: Schedule, pp: int, vp: int) -> IntArray:
 
 def distinct_rank_of_entry(schedule: Schedule, pp: int, vp: int) -> IntArray:
     """Return the distinct rank, (pp*vp,), of every entry ``chunk*pp + rank`` of a layout's stage list."""
+    # Every entry has a seat, so that nothing of the empty array is left.
     ranks, seat = np.empty(pp * vp, dtype=np.int64), seats(schedule, pp, vp)
     ranks[seat] = np.arange(seat.shape[1])
     return ranks

@@ -69,6 +69,7 @@ def layer_kinds(model: ModelSpec) -> IntArray:
 def _recomputed(stage: VirtualStage, model: ModelSpec, held: IntArray, entry: int) -> IntArray:
     """Recomputed blocks of each kind: as the stage says, else its first ones."""
     if not stage.recomputed_kinds:
+        # Megatron-LM's method ``block`` recomputes from a chunk's first layer on (transformer_block.py).
         return np.bincount(held[: stage.recomputed], minlength=len(model.runs))
     own = np.bincount(held, minlength=len(model.runs))
     names = [run.name for run in model.runs]

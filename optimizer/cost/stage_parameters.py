@@ -36,6 +36,7 @@ def end_parameters(
     if model.mtp_layers:
         last = last + on_rank(model, mtp_parameters(model), batch, preset).scaled(model.mtp_layers)
         if not preset.splits_mtp_projection:
+            # ``on_rank`` took the projection as split over tp: the rest of it is put back.
             others = 2.0 * model.hidden**2 * (1.0 - 1.0 / batch.tp)
             last = last + RankParameters(others, np.zeros(len(batch))).scaled(model.mtp_layers)
     return first, last
@@ -46,6 +47,7 @@ def table_parameters(
 ) -> tuple[RankParameters, RankParameters]:
     """Parameters of the last end's own copy of the embedding, and of its output matrix where that is another one."""
     table = _table(model, preset, batch)
+    # Folded, one rank has both ends and needs no copy.
     own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
     return table.scaled(np.where(batch.pp > 1, float(own), 0.0)), table.scaled(
         float(not model.tied_embeddings)
@@ -54,6 +56,7 @@ def table_parameters(
 
 def _table(model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch) -> RankParameters:
     """Parameters of a rank's part of a matrix over the vocabulary."""
+    # Padding depends on tp alone, of which a batch has few values.
     degrees = np.unique(batch.tp)
     vocab = np.array([padded_vocab(model.vocab, int(tp), preset.pad_vocab) for tp in degrees], float)
     rows = vocab[np.searchsorted(degrees, batch.tp)]

@@ -129,6 +129,7 @@ def shard_sizes(batch: LayoutBatch, copies: int = 1) -> tuple[FloatArray, FloatA
     whole = batch.dp * batch.cp
     sharers = np.where((whole > 1) & (batch.hsdp_shard == 0), copies * whole, whole)
     dense = np.where(batch.hsdp_shard > 0, batch.hsdp_shard, sharers).astype(np.float64)
+    # What expert and expert-tensor parallelism leave of the ranks (NVIDIA/Megatron-LM parallel_state.py).
     expert = np.maximum(dense * batch.tp / (batch.ep * batch.etp), 1.0)
     return dense, expert
 

@@ -79,4 +79,5 @@ class Statistic:
 
 def quantile_place(share: float, samples: int) -> int:
     """Return which of so many values in order, counted from 1, is the least that is not below the ``share`` quantile."""
+    # A float product just above a whole number is that number.
     return min(max(int(np.ceil(share * samples - 1e-9)), 1), samples)

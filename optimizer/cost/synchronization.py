@@ -33,6 +33,7 @@ def slowest_share(gpus: IntArray, node_gpus: int, spread: float) -> FloatArray:
     ``spread`` is the standard deviation of GPUs' speeds over their mean. 0 within ``node_gpus`` GPUs.
     """
     sizes, inverse = np.unique(gpus, return_inverse=True)
+    # The constants' own kernels ran on a node, and waited for its slowest GPU already.
     here = expected_maximum(node_gpus)
     shares = np.array([max(expected_maximum(int(size)) - here, 0.0) for size in sizes])
     return np.asarray(spread * shares[inverse].reshape(np.shape(gpus)))

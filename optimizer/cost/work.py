@@ -117,6 +117,7 @@ class ComputeContext:
 
 def make_keys(training: TrainingSpec, **degrees: FloatArray) -> Keys:
     """Derive the token counts of degree combinations (tp, sp, cp, micro_batch, ep, etp)."""
+    # Context parallelism splits every sequence, sequence parallelism a rank's tokens outside its matrices.
     sequence = training.sequence_length / degrees["cp"]
     tokens = degrees["micro_batch"] * sequence
     local = tokens / np.where(degrees["sp"] > 0, degrees["tp"], 1.0)
@@ -155,6 +156,8 @@ def linear(
         dgrad = dgrad + gemm_s(rates, rows, inner, part, wide=wide, groups=groups)
         wgrad = wgrad + gemm_s(rates, part, inner, rows, wide=wide, output_bytes=grad, groups=groups)
     if len(parts) > 1:
+        # A compiled sum reads all parts and writes once; a chain of additions reads two and writes one each
+        # time.
         summed = len(parts) + 1 if ctx.preset.compiled else 3 * (len(parts) - 1)
         dgrad = dgrad + memory_bound_s(rates, 2.0 * summed * groups * rows * inner)
     if rates.eight_bit and not wide:
