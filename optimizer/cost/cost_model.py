@@ -43,7 +43,7 @@ from layoutopt.optimizer.cost.pipeline import (
 )
 from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
-from layoutopt.optimizer.cost.stage_parameters import mean_parameters, shared_out
+from layoutopt.optimizer.cost.stage_parameters import mean_parameters, shared_out, table_parameters
 from layoutopt.optimizer.cost.states import RankParameters, in_torch_pipeline, on_rank, owned_parameters
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
@@ -567,8 +567,9 @@ class CostModel:
     def _between_ranks_s(self, batch: LayoutBatch, groups: MeshGroups, held: RankParameters) -> FloatArray:
         """Gradients of weights that two ranks of a pipeline hold, added up after the flush.
 
-        The ends of a tied embedding exchange all of it; ranks that hold the same stages exchange what is left after the
-        data-parallel reduction: the shards, or all of it without sharding.
+        Ends that hold a copy of the embedding each, tied or for prediction layers, exchange all of it, padded and beside the
+        data-parallel reduction (NVIDIA/Megatron-LM finalize_model_grads.py, _allreduce_word_embedding_grads); ranks that
+        hold the same stages exchange what is left after that reduction: the shards, or all of it without sharding.
         """
         zero = np.zeros(len(batch))
         if self.ideal:
@@ -580,12 +581,9 @@ class CostModel:
         schedule, size = schedule_of(batch), np.zeros(len(batch))
         if schedule.parameter_copies > 1:
             size = owned_parameters(batch, held)
-        elif (
-            self.model.tied_embeddings
-            and not schedule.folded
-            and not is_frozen(self.training, FrozenPart.EMBEDDING)
-        ):
-            size = size + self.model.vocab * self.model.hidden / batch.tp
+        elif not is_frozen(self.training, FrozenPart.EMBEDDING):
+            copy, _ = table_parameters(self.model, self.preset, batch, folded=schedule.folded)
+            size = copy.dense
         return self.preset.grad_bytes * size
 
 

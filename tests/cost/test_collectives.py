@@ -183,3 +183,33 @@ def test_each_part_of_the_most_is_the_predicted_one() -> None:
         assert 0 <= state["optimizer"] - ours["optimizer"] < 200
         tokens = job["micro_batch"] * job["sequence"] / job["cp"] / job["tp"]
         assert state["saved"] - ours["activations"] == 2 * sum(job["layers"]) * 4 * tokens
+
+
+@pytest.mark.parametrize(("tied", "mtp", "schedule", "calls"), [
+    (False, 0, "1f1b", 0), (True, 0, "1f1b", 1), (False, 1, "1f1b", 1), (True, 2, "1f1b", 1), (False, 1, "zb-v", 0),
+])  # fmt: skip
+def test_ends_that_share_the_embedding_add_up_its_gradient(
+    tied: bool, mtp: int, schedule: str, calls: int
+) -> None:
+    """Tied or for prediction layers, once a step, in fp32 and padded; in a V both ends are on one rank."""
+    loaded, cluster = load_model("llama3-8b").value, load_cluster("h100x64")
+    model = replace(loaded.model, tied_embeddings=tied, mtp_layers=mtp, vocab=100_001)
+    training = replace(loaded.training, global_batch=256, sequence_length=4096)
+    cost = build_cost_model(model, training, cluster, preset=bare())
+    text = f"tp=2,pp=4,schedule={schedule}" + (",vp=2" if schedule == "zb-v" else "")
+    layout = load_layout(text).complete(replace(loaded, model=model, training=training), cluster)
+    shared = [call for call in collectives(cost, layout) if (call.axis, call.kind) == ("pp", "all_reduce")]
+    by_hand = 4 * 100_096 * 4096 // 2  # 100,001 rows padded to 256s
+    ends = [
+        CollectiveCall(stage=s, axis="pp", kind="all_reduce", ranks=2, count=1, bytes=by_hand) for s in (0, 3)
+    ]
+    assert shared == ends * calls
+
+    batch = batch_of_one(layout)
+    alone = replace(cost, model=replace(cost.model, tied_embeddings=False, mtp_layers=0))
+    dp_s, without_s = (estimate(one, layout).breakdown_s[Component.DP] for one in (cost, alone))
+    pp = groups_of(order_of(batch, closest=False), batch).pp
+    priced_s = calls * float(cost.topology.p2p_s(np.array([float(by_hand)]), pp)[0])
+    assert dp_s - without_s >= priced_s * 0.99  # prediction layers have parameters of their own beside it
+    assert tied is False or mtp or dp_s - without_s == pytest.approx(priced_s, rel=0.01)
+    assert (cost.closest_terms(batch).fixed_s <= cost.terms(batch).fixed_s).all()
