@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.rule_cases import Workbench
 
 from layoutopt.optimizer.specs.cluster import ClusterSpec, GpuSpec, NetworkLevel
 from layoutopt.optimizer.specs.gpu_catalog import generations
@@ -81,3 +82,13 @@ def make_training() -> Callable[..., TrainingSpec]:
         return TrainingSpec(sequence_length=sequence, global_batch=batch, **(defaults | fields))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def bench(
+    make_model: Callable[..., ModelSpec],
+    make_cluster: Callable[..., ClusterSpec],
+    make_training: Callable[..., TrainingSpec],
+) -> Workbench:
+    """Fixtures in one hand."""
+    return Workbench(make_model, make_cluster, make_training)
