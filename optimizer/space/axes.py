@@ -101,6 +101,7 @@ class Axes:
 
     def etp_of(self, tp: int) -> tuple[int, ...]:
         """Return the expert-tensor degrees: divisors of tp."""
+        # Experts' tensor ranks are taken out of tp's: nothing else divides them.
         if not self.ctx.experts or not self.abilities.etp or "etp" in self.abilities.fixed_axes:
             return _ints(self.options, "etp", (1,))
         return _ints(self.options, "etp", divisors(tp))
@@ -134,6 +135,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
         return _ints(options, axis, idle_range if idle is not None else divisors(most, limit))
 
     # Tensor parallelism exchanges every layer twice: beyond the fast links it has no use.
+    # As in ``vp_of``: the first stage may hold the embedding alone, the last one the head.
     domain, slots = min(ctx.cluster.tensor_domain, most), ctx.blocks + 2
     dividing = _micro_batches(training.global_batch, options)
     expert_degrees = divisors(ctx.experts) if ctx.experts and "ep" not in abilities.fixed_axes else (1,)
@@ -164,6 +166,7 @@ def _micro_batches(batch: int, options: SpaceOptions) -> tuple[int, ...]:
     every divisor up to the largest, since the powers of two in 30 are no choice."""
     sizes = options.micro_batches or MICRO_BATCHES
     dividing = tuple(size for size in sizes if batch % size == 0)
+    # Sizes that a user lists are a wish: where some do not divide, no others take their place.
     whole = options.micro_batches or len(dividing) == len(sizes)
     return dividing if whole else tuple(divisors(batch, sizes[-1]))
 
@@ -185,6 +188,7 @@ def _ints(options: SpaceOptions, axis: str, default: Iterable[int]) -> tuple[int
 
 def _zero_choices(ctx: Context, options: SpaceOptions, abilities: Abilities) -> tuple[ZeroChoice, ...]:
     """Every stage over the whole group, then inside the node, the NVLink domain and the pod."""
+    # Shard groups are tried beside whole ones: they trade memory for traffic that stays inside a level.
     stages = _ints(options, "zero", abilities.zero)
     whole = [ZeroChoice(stage=stage) for stage in stages]
     inside = [stage for stage in stages if stage in abilities.hsdp_zero]
@@ -205,6 +209,7 @@ def _zero_choices(ctx: Context, options: SpaceOptions, abilities: Abilities) -> 
 def shard_levels(ctx: Context) -> dict[str, int]:
     """Return the levels that can hold a shard group and their GPUs: node, NVLink domain, pod."""
     cluster = ctx.cluster
+    # The largest pod below the cluster: groups in smaller ones cross no slower links.
     pods = [level.gpus for level in cluster.levels if cluster.nvlink_domain < level.gpus < cluster.gpu_count]
     sizes = {
         "node": cluster.gpus_per_node,
@@ -222,6 +227,7 @@ def shard_levels(ctx: Context) -> dict[str, int]:
 def _recomputes(ctx: Context, options: SpaceOptions, abilities: Abilities) -> tuple[Recompute, ...]:
     """Return the default choices, the listed ones, or those that the user fixed by name."""
     choices = options.recomputes or recompute_choices(ctx, abilities)
+    # What is fixed wins over what is listed: it is the narrower wish.
     if "recompute" in options.fix:
         choices = tuple(parse_recompute(str(text)) for text in options.fix["recompute"])
     forbidden = options.forbid.get("recompute", ())
@@ -257,6 +263,7 @@ def parse_recompute(text: str) -> Recompute:
 
 def _orders(options: SpaceOptions, abilities: Abilities) -> tuple[str, ...]:
     """Return the framework's mesh orders, or the fixed ones in the spelling of the 24."""
+    # A user's order may leave experts out or name them elsewhere: what counts are the four dense axes.
     spelling = {dense_axes(order): order for order in ALL_ORDERS}
 
     def listed(given: Iterable[Value]) -> tuple[str, ...]:
@@ -274,6 +281,7 @@ def _schedules(ctx: Context, options: SpaceOptions) -> tuple[Schedule, ...]:
         return tuple(Schedule(str(name)) for name in options.fix["schedule"])
     listed = options.schedules or DEFAULT_SCHEDULES
     launched = abilities_of(ctx.framework, ctx.release).schedules
+    # NONE is for a single stage, which every list of schedules needs.
     launchable = [s for s in dict.fromkeys((Schedule.NONE, *listed)) if s in launched]
     return tuple(s for s in launchable if options.allows("schedule", s.value))
 

@@ -65,6 +65,7 @@ class SpaceBuilder:
 
     def _chunked(self, batches: Columns) -> Columns:
         """Choose the chunks of every row, some rows at a time: deep models have many choices, and rules leave few."""
+        # At least one row at a time, however many chunks a deep model offers.
         size = max(CHOICES // max([1, *(len(self.axes.vp_of(pp)) for pp in self.axes.pp)]), 1)
         parts = []
         for start in range(0, max(len(batches["tp"]), 1), size):
@@ -81,6 +82,7 @@ class SpaceBuilder:
         model = tp * cp * pp
         fewest, most = axes.gpus
         if axes.dp is None:
+            # dp takes up the GPUs that the others leave, so that it must divide out.
             keep = np.flatnonzero((model <= most) & (most % np.maximum(model, 1) == 0))
             dp = most // model[keep]
             allowed = np.array([axes.options.allows("dp", int(value)) for value in dp], dtype=bool)
@@ -102,7 +104,9 @@ class SpaceBuilder:
 
     def _apply(self, level: int, columns: Columns) -> Columns:
         """Apply the rules of a level and count what they remove."""
+        # Rules in their order: the certificate counts a row under the first that it breaks.
         rules = [(rule.name, self._holds(rule)) for rule in self.rules if level_of(rule) == level]
+        # The number of micro-batches follows from the batch: it can be restricted only once it is known.
         if level == 2 and self.axes.options.limits("micro_batches"):
             rules.append((LIMITS, self._micro_batches_allowed))
         for name, holds in rules:
@@ -196,6 +200,7 @@ def _ranges(lengths: IntArray) -> tuple[IntArray, IntArray]:
 
 def _look_up(keys: IntArray, values: Mapping[int, int]) -> IntArray:
     """Map small non-negative integers through a table."""
+    # Keys are degrees, at most some ten thousand: a table beats a search.
     table = np.zeros(max([*values, 0]) + 1, dtype=np.int64)
     for key, value in values.items():
         table[key] = value

@@ -81,12 +81,14 @@ def find_faults(layout: Layout, ctx: Context, *, automatic: bool = False) -> lis
     """Return every rule that a layout breaks as it is stated; see ``check_layout``."""
     ctx = launched_by(layout, ctx)
     row, listed = row_of(layout), bool(layout.stages) and not automatic
+    # One row: a rule's mask has one element.
     broken = [rule for rule in launch_rules(RULES, ctx, staged=listed) if not rule.holds(row, ctx)[0]]
     faults = [
         Fault(reason=rule.explain(layout, ctx), repair=partial(_repaired, rule, layout, ctx))
         for rule in broken
     ]
     of_list = stage_faults(layout, ctx)
+    # A list that was filled in is not the user's: only what any split would break is told.
     return faults + [
         Fault(reason=reason, repair=partial(repair, layout, ctx))
         for reason, repair in of_list
@@ -96,6 +98,7 @@ def find_faults(layout: Layout, ctx: Context, *, automatic: bool = False) -> lis
 
 def launched_by(layout: Layout, ctx: Context) -> Context:
     """Return the question for the trainer that launches a layout: DeepSpeed's pipelines are Megatron-DeepSpeed's."""
+    # Without a pipeline DeepSpeed's own engine runs the layout.
     if ctx.framework is not Framework.DEEPSPEED or layout.pp == 1:
         return ctx
     return replace(ctx, framework=Framework.MEGATRON_DEEPSPEED, release=NEWEST)
@@ -134,6 +137,7 @@ def with_own_split(layout: Layout, ctx: Context) -> Layout:
 
 def _require_degrees(layout: Layout) -> None:
     """Everything divides by the degrees, and the mesh order has to name the axes once each."""
+    # Raises for an order that is none; its value is not needed.
     dense_axes(layout.mesh_order)
     bad = [(axis, getattr(layout, axis)) for axis in _POSITIVE if getattr(layout, axis) < 1]
     if bad:
@@ -156,6 +160,7 @@ def _uneven(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
     else:
         per_rank = [-(-ctx.model.layers // layout.pp)]
     fullest, mean = max(per_rank), ctx.model.layers / layout.pp
+    # Megatron-LM refuses uneven splits, so that it never waits for a fuller rank.
     launches_even = not layout.stages and ctx.framework in MEGATRONS
     if fullest > mean and not launches_even:
         text = f"{ctx.model.layers} layers on pp {layout.pp}: the fullest rank has {fullest}, mean {mean:.3g}"
@@ -170,6 +175,7 @@ def _uneven(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
 
 def _idle_ranks(layout: Layout, ctx: Context) -> Iterator[BrokenRule]:
     m, pp = layout.micro_batches, layout.pp
+    # Bubble over step of interleaved 1F1B (Narayanan et al. 2021, section 2.2).
     idle = (pp - 1) / (m * layout.vp + pp - 1)
     if m < pp:
         yield BrokenRule(
@@ -217,6 +223,7 @@ def nearest_launchable(layout: Layout, ctx: Context) -> tuple[tuple[BrokenRule, 
     torchtitan's "never reshard", virtual stages one per rank where there is no interleaving, recomputation per stage
     one depth for all. None where a rule has no layout nearby, or repairs undo one another.
     """
+    # Twice: stages are built from what takes effect, and may themselves make a setting idle.
     current = effective(with_stages(effective(layout, ctx), ctx), ctx)
     faults = find_faults(current, ctx)
     reasons, seen = tuple(fault.reason for fault in faults), [current]
@@ -225,6 +232,7 @@ def nearest_launchable(layout: Layout, ctx: Context) -> tuple[tuple[BrokenRule, 
             return reasons, current
         options = (fault.repair() for fault in faults)
         moved = (effective(with_stages(option, ctx), ctx) for option in options if option is not None)
+        # A layout that was there before would be repaired in the same way again.
         following = next((option for option in moved if option not in seen), None)
         if following is None:
             return reasons, None

@@ -109,12 +109,14 @@ def count_modifiers(
     ZeRO and mesh order depend on nothing else.
     """
     m = modifiers
+    # Modifiers that are judged apart multiply: a choice of one stands for all choices of the others.
     others = len(m.zero) * len(m.orders)
     pairs = len(m.recomputes) * len(m.precisions)
     masks = m.masks("schedule", rows)
     declared = _left(m.declared_schedules(rows.pp, rows.vp))
     schedules = _step(tally, _lefts(masks), declared, np.full(len(rows), others * pairs))
     precision, table, paired = _pairs(m, tally, rows, schedules * others)
+    # ZeRO and order are judged per fold: until then a row counts with all that its fold declares.
     per_row = schedules * paired
     per_fold = np.bincount(fold, weights=per_row, minlength=len(folds)).astype(np.int64)
     # Rows of a fold that are gone already must not be counted again as removed by ZeRO or order.
@@ -162,6 +164,7 @@ def _lefts(masks: Masks) -> Counts:
 def _weighted(mask: BoolArray, weights: IntArray) -> IntArray:
     """Add up the weights of each row's choices; choices of one weight are counted first."""
     total = np.zeros(len(mask), dtype=np.int64)
+    # Few weights differ: one sum over columns for each is cheaper than a product with all.
     for weight in np.unique(weights[weights != 0]).tolist():
         total += weight * _left(mask[:, weights == weight])
     return total
@@ -195,6 +198,7 @@ def _with_choice(
     stages = np.array([choice.stage for choice in m.zero], dtype=np.int64)
     grouped = np.array([bool(choice.level_gpus or choice.shard) for choice in m.zero])
     # ZeRO-1 stands for the row: it shards the largest state at no more traffic.
+    # Among equally near stages the whole group goes first: it shards the most.
     preference = np.lexsort((grouped, np.abs(stages - 1)))
     chosen = preference[final.zero[:, preference].argmax(axis=1)]
     shard = m.shards(folds)[np.arange(len(folds)), chosen]

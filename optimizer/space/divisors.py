@@ -8,6 +8,7 @@ from math import isqrt
 def divisors(number: int, limit: int | None = None) -> tuple[int, ...]:
     """Return the divisors of a positive integer in ascending order, up to ``limit``."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    # A square root is its own partner and must not be listed twice.
     large = [number // d for d in reversed(small) if d * d != number]
     return tuple(d for d in small + large if limit is None or d <= limit)
 
@@ -24,6 +25,7 @@ def prime_powers(number: int) -> tuple[tuple[int, int], ...]:
         if exponent:
             found.append((factor, exponent))
         factor += 1
+    # What is left above the square root is a prime.
     if number > 1:
         found.append((number, 1))
     return tuple(found)

@@ -33,7 +33,9 @@ def effective(layout: Layout, ctx: Context) -> Layout:
     stages = _first_unnamed(layout, ctx.model)
     if not full:
         stages = tuple(replace(stage, recomputed=0, recomputed_kinds={}) for stage in stages)
+    # "Full" with no recomputed layer is how searches write a layout that recomputes nothing.
     idle = full and bool(stages) and not any(stage.recomputed for stage in stages)
+    # A shard group of everybody is no group, and without sharding there is none.
     whole = ranks == 1 or layout.zero == 0 or layout.hsdp_shard == ranks
     piped = (
         layout.schedule if layout.schedule is not Schedule.NONE else default_schedule(layout.pp, layout.vp)
@@ -56,6 +58,7 @@ def _telling(layout: Layout, ctx: Context) -> Switches:
     """Drop switches that do nothing, and those that are as the preset has them where the launch says nothing else."""
     preset = preset_of_release(ctx.framework, ctx.release).with_training(ctx.training)
     own = telling(layout.switches, layout, ctx.model, preset)
+    # What a launch states is kept: the preset's own value would be overruled by it.
     flags: dict[str, Any] = {
         name: getattr(layout.switches, name) for name in stated(Switches(), ctx.options).stated()
     }
@@ -71,6 +74,7 @@ def _first_unnamed(layout: Layout, model: ModelSpec) -> tuple[VirtualStage, ...]
         model_order(layout.pp, layout.vp, layout.schedule) if len(stages) == layout.pp * layout.vp else ()
     ):
         stage = stages[entry]
+        # The first layers are what a trainer repeats: only others have to be named.
         if _counted(stage.recomputed_kinds) == kinds_of(model, start, stage.recomputed):
             stages[entry] = replace(stage, recomputed_kinds={})
         start += stage.layers
@@ -105,6 +109,7 @@ def _own_stages(layout: Layout, ctx: Context, limit: int) -> tuple[VirtualStage,
     if rule.split in COUNTED and layout.pp > 1:
         own = own_split(rule, layout.pp, layout.vp, layers)
         if own is not None and not (own % layout.vp).any():
+            # Chunks of a trainer's own split are equal.
             counts = [int(held) // layout.vp for _ in range(layout.vp) for held in own]
     counts = counts or even_layers(ctx.model, layout.pp, layout.vp, layout.schedule)
     return () if counts is None else restaged(ctx.model, layout, counts, limit)

@@ -154,6 +154,7 @@ def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
 
 def _log_counts(blocks: int, pp: int, vp: int, recomputation: Recomputation) -> float:
     """Log of the recompute counts of an even split."""
+    # An even split stands for all: counts of other splits differ by a block.
     per_rank = blocks / pp
     if recomputation is Recomputation.PER_RANK:
         return pp * log(per_rank + 1)
@@ -204,6 +205,7 @@ class Space:
     def tuples_by_shape(self) -> dict[tuple[int, int, bool], int]:
         """Count tuples by (pp, vp, whether whole layers may be recomputed), which decide the stages."""
         shapes, row = np.unique(np.stack([self.degrees.pp, self.degrees.vp]), axis=1, return_inverse=True)
+        # NumPy 2.0 gives the inverse the shape of its input.
         row, count = row.ravel(), shapes.shape[1]
         whole = np.bincount(row, weights=self.whole_layer_tuples, minlength=count)
         every = np.bincount(row, weights=self.tuples, minlength=count)
@@ -298,6 +300,7 @@ class EmptySpace:
 def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
     """Find out why no tuple is left."""
     rule = counts.last_rule
+    # A rule may be there once per release: the one that applies is quoted.
     formula = next((r.formula for r in RULES if r.name == rule and r.applies(axes.ctx)), "")
     primes = () if axes.options.allow_idle is not None else _blocking_primes(axes)
     if primes:
@@ -327,6 +330,7 @@ def _blocking_primes(axes: Axes) -> tuple[int, ...]:
     able = [*axes.tp, *_context_degrees(axes), *axes.pp]
     return tuple(
         prime
+        # The largest one first: it is the hardest to place.
         for prime, _ in reversed(prime_powers(axes.ctx.gpus))
         if batch % prime and not any(value % prime == 0 for value in able)
     )

@@ -67,6 +67,7 @@ class Expression:
         right = _expression(other)
         terms = dict(self.terms)
         for atom, value in right.terms.items():
+            # Equal atoms meet in one term: layers[0] - layers[0] is no open number's business.
             terms[atom] = terms.get(atom, literal(0.0)) + sign * value
         return Expression(self.constant + sign * right.constant, terms)
 
@@ -193,6 +194,7 @@ class Comparison:
         size = Expression(
             np.abs(self.difference.constant), {a: np.abs(f) for a, f in self.difference.terms.items()}
         ).value(of)
+        # Relative to the terms, not to their difference, which is near zero where it matters.
         slack = TOLERANCE * size
         met = {
             Relation.AT_MOST: difference <= slack,
@@ -210,5 +212,6 @@ class Comparison:
         (factor,) = self.difference.terms.values()
         constant, factor = np.broadcast_arrays(np.asarray(self.difference.constant, float), factor)
         never = ~np.isfinite(constant) | ((factor == 0) & (constant > 0))
+        # The inner guard keeps the division clean where the outer one discards its result.
         limit = np.where(factor > 0, -constant / np.where(factor > 0, factor, 1.0), np.inf)
         return np.where(never, -np.inf, limit)

@@ -50,6 +50,7 @@ MODIFIER_COLUMNS = frozenset[str]().union(*_COLUMNS.values())
 
 def blank_batch(count: int, codebook: Codebook, **columns: IntArray) -> LayoutBatch:
     """Build a batch whose missing degrees are 1 and whose missing codes are 0, without storing them."""
+    # Rules are asked before all axes are there: what they do not read may have any value.
     ones = np.broadcast_to(np.int64(1), (count,))
     zeros = np.broadcast_to(np.int64(0), (count,))
     missing = dict.fromkeys(DEGREES, ones) | dict.fromkeys(CODES, zeros)
@@ -153,6 +154,7 @@ class Modifiers:
         shape = (len(self.recomputes), len(self.precisions))
         codes = np.indices(shape, dtype=np.int64).reshape(2, -1)
         rows = blank_batch(codes.shape[1], self.codebook, recompute=codes[0], precision=codes[1])
+        # Recomputation and precision are judged in one table: fp8 refuses what some modules would recompute.
         valid = np.ones(codes.shape[1], dtype=bool)
         steps = [("", valid.reshape(shape))]
         for rule in self._rules_on("recompute"):
@@ -211,6 +213,7 @@ class Modifiers:
         code of its group that the row may have, which ``SWITCHES`` chooses among. Memory grows with rows times choices:
         pass survivors, or slices.
         """
+        # Only indices and codes grow; the rows themselves are taken once, at the end.
         index = np.arange(len(rows), dtype=np.int64)
         codes: dict[str, IntArray] = {}
         for name in (name for name in (*ALL_MODIFIERS, SWITCHES) if name in over):
@@ -302,6 +305,7 @@ class Modifiers:
         keys = np.where(shards == group, 0, shards) + stages * (group + 1)
         keys[alone] = 0
         kept = valid.copy()
+        # Pairs of choices, not sorted keys: there are at most a dozen, and the first valid one has to stay.
         for later in range(1, valid.shape[1]):
             for first in range(later):
                 kept[:, later] &= ~(valid[:, first] & (keys[:, first] == keys[:, later]))

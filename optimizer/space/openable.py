@@ -57,6 +57,7 @@ def _micro_batches(axes: Axes) -> Iterator[Openable]:
     if axes.options.micro_batches or axes.options.limits("micro_batch"):
         return
     every = divisors(axes.ctx.training.global_batch, MICRO_BATCHES[-1])
+    # What is searched already is no offer.
     rest = [str(size) for size in every if size not in axes.micro_batch]
     if rest:
         yield Openable(
@@ -72,6 +73,7 @@ def _switches(axes: Axes) -> Iterator[Openable]:
     preset = preset_of_release(axes.ctx.framework, axes.ctx.release).with_training(axes.ctx.training)
     for switch in SWITCHES:
         has = axes.abilities.switches.get(switch.name, ())
+        # A switch that is not searched stands at the preset's value.
         declared = axes.switch_values.get(switch.name, (preset_value(preset, switch),))
         rest = [switch_text(value) for value in has if value not in declared]
         if rest and switch.of(axes.ctx.model) and switch.name not in axes.options.fix:
@@ -134,6 +136,7 @@ def _savers(axes: Axes) -> Iterator[Openable]:
 def _formats(axes: Axes) -> Iterator[Openable]:
     """Formats that the GPU and the release have; of the buffers and the master weights a model file states one."""
     ctx, known = axes.ctx, [*axes.precisions]
+    # A format that the GPU lacks is no offer, whatever the trainer knows.
     others = [
         one for one in axes.abilities.precisions if one not in known and one in ctx.cluster.gpu.dense_flops
     ]

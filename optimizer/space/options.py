@@ -73,6 +73,7 @@ class SpaceOptions:
         """Whether ``fix``, ``max``, ``min`` and ``forbid`` leave a value of an axis."""
         if axis in self.fix and value not in self.fix[axis]:
             return False
+        # Words have no order: only numbers can lie between bounds.
         if isinstance(value, int) and not self.min.get(axis, value) <= value <= self.max.get(axis, value):
             return False
         return value not in self.forbid.get(axis, ())

@@ -17,6 +17,7 @@ _AXES = ("tp", "cp", "dp", "pp")
 
 def _active(rows: LayoutBatch) -> NDArray[np.int64]:
     """Return which axes exceed 1, as a bit mask per row."""
+    # An axis of one rank stands nowhere: orders that differ in it alone are one.
     bits = [(getattr(rows, axis) > 1).astype(np.int64) << bit for bit, axis in enumerate(_AXES)]
     result: NDArray[np.int64] = bits[0] | bits[1] | bits[2] | bits[3]
     return result
@@ -57,6 +58,7 @@ def first_orders(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bool
     every = np.arange(len(valid))
     for position in range(valid.shape[1]):
         number = classes[:, position]
+        # The first valid one, so that the framework's own order is named where it is among them.
         kept[:, position] = valid[:, position] & ~taken[every, number]
         taken[every, number] |= kept[:, position]
     return kept

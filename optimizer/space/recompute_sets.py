@@ -55,6 +55,7 @@ def _useful_sets(ctx: Context) -> list[tuple[str, ...]]:
     norms = ((), ("layernorm",))
     latents = ((), ("mla_up_proj",)) if ctx.model.mla else ((),)
     scores = ((), ("core_attn",)) if ctx.has_attention and not ctx.training.flash else ((),)
+    # Sorted, as ``parse_recompute`` reads them: one set, one spelling.
     sets = [tuple(sorted(sum(parts, ()))) for parts in product(scores, norms, latents, _mlp_levels(ctx))]
     return [names for names in sets if names]
 

@@ -25,6 +25,7 @@ def regroup(layout: Layout, **degrees: int) -> Layout | None:
 
     The micro-batch shrinks if it must; None when no micro-batch fits. The stages are split anew.
     """
+    # A stage list was made for the old degrees.
     settings: dict[str, Any] = {**degrees, "stages": ()}
     changed = replace(layout, **settings)
     inner = changed.tp * changed.cp * changed.pp
@@ -52,6 +53,7 @@ def _schedule_for(schedule: Schedule, pp: int, vp: int) -> Schedule:
     """Keep a schedule that runs the chunks; 1F1B and interleaving follow their number."""
     if pp == 1:
         return Schedule.NONE
+    # A schedule of its own kind is the user's choice: it is kept, and judged.
     plain = schedule in (Schedule.NONE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
     return (Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B) if plain else schedule
 
@@ -135,6 +137,7 @@ def default_order(rule: Rule, layout: Layout, ctx: Context) -> Layout:
 def known_precision(rule: Rule, layout: Layout, ctx: Context) -> Layout | None:
     """Take bf16, or the first format that both the framework and the GPU have."""
     known = abilities_of(ctx.framework, ctx.release).precisions
+    # bf16 first: it changes no more about convergence than a 16-bit format has to.
     both = [p for p in (Precision.BF16, *known) if p in known and p in ctx.cluster.gpu.dense_flops]
     return replace(layout, precision=both[0]) if both else None
 

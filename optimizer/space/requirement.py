@@ -106,6 +106,7 @@ class Requirement:
     @property
     def columns(self) -> frozenset[str]:
         """The columns of a batch that it reads."""
+        # Quantities rest on the GPUs in use, whatever else they name.
         counted = frozenset(GPU_AXES) if self.names - set(AXES) else frozenset[str]()
         return (self.names & set(AXES)) | counted
 
@@ -170,6 +171,7 @@ def _evaluate(node: ast.expr, view: RequirementView) -> Expression:
 
 def parse_requirement(text: str) -> Requirement:
     """Read one requirement; raises InputError with what is wrong, where, and what would be valid."""
+    # Signs that people type; Python reads their plain spellings alone.
     words = text.strip().replace("≤", "<=").replace("≥", ">=").replace("≠", "!=")
     if not words or len(words) > MOST_TEXT:
         what = f"is longer than {MOST_TEXT} characters" if words else "is empty"
@@ -177,6 +179,7 @@ def parse_requirement(text: str) -> Requirement:
     try:
         tree = ast.parse(words, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        # A single = is the most frequent slip: the offer puts == in its place.
         assigned = "=" in words and not set("<>!") & set(words) and "==" not in words
         allowed = f"{words.replace('=', ' == ', 1)[:60]}: == compares" if assigned else EXAMPLES
         offset = error.offset if isinstance(error, SyntaxError) and not assigned else None
@@ -259,8 +262,10 @@ class _Reader:
         value = node.value
         if isinstance(value, str) and value:
             self.refuse(node, f"compares with the word {_shown(value)}", "numbers; --fix takes words")
+        # True is an int to Python.
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(node, f"has {_shown(str(value))}, which is no number", "numbers, e.g. 8 or 7.5e6")
+        # Written so that nan, which compares with nothing, is refused too.
         if not abs(value) <= MOST_NUMBER:
             self.refuse(node, "has a number out of range", f"up to {MOST_NUMBER:g}")
 
@@ -350,6 +355,7 @@ def _rule(requirement: Requirement, facts: Facts) -> Rule:
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         """Tell which rows (n,) meet the requirement."""
         met = requirement.holds(RequirementView(rows, facts), _nothing_open)
+        # A requirement of constants gives one value; masks are written to later.
         return np.broadcast_to(met, (len(rows),)).copy()
 
     def detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
@@ -384,6 +390,7 @@ def broken_requirements(
             return np.array([step_s])
         if atom.part is Part.PEAK_BYTES:
             return np.array([peak_bytes])
+        # Counted from the layout's own last rank, which differs from layout to layout.
         rank = atom.rank if atom.rank >= 0 else layout.pp + atom.rank
         counted = "layers" if atom.part is Part.LAYERS else "recomputed"
         return np.array(

@@ -19,6 +19,7 @@ def default_schedule(pp: int, vp: int) -> Schedule:
     """Return the schedule that a layout has when none is named."""
     if pp == 1:
         return Schedule.NONE
+    # What Megatron-LM runs by default with one chunk, and with several.
     return Schedule.ONE_F_ONE_B if vp == 1 else Schedule.INTERLEAVED
 
 

@@ -13,6 +13,7 @@ from layoutopt.optimizer.cost.batch import LayoutBatch
 from layoutopt.optimizer.frameworks.record import NEWEST, TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework, of_family
 from layoutopt.optimizer.space.context import Context
+from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.specs.layout import Layout
 
 if TYPE_CHECKING:
@@ -176,13 +177,13 @@ def varying(*axes: str, limit: int = 8) -> Valid:
 
 def _nearest(rule: Rule, layout: Layout, ctx: Context, axis: str, limit: int) -> tuple[int, ...]:
     """Return up to ``limit`` values of one axis that satisfy the rule, nearest to the layout's, ascending."""
-    from layoutopt.optimizer.space.rows import row_of
-
     now = int(getattr(layout, axis) or 1)
+    # Up to four times the layout's own value: offers farther off are another question.
     candidates = np.arange(1, min(max(4 * now, axis_ceiling(axis, ctx)), MOST_TRIED) + 1, dtype=np.int64)
     row = row_of(layout).take(np.zeros(len(candidates), dtype=np.int64))
     varied: dict[str, Any] = {axis: candidates}
     good = candidates[rule.holds(replace(row, **varied), ctx)]
+    # Stable: of two equally near values the smaller one comes first.
     nearest = good[np.argsort(np.abs(good - now), kind="stable")[:limit]]
     return tuple(int(value) for value in np.sort(nearest))
 

@@ -38,7 +38,9 @@ def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], 
         raise input_error(
             f"{ctx.framework.value} has no {asked}", f"it has {has or 'no memory saver'}", key="allow"
         )
+    # In the vocabulary's order, so that one set has one spelling.
     useful = [saver for saver in Saver if saver in options.allow and saver in known and _saves(saver, ctx)]
+    # The empty set is among them: a saver that may be used need not be.
     sets = [chosen for size in range(len(useful) + 1) for chosen in combinations(useful, size)]
     return tuple(chosen for chosen in sets if options.allows("savers", savers_text(chosen)))
 

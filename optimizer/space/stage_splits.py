@@ -64,6 +64,7 @@ def own_split(rule: StageRule, ranks: int, chunks: int, blocks: int) -> IntArray
     """Return the blocks per rank, (ranks,), where the framework knows one split alone, None if it has none."""
     if rule.split is Split.LARGER_FIRST:
         counts = blocks // ranks + (np.arange(ranks) < blocks % ranks)
+        # No rank of these trainers may be empty.
         if blocks < ranks:
             return None
     elif rule.split is Split.BY_COST:
@@ -108,6 +109,7 @@ def nanotron_counts(model: ModelSpec, pp: int) -> list[int]:
 def _equal_middle_boxes(ranks: int, chunks: int, blocks: int) -> Iterator[Box]:
     """Yield a box per number of blocks on the middle ranks; with chunks, whose numbers are multiples, one per split."""
     if chunks == 1:
+        # Two blocks at least are left for the ends.
         middles = range(1, max((blocks - 2) // max(ranks - 2, 1), 0) + 1) if ranks > 2 else (1,)
         for middle in middles:
             rest = blocks - middle * (ranks - 2)
@@ -122,6 +124,7 @@ def _equal_middle_boxes(ranks: int, chunks: int, blocks: int) -> Iterator[Box]:
 
 def _counted_ends_boxes(ranks: int, chunks: int, blocks: int, *, folded: bool) -> Iterator[Box]:
     """Yield equal stages of which the first, the last or both hold one fewer; without chunks others cover them."""
+    # Folded, both ends are on the first rank: which of them is counted makes no other split.
     for first, last in ((1, 1), (1, 0)) if folded else ((1, 1), (1, 0), (0, 1)):
         totals = np.full(ranks, (blocks + first + last) // ranks)
         totals[0] -= first + (last if folded else 0)
@@ -154,6 +157,7 @@ def _near_equal_boxes(ranks: int, chunks: int, blocks: int, *, folded: bool) -> 
         return
     if ranks * chunks == 2:
         # Without middle stages, the smallest other stage of either end is the other end.
+        # A set: of an even number both halves are the same split.
         for first in {blocks // 2, (blocks + 1) // 2}:
             yield np.array([first, blocks - first]), np.array([first, blocks - first])
         return
@@ -178,6 +182,7 @@ def _near_equal_boxes(ranks: int, chunks: int, blocks: int, *, folded: bool) -> 
 
 def _near_equal_folded(ranks: int, blocks: int) -> Iterator[Box]:
     """Yield boxes by q, the fewest blocks on a middle stage; the first rank's two stages are the ends."""
+    # 2 ranks - 2 stages are in the middle, each with q blocks or more.
     for q in range(1, blocks // (2 * ranks - 2) + 1):
         all_fuller = blocks - (ranks - 1) * (2 * q + 2)
         for ends in range(2 * q - 2, 2 * q + 3):

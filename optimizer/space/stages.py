@@ -31,6 +31,7 @@ def chunk_layers(rank_totals: IntArray, pp: int, vp: int, *, folded: bool = Fals
     """
     small, larger = np.divmod(np.asarray(rank_totals, dtype=np.int64), vp)
     chunk = np.arange(vp)[:, None]
+    # The last chunks are the larger ones, but for the one with the head.
     rising = chunk >= vp - larger
     but_last = (chunk >= vp - 1 - larger) & (chunk < vp - 1)
     last = (np.arange(pp) == pp - 1) & (pp > 1 and not folded)
@@ -69,6 +70,7 @@ def kinds_before(order: tuple[int, ...], number: int) -> IntArray:
     """Return how many of the first blocks are of each of ``number`` kinds, (blocks + 1, number), to be read alone."""
     before = np.zeros((len(order) + 1, number), dtype=np.int64)
     np.cumsum(np.array(order)[:, None] == np.arange(number), axis=0, out=before[1:])
+    # Cached: whoever wrote to it would change the answer of everybody else.
     before.flags.writeable = False
     return before
 
@@ -157,6 +159,7 @@ def spread(kinds: IntArray, recomputed: IntArray, first: Callable[[int], IntArra
     the spread; otherwise every chunk of a rank gets as equal a number as it can hold.
     """
     largest = int(kinds.sum(axis=2).max(initial=0))
+    # Megatron-LM takes one number for all stages: what it can say is preferred.
     for uniform in range(largest + 1):
         spread = first(uniform)
         if (spread.sum(axis=0) == recomputed).all():
@@ -165,6 +168,7 @@ def spread(kinds: IntArray, recomputed: IntArray, first: Callable[[int], IntArra
     left = np.minimum(recomputed, kinds.sum(axis=0))
     while left.any():
         for chunk in range(len(kinds)):
+            # One block at a time and chunk, so that chunks stay as equal as they can.
             room = (level[chunk] < kinds[chunk]) & (left > 0)
             level[chunk] += room
             left = left - room

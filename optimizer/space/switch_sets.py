@@ -48,6 +48,7 @@ def stated(switches: Switches, options: RunOptions) -> Switches:
         for name, flag in FLAGS.items()
         if getattr(options, flag) is not None and getattr(switches, name) is None
     }
+    # Trainers have words of their own for dispatchers (flex), which no switch stands for.
     if switches.dispatcher is None and options.dispatcher in tuple(Dispatcher):
         own["dispatcher"] = Dispatcher(options.dispatcher)
     return replace(switches, **own) if own else switches
@@ -88,6 +89,7 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
         return ()
     refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
     values = tuple(value for value in has if value not in refused)
+    # Of both kinds of graph only the better one for the model is tried unasked.
     if switch.name == "cuda_graph" and not limited:
         left = (
             CudaGraph.FULL
@@ -150,6 +152,7 @@ def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bo
     for place, acts in enumerate(acting):
         pattern |= acts.astype(np.int64) << place
     for bits in np.unique(pattern).tolist():
+        # Switches that do nothing in these rows cannot tell codes apart.
         silent = [switch.name for place, switch in enumerate(stated) if not bits >> place & 1]
         alike = [(*entry[:2], *_heard(entry[2], silent)) for entry in book.formats]
         # Every code acts differently here: all stay.

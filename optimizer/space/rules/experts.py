@@ -36,6 +36,7 @@ def _experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def expert_etp(rows: LayoutBatch, ctx: Context) -> IntArray:
     """Return the expert-tensor degree (n,) that counts; a dense model has no expert grid, its is tp."""
+    # Megatron-LM builds the expert grid of a dense model from tp (parallel_state.py).
     return rows.etp if ctx.experts else rows.tp
 
 
@@ -94,6 +95,7 @@ def _etp_one_or_tp(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _etp_of_pytorch(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    # With ep its experts are sharded over whole ranks; without, tensor parallelism splits them like any MLP.
     return np.where(rows.ep == 1, _etp_is_tp(rows, ctx), _etp_is_one(rows, ctx))
 
 

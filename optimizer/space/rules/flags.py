@@ -28,6 +28,7 @@ def _when(flag: str, fits: Callable[[LayoutBatch, Context], BoolArray]) -> Calla
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         """Tell which rows (n,) fit where the flag is set."""
+        # A flag that is stated as off asks for nothing.
         return fits(rows, ctx) if getattr(ctx.options, flag) else everywhere(rows)
 
     return holds
@@ -53,6 +54,7 @@ def _aware_optimizer(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _connections(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """One hardware queue orders tp and cp kernels before Blackwell, FSDP needs several; both only warn."""
     one = ctx.options.cuda_device_max_connections == 1
+    # Blackwell's streams keep their order without a single queue.
     ordered = ((rows.tp > 1) | (rows.cp > 1)) & (not ctx.cluster.gpu.generation.ordered_streams)
     sharded = rows.zero >= 2
     return mask((~sharded | ordered) if one else (~ordered | sharded))

@@ -41,6 +41,7 @@ def _heads_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _valid_tp(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
     """Tensor degrees that satisfy every head rule of the framework's release, not only the broken one."""
+    # One offer for all: a degree that suits query heads alone would only meet the next rule.
     rules = [r for r in HEAD_RULES if r.applies(ctx) and not r.search_only]
     found = [set(varying("tp", limit=ctx.model.heads)(r, layout, ctx)["tp"]) for r in {*rules, rule}]
     return {"tp": tuple(sorted(set.intersection(*found)))}
@@ -54,6 +55,7 @@ def _kv_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _kv_repeat(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """As ``_kv_split``, or each head is repeated on the same whole number of ranks, equal in all layers."""
     kv = ctx.model.kv_heads
+    # Layers with other key-value heads would repeat them another number of times: ranks would differ.
     if ctx.model.window_kv_heads:
         return _kv_split(rows, ctx)
     return mask((kv % rows.tp == 0) | (rows.tp % kv == 0)) if _counts_kv(ctx) else everywhere(rows)

@@ -73,10 +73,12 @@ def _even_chunks(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _even_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     layers, pp = _split_layers(ctx), layout.pp
     text = f"layers {layers} % pp {pp} = {layers % pp} and no stage split is given"
+    # Megatron-LM can count both ends as layers: often all that a model lacks to divide.
     if (ctx.model.layers + 2) % (pp * layout.vp) == 0:
         text += f"; with embedding and loss counted as layers {ctx.model.layers + 2} divides"
     uneven = uneven_ends(ctx.model.layers, pp, layout.vp)
     words, totals = "uneven ends", np.array(uneven, dtype=np.int64)
+    # Uneven ends are what the older releases have flags for: they are offered first.
     if not uneven or not _launchable(totals, layout, ctx):
         words, level = "a split", nearest_totals(layout, [], ctx)
         totals = totals[:0] if level is None else level
@@ -110,6 +112,7 @@ def uneven_ends(layers: int, pp: int, vp: int) -> tuple[int, ...]:
             last = ends - first
             if min(first, last) > 0 and not (first % vp or last % vp):
                 counts = (first, last, middle)
+                # The fullest rank sets the pace, then the spread; the rest only makes the choice unique.
                 found.append((max(counts), max(counts) - min(counts), last != middle, first, middle, last))
     if pp < 2 or not found:
         return ()
@@ -130,6 +133,7 @@ def _has_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
     rule = ctx.stage_rule
     if rule.split not in COUNTED:
         return everywhere(rows)
+    # Splits depend on pp and vp alone, of which many rows have few.
     shapes, which = np.unique(np.stack([rows.pp, rows.vp], axis=1), axis=0, return_inverse=True)
     found = [next(boxes(rule, pp, vp, ctx.blocks), None) is not None for pp, vp in shapes.tolist()]
     return np.array(found, dtype=bool)[which.ravel()]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 def _known_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
     orders = abilities_of(ctx.framework, ctx.release).orders
+    # Any of the framework's orders that numbers the ranks alike will do.
     known: BoolArray = np.any(same_order(rows, orders), axis=1)
     return known if ctx.framework in FREEST else known & ~(_outside(rows) & (rows.ep > 1))
 
@@ -42,6 +43,7 @@ def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _same_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    # With the pipeline outermost, expert and dense groups lie within one stage anyhow.
     last = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
     return mask(last | (rows.pp == 1) | (expert_dp(rows, ctx) == rows.dp))
 

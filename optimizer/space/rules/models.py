@@ -129,6 +129,7 @@ def _irregular(model: ModelSpec) -> bool:
 
 def _of_nanotron(ctx: Context) -> Mapping[str, bool]:
     model = ctx.model
+    # Its model classes are Llama's and Qwen's.
     other = model.norm is not Norm.RMS or not model.gated or model.attention_bias
     return {
         "layers without attention": any(shape.mixer is not Mixer.ATTENTION for shape in ctx.shapes),

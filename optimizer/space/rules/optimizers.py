@@ -37,6 +37,7 @@ def _supported_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _sharded_weights(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    # Adam and SGD work element by element, so that it does not matter where a matrix is cut.
     return mask((rows.zero < 2) | (ctx.training.optimizer.kind in _ELEMENT_WISE))
 
 

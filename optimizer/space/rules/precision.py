@@ -79,6 +79,7 @@ def _hardware_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _grouped(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray:
+    # Unstated, experts are launched in grouped GEMMs.
     ungrouped = ctx.options.grouped_gemm is False
     return np.full(len(rows), not ctx.experts or ungrouped or precision is not Precision.FP16)
 
@@ -107,6 +108,7 @@ def _widths(ctx: Context) -> tuple[int, ...]:
 def _shapes(precision: Precision, rows: LayoutBatch, ctx: Context) -> BoolArray:
     token_step, column_step = _steps(precision)
     result = everywhere(rows)
+    # Only 8-bit kernels assert their shapes.
     if token_step == 1:
         return result
     tokens = rows.micro_batch * ctx.training.sequence_length // (rows.cp * np.where(rows.sp > 0, rows.tp, 1))

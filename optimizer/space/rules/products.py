@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 def _world(rows: LayoutBatch, ctx: Context) -> BoolArray:
     used = rows.tp * rows.cp * rows.pp * rows.dp
+    # Idle GPUs have to be allowed: a launcher otherwise starts a process on each.
     return used <= ctx.gpus if ctx.options.idle_gpus else used == ctx.gpus
 
 
@@ -51,6 +52,7 @@ def _batch_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
             f"dp {layout.dp:,} x micro-batch {layout.micro_batch} x {layout.micro_batches:,} micro-batches "
             f"= {replicas * layout.micro_batches:,}, not the global batch {batch:,}"
         )
+    # Both neighbours: whoever cannot grow the batch can shrink it.
     below = batch - rest
     near = ", ".join(f"{size:,}" for size in (below, below + replicas) if size and rest)
     text += f"; nearest global batches: {near}" if near else ""

@@ -87,6 +87,7 @@ def _missing_parts(recompute: Recompute, ctx: Context) -> list[str]:
         "moe": moe is None,
         "mla_up_proj": ctx.model.mla is None,
         "shared_experts": moe is None or not moe.shared_ffn,
+        # Shared experts go by a name of their own.
         "mlp": not any(shape.mlp is Mlp.DENSE for shape in ctx.shapes),
         "core_attn": not ctx.has_attention,
     }

@@ -10,7 +10,7 @@ import numpy as np
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.repairs import first_of, known_schedule, lowered, setting
-from layoutopt.optimizer.space.rows import default_schedule
+from layoutopt.optimizer.space.rows import default_schedule, row_of
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, mask, varying
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -95,6 +95,7 @@ def _multiple(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 def _rounds(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """PyTorch runs m // pp rounds of equally many micro-batches."""
+    # Fewer micro-batches than ranks are a single round.
     rounds = np.maximum(rows.micro_batches // rows.pp, 1)
     return mask(~_is(rows, Schedule.INTERLEAVED) | (rows.micro_batches % rounds == 0))
 
@@ -115,6 +116,7 @@ def _per_schedule(
         """Ask of each schedule in use whether the rows (n,) with a pipeline fit it."""
         result = everywhere(rows)
         for code, schedule in enumerate(rows.codebook.schedules):
+            # A single stage runs no schedule, whatever is named.
             mine = (rows.schedule == code) & (rows.pp > 1)
             result &= ~mine | fits(SCHEDULES[schedule], rows, ctx)
         return result
@@ -140,8 +142,6 @@ def _launchable(model: ScheduleModel, rows: LayoutBatch, ctx: Context) -> BoolAr
 
 def schedule_of(layout: Layout) -> ScheduleModel:
     """Return what is known of the schedule that a layout runs."""
-    from layoutopt.optimizer.space.rows import row_of
-
     return SCHEDULES[row_of(layout).codebook.schedules[0]]
 
 

@@ -46,6 +46,7 @@ def sequence_multiple(tp: int, cp: int, *, sp: bool) -> int:
 
 
 def _sequence(rows: LayoutBatch, ctx: Context) -> BoolArray:
+    # Both share a factor two: half a sequence piece is scattered over tp.
     multiple = rows.cp * np.lcm(np.where(rows.cp > 1, 2, 1), np.where(rows.sp > 0, rows.tp, 1))
     return mask(ctx.training.sequence_length % multiple == 0)
 
@@ -92,6 +93,7 @@ def _kv_heads(ctx: Context) -> int:
 
 
 def _ulysses(rows: LayoutBatch, ctx: Context, *, repeat: bool) -> BoolArray:
+    # Head-scattering works on what a tensor rank has left.
     heads, kv = ctx.model.heads // rows.tp, np.maximum(_kv_heads(ctx) // rows.tp, 1)
     kv_fits = kv % rows.cp == 0
     if repeat:

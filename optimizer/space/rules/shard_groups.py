@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.frameworks.registry import abilities_of
+from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.repairs import first_of, lowered, setting
 from layoutopt.optimizer.space.rule import EVERY, FREEST, TORCH_PIPELINES, Rule, everywhere, mask, varying
 from layoutopt.optimizer.space.rules.experts import expert_dp
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 def _divides(rows: LayoutBatch, ctx: Context) -> BoolArray:
     group, shard = rows.dp * rows.cp, rows.hsdp_shard
+    # A group of one shards nothing.
     fits = (shard > 1) & (shard <= group) & (group % np.maximum(shard, 1) == 0) & (rows.zero > 0)
     return mask((shard == 0) | fits)
 
@@ -37,8 +39,6 @@ def _divides_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _divides_valid(rule: Rule, layout: Layout, ctx: Context) -> Mapping[str, tuple[int, ...]]:
-    from layoutopt.optimizer.space.divisors import divisors
-
     return {"hsdp_shard": divisors(layout.dp * layout.cp)[1:] if layout.zero else ()}
 
 
@@ -109,6 +109,7 @@ def _whole_cp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 def _holds_experts(rows: LayoutBatch, ctx: Context) -> BoolArray:
     """Expert groups are cut out of one shard group: dp_shard * cp * tp."""
     whole = rows.dp * rows.cp
+    # FSDP shards over the context ranks even where dp_shard is 1.
     shard = np.where(rows.hsdp_shard > 0, rows.hsdp_shard, np.where(rows.zero == 0, rows.cp, whole))
     return mask((shard * rows.tp) % (rows.ep * (rows.etp if ctx.experts else 1)) == 0)
 

@@ -82,6 +82,8 @@ def _savers_open_need(least: int) -> Holds:
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         """Tell which rows (n,) shard where any entry of the codebook saves optimizer memory."""
+        # Masks of ZeRO and of savers multiply, so that no mask may read both: the space is cut more than it
+        # had to.
         opened = any(_OPTIMIZER_SAVERS & set(savers) for _, savers, _ in rows.codebook.formats)
         return _sharded(rows, least) if opened else everywhere(rows)
 

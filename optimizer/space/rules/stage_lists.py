@@ -82,12 +82,14 @@ def nearest_totals(layout: Layout, wanted: list[int], ctx: Context) -> IntArray 
     ``wanted`` are layers of every virtual stage; of another length than the layout has, the split is as level as can be.
     """
     pp, vp, layers = layout.pp, layout.vp, ctx.model.layers
+    # What can be launched is more than what is searched.
     rule = replace(ctx.launch_rule, split=ctx.launch_rule.launchable)
     same = len(wanted) == pp * vp
     aim = np.array(wanted).reshape(vp, pp).sum(axis=0) if same else np.full(pp, layers // pp)
     best, least = None, np.inf
     for low, high in boxes(rule, pp, vp, layers):
         totals = _within(aim, low, high, layers)
+        # Fewest moved layers; of equally many the more level split, which a thousandth decides.
         moved = float(np.abs(totals - aim).sum() + np.ptp(totals) / 1e3)
         if totals.sum() == layers and moved < least:
             best, least = totals, moved
@@ -101,6 +103,7 @@ def _within(aim: IntArray, low: IntArray, high: IntArray, layers: int) -> IntArr
         room = totals < high if rest > 0 else totals > low
         if not room.any():
             break
+        # Ranks without room must never be chosen.
         order = np.where(room, totals, np.iinfo(np.int64).max if rest > 0 else -1)
         totals[int(order.argmin() if rest > 0 else order.argmax())] += 1 if rest > 0 else -1
     return totals

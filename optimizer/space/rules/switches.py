@@ -170,6 +170,7 @@ def _unsized(switches: Switches, ctx: Context) -> bool:
 
 def _deepep_pads(switches: Switches, ctx: Context) -> bool:
     """Whether DeepEP would have to exchange rows that hold no token."""
+    # A dispatcher that nobody states is the release's own.
     chosen = switches.dispatcher or preset_of_release(ctx.framework, ctx.release).dispatcher
     capacity = None if ctx.model.moe is None else ctx.model.moe.capacity_factor
     return capacity is not None and chosen is Dispatcher.DEEPEP
