@@ -219,13 +219,10 @@ class PythonReader:
             if not 1 <= len(ends) <= 3 or any(type(end) is not int for end in ends) or ends[2:] == [0]:
                 return None
             return list(range(*ends)[: MAX_ITEMS + 1])
-        way = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and way in ("items", "keys", "values")
-        ):
-            node = node.func.value
+        way = ""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            way = node.func.attr
+            node = node.func.value if way in ("items", "keys", "values") else node
         made = self.value(node, values, file, depth)
         if isinstance(made, list) and not way:
             return list(made)
@@ -390,10 +387,11 @@ class PythonReader:
         if isinstance(node.value, ast.Name) and node.value.id not in values and is_enum(node.value.id):
             return f"{node.value.id}.{node.attr}"
         holder = self.value(node.value, values, file, depth)
-        if isinstance(holder, dict) and node.attr == "__dict__":
-            return holder
-        absent = holder.get(OPEN, hole(dotted(node))) if isinstance(holder, dict) else hole(dotted(node))
-        return holder.get(node.attr, absent) if isinstance(holder, dict) else absent
+        if not isinstance(holder, dict):
+            return hole(dotted(node))
+        return (
+            holder if node.attr == "__dict__" else holder.get(node.attr, holder.get(OPEN, hole(dotted(node))))
+        )
 
     def _call(self, node: ast.Call, values: Values, file: PythonFile, depth: int) -> Any:
         """Read a call: what changes or copies sections, nested functions, then whatever the kind of file knows."""
@@ -425,11 +423,9 @@ class PythonReader:
         if isinstance(own, Nested) and isinstance(node.func, ast.Name):
             return self.call(file, own.node, bound(own.node, arguments) | named, depth + 1, own.values)
         made = applied(name, arguments) if isinstance(node.func, ast.Name) and not named else None
-        return (
-            self.called_value(node, name, arguments, named, whole, values, file, depth)
-            if made is None
-            else made
-        )
+        if made is not None:
+            return made
+        return self.called_value(node, name, arguments, named, whole, values, file, depth)
 
     def _update(self, holder: Values, parts: list[Any], why: str, whole: bool) -> None:
         if not whole or not all(isinstance(part, dict) for part in parts):

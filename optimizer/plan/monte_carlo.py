@@ -93,7 +93,7 @@ def _lost_s(rng: np.random.Generator, failed: FloatArray, length_s: float, mtbf_
     The sum of very many attempts is drawn from the normal distribution that it tends to, so that memory stays flat.
     """
     many = failed > DRAWN_ONE_BY_ONE
-    counts = np.where(many, 0, failed).astype(np.int64)
+    counts = (failed * ~many).astype(np.int64)
     chance = -np.expm1(-length_s / mtbf_s)
     # Inverse of the exponential's distribution function, cut off at the segment's end.
     drawn = -mtbf_s * np.log1p(-rng.random(int(counts.sum())) * chance)
@@ -109,8 +109,6 @@ def _lost_s(rng: np.random.Generator, failed: FloatArray, length_s: float, mtbf_
 
 def _restarts_s(rng: np.random.Generator, failed: FloatArray, restart_s: float, mtbf_s: float) -> FloatArray:
     """Restart time, including restarts that fail themselves."""
-    if restart_s == 0:
-        return np.zeros_like(failed)
     # numpy refuses zero successes; those rows are set to none below.
     again = rng.negative_binomial(np.maximum(failed, 1), np.exp(-restart_s / mtbf_s)).astype(np.float64)
     again = np.where(failed > 0, again, 0.0)

@@ -75,8 +75,8 @@ class _Rules:
         self._workload, self._cluster, self._options = workload, cluster, options
         release = parse_release(options.framework, options.space.software)
         self._abilities: Abilities = abilities_of(options.framework, release)
-        self._tp = self._tensor_degrees()
-        self._cp = self._context_degree()
+        self._tp = self.tensor_degrees()
+        self._cp = self.context_degree()
 
     def layouts(self) -> Iterator[PartialLayout]:
         """Yield layouts in the recipe's order of preference.
@@ -84,10 +84,10 @@ class _Rules:
         Recomputation comes last; before it the fewest stages, then more chunks per stage. A wider tensor group
         than the rule asks for is used only when nothing else can be launched.
         """
-        for least, again, tp, pp in product(LEAST_STEPS, (False, True), self._tp, self._pipeline_degrees()):
+        for least, again, tp, pp in product(LEAST_STEPS, (False, True), self._tp, self.pipeline_degrees()):
             if self._cluster.gpu_count % (tp * self._cp * pp):
                 continue
-            choices = product(self._chunks(pp), MICRO_BATCHES, self._expert_degrees(tp, pp), self._orders())
+            choices = product(self.chunks(pp), MICRO_BATCHES, self.expert_degrees(tp, pp), self.orders())
             for vp, micro_batch, ep, order in choices:
                 if self._micro_batches(tp, pp, micro_batch) >= max(least, pp):
                     yield self._layout(tp, pp, vp, micro_batch, ep, order, again)
@@ -125,7 +125,7 @@ class _Rules:
         copies = self._cluster.gpu_count // (tp * self._cp * pp)
         return self._workload.training.global_batch // (copies * micro_batch)
 
-    def _tensor_degrees(self) -> list[int]:
+    def tensor_degrees(self) -> list[int]:
         """Return the least degree at which the states fit one GPU, at most 8 and the NVLink domain; then wider."""
         if "tp" in self._abilities.fixed_axes:
             return [1]
@@ -137,18 +137,20 @@ class _Rules:
         wide = [tp for tp in degrees if states / tp <= self._cluster.gpu.memory_bytes]
         return wide or degrees[::-1]
 
-    def _context_degree(self) -> int:
+    def context_degree(self) -> int:
+        """Return the widest degree that divides the GPUs and leaves a rank the tokens that one rank handles well."""
         wanted = max(self._workload.training.sequence_length // TOKENS_PER_CONTEXT_RANK, 1)
         if "cp" in self._abilities.fixed_axes:
             return 1
         return max(divisors(self._cluster.gpu_count, wanted))
 
-    def _pipeline_degrees(self) -> tuple[int, ...]:
+    def pipeline_degrees(self) -> tuple[int, ...]:
+        """Return the degrees that divide the GPUs and give every stage a layer, the fewest stages first."""
         if "pp" in self._abilities.fixed_axes:
             return (1,)
-        return tuple(pp for pp in divisors(self._cluster.gpu_count, self._workload.model.layers))
+        return divisors(self._cluster.gpu_count, self._workload.model.layers)
 
-    def _chunks(self, pp: int) -> list[int]:
+    def chunks(self, pp: int) -> list[int]:
         """Return chunks per stage, as many as layers allow first: interleaving shrinks the bubble."""
         if pp == 1 or "vp" in self._abilities.fixed_axes:
             return [1]
@@ -161,7 +163,7 @@ class _Rules:
         ]
         return even or [1]
 
-    def _expert_degrees(self, tp: int, pp: int) -> list[int]:
+    def expert_degrees(self, tp: int, pp: int) -> list[int]:
         """Return expert degrees, the widest inside the NVLink domain first, then beyond it."""
         moe = self._workload.model.moe
         if moe is None or "ep" in self._abilities.fixed_axes:
@@ -171,7 +173,7 @@ class _Rules:
         inside = [ep for ep in degrees if ep <= self._cluster.nvlink_domain]
         return inside[::-1] + [ep for ep in degrees if ep not in inside]
 
-    def _orders(self) -> list[str]:
+    def orders(self) -> list[str]:
         """Return the mesh order with pipeline inside data parallelism, then the framework's own."""
         known = self._abilities.orders
         return list(dict.fromkeys([PP_BEFORE_DP, known[0]] if PP_BEFORE_DP in known else known[:1]))
@@ -179,14 +181,14 @@ class _Rules:
     def _layout(
         self, tp: int, pp: int, vp: int, micro_batch: int, ep: int, order: str, again: bool
     ) -> PartialLayout:
-        zero = next((stage for stage in (1, 2, 3) if stage in self._abilities.zero), 0)
         return PartialLayout(
             tp=tp,
             cp=self._cp,
             pp=pp,
             vp=vp,
             ep=ep,
-            zero=zero,
+            # The least: ZeRO-1 sends no more than data parallelism does (Rajbhandari et al. 2020, section 7.2.1).
+            zero=min(filter(None, self._abilities.zero), default=0),
             micro_batch=micro_batch,
             recompute=Recompute(granularity=Granularity.FULL) if again else Recompute(),
             mesh_order=order,

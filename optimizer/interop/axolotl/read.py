@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require_agreement
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, read_adapter
-from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
+from layoutopt.optimizer.interop.launch.config_command import after, read_config_or_launch
 from layoutopt.optimizer.interop.launch.keys import fsdp_job, name_unread
 from layoutopt.optimizer.interop.launch.methods import note_method
 from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
-from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml
+from layoutopt.optimizer.interop.reading import Fields, importer
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from layoutopt.optimizer.interop.launch.command import LaunchCommand
-    from layoutopt.optimizer.interop.launch.config_command import ConfigLaunch
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
 
@@ -39,16 +38,7 @@ def import_axolotl(text: str, file: str = "", outside: Outside | None = None) ->
     Raises ``InputError`` for experts, which axolotl divides among ranks that it takes out of data parallelism, and where
     a script names a file that is not there.
     """
-    if not is_script(text, file):
-        beside = outside.beside if outside else lambda name: None
-        return _job(Fields(parse_yaml(text, file), file=file), beside, None)
-
-    def build(launch: ConfigLaunch) -> ImportedJob:
-        """Read the training file with what the command changes."""
-        data = parse_yaml(launch.text, launch.name) | launch.overrides
-        return _job(Fields(data, file=launch.name), launch.command.text_of, launch.gpus)
-
-    return read_config_launch(text, SIGNS, _named, build, file, outside)
+    return read_config_or_launch(text, SIGNS, _named, _job, file, outside)
 
 
 def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:

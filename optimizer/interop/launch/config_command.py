@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import split_flags
 from layoutopt.optimizer.interop.launch.keys import gpus_of_environment, hydra_values
-from layoutopt.optimizer.interop.reading import shorten
+from layoutopt.optimizer.interop.reading import Fields, parse_yaml, shorten
 from layoutopt.optimizer.interop.shell.scripts import how_to_give
 from layoutopt.optimizer.interop.shell.values import has_hole, holes, show
 from layoutopt.optimizer.specs.errors import input_error
@@ -52,6 +52,32 @@ class ConfigLaunch:
 def is_script(text: str, file: str) -> bool:
     """Tell a script from the configuration that it would start."""
     return bool(text.startswith("#!") or _SCRIPT.search(file) or not _KEY.search(text))
+
+
+def read_config_or_launch(
+    text: str,
+    signs: Sequence[str],
+    place: Callable[[LaunchCommand], tuple[str, Sequence[str]] | None],
+    build: Callable[[Fields, Callable[[str], str | None], int | None], ImportedJob],
+    file: str = "",
+    outside: Outside | None = None,
+) -> ImportedJob:
+    """Build the job of a YAML configuration, or of the one that a script starts with what its command changes.
+
+    ``build`` takes the settings, what returns the text of a file beside them, and the launcher's processes (None where no
+    launcher is seen). Raises ``InputError`` as ``read_config_launch`` does.
+    """
+    if not is_script(text, file):
+        return build(
+            Fields(parse_yaml(text, file), file=file), outside.beside if outside else lambda name: None, None
+        )
+
+    def started(launch: ConfigLaunch) -> ImportedJob:
+        """Read the configuration with what the command changes."""
+        data = parse_yaml(launch.text, launch.name) | launch.overrides
+        return build(Fields(data, file=launch.name), launch.command.text_of, launch.gpus)
+
+    return read_config_launch(text, signs, place, started, file, outside)
 
 
 def read_config_launch(
