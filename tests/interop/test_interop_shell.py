@@ -36,7 +36,7 @@ done
 """
 _PROGRAMS = {"python": "no", "torchrun": "no", "srun": "yes", "mpirun": "yes", "nohup": "yes"}
 _INNERMOST = ("python", "torchrun")
-CORPORA = ("corpus.txt", "manners.txt", "strangers.txt")
+CORPORA = ("corpus.txt", "manners.txt", "strangers.txt", "units.txt")
 _HOLE = re.compile("\ue000[^\ue001]*\ue001")
 
 

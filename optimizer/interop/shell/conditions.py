@@ -49,9 +49,8 @@ def test_node(node: Node, expander: Expander) -> bool | None:
 def test_words(words: list[str], expander: Expander) -> bool | None:
     """Judge the arguments of ``test`` or ``[``."""
     known = (*_NUMBERS, *_TEXTS, "-a", "-o", "!", "(", ")")
-    tokens = [
-        Token(word, operand=not (word in known or _UNARY.fullmatch(word)), quoted=True) for word in words
-    ]
+    operands = [not (word in known or _UNARY.fullmatch(word)) for word in words]
+    tokens = [Token(word, operand, quoted=operand) for word, operand in zip(words, operands, strict=True)]
     return _Judge(tokens, expander, double=False).whole()
 
 
@@ -139,7 +138,7 @@ class _Judge:
             self.at += 1
             return self.question(first.text, following.text)
         if _UNARY.fullmatch(first.text) and not first.operand and following is None:
-            return {"-z": True, "-n": False}.get(first.text)  # [ -n $EMPTY ] is [ -n ], a text
+            return True  # [ -n $EMPTY ] is [ -n ], a text that is not empty
         if (
             following
             and (following.text in _NUMBERS or following.text in _TEXTS)

@@ -71,8 +71,9 @@ def _array(shell: Shell, node: Node, name: str) -> Array:
 
 
 def _variable_assignment(shell: Shell, node: Node) -> Status:
+    shell.made = None
     assignment(shell, node)
-    return True
+    return shell.made_status()
 
 
 def _declaration_command(shell: Shell, node: Node) -> Status:

@@ -206,7 +206,8 @@ def _grep(arguments: list[str], given: str | None, shell: Shell) -> Found:
         pattern = re.sub(r"\\([dws])", lambda mark: _CLASSES[mark[1]], pattern)
     if not {"E", "F", "P"} & set(flags) and re.search(r"[\\+?|(){}]", pattern):
         return None
-    pattern = rf"\b(?:{pattern})\b" if "w" in flags else pattern
+    if "w" in flags:
+        pattern = f"(?<![0-9A-Za-z_])(?:{pattern})(?![0-9A-Za-z_])"
     hits = [
         search(line.lower() if "i" in flags else line, pattern.lower() if "i" in flags else pattern)
         for line in lines
@@ -218,7 +219,10 @@ def _grep(arguments: list[str], given: str | None, shell: Shell) -> Found:
         return Output(f"{len(kept)}\n", bool(kept))
     if "q" in flags or ("o" in flags and "i" in flags):
         return Output("", bool(kept)) if "q" in flags else None
-    shown = [hit[0] if "o" in flags and isinstance(hit, re.Match) else line for line, hit in kept]
+    shown = [line for line, _ in kept]
+    if "o" in flags:
+        every = [hit.re.finditer(line) for line, hit in kept if isinstance(hit, re.Match)]
+        shown = [match[0] for matches in every for match in matches if match[0]]
     return Output("".join(f"{line}\n" for line in shown), bool(kept))
 
 
@@ -243,10 +247,9 @@ def _uniq(arguments: list[str], given: str | None, shell: Shell) -> Found:
 
 def _paste(arguments: list[str], given: str | None, shell: Shell) -> Found:
     """``paste -sd,``: all lines as one."""
-    match = re.fullmatch(r"(?:-s ?)(?:-?d ?(.))?( -)?", " ".join(arguments))
-    if match is None or given is None:
-        return None
-    return (match[1] or "\t").join(given.splitlines()) + "\n"
+    match = re.fullmatch(r"(?:-s ?)(?:-?d ?(.))?(?: (\S+))?", " ".join(arguments))
+    lines = _lines(given, [match[2]] if match[2] not in (None, "-") else [], shell) if match else None
+    return None if match is None or lines is None else (match[1] or "\t").join(lines) + "\n"
 
 
 def _envsubst(arguments: list[str], given: str | None, shell: Shell) -> Found:
@@ -264,7 +267,8 @@ def _envsubst(arguments: list[str], given: str | None, shell: Shell) -> Found:
 
 
 def _rev(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    return None if given is None or arguments else "".join(f"{line[::-1]}\n" for line in given.splitlines())
+    lines = _lines(given, arguments, shell)
+    return None if lines is None else "".join(f"{line[::-1]}\n" for line in lines)
 
 
 Found = str | Output | None

@@ -99,6 +99,8 @@ def _value_fields(expander: Expander, name: str, key: str | None, *, quoted: boo
     value = raw(expander, name, key)
     if value is None:
         value = expander.state.unset(name if key is None else f"{name}[{'@' if key == '*' else key}]")
+        if not value and key in EVERY:  # an array without elements is no word, even in quotes
+            return []
     return _as_fields(expander, value, quoted=quoted, star="*" in (key, name))
 
 
@@ -136,7 +138,7 @@ def _length(expander: Expander, name: str, key: str | None) -> str:
     if isinstance(value, list):
         return hole(f"#{name}") if any(map(has_hole, value)) else str(len(value))
     if value is None:
-        return expander.state.unset(f"#{name}")
+        return expander.state.unset(f"#{name}") or "0"
     return hole(f"#{name}") if has_hole(value) else str(len(value))
 
 

@@ -21,7 +21,8 @@ def echo(shell: Shell, words: list[str]) -> bool:
     newline, decode = "\n", False
     while words and re.fullmatch(r"-[neE]+", words[0]):
         newline = "" if "n" in words[0] else newline
-        decode = "e" in words[0] or (decode and "E" not in words[0])
+        for letter in words[0][1:]:  # the last one counts
+            decode = letter == "e" or (decode and letter == "n")
         words = words[1:]
     text = " ".join(words)
     shell.printed += (decoded(text) if decode else text) + newline

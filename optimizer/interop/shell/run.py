@@ -41,7 +41,9 @@ PARSED = 4
 """What a character of a text costs that is run as commands: its tree is larger than itself."""
 
 _SKIPPED = ("comment", "file_descriptor", "heredoc_redirect", "file_redirect", "herestring_redirect")
-_FAILING = ("command", "test_command", "compound_statement", "subshell", "pipeline", "redirected_statement")
+_FAILING = (
+    "command", "test_command", "compound_statement", "subshell", "pipeline", "redirected_statement", "variable_assignment",
+)  # fmt: skip
 """Statements whose failure ends a shell under ``set -e``; lists end it through their last part."""
 
 Status = bool | None
@@ -75,6 +77,9 @@ class Shell(ShellVariables):
 
         self.returned: int | None = None
         """What the last function or file returned."""
+
+        self.made: tuple[Status, int | None] | None = None
+        """How the last ``$(...)`` ended, and its number: what an assignment or a command without a name ends with."""
 
         self.at_exit = ""
         self.cluster = (1, 1)
@@ -111,7 +116,8 @@ class Shell(ShellVariables):
         elif source.startswith("`") and "\\" in source:
             inner.ended(lambda: inner.source(re.sub(r"\\([\\`$])", r"\1", source[1:-1])))
         else:
-            inner.ended(lambda: inner.block(node))
+            status = inner.ended(lambda: inner.block(node))
+            self.made = (status, inner.code if inner.returned is None else inner.returned)
         del self.record.commands[kept:]
         if node.type == "process_substitution":
             name = hole(source)
@@ -120,6 +126,13 @@ class Shell(ShellVariables):
                 self.record.files[self.substituted[name]] = inner.printed
             return name
         return hole(source) if inner.opaque else inner.printed.rstrip("\n")
+
+    def made_status(self) -> Status:
+        """Return the status of what is nothing but assignments or ``$(...)``: a failure only where it is known."""
+        status, code = self.made or (True, 0)
+        if status is False:
+            self.returned = code
+        return status is not False
 
     def ended(self, run: Callable[[], Status]) -> Status:
         """Run something in this shell up to where it leaves, and what it keeps for its end."""
@@ -313,6 +326,12 @@ class Shell(ShellVariables):
     def _command(self, node: Node) -> Status:
         """Run a command: assignments alone stay, those before a command hold for it."""
         named = child_of(node, "name")
+        own = [child for child in node.named_children if child.type == "variable_assignment"]
+        self.made = None
+        if named is None or (own and _ends_line(node, own[-1], named)):
+            for child in own:
+                assignment(self, child)
+            own = []
         words = self.expander.words(named) if named is not None else []
         arguments = {child.id for child in node.children_by_field_name("argument")}
         children = node.children
@@ -323,14 +342,11 @@ class Shell(ShellVariables):
             if (child.id in arguments and not translated) or (child.is_error and words):
                 words += self.expander.words(child)
         self.record.spend(sum(map(len, words)) + WORD * len(words))
-        prefixed = words and any(child.type == "variable_assignment" for child in node.children)
-        before = dict(self.variables) if prefixed else {}
-        own = [
-            assignment(self, child) for child in node.named_children if child.type == "variable_assignment"
-        ]
+        before = dict(self.variables) if words and own else {}
+        names = [assignment(self, child) for child in own]
         if not words:
-            return True
-        exported, self.exported = self.exported, self.exported | set(own)
+            return self.made_status()
+        exported, self.exported = self.exported, self.exported | set(names)
         stdin = self.stdin
         self.stdin = given(
             self, [child for child in node.children if child.type == "herestring_redirect"], stdin
@@ -339,9 +355,15 @@ class Shell(ShellVariables):
             return shell_builtins.run(self, words, line_of(node))
         finally:
             self.stdin = stdin
-            self.exported -= set(own) - exported
-            for name in own:
+            self.exported -= set(names) - exported
+            for name in names:
                 if name in before:
                     self.variables[name] = before[name]
                 else:
                     self.variables.pop(name, None)
+
+
+def _ends_line(node: Node, own: Node, named: Node) -> bool:
+    """Whether assignments end their line: behind ``;`` the grammar counts them to the command of the next line."""
+    between = (node.text or b"")[own.end_byte - node.start_byte : named.start_byte - node.start_byte]
+    return b"\n" in between.replace(b"\\\n", b"")
