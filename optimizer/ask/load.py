@@ -101,9 +101,9 @@ def load_cluster(source: str | Path, *, gpus: int | None = None, names: Names = 
     else:
         cluster = foreign_cluster(text) or loading.load_cluster(source)
     if cluster.calibration:
-        from layoutopt.optimizer.evidence.parameters import check_names
+        from layoutopt.optimizer.evidence.parameters import check_calibration
 
-        check_names(cluster.calibration, file=text)
+        check_calibration(cluster.calibration, file=text)
     if cluster.observations:
         from layoutopt.optimizer.evidence.observed import check_observations
 

@@ -9,14 +9,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.ranges import possible_range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """One documented constant: value, unit, range of its source, meaning and source; ``exact``: a definition."""
+    """One documented constant: value, unit, range of its source, meaning and source; ``exact``: a definition.
+
+    ``stated``: the least and the most that a cluster file may state, where that is not what its unit says.
+    """
 
     value: float
     unit: str
@@ -24,6 +28,12 @@ class Constant:
     meaning: str
     source: str
     exact: bool = False
+    stated: tuple[float, float] | None = None
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The least and the most that a cluster file may state."""
+        return self.stated or possible_range(self.unit, self.bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +88,19 @@ def constant_table() -> Mapping[str, Constant]:
             name: Constant(
                 value=float(entry["value"]),
                 unit=entry["unit"],
-                bounds=(float(entry["bounds"][0]), float(entry["bounds"][1])),
+                bounds=_ends(entry["bounds"]),
                 meaning=entry["meaning"],
                 source=entry["source"],
                 exact=entry.get("exact", False),
+                stated=_ends(entry["stated"]) if "stated" in entry else None,
             )
             for name, entry in table.items()
         }
     )
+
+
+def _ends(pair: Sequence[float]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])
 
 
 def load_constants(calibration: Mapping[str, float] | None = None) -> Constants:

@@ -32,11 +32,12 @@ MEMORY_BOUNDS = {"allocator_reserve": (0.0, 0.5), "overhead_bytes": (5e8, 1.6e10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A constant that a fit may move: its present value and its bounds."""
+    """A constant that a fit may move: its present value and its bounds, and the ends of what a file may state."""
 
     name: str
     value: float
     bounds: tuple[float, float]
+    possible: tuple[float, float]
 
     def clipped(self, value: float) -> float:
         """Return the allowed value next to ``value``."""
@@ -47,11 +48,11 @@ class Parameter:
 def known_parameters() -> Mapping[str, Parameter]:
     """Return every constant that a calibration may name: cost, topology, measured preset fields, scale."""
     table = {
-        name: Parameter(name=name, value=entry.value, bounds=entry.bounds)
+        name: Parameter(name=name, value=entry.value, bounds=entry.bounds, possible=entry.possible)
         for name, entry in constant_table().items()
     }
     table |= {
-        name: Parameter(name=name, value=entry.value, bounds=entry.limits)
+        name: Parameter(name=name, value=entry.value, bounds=entry.limits, possible=entry.possible)
         for name, entry in link_table().items()
     }
     for framework in Framework:
@@ -59,7 +60,8 @@ def known_parameters() -> Mapping[str, Parameter]:
         for field in MEASURED:
             name = f"{field}.{framework.value}"
             bounds = (TIME_BOUNDS | MEMORY_BOUNDS)[field]
-            table[name] = Parameter(name=name, value=float(getattr(preset, field)), bounds=bounds)
+            value = float(getattr(preset, field))
+            table[name] = Parameter(name=name, value=value, bounds=bounds, possible=bounds)
     return table
 
 
@@ -77,30 +79,47 @@ def check_values(values: Mapping[str, float], *, file: str = "") -> dict[str, fl
     return {name: float(value) for name, value in values.items()}
 
 
-def check_names(calibration: Mapping[str, float], *, file: str = "") -> None:
-    """Refuse names that no constant has, each with the nearest.
+def check_calibration(calibration: Mapping[str, float], *, file: str = "") -> None:
+    """Refuse names that no constant has, each with the nearest, and values that no machine has.
 
     What stands before a dot sets all under it. Constants of GPU families may be named for a family that has none yet.
 
     Raises
     ------
     InputError
-        With one problem per name.
+        With one problem per name or value.
     """
-    known = known_parameters()
-    groups = {name.partition(".")[0] for name in link_table()}
     problems = [
-        Problem(
-            what=f"unknown constant {name[:60]!r}{nearest(name, known)}",
-            allowed="names of docs/fidelity.md, or that calibrate writes",
-            key="calibration",
-            file=file,
-        )
-        for name in calibration
-        if name not in known and name not in groups and not _of_other_family(name)
+        problem for name, value in calibration.items() if (problem := _stated_problem(name, value, file))
     ]
     if problems:
         raise InputError(*problems)
+
+
+def _stated_problem(name: str, value: float, file: str) -> Problem | None:
+    possible = _possible(name)
+    if possible is None:
+        what = f"unknown constant {name[:60]!r}{nearest(name, known_parameters())}"
+        allowed = "names of docs/fidelity.md, or that calibrate writes"
+        return Problem(what=what, allowed=allowed, key="calibration", file=file)
+    low, high = possible
+    if low <= value <= high:
+        return None
+    allowed = f"{low:g} to {high:g}" if low > 0 else f"above 0, at most {high:g}"
+    return Problem(what=f"{name} = {value:g} is impossible", allowed=allowed, key="calibration", file=file)
+
+
+def _possible(name: str) -> tuple[float, float] | None:
+    """Return the least and the most that may be stated of a constant, or of all below a name; None of no constant."""
+    known = known_parameters()
+    if name in known:
+        return known[name].possible
+    grouped = name in {link.partition(".")[0] for link in link_table()}
+    if not grouped and not _of_other_family(name):
+        return None
+    stem = f"{name.partition('.')[0]}."
+    alike = [one.possible for other, one in known.items() if other.startswith(stem) or other == name]
+    return min(low for low, _ in alike), max(high for _, high in alike)
 
 
 def _of_other_family(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.observed import check_observations
-from layoutopt.optimizer.evidence.parameters import check_names
+from layoutopt.optimizer.evidence.parameters import check_calibration
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.solve.verify.api import verify_written
 
@@ -30,11 +30,9 @@ def verify_plan(
 def write_again(plan: Plan, question: Question, stated: Tree) -> Tree:
     """Write a rebuilt plan as parsed JSON, with error band and robust choice where ``stated`` has them.
 
-    Raises InputError for a constant that there is not.
+    Raises InputError for a constant that there is not, or of a value that no machine has.
     """
-    check_names(
-        question.cluster.calibration
-    )  # a cluster file with a name that no constant has is refused too
+    check_calibration(question.cluster.calibration)  # as of a cluster file
     check_observations(question.cluster, file="")
     honesty = None
     if "error_band" in stated:

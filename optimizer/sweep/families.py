@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.evidence.parameters import check_names
+from layoutopt.optimizer.evidence.parameters import check_calibration
 from layoutopt.optimizer.specs.canonical import digest, to_plain
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import load_cluster, reference_cluster
@@ -55,7 +55,7 @@ def load_family(source: str) -> ClusterFamily:
     if is_gpu(source):
         return ClusterFamily(name=source, gpu=find_gpu(source).gpu.name)
     base = load_cluster(source)
-    check_names(base.calibration, file=source)
+    check_calibration(base.calibration, file=source)
     if reference is not None and base.name == f"{base.gpu.name}x{base.gpu_count}":
         return ClusterFamily(name=base.gpu.name, gpu=base.gpu.name, base=base)
     return ClusterFamily(name=base.name, base=base)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.document import plain_yaml
 from layoutopt.optimizer.specs.errors import input_error
+from layoutopt.optimizer.specs.ranges import possible_range
 from layoutopt.optimizer.specs.vocabulary import NetworkFabric
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class LinkConstant:
     limits: tuple[float, float]
     alone: float | None = None
     exact: bool = False
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The least and the most that a cluster file may state."""
+        return self.limits if self.limits != self.bounds else possible_range(self.unit, self.bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from checks.contributor import Tree, constants_named, files_named, row
 
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.hardware import sustained_rates
-from layoutopt.optimizer.evidence.parameters import check_names
+from layoutopt.optimizer.evidence.parameters import check_calibration
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
@@ -129,7 +129,7 @@ def test_a_constant_can_be_stated_by_the_user(tmp_path: Path) -> None:
     rates = sustained_rates(gpu, Precision.FP8, stated, preset)
     cap = stated["gemm_cap.volta"]
     assert rates.linear_flops_per_s == pytest.approx(gpu.dense_flops[Precision.FP8] * cap * 0.9)
-    check_names({"fp8_gain.volta": 0.9, "nvls_gain.ampere": 1.1})
+    check_calibration({"fp8_gain.volta": 0.9, "nvls_gain.ampere": 1.1})
     for name in ("fp8_gain.pascal", "gemm_occupancy_exponent.cdna3"):
         with pytest.raises(InputError, match="unknown constant"):
-            check_names({name: 0.9})
+            check_calibration({name: 0.9})
