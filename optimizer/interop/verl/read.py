@@ -19,7 +19,7 @@ from layoutopt.optimizer.interop.launch.keys import (
     with_defaults,
 )
 from layoutopt.optimizer.interop.reading import importer
-from layoutopt.optimizer.interop.verl.sft import sft_job, sft_trainer
+from layoutopt.optimizer.interop.verl.sft import ENGINE_SFT, FSDP_SFT, OTHER_STARTS, sft_job, sft_trainer
 from layoutopt.optimizer.specs.vocabulary import CpComm, Precision
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ OWN_KEYS = (
     "trainer.n_gpus_per_node",
     ACTOR + "strategy",
     "data.train_batch_size",
+    *(f"verl.trainer.{name}" for name in ("main_ppo", FSDP_SFT, ENGINE_SFT, *OTHER_STARTS)),
 )
 MEGATRON_KEYS = {
     MEGATRON + "tensor_model_parallel_size": "tensor_model_parallel_size",
@@ -87,6 +88,9 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     stated = hydra_values(command.words)
     notes: list[str] = []
     values = with_defaults(stated, DATA_DEFAULTS, notes)
+    dynamic = values.get(ACTOR + "use_dynamic_bsz") is True
+    if dynamic:  # tokens fill a micro-batch, whatever its sequences
+        values.pop(ACTOR + "ppo_micro_batch_size_per_gpu", None)
     fields = ArgFields(values, file=file, unsaid=command.unsaid)
     nodes, each = _known(fields, "trainer.nnodes", "trainer.n_gpus_per_node")
     gpus = nodes * each if nodes and each else None
@@ -94,12 +98,11 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     batch = prompts * samples if prompts and samples else None
     prompt, response = _known(fields, "data.max_prompt_length", "data.max_response_length")
     length = prompt + response if prompt and response else None
-    if fields.data.get(ACTOR + "use_dynamic_bsz") is True:
+    if dynamic:
         tokens = fields.integer(ACTOR + "ppo_max_token_len_per_gpu") or 16384
         notes.append(
             f"micro-batches hold up to {tokens} tokens of unequal sequences: the micro-batch is left open"
         )
-        values.pop(ACTOR + "ppo_micro_batch_size_per_gpu", None)
     notes.append("other roles on the same GPUs (rollout, reference, critic) are not part of the actor's step")
     _note_offload(fields, notes)
     build = _megatron if _drives_megatron(command, fields) else _fsdp
