@@ -6,7 +6,8 @@ those run that passed and run the changed line, tests that name its module first
 of what they took is spent; a mutant under which all of them pass has survived. Rooms have equal shares of the sample,
 which follows from the seed; ``--part 2/8`` tries every eighth of it, ``--found FILE`` keeps what was found and goes on
 from there, ``--minutes`` ends a run early. Survivors go to ``benchmarks/mutation_survivors.txt``: what nobody would
-notice; a reason that is written behind one stays.
+notice; a reason that is written behind one stays. Mutants that compute the same are no faults: who has read one writes
+``the same`` and why behind it, and ``--recount`` brings the first line up to date, which states both shares.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -305,6 +307,31 @@ REASON = "  # "
 """Between a survivor and why nobody has to notice it: such a mutant computes the same, or ends at another limit."""
 
 
+SAME = "the same"
+"""How a reason begins that tells of a mutant that computes the same: no test could notice it, and none has to."""
+
+HEAD = re.compile(r"# \d+ of (\d+) mutants survive [^;]*; (.*)")
+
+
+def headline(survivors: list[str], tried: int, what: str) -> str:
+    """State which share of the mutants survives, and which of those that compute something else."""
+    same = sum(f"{REASON}{SAME}" in line for line in survivors)
+    left, real = len(survivors) - same, tried - same
+    shares = f"({len(survivors) / max(tried, 1):.0%}), {same} of them compute the same"
+    without = f"{left} of the other {real} ({left / max(real, 1):.0%})"
+    return f"# {len(survivors)} of {tried} mutants survive {shares}: {without}; {what}"
+
+
+def recounted(text: str) -> str:
+    """Return the list of survivors with a first line that follows from the reasons behind them."""
+    first, *rest = text.splitlines()
+    found = HEAD.fullmatch(first)
+    if found is None:
+        raise SystemExit(f"{SURVIVORS.name}: the first line does not say how many of how many survive")
+    survivors = [line for line in rest if not line.startswith("#")]
+    return "\n".join([headline(survivors, int(found[1]), found[2]), *rest]) + "\n"
+
+
 def _with_reasons(survivors: list[str]) -> list[str]:
     """Return the survivors in order, each with the reason that the committed list gives."""
     given = SURVIVORS.read_text("utf-8").splitlines() if SURVIVORS.exists() else []
@@ -323,10 +350,16 @@ def main() -> int:
     parser.add_argument("--found", type=Path, help="file that keeps which mutants survived")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after this time")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="try every Nth mutant, from the Ith on")
+    parser.add_argument(
+        "--recount", action="store_true", help="only count the reasons in the list of survivors anew"
+    )
     parser.add_argument("--record", metavar="FOLDER", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.record:
         run_recorded(given.record, given.lines)
+        return 0
+    if given.recount:
+        SURVIVORS.write_text(recounted(SURVIVORS.read_text("utf-8")), encoding="utf-8")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         lines = given.lines or Path(folder) / "lines.json"
@@ -342,10 +375,9 @@ def main() -> int:
         print(f"{len(left)} of {len(chosen)} mutants are left for other parts")
         return 0
     survivors = [mutant.name for mutant in chosen if tried[mutant.name]]
-    share = len(survivors) / max(len(chosen), 1)
-    what = f"seed {given.seed}, rooms {' '.join(given.rooms)}"
-    head = f"# {len(survivors)} of {len(chosen)} mutants survive ({share:.0%}); {what}"
-    SURVIVORS.write_text("\n".join([head, *_with_reasons(survivors)]) + "\n", encoding="utf-8")
+    listed = _with_reasons(survivors)
+    head = headline(listed, len(chosen), f"seed {given.seed}, rooms {' '.join(given.rooms)}")
+    SURVIVORS.write_text("\n".join([head, *listed]) + "\n", encoding="utf-8")
     print(head)
     return 0
 
