@@ -82,10 +82,12 @@ def solve_layout(
     question = Question(workload=workload, cluster=cluster, options=options or SolveOptions())
     source = question.costed_space()
     asked = question.options
+    # A limit is for the search: building the space takes what it takes, but for a second.
     built_s = time.perf_counter() - start
     limited = replace(asked, time_limit_s=asked.time_limit_s - max(built_s - SPACE_S, 0.0))
     result = _search(source, limited, on_progress=on_progress, should_stop=should_stop)
     second: Second | None = None
+    # A second goal is chosen among proven fastest layouts: after a stop nobody knows which these are.
     if asked.then is not None and result.complete and result.found:
         limits = solver_limits(asked, start, should_stop)
         result, second = choose_second(source, GOALS[asked.then], result, limits, within=asked.within)
@@ -116,11 +118,13 @@ def _comfortable(
     It is the fastest of the near-ties and of the answer's own tuple with other stages: no search of its own.
     """
     options, best = question.options, result.best
+    # Only where time alone was asked for is memory to spare worth a second answer.
     plain = parse_objective(options.minimize).is_time and options.then is None and not options.one_model
     if not (plain and plan.verdict is Verdict.BORDERLINE and best is not None):
         return None
     assert plan.estimate is not None
     share = source.cost.preset.borderline_share
+    # What is left free on request is left free here, too.
     roomy = replace(source, reserve=max(1 - share, options.reserve))
     stages = BestFirst(roomy, SearchOptions(time_limit_s=COMFORT_S)).solve_tuple(
         best.layout, COMFORT_STEPS * best.step_time_s
@@ -159,11 +163,13 @@ def _in_seconds(source: CostedSpace, result: SearchResult, outcome: ObjectiveAns
     """Price an objective's answers in seconds; the bound is as far below the step as in the objective."""
     steps = [_priced(source, found)[1].step_time_s for found in result.found]
     priced = [replace(found, step_time_s=step_s) for found, step_s in zip(result.found, steps, strict=True)]
+    # Faster ones are no runners-up in an objective that they lose.
     rest = sorted((one for one in priced[1:] if one.step_time_s >= steps[0]), key=lambda one: one.step_time_s)
     open_ = outcome.value - outcome.bound
     left = open_ / max(abs(outcome.value), 1e-30)
     # a regret is a share of a step, and may be 0: any rounding is all of it
     share = open_ if parse_objective(outcome.name).statistic == REGRET else left
+    # The solver's rounding is in seconds of a step: what is smaller is no gap.
     gap = 0.0 if outcome.proven and share * steps[0] <= result.rounding_s else min(max(left, 0.0), 1.0)
     return replace(result, found=(priced[0], *rest), bound_s=steps[0] * (1 - gap), complete=outcome.proven)
 
@@ -198,6 +204,7 @@ def freer_gain(
 
     None where either has no layout, or the search was stopped before its proof.
     """
+    # Rules only forbid: what the freest trainer gains is the price of all of a framework's rules.
     asked = replace(options, framework=Framework.ANY, top=1)
     free = solve_layout(workload, cluster, asked, should_stop=should_stop)
     if plan.estimate is None or free.estimate is None or free.status is Status.STOPPED:
@@ -217,6 +224,7 @@ def _search(
     nearest, *farther = DISTANCES if options.near is None else (options.near,)
     asked = search_options(options, nearest)
     result = BestFirst(source, asked, on_progress=on_progress, should_stop=should_stop).run()
+    # Wider step by step: a wide search prices many more tuples, and most questions need none.
     for near in () if options.one_model else farther:
         if len(result.found) >= options.top or not result.complete or result.best is None:
             break
@@ -296,6 +304,7 @@ def _stated_bound_s(result: SearchResult, step_s: float | None) -> float | None:
         return None
     if step_s is None:
         return result.bound_s
+    # One in 1e12 is what sums in another order differ by; a larger excess is a fault, and stays visible.
     return min(result.bound_s, max(step_s, result.bound_s * (1 - 1e-12)))
 
 

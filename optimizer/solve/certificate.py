@@ -182,6 +182,7 @@ def build_certificate(
     ``removed_by_memory`` and ``solved`` count tuples; the others were excluded by their bound. Raises
     ``ValueError`` when they exceed the tuples of the space.
     """
+    # Counted as the rest, so that the three always sum up: no tuple is lost.
     removed_by_bound = size.tuples - removed_by_memory - solved
     if removed_by_bound < 0:
         raise ValueError(f"{removed_by_memory} + {solved} tuples excluded or solved of {size.tuples}")
@@ -234,9 +235,11 @@ def table_digest(space: CountedSpace, *, chunk: int = 65536) -> str:
     The order of enumeration doesn't matter. ``chunk`` rows are read at a time, so that memory stays flat.
     """
     rows = space.degrees
+    # Codes mean nothing without their book: equal tables of other orders must not agree.
     digest = hashlib.sha256(_json(_header(space)))
     order = _sorted_order(rows)
     for start in range(0, len(rows), chunk):
+        # Little-endian 64 bits, so that all machines hash the same bytes.
         table = rows.take(order[start : start + chunk]).table()
         digest.update(np.ascontiguousarray(table, dtype="<i8").tobytes())
     return digest.hexdigest()

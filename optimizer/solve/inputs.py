@@ -103,6 +103,7 @@ class Question:
         """Return a cost model for every set of constants; what the cluster's calibration states stays."""
         found = []
         for values in drawn:
+            # What a cluster file states was measured there, and is no guess to be varied.
             cluster = replace(self.cluster, calibration={**values, **self.cluster.calibration})
             found.append(sharing_network(self._cost(base.model, cluster), base))
         return tuple(found)

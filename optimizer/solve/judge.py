@@ -67,6 +67,7 @@ def judge_layout(
         run_options = replace(run_options or RunOptions(), processes=launched)
     ctx = make_context(workload.model, training, cluster, framework, software, run_options)
     model = ctx.model
+    # Where nobody listed stages the trainer's own split is what runs.
     if automatic:
         whole = with_own_split(whole, ctx)
     broken = check_layout(
@@ -86,6 +87,7 @@ def judge_layout(
     step_s, peak_bytes = priced.step_time_s, priced.memory.peak_bytes
     broken = (*broken, *broken_requirements(requirements, facts, whole, step_s, peak_bytes))
     reasons = tuple(str(rule) for rule in broken)
+    # What cannot be launched is invalid however small it is.
     verdict = Verdict.INVALID if broken else memory_verdict(priced.memory)
     if not broken or memory_verdict(priced.memory) is Verdict.DOES_NOT_FIT:
         reasons += _memory_reasons(memory_verdict(priced.memory), priced.memory)
@@ -162,6 +164,7 @@ def _memory_reasons(verdict: Verdict, memory: MemoryEstimate) -> tuple[str, ...]
     if verdict is Verdict.FITS:
         return ()
     fullest = max(memory.stages, key=lambda stage: stage.total_bytes)
+    # Three components are most of any rank: more would hide what to do about it.
     largest = sorted(fullest.components_bytes.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name} {value / 1e9:.1f} GB" for name, value in largest)
     share = memory.peak_bytes / memory.capacity_bytes

@@ -199,6 +199,7 @@ class _Search:
         """Return the point of the front that is at least as good as what was found, and the next one below it."""
         while found is not None:
             # Proven by the search just below it: nothing as good in the first goal takes less of the second.
+            # Below by a millionth: the same value again would find the same layout for ever.
             limit = found.values[1] * (1 - APART)
             after = self.below(limit) if 0 < limit < found.values[1] else None
             if after is None or after.values[0] > found.values[0] * REACHED:
@@ -220,6 +221,7 @@ class _Search:
         priced = estimate(self._source.cost, layout)
         values = tuple(self._value(one, layout, priced) for one in self._goals)
         point = FrontPoint(layout=layout, estimate=priced, values=(values[0], values[1]), proven=False)
+        # Whatever was found serves later searches as a step that is known to be reached.
         self._known.append(point)
         return point
 

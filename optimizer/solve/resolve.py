@@ -106,9 +106,11 @@ def open_model(
     solve proved of every layout: it knows more of the other tuples than their bounds.
     """
     source = question.costed_space()
+    # Tuples farther off could not be told from each other anyway: all count as reaching this.
     limit_s = best_s * WITHIN
     batch, bounds = near_tuples(source, limit_s)
     own = np.flatnonzero(_same_tuple(batch, best, source.model))
+    # The likeliest by their bounds, beside the answer's own tuple.
     ranked = [i for i in np.argsort(bounds, kind="stable").tolist() if i not in own]
     chosen = np.sort(np.array([*own[:1], *ranked[: tuples - len(own[:1])]], dtype=np.int64))
     others = np.delete(bounds, chosen)

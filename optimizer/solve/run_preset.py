@@ -41,6 +41,7 @@ def _stated(run: RunOptions) -> dict[str, Any]:
         fields["tp_overlap"] = run.tp_comm_overlap
     if run.dispatcher is not None:
         fields["dispatcher"] = named_dispatcher(run.dispatcher)
+    # One stream hides an exchange: merged passes go first where both are stated, as the rule on both says.
     if run.overlap_moe_expert_parallel_comm:
         fields["ep_overlap"] = EpOverlap.BATCH
     elif run.shared_expert_overlap:
@@ -54,4 +55,5 @@ def named_dispatcher(name: str) -> Dispatcher:
     """Return the dispatcher of a trainer's word for it; flex without a backend is DeepEP, NCCL EP sends as it does."""
     if name in ("flex", "ncclep"):
         return Dispatcher.DEEPEP
+    # Megatron-LM's default (moe_token_dispatcher_type).
     return Dispatcher(name) if name in tuple(Dispatcher) else Dispatcher.ALLTOALL

@@ -202,12 +202,14 @@ def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
     ranks, depth = totals.shape[1], int(vp.max(initial=1))
     chunk = np.arange(depth)[None, :, None]
     per_rank, width = totals[:, None, :], vp[:, None, None]
+    # Chunks of a rank are equal to within one block (``StageRule``): the total decides them all.
     size, larger = per_rank // width, per_rank % width
     head_alone = (pp > 1) & ~terms.folded
     last = (np.arange(ranks) == pp[:, None, None] - 1) & head_alone[:, None, None]
     but_last = (chunk >= width - 1 - larger) & (chunk < width - 1)
     size = size + np.where(last, but_last, chunk >= width - larger)
     size = np.where((chunk < width) & _real(pp, ranks)[:, None, :], size, 0)
+    # Second chunks of a folded pipeline are passed from the last rank to the first.
     back = terms.folded[:, None, None] & (chunk == 1)
     ordered = np.where(back, size[:, :, ::-1], size)
     ends = np.cumsum(ordered.reshape(len(totals), -1), axis=1).reshape(size.shape)

@@ -34,6 +34,7 @@ def pinned(layout: Layout, options: SpaceOptions, free: tuple[str, ...] = ()) ->
 
     An expert-tensor degree that equals tp is read as following it (megatron-core's default).
     """
+    # A value that follows from a free one must be free to follow.
     loose = {*free, *(name for axis in free for name in FOLLOWERS.get(axis, ()))}
     fix: dict[str, tuple[Value, ...]] = {"savers": (savers_text(layout.savers),)}
     fix |= {name: (switch_text(value),) for name, value in layout.switches.stated().items()}
@@ -42,6 +43,7 @@ def pinned(layout: Layout, options: SpaceOptions, free: tuple[str, ...] = ()) ->
         for name in ("tp", "sp", "cp", "pp", "vp", "ep", "etp", "micro_batch", "zero")
         if name not in loose
     }
+    # A degree of its own was chosen, and stays; one that equals tp is a default that follows it.
     if "etp" in loose and "etp" not in free and layout.etp != layout.tp:
         fix["etp"] = (layout.etp,)
     if "hsdp_shard" not in loose:
@@ -89,6 +91,7 @@ def list_changes(before: Layout, after: Layout) -> tuple[str, ...]:
     """Say which choices differ, ``axis old -> new``; what only follows from others comes last, stages where nothing else."""
     before, after = with_silent(before, after), with_silent(after, before)
     changed = [axis for axis in SHOWN if axis_value(before, axis) != axis_value(after, axis)]
+    # Stable: each group keeps the order in which axes are known.
     ordered = sorted(changed, key=lambda axis: axis in DERIVED)
     words = [f"{axis} {axis_value(before, axis)} -> {axis_value(after, axis)}" for axis in ordered]
     again = [sum(stage.recomputed for stage in layout.stages) for layout in (before, after)]

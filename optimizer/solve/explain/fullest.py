@@ -81,6 +81,7 @@ class _Sharing:
                 )
                 continue
             whole, sharded = float(states.whole[name][0]), float(states.sharded[name][0])
+            # Experts have their own shard group: their part is priced apart, the rest is dense.
             expert = experts * (whole + sharded / float(states.expert_shard[0]))
             label, moe = STATES[name], self.cost.model.is_moe
             by = _per_parameter(whole, self._dense(), sharded, f"{self._dense()} x {self._shard()}")

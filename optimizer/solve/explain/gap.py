@@ -23,6 +23,7 @@ def why_slower(layout: Layout, estimate: Estimate, best: Layout, best_estimate: 
         name: estimate.breakdown_s[name] - best_estimate.breakdown_s[name] for name in estimate.breakdown_s
     }
     step = best_estimate.step_time_s
+    # Two losses explain most runners-up; what is gained elsewhere is in the total.
     worst = sorted(more.items(), key=lambda item: -item[1])[:2]
     losses = [f"{name.words} +{value / step:.1%}" for name, value in worst if value > 1e-4 * step]
     return f"{_differences(layout, best)}: {', '.join(losses) or 'the same within rounding'}"

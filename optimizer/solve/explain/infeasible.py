@@ -134,6 +134,7 @@ def fewest_gpus(question: Question, stopped: Callable[[], bool] | None = None) -
     None where none fits up to the largest cluster, or where ``stopped`` ends it before it is known.
     """
     step = question.cluster.gpus_per_node
+    # The given size is known not to fit: the search begins with twice as many.
     low, high = question.cluster.gpu_count, question.cluster.gpu_count * 2
     while high <= LARGEST_CLUSTER and not _fits(question, high, stopped):
         low, high = high, high * 2
@@ -292,6 +293,7 @@ def _nothing_meets(question: Question, kept: list[_Condition], stopped: Callable
         for option in ("fix", "forbid", "max", "min")
     }
     changes["require"] = tuple(text for text in space.require if ("require", text) in names)
+    # Dropping "every GPU" as a condition means that up to half of them may idle.
     idle = space.allow_idle if space.allow_idle is not None or ("allow_idle", "") in names else MOST_IDLE
     options = replace(question.options, space=replace(space, allow_idle=idle, **changes))
     source = replace(question, options=options).costed_space()

@@ -168,6 +168,7 @@ class _Search:
         self._priced -= len(batch)
         keep = _distinct(terms, owner)
         batch, terms, owner = batch.take(keep), terms.take(keep), owner[keep]
+        # A choice more never lowers a floor: the row's own still holds.
         floors = np.maximum(peak_floor(terms, self._source.counts), now.floors[owner])
         self._raise_and_add(level + 1, batch, terms, floors)
 
@@ -251,6 +252,7 @@ class _Peaks:
         self._buffer = terms.recompute_transient_bytes[:, None]
         self._state = terms.layer_state_bytes
         self._plain = _leanest(self._state, self._flight, terms.layer_activation_bytes)
+        # Under selective recomputation a whole layer recomputed may keep more than it keeps anyway.
         again = np.minimum(terms.recomputed_activation_bytes, terms.layer_activation_bytes)
         self._activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
         self._again = _leanest(self._state, self._flight, self._activation)
@@ -260,6 +262,7 @@ class _Peaks:
     def least(self) -> FloatArray:
         """Return the least memory within which the ranks hold all blocks."""
         low = self._ends.max(axis=1)
+        # All blocks on one rank: more than any rank of any split needs.
         high = (self._ends + self._blocks * self._plain).max(axis=1) + 1.0
         fits = self._hold(low)
         for _ in range(HALVINGS):

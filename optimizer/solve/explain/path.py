@@ -107,6 +107,7 @@ def _steps(lattice: Lattice, given: Priced, best: Priced) -> Iterator[GapStep]:
 def _solved_path(solver: _Solver, bounds: FloatArray, choices: int, best: Priced) -> tuple[int, ...]:
     """Return the cheapest path whose layouts all have stages that fit; a bound alone doesn't promise any."""
     bounds[-1] = best[1].step_time_s
+    # The given layout need not keep the search's rules: it is a start without a price of its own.
     if np.isinf(bounds[0]):
         solver.known[0] = None
     solver.known[len(bounds) - 1] = best

@@ -150,6 +150,7 @@ def with_room(question: Question) -> Question:
     """Return the question on GPUs with so much less memory that what fits there is not borderline."""
     cost = cost_of(question)
     usable = usable_bytes(cost.cluster, cost.preset, ideal=cost.ideal)
+    # Usable bytes are what is left after the allocator's reserve: to take them away, its share goes too.
     held_back = (1.0 - BORDERLINE) * usable * (1.0 if cost.ideal else 1.0 + cost.preset.allocator_reserve)
     cluster = replace(question.cluster, reserve_bytes=question.cluster.reserve_bytes + held_back)
     return replace(question, cluster=cluster)
@@ -159,6 +160,7 @@ def _by_gpus(patient: Patient) -> Iterator[Remedy]:
     """Return the fewest GPUs at which more data parallelism alone is enough: sharded state shrinks, the rest does not."""
     layout, question = patient.layout, patient.question
     group = layout.tp * layout.cp * layout.pp
+    # Replicas can be no more than the sequences that they share.
     share = question.workload.training.global_batch // max(layout.micro_batch, 1)
     larger = (
         [dp for dp in divisors(share) if dp > layout.dp and group * dp <= LARGEST_CLUSTER] if share else []

@@ -37,6 +37,7 @@ def _without(switches: Switches, switch: Switch) -> Switches | None:
     plain = switch.values[0]
     if getattr(switches, switch.name) in (None, plain):
         return None
+    # A switch that needs this one can't stay on without it: both are worth what they bring together.
     resting = [
         one.name for one in BY_NAME.values() if one.needs == switch.name and getattr(switches, one.name)
     ]

@@ -69,6 +69,7 @@ def coefficients(terms: StageTerms, counts: IntArray) -> Coefficients:
         again_ns=_down((floors.all_again * PER_SECOND)[:, None] * terms.recompute_s),
         horizon_ns=_horizon_ns(terms, counts),
         held_kib=_down((terms.layer_state_bytes[:, None] + flight * activation[:, None]) / KIB),
+        # Rounded up: what recomputation frees must not be less than it is.
         saved_kib=-_down(flight * -saved[:, None] / KIB),
         room_kib=_down(room / KIB + SUM_ERROR_KIB),
         buffer_kib=_down(terms.recompute_transient_bytes / KIB),
@@ -83,6 +84,7 @@ def _horizon_ns(terms: StageTerms, counts: IntArray) -> IntArray:
         + terms.embedding_s[:, :2].sum(axis=1)
         + terms.head_s[:, :2].sum(axis=1)
     )
+    # More transfers than any schedule waits for: a horizon has to be above every step, and no more.
     hops = 8.0 * terms.pp * terms.vp * terms.hop_s
     step = terms.micro_batches * (2 * work + hops) + terms.outside_s
     return _down(step * PER_SECOND) + 1

@@ -79,5 +79,6 @@ class Paths:
         forms = [form_of(path, terms, row) for path in paths]
         known = self._known.setdefault(self._key(terms, row), {})
         for form in forms:
+            # One path by its weights: the same one comes up for many splits.
             known[form.weights.tobytes(), form.hops] = form
         return makespan + terms.outside_s[row], forms

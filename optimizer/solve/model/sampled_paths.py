@@ -125,6 +125,7 @@ class SampledPaths(Paths):
             grouped: dict[tuple[bytes, int], tuple[FloatArray, PathForm]] = {}
             for sample, form in enumerate(forms):
                 own, _ = grouped.setdefault((form.weights.tobytes(), form.hops), (np.zeros(len(forms)), form))
+                # Sets with the same longest path share one line: fewer and tighter constraints.
                 own[sample] = weights[sample]
             return [MixedPath(parts=tuple(grouped.values()))]
         told = self.statistic.telling(steps_s)

@@ -40,6 +40,7 @@ class Shape(NamedTuple):
 
     def of_rank(self, rank: int) -> list[int]:
         """Return the virtual stages of a rank, in the order of its chunks."""
+        # In the order in which tokens pass them, so that chunks are compared with their neighbours.
         return [rank, 2 * self.pp - 1 - rank] if self.folded else [*range(rank, self.stages, self.pp)]
 
 

@@ -92,6 +92,7 @@ class Variables:
         self.step_ns = model.new_int_var(0, horizon_ns, "step_ns")
         self.peak_kib = model.new_int_var(0, horizon_kib, "peak_kib")
         self.stages: dict[Shape, StageVariables] = {}
+        # With one kind and one chunk a rank is its stage: variables of its own would say the same.
         if len(kinds) > 1 or any(shape.vp > 1 for shape in data.shapes):
             self.stages = {shape: self._stages(shape) for shape in data.shapes}
 
@@ -124,6 +125,7 @@ class Variables:
         """Fewest and most blocks of every rank over all tuples."""
         terms, blocks = self._data.terms, self._data.blocks
         fewest = fewest_blocks(terms, self._data.ranks)
+        # What the other ranks hold at the least is not there for this one.
         most = blocks - (fewest.sum(axis=1, keepdims=True) - fewest)
         return [
             (int(low), max(int(high), 0))

@@ -142,6 +142,7 @@ def _by_rate(
         rate = _linear(asked.source, quantity, found.layout).per_second
         return float(np.ravel(rate)[0]) * found.step_time_s
 
+    # The fastest layouts are known: the best of them by the rate starts the search.
     values = [value(found) for found in first.found]
     known = first.found[int(np.argmin(values))]
     options = replace(asked.left(), upper_s=min(values) / reference * REACHED)
@@ -231,6 +232,7 @@ class _Sampled:
 
     def steps_s(self, found: Found) -> FloatArray:
         """Return a layout's steps under every set of constants, (S,) seconds."""
+        # Any weights will do: only the steps of the single sets are read.
         even = np.full(self.count, 1 / self.count)
         terms = self._space(even).terms(found.layout)
         paths = SampledPaths(statistic=Statistic(kind=StatisticKind.MEAN, weights=even))
@@ -285,6 +287,8 @@ class _Sampled:
             weights = each / self.count
             statistic = Statistic(kind=StatisticKind.MEAN, weights=weights)
         else:
+            # The worst regret is at least any mean of regrets: the mixture that makes known layouts worst
+            # bounds best.
             weights = each * worst_mixture(self._known_s * each)
             statistic = Statistic(kind=StatisticKind.LARGEST, weights=each)
         known = statistic.of(self._known_s)

@@ -48,6 +48,7 @@ class Mixes:
 
 def mixes(counts: IntArray) -> Mixes:
     """List all numbers of the less frequent of kinds (K,); in steps when there are more than ``MIXES``."""
+    # The most frequent kind has the closed form, so that the fewest numbers are left to list.
     counted = int(np.argmax(counts))
     step = np.ones(len(counts), dtype=np.int64)
     steps = np.where(np.arange(len(counts)) == counted, 1, counts + 1)

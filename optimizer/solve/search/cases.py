@@ -101,6 +101,7 @@ def _recomputations(
     numbers = [(float(n), float(n)) for n in range(min(EXACT_COUNTS, blocks) + 1)]
     first = len(numbers)
     while first <= blocks:
+        # Ranges grow with their numbers: relative errors stay alike, and deep models have few cases.
         last = int(first * COVER)
         numbers.append((float(first), ALL if last >= blocks else float(last)))
         first = last + 1

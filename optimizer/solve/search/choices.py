@@ -52,6 +52,7 @@ class PathWeights:
 
     def now(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return of every path the seconds of a block and of recomputing one, (Q, V, P, K), and the constant (Q,)."""
+        # A path stays what it is: only new ones are weighed.
         forms, terms = self.paths.of(self._terms, 0), self._terms
         for form in forms:
             if id(form) not in self._known:

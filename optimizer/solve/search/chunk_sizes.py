@@ -21,6 +21,7 @@ class Unlisted(Exception):
 def closed(allowed: Mask, total: int) -> Mask | None:
     """Keep the totals (P, blocks + 1) that the other ranks' totals complete to the model; None where there are none."""
     held = np.arange(total + 1)
+    # What is ruled out on one rank may rule out more on the others.
     while allowed.any(axis=1).all():
         low, high = allowed.argmax(axis=1), total - allowed[:, ::-1].argmax(axis=1)
         fewest = total - (high.sum() - high)

@@ -79,6 +79,7 @@ def _least_per_rank(terms: StageTerms, blocks: IntArray) -> IntArray:
     missing = np.where(may, missing + terms.recompute_transient_bytes[:, None], 0.0)
     result = np.zeros_like(blocks)
     useful = saved > 0
+    # The kind that frees most bytes per second goes first, as a knapsack is filled.
     pace = np.where(useful, saved, 0.0) / np.maximum(terms.recompute_s, 1e-30)[:, None]
     order = np.argsort(-pace, axis=2)
     for turn in range(blocks.shape[2]):
@@ -110,6 +111,7 @@ def _least_shared(
         kinds: IntArray = own.kinds(counts, rule.order, number[:, None, None]).sum(axis=1)
         return kinds
 
+    # More recomputed blocks never need more memory, so that halving finds the fewest.
     high = np.full(len(open_), most)
     low = np.zeros_like(high) if rule.recomputation is Recomputation.UNIFORM_COUNT else high - 1
     while (high - low > 1).any():

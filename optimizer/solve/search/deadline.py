@@ -41,6 +41,7 @@ class Deadline:
 
     def over(self, *, known: bool) -> bool:
         """Whether what runs has to end."""
+        # Overtime lets what runs go on, as it lets steps begin.
         return self._asked() or ((known or not self._steps) and self.left_s < 0)
 
     def _asked(self) -> bool:

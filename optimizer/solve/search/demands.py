@@ -188,6 +188,7 @@ class Demands:
         for comparison in self.comparisons(batch, exact=exact) if self.any else ():
             limit = comparison.most_of(Part.PEAK_BYTES)
             most = most if limit is None else np.minimum(most, limit)
+        # A limit below zero leaves no room, and negative capacities would upset the closed forms.
         least: FloatArray = np.maximum(most, 0.0)
         return least
 

@@ -61,6 +61,7 @@ class Settled:
         alike = self._alike.get(shape_key(item))
         if alike is None:
             return False
+        # Only tuples that are settled down to this step time prove anything below it.
         least = np.array(alike.terms)[np.array(alike.floor_s) >= below_s]
         return bool((least <= _growing(item.terms)).all(axis=1).any())
 
@@ -86,6 +87,7 @@ class AlikeTuples:
         if self._least.excludes(item, below_s):
             return True
         key = shape_key(item)
+        # What a quick look left open at a smaller time it leaves open here.
         if self._open_s.get(key, np.inf) <= below_s:
             return False
         alike = [

@@ -78,6 +78,7 @@ class FirstTuples:
         at_once = int(np.clip(BLOCKS // source.counts.sum(), FEWEST, AT_ONCE))
         for start in range(0, len(batch), at_once):
             part = np.arange(start, min(start + at_once, len(batch)))
+            # Each portion has to beat the best of those before.
             cutoff_s = min(below_s, float(step_s.min()))
             part = part[guess[part] < cutoff_s]
             if not len(part):

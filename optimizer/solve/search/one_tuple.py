@@ -86,6 +86,7 @@ class TupleSolver:
 
         A layout that takes ``best_s`` is known.
         """
+        # A quick look decides most tuples; the costly ones come only for what it leaves open.
         near, decided = self._enumerated(item, None, upper_s, best_s, AT_FIRST)
         if not (decided or self._stopped()):
             upper_s = near.step_time_s if near is not None else upper_s

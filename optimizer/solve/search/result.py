@@ -58,6 +58,7 @@ class BestLayouts:
     def keep(self, family: tuple[int, ...], found: Found) -> None:
         """Remember a layout if it is the fastest of its family."""
         known = self._of.get(family)
+        # The first of equally fast ones stays, so that answers do not depend on how long a search went on.
         if known is None or found.step_time_s < known.step_time_s:
             self._of[family] = found
 

@@ -74,11 +74,13 @@ class RowBounds:
         rows = self._source.degrees
         quick, likely = np.zeros(len(rows)), np.full(len(rows), np.inf)
         for index in pieces(rows.pp):
+            # What was not looked at keeps the bound 0: it may be as fast as can be.
             if should_stop is not None and should_stop():
                 break
             terms = self._source.relaxed(rows.take(index))
             quick[index] = quick_bound(terms, self._counts)
             likely[index] = likely_s(terms, self._counts, np.isfinite(quick[index]))
+        # A closed form is infinite only where no stages fit: all tuples of the row are out by memory.
         self.by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
         quick = self._source.demands.kept(quick, rows, exact=False)
         return quick, np.where(np.isfinite(quick), likely, np.inf)

@@ -148,6 +148,7 @@ class SecondSearch:
         After every success a little less is asked for, since memory comes in steps of whole layers.
         """
         best = SliceResult(status=SliceStatus.NO_BETTER)
+        # One KiB less: the floor itself may be reached.
         low = float(least_peak_bytes(item.terms, int(self._source.counts.sum()))[0]) - KIB
         high, close = below_bytes, True
         while high - low > 2 * KIB:
@@ -205,6 +206,7 @@ def choose_second(
     ``within`` is the share that a step may take longer than the fastest; 0 leaves the solver's rounding.
     """
     first = result.found[0]
+    # Layouts closer than the solver's rounding count as equally fast.
     limit_s = first.step_time_s * (1 + within) + result.rounding_s
     search = SecondSearch(source, goal, limit_s, limits)
     best, proven = search.run(first)

@@ -146,6 +146,7 @@ def _splits_in_box(low: IntArray, high: IntArray, blocks: int) -> int:
     rest = blocks - int(low.sum())
     if rest < 0:
         return 0
+    # Limits that never bind: combinations with repetition.
     if (high - low >= rest).all():
         return comb(rest + len(low) - 1, rest)
     ways = [1] + [0] * rest

@@ -325,6 +325,7 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
         tree = {name: found.get(name) for name in WHY}
         tree |= _counted(stated, rebuilt, found) | {ROOMIER: found.get(ROOMIER)}
         return tree, [_compared(EXPLAINED, stated, tree)]
+    # Two searches round once each.
     slack = 2 * rounding_s(np.asarray(rebuilt.space.counts))
     mine, theirs = _times_s(stated.plain), _times_s(found)
     if stated.status == Status.WITHIN_GAP and abs(mine[0] - theirs[0]) > slack + TOLERANCE * mine[0]:

@@ -220,6 +220,7 @@ def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bo
     stages, ranks = len(sizes), int(place.max()) + 1
     least = np.ones(stages, dtype=np.int64)
     if ranks > 1 or folded:
+        # The ends hold embedding and head, and may hold no block beside them.
         least[[0, -1]] = 0
     if (sizes < least).any():
         raise Refuted(f"stage {int(np.argmax(sizes < least))} is empty")

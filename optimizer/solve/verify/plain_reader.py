@@ -139,6 +139,7 @@ class PlainReader:
         return value
 
     def _as_number(self, path: str, value: object) -> float:
+        # True is an int to Python, and no number to a reader.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
             return self._wrong(path, value, "a finite number", 0.0)
         return float(value)

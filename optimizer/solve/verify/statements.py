@@ -56,6 +56,7 @@ def differences(stated: object, rebuilt: object, path: str = "") -> Iterator[Dif
 
 def same_value(stated: object, rebuilt: object) -> bool:
     """Whether two values of parsed JSON are the same; whole numbers exactly, fractions within ``TOLERANCE``."""
+    # Before numbers: True equals 1 to Python.
     if isinstance(rebuilt, bool) or isinstance(stated, bool):
         return stated is rebuilt
     if isinstance(rebuilt, int) and isinstance(stated, int):

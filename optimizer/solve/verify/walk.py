@@ -63,6 +63,7 @@ def longest_path(
             if ready > start:
                 start, waited[number] = ready, arc
         end[number] = start + seconds[op.kind][rank][op.chunk]
+    # The step ends with its last operation, on whatever rank.
     number = last = max(range(len(ops)), key=end.__getitem__)
     counts, hops = np.zeros(by_kind.shape, dtype=np.int64), 0
     while number >= 0:
