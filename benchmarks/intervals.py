@@ -1,11 +1,11 @@
 """Write benchmarks/left_out.csv, how far every measured run is from its prediction with its publication left out of the
 fit, and the package's intervals made of it (optimizer/evidence/intervals.yaml).
 
-    python benchmarks/intervals.py [--workers 2]
+    python benchmarks/intervals.py [--workers 2 | --of-table]
 
 The constants stay as they are; without a publication they are refitted by one step (``tests/checks/fit.py``). Runs of
 ``runs_more.csv`` are in no fit, and no constant of memory is fitted. Run it after benchmarks/fit.py and before
-benchmarks/fidelity.py.
+benchmarks/fidelity.py. ``--of-table`` prices nothing and makes the intervals of the table as it is.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from checks.fit import FitResult, derivatives, leave_one_source_out, log_measured, source_of
 from checks.fit_plan import parse_plan
 from checks.healthy import healthy
+from checks.hierarchy import hierarchy
 from checks.pricing import Pricer
 from checks.published import newer_runs as newer_rows
 from checks.published import read_runs
-from checks.residuals import Residual, families, from_csv, ratios, to_csv
+from checks.residuals import Residual, from_csv, to_csv
 
 from layoutopt.optimizer.evidence.band import ALL
 from layoutopt.optimizer.evidence.cases import build_cases
@@ -44,8 +45,8 @@ TABLE = HERE / "left_out.csv"
 INTERVALS = HERE.parent / "optimizer" / "evidence" / "intervals.yaml"
 HEAD = (
     "# Written by benchmarks/intervals.py of benchmarks/left_out.csv: measured over predicted between which 50, 80 and 95%\n"
-    "# of runs lie, by kind of run (step) and by trainer (memory). unseen: publications that the fit had not seen; seen:\n"
-    "# runs of those that it had.\n"
+    "# of runs are expected, by kind of run (step) and by trainer (memory). unseen: of a publication that the fit had not\n"
+    "# seen; seen: of a cluster whose scale three own runs gave. The model: tests/checks/hierarchy.py.\n"
 )
 
 
@@ -120,27 +121,34 @@ def write(path: Path, text: str) -> None:
 
 
 def intervals_table(residuals: Sequence[Residual]) -> str:
-    """Write the intervals of every kind of run, and of all of them for kinds without a run."""
+    """Write the intervals of every kind of run, and of those that have none."""
+    found = hierarchy(residuals)
     data: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
-    for quantity, kinds in {"step": {"unseen": False, "seen": True}, "memory": {"unseen": False}}.items():
-        own = [one for one in residuals if one.quantity == quantity]
+    for quantity, kinds in {
+        "step": {"unseen": found.unseen, "seen": found.own},
+        "memory": {"unseen": found.unseen},
+    }.items():
         data[quantity] = {
             family: {
                 name: {
                     share: [round(end, 3) for end in ends]
-                    for share, ends in ratios(own, family, in_fit=in_fit).items()
+                    for share, ends in intervals(quantity, family).items()
                 }
-                for name, in_fit in kinds.items()
+                for name, intervals in kinds.items()
             }
-            for family in (ALL, *families(own))
+            for family in (ALL, *found.families(quantity))
         }
     return HEAD + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
 
 
 @click.command(help=__doc__)
 @click.option("--workers", default=1, show_default=True, help="Processes that price cases.")
-def main(workers: int) -> None:
+@click.option("--of-table", is_flag=True, help="Make the intervals of left_out.csv as it is.")
+def main(workers: int, of_table: bool) -> None:
     """Price, refit without each publication, and write."""
+    if of_table:
+        write(INTERVALS, intervals_table(from_csv(TABLE.read_text(encoding="utf-8"))))
+        return
     newer = validate(newer_rows())
     residuals = [
         *fitted_runs(workers),

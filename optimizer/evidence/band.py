@@ -39,7 +39,7 @@ class Band:
     runs, ``unseen_*`` with the run's own publication left out of the fit: what to expect of a new cluster.
     ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of layouts are
     expected in the right order. ``ratios`` are measured over predicted between which 50, 80 and 95% of runs of
-    publications that the fit had not seen lie, ``seen_ratios`` those of publications that it had.
+    publications that the fit had not seen are expected, ``seen_ratios`` those of a cluster that three own runs calibrated.
     """
 
     family: str
@@ -55,10 +55,7 @@ class Band:
     seen_ratios: Mapping[str, Span]
 
     def deviation(self, *, calibrated: bool) -> float:
-        """Return the standard deviation of a normal error of which four fifths lie within the 80% interval.
-
-        A cluster calibrated with own runs is one that the fit has seen.
-        """
+        """Return the standard deviation of a normal error of which four fifths lie within the 80% interval."""
         low, high = (self.seen_ratios if calibrated else self.ratios)["80"]
         return (high - low) / (2 * SHARES["80"])
 
@@ -117,7 +114,7 @@ def error_band(
 
 def calibrated_by_runs(cluster: ClusterSpec) -> bool:
     """Tell whether own runs stand behind a cluster's constants: what is stated or benchmarked alone tells no step."""
-    return bool(cluster.observations) or TIME_SCALE in cluster.calibration
+    return any(one.shares for one in cluster.observations) or TIME_SCALE in cluster.calibration
 
 
 def memory_ratios(framework: Framework) -> dict[str, Span]:
