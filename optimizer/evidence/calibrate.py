@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.evidence.calibration import Calibration, RunFit, Sourced, Trial
 from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.metrics import relative_error, summarize
-from layoutopt.optimizer.evidence.observed import observe_runs
+from layoutopt.optimizer.evidence.observed import observe_runs, under_new_constants
 from layoutopt.optimizer.evidence.parameters import check_values, parameter
 from layoutopt.optimizer.evidence.predict import TIME_SCALE, predict
 from layoutopt.optimizer.evidence.profile import fit_profile, left_out_error, profile_of
 from layoutopt.optimizer.evidence.robust import huber_location
 from layoutopt.optimizer.specs.errors import InputError, Problem
+from layoutopt.optimizer.specs.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +60,8 @@ def calibrate(
     cases
         1 to 20 timed runs, any number of GPUs of this cluster.
     cluster
-        The cluster to calibrate; its present calibration is the starting point.
+        The cluster to calibrate; its present calibration is the starting point, and the runs behind it count beside
+        ``cases``: one that is among these too counts once, as it is now.
     given
         Constants measured otherwise (collective benchmarks), taken as they are.
 
@@ -80,7 +82,8 @@ def calibrate(
     constants, trials = _further_constants(own, start)
     # The scale comes last, so that it takes what no single constant explains.
     base = [predict(case, constants).step_time_s for case in own]
-    location = _location(own, base)
+    held = _held(own, cluster, constants)
+    location = _location(own, base, held)
     scale = start.get(TIME_SCALE, 1.0) * math.exp(location.value)
     check_values({TIME_SCALE: scale})
     # A scale multiplies every step alike, so that nothing has to be priced again.
@@ -88,14 +91,14 @@ def calibrate(
     chosen = [trial for trial in trials if trial.accepted]
     runs = _run_fits(own, before, after, location)
     return Calibration(
-        values=_values(given, chosen, scale, own),
+        values=_values(given, chosen, scale, len(own) + len(held)),
         runs=runs,
         before=_errors(own, before),
         after=_errors(own, after),
-        left_out=_left_out(own, base),
+        left_out=_left_out(own, base, held),
         trials=tuple(trials),
         observations=_observations(own, {**constants, TIME_SCALE: scale}, location),
-        warnings=_warnings(runs),
+        warnings=_warnings(runs, len(held)),
     )
 
 
@@ -104,7 +107,18 @@ def _observations(
 ) -> tuple[Observation, ...]:
     """Return what the runs read with the new constants; one that counts less reads within more."""
     repeat = discrepancy().repeat
-    return observe_runs(cases, values, [repeat / weight**0.5 for weight in location.weights])
+    weights = location.weights[: len(cases)]
+    return observe_runs(cases, values, [repeat / weight**0.5 for weight in weights])
+
+
+def _held(cases: Sequence[Case], cluster: ClusterSpec, constants: Mapping[str, float]) -> list[float]:
+    """Return the log ratios of runs that the cluster was calibrated with before and that are not read again."""
+    again = {case.run.id for case in cases}
+    return [
+        math.log(one.ratio)
+        for one in under_new_constants(cluster, constants, ())
+        if one.shares and one.name not in again
+    ]
 
 
 def _timed(cases: Sequence[Case]) -> list[Case]:
@@ -149,8 +163,9 @@ def _check_plausible(cases: Sequence[Case], predicted_s: Sequence[float]) -> Non
         )
 
 
-def _location(cases: Sequence[Case], predicted_s: Sequence[float]) -> Location:
-    return huber_location(_log_ratios(cases, predicted_s), least_spread=LEAST_SPREAD)
+def _location(cases: Sequence[Case], predicted_s: Sequence[float], held: Sequence[float]) -> Location:
+    """Return the common scale of new runs and of those ``held`` from before, whose weights come last."""
+    return huber_location([*_log_ratios(cases, predicted_s), *held], least_spread=LEAST_SPREAD)
 
 
 def _log_ratios(cases: Sequence[Case], predicted_s: Sequence[float]) -> list[float]:
@@ -158,12 +173,12 @@ def _log_ratios(cases: Sequence[Case], predicted_s: Sequence[float]) -> list[flo
     return [math.log((case.measured_s or 0.0) / seconds) for case, seconds in pairs]
 
 
-def _left_out(cases: Sequence[Case], predicted_s: Sequence[float]) -> float | None:
-    """Mean \\|log ratio\\| of each run after the scale of the others."""
+def _left_out(cases: Sequence[Case], predicted_s: Sequence[float], held: Sequence[float]) -> float | None:
+    """Mean \\|log ratio\\| of each run after the scale of the others, those ``held`` from before among them."""
     ratios = _log_ratios(cases, predicted_s)
-    if len(ratios) < 2:
+    if len(ratios) + len(held) < 2:
         return None
-    others = [ratios[:index] + ratios[index + 1 :] for index in range(len(ratios))]
+    others = [[*ratios[:index], *ratios[index + 1 :], *held] for index in range(len(ratios))]
     return fmean(
         abs(ratio - huber_location(rest, least_spread=LEAST_SPREAD).value)
         for ratio, rest in zip(ratios, others, strict=True)
@@ -219,7 +234,8 @@ def _run_fits(
     cases: Sequence[Case], before_s: Sequence[float], after_s: Sequence[float], location: Location
 ) -> tuple[RunFit, ...]:
     limit = OUTLIER_SPREADS * location.spread
-    rows = zip(cases, before_s, after_s, location.weights, strict=True)
+    weights = location.weights[: len(cases)]
+    rows = zip(cases, before_s, after_s, weights, strict=True)
     return tuple(
         RunFit(
             case=case,
@@ -228,7 +244,7 @@ def _run_fits(
             after_s=after,
             weight=weight,
             # Of two runs that differ, nothing says which one is off.
-            outlier=len(cases) > 2 and abs(math.log((case.measured_s or 0.0) / after)) > limit,
+            outlier=len(location.weights) > 2 and abs(math.log((case.measured_s or 0.0) / after)) > limit,
         )
         for case, before, after, weight in rows
     )
@@ -240,23 +256,23 @@ def _errors(cases: Sequence[Case], predicted_s: Sequence[float]) -> ErrorSummary
 
 
 def _values(
-    given: Mapping[str, Sourced], chosen: Sequence[Trial], scale: float, cases: Sequence[Case]
+    given: Mapping[str, Sourced], chosen: Sequence[Trial], scale: float, count: int
 ) -> dict[str, Sourced]:
-    runs = f"{len(cases)} own runs" if len(cases) > 1 else "1 own run"
+    runs = counted(count, "own run")
     fitted = {trial.name: Sourced(value=trial.value, source=f"fit of {runs}") for trial in chosen}
     return {**given, **fitted, TIME_SCALE: Sourced(value=scale, source=f"robust mean of {runs}")}
 
 
-def _warnings(runs: Sequence[RunFit]) -> tuple[str, ...]:
+def _warnings(runs: Sequence[RunFit], held: int) -> tuple[str, ...]:
     found = [
         f"run {run.case.run.id!r} differs from the others by a factor of {run.measured_s / run.after_s:.2f}; "
         f"it counts with weight {run.weight:.2f}"
         for run in runs
         if run.outlier
     ]
-    if len(runs) == 1:
+    if len(runs) + held == 1:
         found.append("a single run cannot show whether it is typical; three guard against a bad one")
-    if len(runs) == 2:
+    if len(runs) == 2 and not held:
         first, second = (run.measured_s / run.after_s for run in runs)
         apart = max(first, second) / min(first, second)
         if math.log(apart) > OUTLIER_SPREADS * LEAST_SPREAD:

@@ -19,18 +19,18 @@ from layoutopt.optimizer.evidence.discrepancy import by_component, discrepancy
 from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.posterior import moved, posterior
 from layoutopt.optimizer.evidence.predict import TIME_SCALE, price
+from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.cluster import Observation
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.kinds import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.case import Case
-    from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
     FloatArray = NDArray[np.float64]
@@ -96,13 +96,24 @@ def observe_runs(
 
 def constants_of(cluster: ClusterSpec, framework: Framework) -> frozenset[str]:
     """Name the fitted constants that may price a run on a cluster and that the cluster does not state."""
-    own = {"", cluster.gpu.architecture, cluster.gpu.generation.name, framework.value}
     return frozenset(
         name
         for name in posterior()["names"]
-        if not moved(name, 0.0).keys() & cluster.calibration.keys()
-        and any(one.partition(".")[2] in own for one in moved(name, 0.0))
+        if not moved(name, 0.0).keys() & cluster.calibration.keys() and concerns(name, cluster, (framework,))
     )
+
+
+def concerns(name: str, cluster: ClusterSpec, frameworks: Iterable[Framework]) -> bool:
+    """Tell whether a constant, or one that equals it, prices anything on a cluster's GPUs and fabric under a framework."""
+    gpu = cluster.gpu
+    own = {
+        "",
+        gpu.architecture,
+        gpu.generation.name,
+        cluster.fabric.value,
+        *(one.value for one in frameworks),
+    }
+    return any(one.partition(".")[2] in own for one in moved(name, 0.0))
 
 
 def _rounded(value: float, digits: int) -> float:
@@ -232,30 +243,35 @@ def covariance_of_draws(logs: FloatArray) -> FloatArray:
 
 
 def check_observations(cluster: ClusterSpec, *, file: str) -> None:
-    """Refuse slopes of constants and shares of components that there are not. Raises ``InputError``, a problem each."""
-    parts = [part.value for part in Component]
-    unknown = [
-        (
-            "slopes",
-            name,
-            nearest(name, known_parameters()),
-            "names of docs/fidelity.md, or that calibrate writes",
-        )
-        for one in cluster.observations
-        for name in one.slopes
-        if name not in known_parameters()
-    ] + [
-        ("shares", name, nearest(name, parts), ", ".join(parts))
+    """Refuse slopes of constants and shares of components that there are not, or not on this cluster.
+
+    Raises ``InputError``, a problem each.
+    """
+    known, parts = known_parameters(), [part.value for part in Component]
+    slopes = [name for one in cluster.observations for name in one.slopes]
+    names = "names of docs/fidelity.md, or that calibrate writes"
+    problems = [_unknown("slopes", name, known, names, file) for name in slopes if name not in known]
+    problems += [
+        _unknown("shares", name, parts, ", ".join(parts), file)
         for one in cluster.observations
         for name in one.shares
         if name not in parts
     ]
-    if unknown:
-        raise InputError(
-            *(
-                Problem(
-                    what=f"unknown {name[:60]!r}{hint}", allowed=allowed, key=f"observations.{key}", file=file
-                )
-                for key, name, hint, allowed in unknown
-            )
+    # A constant of another GPU or fabric moves no time here: the reading is that of another cluster.
+    problems += [
+        Problem(
+            what=f"{name} prices nothing on {cluster.gpu.name} with {cluster.fabric.value}",
+            allowed="constants of this cluster's GPU and fabric: readings of this cluster",
+            key="observations.slopes",
+            file=file,
         )
+        for name in slopes
+        if name in known and not concerns(name, cluster, Framework)
+    ]
+    if problems:
+        raise InputError(*problems)
+
+
+def _unknown(key: str, name: str, known: Collection[str], allowed: str, file: str) -> Problem:
+    what = f"unknown {name[:60]!r}{nearest(name, known)}"
+    return Problem(what=what, allowed=allowed, key=f"observations.{key}", file=file)

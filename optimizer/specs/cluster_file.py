@@ -105,6 +105,16 @@ def _read_numbers(value: object) -> dict[str, float]:
 NUMBERS = FieldKind(read=_read_numbers, schema={"type": "object", "additionalProperties": {"type": "number"}})
 
 
+LEAST_SPREAD = 1e-4
+"""Nothing that is read repeats better; a reading without any spread would outweigh all else that is known."""
+
+LARGEST_SLOPE = 10.0
+"""A time grows with a constant in proportion, or its inverse: slopes are about 1 at most."""
+
+WHOLE = 0.01
+"""Shares of a step are rounded: their sum is 1 but for so much."""
+
+
 class ObservationFile(FileModel):
     """What was read on the cluster, as calibrate writes it: of a run its whole step, or one constant by itself."""
 
@@ -112,7 +122,7 @@ class ObservationFile(FileModel):
     ratio: Annotated[float, quantity(NUMBER, above=0.0, most=1e3)] = Field(
         description="measured over predicted with the cluster's own constants"
     )
-    spread: Annotated[float, quantity(NUMBER, above=0.0, most=10.0)] = Field(
+    spread: Annotated[float, quantity(NUMBER, least=LEAST_SPREAD, most=10.0)] = Field(
         description="standard deviation of the logarithm of what was read"
     )
     predicted: Annotated[float | None, quantity(TIME)] = Field(
@@ -127,10 +137,20 @@ class ObservationFile(FileModel):
 
     @classmethod
     def check(cls, given: PartialFields) -> Iterator[Finding]:
-        """Check that shares are parts of a step."""
+        """Check that shares are the parts of one step, and slopes those of a time."""
         shares = given.shares or {}
-        if any(share < 0 for share in shares.values()) or (shares and sum(shares.values()) <= 0):
-            yield ("shares",), "are no parts of a step", "numbers of at least 0, not all 0"
+        if any(share < 0 for share in shares.values()):
+            yield ("shares",), "are no parts of a step", "numbers of at least 0 that sum to 1"
+        elif shares and abs(sum(shares.values()) - 1) > WHOLE:
+            yield (
+                ("shares",),
+                f"sum to {sum(shares.values()):.4g}, no parts of one step",
+                "numbers that sum to 1",
+            )
+        for name, slope in (given.slopes or {}).items():
+            if abs(slope) > LARGEST_SLOPE:
+                allowed = f"between {-LARGEST_SLOPE:g} and {LARGEST_SLOPE:g}, mostly between -1 and 1"
+                yield ("slopes", name), f"{slope:.4g} is no slope of a time", allowed
 
     def spec(self) -> Observation:
         """Convert to an ``Observation``."""

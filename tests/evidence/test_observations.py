@@ -202,14 +202,47 @@ def test_calibrating_again_counts_each_run_once(cases: list[Case]) -> None:
     assert ratios["run-2"] / ratios["run-1"] == pytest.approx(1.0, rel=1e-3)
 
 
+def test_runs_of_two_evenings_calibrate_as_runs_of_one(cases: list[Case]) -> None:
+    """One run after the other, or all at once: one scale, each run weighed once, in whatever order they come."""
+    cluster = cases[0].cluster
+    at_once = calibrate(cases, cluster)
+    scales = []
+    for order in (cases, cases[::-1]):
+        held = cluster
+        for case in order:
+            found = calibrate([case], held)
+            observations = under_new_constants(held, found.constants, found.observations)
+            held = replace(
+                held, calibration={**held.calibration, **found.constants}, observations=observations
+            )
+        scales.append(held.calibration["time_scale"])
+        assert found.values["time_scale"].source == "robust mean of 3 own runs"
+    assert scales == pytest.approx([at_once.constants["time_scale"]] * 2, rel=1e-4)
+
+
+def test_only_whole_runs_tell_the_scale(cases: list[Case]) -> None:
+    """A constant that was read by itself is no run: it enters no scale, and intervals stay those of strangers."""
+    cluster = cases[0].cluster
+    alone = Observation(name="a benchmark", ratio=1.5, spread=0.01, slopes={"gemm_cap.hopper": 1.0})
+    read = replace(cluster, observations=(alone,))
+    assert calibrate(cases, read).constants == calibrate(cases, cluster).constants
+    assert not calibrated_by_runs(read)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"slopes": {"gem_cap.hopper": -0.5}}, "gemm_cap.hopper"),
-        ({"shares": {"forwards": 0.5}}, "forward"),
+        ({"slopes": {"gemm_cap.ampere": -0.5}}, "prices nothing on h100"),
+        ({"slopes": {"network_hop_s.ethernet": 0.1}}, "prices nothing on h100"),
+        ({"slopes": {"gemm_cap.hopper": -50.0}}, "no slope of a time"),
+        ({"shares": {"forwards": 1.0}}, "forward"),
         ({"shares": {"forward": -0.5}}, "no parts of a step"),
+        ({"shares": {"forward": 0.9, "backward": 0.9}}, "sum to 1.8"),
+        ({"shares": {"forward": 0.0}}, "sum to 0"),
         ({"ratio": -1.0}, "not above 0"),
-        ({"spread": 0.0}, "not above 0"),
+        ({"spread": 0.0}, "below 0.0001"),
+        ({"spread": 1e-300}, "below 0.0001"),
         ({"slopes": {"gemm_cap.hopper": "fast"}}, "not a finite number"),
         ({"slopes": [1.0]}, "not a mapping"),
         ({"speed": 1.0}, "speed"),
