@@ -95,6 +95,10 @@ class ScheduleModel:
         """Return how many ranks hold different stages, and the virtual stages of each, in the shape of ``pp`` and ``vp``."""
         return pp // self.parameter_copies, vp * self.parameter_copies
 
+    def seats_all(self, pp: int) -> bool:
+        """Whether every one of ``pp`` ranks has its partners: without, its stages are held by nobody."""
+        return pp % self.parameter_copies == 0
+
 
 def in_flight(
     schedule: Schedule,

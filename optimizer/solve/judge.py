@@ -9,6 +9,7 @@ from layoutopt.optimizer.cost.collectives import collectives
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.run_facts import RunFacts
+from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of, parse_release
 from layoutopt.optimizer.frameworks.releases import date_remarks
 from layoutopt.optimizer.solve.plan import Judgement
@@ -16,6 +17,7 @@ from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout, with_own_split
 from layoutopt.optimizer.space.context import RunOptions, make_context
 from layoutopt.optimizer.space.requirement import broken_requirements, parse_requirement
+from layoutopt.optimizer.space.rows import schedule_of
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Verdict
@@ -74,8 +76,9 @@ def judge_layout(
         whole, model, training, cluster, framework, software, run_options, automatic=automatic
     )
     requirements = tuple(map(parse_requirement, require))
-    # Ranks that the cluster does not have, or stages without layers, have no price.
-    if broken and (whole.gpus > cluster.gpu_count or not whole.stages):
+    # Ranks that the cluster does not have, stages without layers, and ranks without their partner have no price.
+    priceless = whole.gpus > cluster.gpu_count or not whole.stages
+    if broken and (priceless or not SCHEDULES[whole.schedule].seats_all(whole.pp)):
         reasons = tuple(str(rule) for rule in broken)
         return Judgement(layout=whole, verdict=Verdict.INVALID, reasons=reasons, broken=broken, estimate=None)
     preset = preset or preset_of_run(framework, software, cluster, run_options)
@@ -144,10 +147,11 @@ def _whole(
 ) -> Layout:
     """Fill in what a layout leaves open; a release without sequence parallelism has it off unless it is asked for.
 
-    Where nobody can say how experts are split, they are split as the framework does it.
+    Where nobody can say how experts are split, they are split as the framework does it. A pipeline without a named
+    schedule has the default one, a single stage none.
     """
     if not isinstance(layout, PartialLayout):
-        return layout
+        return replace(layout, schedule=schedule_of(layout))
     abilities, unstated = (
         abilities_of(framework, parse_release(framework, software)),
         framework.record.unstated,
@@ -156,7 +160,8 @@ def _whole(
         layout = replace(layout, sp=False)
     if layout.etp is None and workload.model.is_moe and unstated.etp_is_tp == "without ep":
         layout = replace(layout, etp=unstated.etp(layout.tp or 1, layout.ep or 1))
-    return layout.complete(workload, cluster, strict=False)
+    whole = layout.complete(workload, cluster, strict=False)
+    return replace(whole, schedule=schedule_of(whole))
 
 
 def _memory_reasons(verdict: Verdict, memory: MemoryEstimate) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from layoutopt.optimizer.frameworks.preset import preset_of_release, telling
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.space.orders import same_order
-from layoutopt.optimizer.space.rows import default_schedule, row_of
+from layoutopt.optimizer.space.rows import row_of, schedule_of
 from layoutopt.optimizer.space.stage_splits import own_split
 from layoutopt.optimizer.space.switch_sets import stated
 from layoutopt.optimizer.specs.layout import Recompute, Switches
 from layoutopt.optimizer.specs.stage_split import build_stages, even_layers, kinds_of, model_order
-from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.space.context import Context
@@ -37,9 +37,6 @@ def effective(layout: Layout, ctx: Context) -> Layout:
     idle = full and bool(stages) and not any(stage.recomputed for stage in stages)
     # A shard group of everybody is no group, and without sharding there is none.
     whole = ranks == 1 or layout.zero == 0 or layout.hsdp_shard == ranks
-    piped = (
-        layout.schedule if layout.schedule is not Schedule.NONE else default_schedule(layout.pp, layout.vp)
-    )
     return replace(
         layout,
         sp=layout.sp and layout.tp > 1,
@@ -47,7 +44,7 @@ def effective(layout: Layout, ctx: Context) -> Layout:
         hsdp_shard=None if whole else layout.hsdp_shard,
         etp=layout.etp if ctx.model.is_moe else 1,
         recompute=Recompute() if idle else layout.recompute,
-        schedule=piped if layout.pp > 1 else Schedule.NONE,
+        schedule=schedule_of(layout),
         mesh_order=_usual_order(layout, ctx),
         switches=_telling(layout, ctx),
         stages=stages,

@@ -13,7 +13,7 @@ from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.rules.recompute import GROUPING
 from layoutopt.optimizer.space.rules.switches import kernels_run
-from layoutopt.optimizer.specs.vocabulary import Dispatcher, Saver
+from layoutopt.optimizer.specs.vocabulary import Dispatcher, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +42,7 @@ def openable(axes: Axes) -> tuple[Openable, ...]:
     """List what the framework's release has and the question leaves out, what keeps the numbers first."""
     found = [
         *_micro_batches(axes),
+        *_schedules(axes),
         *_switches(axes),
         *_between_domains(axes),
         *_groups(axes),
@@ -65,6 +66,20 @@ def _micro_batches(axes: Axes) -> Iterator[Openable]:
             values=tuple(rest),
             meaning="sequences of a micro-batch, between the powers of two",
             opened_by=f"--fix micro_batch={','.join(map(str, every))}",
+            changes_numbers=False,
+        )
+
+
+def _schedules(axes: Axes) -> Iterator[Openable]:
+    """Orders of the pipeline that the release runs beside 1F1B and interleaved ones."""
+    has = [one for one in axes.abilities.schedules if one is not Schedule.NONE]
+    rest = [one.value for one in has if one not in axes.schedules]
+    if rest and not axes.options.schedules and "schedule" not in axes.options.fix and axes.pp != (1,):
+        yield Openable(
+            name="schedule",
+            values=tuple(rest),
+            meaning="order of the passes through the pipeline",
+            opened_by=f"--fix schedule={','.join([Schedule.NONE, *has])}",
             changes_numbers=False,
         )
 

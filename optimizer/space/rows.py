@@ -30,9 +30,10 @@ def row_of(layout: Layout) -> LayoutBatch:
 
 def rows_of(layouts: Sequence[Layout]) -> LayoutBatch:
     """Turn layouts into one batch; pipelines without a named schedule get the default one."""
-    return batch_of([replace(layout, schedule=_schedule_of(layout)) for layout in layouts])
+    return batch_of([replace(layout, schedule=schedule_of(layout)) for layout in layouts])
 
 
-def _schedule_of(layout: Layout) -> Schedule:
+def schedule_of(layout: Layout) -> Schedule:
+    """Return the schedule that runs: none without a pipeline, the default one where a pipeline names none."""
     named = layout.schedule if layout.pp > 1 else Schedule.NONE
     return default_schedule(layout.pp, layout.vp) if named is Schedule.NONE else named

@@ -304,6 +304,8 @@ FLAGS = [
     Case("full_graph_shapes", F.MEGATRON,
          {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL, dispatcher=Dispatcher.HYBRIDEP)},
          {"ep": 2, "switches": Switches(cuda_graph=CudaGraph.FULL)}, model=MOE),
+    Case("dispatcher_alone", F.MEGATRON, {"ep": 2, "switches": Switches(dispatcher=Dispatcher.DEEPEP)},
+         {"switches": Switches(dispatcher=Dispatcher.DEEPEP)}, model=MOE),
     Case("capacity_dispatcher", F.MEGATRON, {"ep": 2, "switches": Switches(dispatcher=Dispatcher.HYBRIDEP)},
          {"ep": 2, "switches": Switches(dispatcher=Dispatcher.DEEPEP)}, model={"experts": 8, "moe": DROPPING}),
     Case("fp8_gather_needs_zero", F.MEGATRON,

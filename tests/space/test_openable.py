@@ -67,3 +67,16 @@ def test_memory_savers_are_an_axis_where_they_are_allowed() -> None:
         assert ("savers" in rows) == bool(allowed)
         assert not allowed or rows["savers"].values == values
         assert {"tp", "ep", "micro_batch", "mesh_order", "precision"} <= rows.keys()
+
+
+@pytest.mark.parametrize(
+    ("framework", "named"),
+    [(Framework.MEGATRON, ()), (Framework.TORCHTITAN, ("gpipe", "zb-v", "dualpipe-v"))],
+)
+def test_orders_of_the_pipeline_are_named(framework: Framework, named: tuple[str, ...]) -> None:
+    """Schedules that a release runs and a question leaves out are listed with what opens them, until they are opened."""
+    found = {one.name: one for one in openable(axes_of(framework))}
+    assert (found["schedule"].values if named else ()) == named
+    assert named or "schedule" not in found
+    opened = axes_of(framework, fix={"schedule": ("none", "1f1b")})
+    assert "schedule" not in {one.name for one in openable(opened)}

@@ -192,6 +192,10 @@ def _gathered(rule: Rule, layout: Layout, ctx: Context) -> Layout:
     return replace(layout, switches=replace(layout.switches, cp_kind=CpComm.ALL_GATHER))
 
 
+def _all_to_all(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    return replace(layout, switches=replace(layout.switches, dispatcher=Dispatcher.ALLTOALL))
+
+
 def _rule(name: str, reads: set[str], holds: Holds, detail: Any, **more: Any) -> Rule:
     """Build a rule of the trainers whose switches are searched."""
     fields: dict[str, Any] = {"frameworks": _SEARCHED, "source": _CONFIG, "axis": "switches"}
@@ -368,15 +372,26 @@ RULES: tuple[Rule, ...] = (
         repair=_switched_off("cuda_graph"),
     ),
     _rule(
+        "dispatcher_alone",
+        {"ep", "etp"},
+        OnlyWhere(
+            lambda s, ctx: s.dispatcher is not None and s.dispatcher.deduplicates,
+            lambda rows, ctx: rows.ep * rows.etp > 1,
+        ),
+        says("a flexible dispatcher with nobody to exchange tokens with", "ep", "etp"),
+        formula="dispatcher in (deepep, hybridep) => ep * etp > 1",
+        reason="the flexible dispatcher asserts a group of several ranks",
+        source="NVIDIA/Megatron-LM core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher, core 0.12 on",
+        repair=_all_to_all,
+    ),
+    _rule(
         "capacity_dispatcher",
         {"ep"},
         OnlyWhere(_deepep_pads, lambda rows, ctx: rows.ep == 1),
         says("DeepEP with experts padded to a capacity", "ep"),
         formula="capacity_factor and ep > 1 => dispatcher is not deepep",
         reason="DeepEP sends tokens that there are, no rows that fill up a capacity",
-        repair=lambda rule, layout, ctx: replace(
-            layout, switches=replace(layout.switches, dispatcher=Dispatcher.ALLTOALL)
-        ),
+        repair=_all_to_all,
     ),
     _rule(
         "full_graph_recompute",
