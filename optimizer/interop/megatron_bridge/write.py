@@ -378,8 +378,8 @@ def overlap_overrides(target: Target) -> Overrides:
 def graph_overrides(target: Target) -> Overrides:
     """CUDA graphs, as Megatron-LM's flags have them."""
     kind, release = target.preset.cuda_graph, target.release
-    if kind is CudaGraph.NONE:
-        return []
+    if kind is CudaGraph.NONE:  # said, as nulls are: recipes of large models may have turned graphs on
+        return [("model.cuda_graph_impl", "none")]
     scope = "model.cuda_graph_modules" if release >= (0, 18) else "model.cuda_graph_scope"
     if kind is CudaGraph.PARTIAL:
         own: Overrides = [
